@@ -120,16 +120,26 @@ def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
     assert sum(map(len, asked)) == 8_001, "each is looked up once"
 
 
-def test_a_client_with_very_many_names_leaves_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_very_many_names_comes_and_leaves_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nothing is done for all of its names in one turn, neither for its answers nor at its end."""
     forgotten: list[int] = []
-    forget = ArchivedTopics._forget
+    joined: list[int] = []
+    forget, join = ArchivedTopics._forget, ArchivedTopics._join
+
+    def counted_join(
+        topics: ArchivedTopics, client: TopicsOfConnection, names: Sequence[TopicName]
+    ) -> None:
+        joined.append(len(names))
+        join(topics, client, names)
 
     def counted(topics: ArchivedTopics, names: Sequence[TopicName]) -> None:
         forgotten.append(len(names))
         forget(topics, names)
 
     monkeypatch.setattr(ArchivedTopics, "_forget", counted)
+    monkeypatch.setattr(ArchivedTopics, "_join", counted_join)
     loop = NetworkLoop()
     count = 2 * TOPICS_AT_ONCE + 10
 
@@ -155,6 +165,7 @@ def test_a_client_with_very_many_names_leaves_in_steps(monkeypatch: pytest.Monke
             assert starts[b"made-up-2"](0) == -1, "it is not known"
             assert b"weather" not in starts
             client.leave()
+            assert not forgotten or max(forgotten) == 0, "the client's end itself costs nothing"
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(10):
                     await archived.run()
@@ -164,3 +175,5 @@ def test_a_client_with_very_many_names_leaves_in_steps(monkeypatch: pytest.Monke
     run_virtual(main, lambda: loop)
     assert sum(forgotten) == count
     assert max(forgotten) <= TOPICS_AT_ONCE
+    assert sum(joined) == count + 1
+    assert max(joined) <= TOPICS_AT_ONCE

@@ -22,8 +22,10 @@ from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
 from fetchproxy.serving.relay.apis import fetch as fetch_api
+from fetchproxy.serving.relay.apis.fetch import FetchHandler
 from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
+from fetchproxy.serving.relay.session import RelaySession
 from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchJudging
 
 VERSION = 12
@@ -86,6 +88,39 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
 
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
     assert steps >= PARTITIONS / 500
+
+
+def test_of_large_sessions_that_end_together_one_is_freed_in_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    freed: Counter[int] = Counter()  # partitions, by turn of the loop
+    sessions: list[RelaySession] = []
+    make, drop = FetchHandler.__init__, FetchHandler.drop
+
+    def made(handler: FetchHandler, session: RelaySession, shared: Any) -> None:
+        sessions.append(session)
+        make(handler, session, shared)
+
+    def counted(handler: FetchHandler) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        freed[loop.turns] += len(handler.mirror.asked)
+        drop(handler)
+
+    monkeypatch.setattr(FetchHandler, "__init__", made)
+    monkeypatch.setattr(FetchHandler, "drop", counted)
+
+    async def main(replay: Replay) -> None:
+        connections = [await connected("wide") for _ in range(4)]
+        for connection in connections:
+            await connection.ask(fetch_of(1_000), FETCH_RESPONSE, VERSION)
+        for session in sessions:
+            session.close()
+        await asyncio.sleep(1)
+
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+    assert sum(freed.values()) == 4_000
+    assert max(freed.values()) == 1_000
 
 
 def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(

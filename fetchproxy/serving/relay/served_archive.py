@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from typing import NamedTuple
 from uuid import UUID
 
@@ -135,6 +135,22 @@ TopicName = tuple[bool, TopicRef]
 LogStartOf = Callable[[int], int | None]  # by partition; None: the broker's log start is right
 
 
+class Names(NamedTuple):
+    by_id: bool
+    refs: Collection[TopicRef]
+
+    def each(self) -> Iterator[TopicName]:
+        return zip(repeat(self.by_id), self.refs)
+
+
+class _Change(NamedTuple):
+    """`names` that the client asks for from now on if it `joins`, else no longer."""
+
+    client: TopicsOfConnection
+    joins: bool
+    names: Iterator[TopicName]
+
+
 def topic_key(by_id: bool, ref: TopicRef) -> str | UUID:
     return UUID(bytes=ref) if by_id else ref.decode(errors="replace")
 
@@ -157,26 +173,47 @@ class ArchivedTopics:
     _clients_of: Counter[TopicName] = field(default_factory=Counter)
     _looked_at: dict[TopicName, float] = field(default_factory=dict)  # the oldest look-up first
     _waiting: deque[TopicsOfConnection] = field(default_factory=deque)  # those with new names
-    # Names that a client with very many no longer asks for.
-    _left: deque[TopicName] = field(default_factory=deque)
+    _changes: deque[_Change] = field(default_factory=deque)  # of clients with very many names
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     # The topics looked up so far. None: the topic has no archive.
     starts: dict[TopicName, LogStartOf | None] = field(default_factory=dict)
     generation: int = 0  # grows with each change of `starts`
 
-    def change(
-        self, client: TopicsOfConnection, more: Sequence[TopicName], fewer: Sequence[TopicName]
-    ) -> None:
-        """The client asks for these topics now, and for those no longer."""
-        self._clients_of.update(more)
-        if more and not client.new:
-            self._waiting.append(client)
-        client.new.extend(more)
-        if len(fewer) > TOPICS_AT_ONCE:
-            self._left.extend(fewer)
+    def change(self, client: TopicsOfConnection, more: Names, fewer: Names) -> None:
+        """The client asks for these topics now, and for those no longer.
+
+        Very many names are counted later, in steps: a hundred clients that come or go in the same
+        moment would hold the loop for half a second. The changes of one client keep their order.
+        """
+        few = not client.changes and len(more.refs) + len(fewer.refs) <= TOPICS_AT_ONCE
+        if few:
+            self._join(client, list(more.each()))
+            self._forget(list(fewer.each()))
         else:
-            self._forget(fewer)
+            changes = [_Change(client, True, more.each()), _Change(client, False, fewer.each())]
+            client.changes += len(changes)
+            self._changes.extend(changes)
         self._wake.set()
+
+    def _next_change(self) -> None:
+        """Count some more names of the first change."""
+        change = self._changes[0]
+        some = list(islice(change.names, TOPICS_AT_ONCE))
+        if len(some) < TOPICS_AT_ONCE:
+            self._changes.popleft()
+            change.client.changes -= 1
+        if change.joins:
+            self._join(change.client, some)
+        else:
+            self._forget(some)
+
+    def _join(self, client: TopicsOfConnection, names: Sequence[TopicName]) -> None:
+        self._clients_of.update(names)
+        if client.left or not names:
+            return
+        if not client.new:
+            self._waiting.append(client)
+        client.new.extend(names)
 
     def _forget(self, names: Iterable[TopicName]) -> None:
         """For each time that a name comes, one client less asks for it."""
@@ -194,9 +231,8 @@ class ArchivedTopics:
         """For ever: look up the topics that clients read."""
         while True:
             self._wake.clear()
-            while self._left:
-                some = min(len(self._left), TOPICS_AT_ONCE)
-                self._forget([self._left.popleft() for _ in range(some)])
+            while self._changes:
+                self._next_change()
                 await asyncio.sleep(0)
             due_at = await self._look()
             with suppress(TimeoutError):
@@ -311,14 +347,15 @@ class TopicsOfConnection:
     def __init__(self, shared: ArchivedTopics) -> None:
         self._shared = shared
         self._topics: set[TopicRef] = set()
-        self.new: deque[TopicName] = deque()  # not looked up yet, for `ArchivedTopics`
+        # For `ArchivedTopics`: names that are not looked up yet; changes that are not counted yet;
+        # whether the client has disconnected.
+        self.new: deque[TopicName] = deque()
+        self.changes = 0
+        self.left = False
         self._keys: Set[PartitionKey] | None = None  # of the last request, if it named all of them
         self._by_id = False
         self._generation = -1
         self._starts: LogStarts | None = None
-
-    def names(self) -> Iterable[TopicName]:
-        return [(self._by_id, topic) for topic in self._topics]
 
     def asked(self, keys: Set[PartitionKey], by_id: bool, only_these: bool) -> None:
         """`only_these`: the client now reads no other partitions."""
@@ -334,16 +371,18 @@ class TopicsOfConnection:
 
     def leave(self) -> None:
         """The client has disconnected."""
+        self.left = True
         self.new.clear()
         self._change(set(), self._by_id)
 
     def _change(self, topics: set[TopicRef], by_id: bool) -> None:
-        before = self._topics if by_id is self._by_id else set[TopicRef]()
-        gone = [(self._by_id, topic) for topic in self._topics - (topics & before)]
-        more = [(by_id, topic) for topic in topics - before]
+        before, was_by_id = self._topics, self._by_id
+        kept = topics & before if by_id is was_by_id else frozenset[TopicRef]()
+        more = Names(by_id, topics - kept if kept else topics)
+        fewer = Names(was_by_id, before - kept if kept else before)
         self._topics, self._by_id = topics, by_id
         self._generation = -1
-        self._shared.change(self, more, gone)
+        self._shared.change(self, more, fewer)
 
     def log_starts(self) -> LogStarts | None:
         """For the scan of an answer; None: every topic is known to have no archive."""
@@ -352,7 +391,8 @@ class TopicsOfConnection:
             return _StartsWhenRead(shared.starts, self._topics, self._by_id)
         if self._generation != shared.generation:
             self._generation = shared.generation
-            starts = {name[1]: shared.starts.get(name, _not_known) for name in self.names()}
+            names = Names(self._by_id, self._topics).each()
+            starts = {name[1]: shared.starts.get(name, _not_known) for name in names}
             known = {topic: start for topic, start in starts.items() if start is not None}
             self._starts = known or None
         return self._starts
