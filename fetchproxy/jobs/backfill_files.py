@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_plan import BackfillRange, Plan
+from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.task_reader import PassedOver
 
-#     topic=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
+#     topic_folder=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
 #                                     (`file_names` says for which topics the name is another)
 #     _backfill/plan-<number>.json    the ranges that were not done when the plan was made
 #     _backfill/done/<range>.json     a range's manifest: the names of its files, all complete
@@ -31,6 +32,10 @@ from fetchproxy.remotelog.task_reader import PassedOver
 # range again; until then its files stay. Parquet readers ignore names that begin with `_`.
 # A file gets its name when it is complete. S3 cannot rename, but an S3 object appears only when it
 # is complete.
+#
+# The topic is a column of each file. Readers guess the type of a value that only a folder's name
+# has (007 and 2024-01-01 are legal topics) and take one name for null, so `topic_folder` serves
+# only to leave out files.
 
 _SIDE = "_backfill"
 _MARK = "plan-"
@@ -174,9 +179,9 @@ BUFFERED_BYTES_MAX = 24 * 1024 * 1024
 OPEN_DATES_MAX = 16
 # Columns with a dictionary. For other columns a dictionary is useless and takes a fifth of the
 # writing time.
-_REPEATING = ["key", "partition", "timestampType"]
+_REPEATING = ["key", "topic", "partition", "timestampType"]
 # Of other columns Parquet's writer keeps the least and the greatest value, in six copies of each.
-_WITH_STATISTICS = ["partition", "offset", "timestamp", "timestampType"]
+_WITH_STATISTICS = ["topic", "partition", "offset", "timestamp", "timestampType"]
 # Days since 1970 that `date` can name. All others, and no timestamp, are one day without a name.
 _DAY_MIN, _DAY_MAX = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _NO_DAY = _DAY_MAX + 1
@@ -257,7 +262,7 @@ def write_range(
     passed_over: PassedOver,
     before: Manifest | None = None,
 ) -> Manifest:
-    """`batches`: pyarrow.RecordBatches with a `topic` and a `timestamp` column. Their source counts
+    """`batches`: pyarrow.RecordBatches with a `timestamp` column. Their source counts
     up `passed_over`. `before`: the manifest of an earlier, incomplete version of the range.
 
     Files get their names after all are written; on S3 each appears once it is written. Raises
@@ -339,7 +344,8 @@ class _DatedFiles:
         number = self._begun.get(day, 0)
         self._begun[day] = number + 1
         suffix = f"-{number + 1}" if number else ""
-        name = f"topic={self.wanted.topic}/date={day_name(day)}/{self.wanted.name}{suffix}.parquet"
+        folder = f"topic_folder={file_stem(self.wanted.topic)}/date={day_name(day)}"
+        name = f"{folder}/{self.wanted.name}{suffix}.parquet"
         part = self.folder.part(name)
         writer = pq.ParquetWriter(
             part,
@@ -378,19 +384,18 @@ def _keep_little_for(size_bytes: int) -> None:
 
 
 def by_day(batch: Any) -> Iterator[tuple[int, Any]]:
-    """Days since 1970, in order, each with its rows without the column `topic`."""
-    rows = batch.drop_columns(["topic"])
-    if not rows.num_rows:
+    """Days since 1970, in order, each with its rows."""
+    if not batch.num_rows:
         return
-    times = rows.column("timestamp").cast(pa.int64()).fill_null(_NO_DAY * DAY_US)
+    times = batch.column("timestamp").cast(pa.int64()).fill_null(_NO_DAY * DAY_US)
     days = np.floor_divide(times.to_numpy(zero_copy_only=False), DAY_US)
     days[(days < _DAY_MIN) | (days > _DAY_MAX)] = _NO_DAY
     first, last = int(days.min()), int(days.max())
     if first == last:
-        yield first, rows
+        yield first, batch
         return
     for day in np.unique(days):
-        yield int(day), rows.filter(pa.array(days == day))
+        yield int(day), batch.filter(pa.array(days == day))
 
 
 def day_name(day: int) -> str:

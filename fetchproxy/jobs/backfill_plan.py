@@ -84,7 +84,7 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
 # writes the range again replaces them. Ranges of one output never overlap: a later plan covers only
 # offsets that no earlier plan has, even if segments have been merged since.
 
-VERSION = 1
+VERSION = 2  # outputs with 1 have other folders
 
 
 class BackfillRange(NamedTuple):
@@ -120,7 +120,10 @@ class Plan:
         try:
             document = json.loads(raw)
             if document["version"] != VERSION:
-                raise ConfigError(f"{where} has version {document['version']}, not {VERSION}")
+                raise ConfigError(
+                    f"{where} has version {document['version']}, not {VERSION}: another version of "
+                    "fetchproxy wrote this output; write into another one"
+                )
             ranges = tuple(BackfillRange(*entry) for entry in document["ranges"])
             return cls(dict(document["settings"]), ranges)
         except (ValueError, KeyError, TypeError) as error:

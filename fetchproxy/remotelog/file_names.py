@@ -1,4 +1,4 @@
-"""Names of files that are called after a topic. Pure.
+"""Names of files and folders that are called after a topic. Pure.
 
 Spark, pyarrow and Hadoop take a file whose name begins with `_` or `.` for hidden and leave it out
 in silence. File systems take names of 255 bytes, and topics have up to 249.
@@ -15,7 +15,7 @@ _HASH_DIGITS = 16
 
 
 def file_stem(topic: str) -> str:
-    """The topic itself, if a file's name may begin with it. Otherwise a name that no topic has."""
+    """The topic itself, if a name may begin with it. Otherwise a name that no topic has."""
     stem = topic
     if len(topic) > _TOPIC_BYTES_MAX:
         digest = sha256(topic.encode()).hexdigest()[:_HASH_DIGITS]

@@ -9,6 +9,7 @@ from typing import Any
 import legal_logs
 import pytest
 from spark_program import SparkProgram, SparkSays
+from test_backfill_job import GUESSED
 from test_log_decoder import JAVA_TEXTS, java_text
 from test_spark_kafka import archive_now, live, remote
 from written_archive import TIP, WrittenArchive
@@ -93,7 +94,7 @@ def test_a_timestamp_beyond_microseconds_costs_no_other_record(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topic", ["_x", ".x", "y" * 231])
+@pytest.mark.parametrize("topic", ["_x", ".x", "y" * 231, *GUESSED])
 def test_spark_reads_the_parquet_files_of_any_topic(
     spark: SparkProgram, tmp_path: Path, topic: str
 ) -> None:
