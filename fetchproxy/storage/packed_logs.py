@@ -122,6 +122,16 @@ class ListedSegment(NamedTuple):
         return cls(segment.segment_id, segment.start_offset, size, with_txns, segment.packed)
 
 
+def not_emptied(key: str, file: SegmentFile, content: bytes) -> bytes:
+    """`content` of a file that is not encrypted. A segment with aborted transactions lists them in
+    TXN, and no bytes would list none: read_committed would show their records. Raises
+    DamagedObject. (`verify --repair` may seal an empty list of a segment that was cut.)
+    """
+    if file is SegmentFile.TXN and not content:
+        raise DamagedObject(f"{key}: no entry, but has_aborted_txns is true")
+    return content
+
+
 @dataclass(frozen=True, slots=True)
 class LogSegmentData:
     """The files that a copy uploads. `txn`: None if no transaction was aborted.
@@ -287,7 +297,7 @@ class PackedLogs:
         cipher = (await self.opened(segment)).cipher
         key = self._object_key(segment, file)
         if cipher is None:
-            return await self._store.get(key, bytes_max)
+            return not_emptied(key, file, await self._store.get(key, bytes_max))
         stored = await self._store.get(key, bytes_max + SEALED_BYTES_MORE)
         try:
             return opened_file(cipher, file_label(self._place(segment), file), stored)

@@ -39,6 +39,7 @@ from fetchproxy.storage.packed_logs import (
     ListedSegment,
     LogSegmentData,
     PackedLogs,
+    not_emptied,
 )
 from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import (
@@ -146,8 +147,9 @@ class RemoteStorageManager:
         """A whole file other than LOG and METADATA. Without aborted transactions TXN is empty, and
         not read.
 
-        Raises DamagedObject if the file is too large for the segment's size, or fails to decrypt;
-        ObjectNotFound for `object_keys.KAFKA_FILES` if the segment was copied without them.
+        Raises DamagedObject if the file is too large for the segment's size, fails to decrypt, or
+        is a TXN without a byte although there are aborted transactions; ObjectNotFound for
+        `object_keys.KAFKA_FILES` if the segment was copied without them.
         """
         if file in (SegmentFile.LOG, SegmentFile.METADATA):
             raise ValueError(f"{file.value} is not an index")
@@ -160,7 +162,7 @@ class RemoteStorageManager:
                 self.packed.check_may_be_plain(segment)
             elif file is not SegmentFile.PACKING:
                 return await self.packed.read_file(segment, file, size_max)
-            return await self._store.get(key, size_max)
+            return not_emptied(key, file, await self._store.get(key, size_max))
 
     @measured
     async def put_index(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:

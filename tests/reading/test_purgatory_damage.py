@@ -91,6 +91,24 @@ def test_a_lost_object_is_damage_and_not_out_of_range(file: SegmentFile) -> None
     run_virtual(main)
 
 
+def test_a_transaction_index_without_a_byte_shows_no_aborted_record() -> None:
+    """As a crashed file system leaves it. Read as an empty list, all would count as committed."""
+
+    async def main() -> None:
+        async with read_side() as side:
+            metadata = await side.segment(batches(side.rng, 0, 4), aborted=[(1, 0, 30)])
+            await side.store.inner.put(side.rsm.object_key(metadata, SegmentFile.TXN), b"")
+            request = side.request(0, isolation=IsolationLevel.READ_COMMITTED)
+            fetch = side.watch(request)
+            await fetch.completed.wait()
+            assert isinstance(fetch.results()[0].error, CorruptSegment)
+            assert fetch.results()[0].records == ()
+            uncommitted = await fetched(side, 0)
+            assert uncommitted.reason is CompletionReason.DATA
+
+    run_virtual(main)
+
+
 def test_damage_is_read_twice_then_said_at_the_deadline_and_never_served() -> None:
     async def main() -> None:
         async with read_side(limits=replace(QUICK, corrupt_retry_ms=60_000)) as side:

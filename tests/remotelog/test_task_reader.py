@@ -338,6 +338,17 @@ def test_a_damaged_index_is_named_with_what_helps(tmp_path: Path, file: SegmentF
         offsets_read(archive, **committed, failOnDataLoss="false")
 
 
+def test_a_transaction_index_without_a_byte_is_damaged(tmp_path: Path) -> None:
+    archive = WrittenArchive(tmp_path)
+    data: dict[str, Any] = {"producer_id": 7, "transactional": True}
+    archive.add([*batches_of(0, 1, **data), marker(10, 7, 0)], aborted=[AbortedTxn(0, 10, 7, 11)])
+    path = archive.path(archive.segments[0], SegmentFile.TXN)
+    path.write_bytes(b"")
+    with pytest.raises(CorruptSegment, match=f"{path.name}: no entry"):
+        offsets_read(archive, isolationLevel="read_committed")
+    assert offsets_read(archive) == list(range(10))
+
+
 @pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])
 def test_an_object_that_the_store_does_not_give_out_is_named_and_passed_over(
     archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: SegmentFile
