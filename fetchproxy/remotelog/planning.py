@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -166,6 +167,11 @@ class SegmentPart(NamedTuple):
     def segment_id(self) -> RemoteLogSegmentId:
         return RemoteLogSegmentId(self.tip, UUID(bytes=self.raw_id))
 
+    @property
+    def is_whole(self) -> bool:
+        """False: which of its offsets are read, only the segment's index tells."""
+        return self.byte_from == 0 and self.byte_to == self.segment_size_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
@@ -210,7 +216,7 @@ def plan_tasks(
     """
     ordered = sorted(asked, key=lambda one: (one[0].tip.topic, one[0].tip.partition))
     if partitions_min:
-        wholes = (part for view, span in ordered for part in _parts(view, span, 2**63 - 1))
+        wholes = (part for view, span in ordered for part in parts_of(view, span))
         total = sum(part.segment_size_bytes for part in wholes)
         # Rounded down, or the last of the tasks would be missing.
         partition_bytes_max = min(partition_bytes_max, max(1, total // partitions_min))
@@ -226,7 +232,7 @@ def plan_tasks(
 def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[ReadTask]:
     gathered: list[SegmentPart] = []
     gathered_bytes = 0
-    for part in _parts(view, span, bytes_max):
+    for part in parts_of(view, span, bytes_max):
         part_bytes = part.byte_to - part.byte_from
         if gathered and gathered_bytes + part_bytes > bytes_max:
             yield ReadTask(view.tip, tuple(gathered))
@@ -246,7 +252,7 @@ def _short_tasks(
     """
     gathered: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
-    for whole in _parts(view, span, 2**63 - 1):
+    for whole in parts_of(view, span):
         record_bytes = whole.segment_size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
         at = whole.offset_from
         while at < whole.offset_end:
@@ -260,7 +266,18 @@ def _short_tasks(
         yield ReadTask(view.tip, tuple(gathered))
 
 
-def _parts(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[SegmentPart]:
+async def view_now(rsm: RemoteStorageManager, tip: TopicIdPartition) -> PartitionView:
+    """What the store says now. Raises RemoteStorageError, CorruptSegment."""
+    async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
+
+
+def parts_of(
+    view: PartitionView, span: OffsetSpan, bytes_max: int = 2**63 - 1
+) -> Iterator[SegmentPart]:
+    """The parts that have these offsets, none of more than `bytes_max`. Neighbours do not overlap;
+    offsets between them are in no segment.
+    """
     for segment, asked in segments_with(view, span):
         raw_id, start, _, stored_end, size, aborted, packed = segment
         said = view.tip, raw_id, start, stored_end, size, aborted, packed

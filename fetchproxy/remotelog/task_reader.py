@@ -29,7 +29,14 @@ from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import SourceOptions
-from fetchproxy.remotelog.planning import PASSED_OVER, ReadTask, SegmentPart
+from fetchproxy.remotelog.planning import (
+    PASSED_OVER,
+    OffsetSpan,
+    ReadTask,
+    SegmentPart,
+    parts_of,
+    view_now,
+)
 from fetchproxy.remotelog.session import share_one_heap
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
@@ -170,28 +177,66 @@ class _TaskReading:
             unpacked_bytes_max=options.unpacked_bytes_max,
         )
         self._passed_over = passed_over
+        self._gone: set[bytes] = set()  # segments of which an object is missing
         self._key = ""  # of the object whose content is being looked at
         self._faults: list[dict[str, Any]] = []
 
     def ranges(self) -> Iterator[_Range]:
         """The read of each range has begun."""
-        tip, rsm = self._task.tip, self._rsm
         for part in self._task.parts:
-            where = f"{tip}, offsets {part.offset_from} to {part.offset_end - 1}"
-            try:
-                index, aborted = self._indexes(part, where)
-            except (ObjectNotFound, CorruptSegment) as error:
-                self._not_read(error, part.offset_from, part.offset_end)
-                continue
-            key = rsm.object_key(part, SegmentFile.LOG)
-            for i, j in _runs(part, index):
-                span = index.merged(i, j)
-                wanted = ByteRange(span.position, span.end)
-                what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
-                borders = [index[n].position for n in range(i, j)]
-                read = partial(rsm.fetch_log_segment, part, wanted)
-                # No name for it here: this generator would keep the bytes until the next range.
-                yield _Range(part, key, span, borders, aborted, [self._begin(what, read)])
+            yield from self._ranges_of(part)
+
+    def _ranges_of(self, part: SegmentPart) -> Iterator[_Range]:
+        where = f"{self._task.tip}, offsets {part.offset_from} to {part.offset_end - 1}"
+        try:
+            index, aborted = self._indexes(part, where)
+        except ObjectNotFound as error:
+            for other in self._stand_ins(error, part, part.offset_from, part.offset_end):
+                yield from self._ranges_of(other)
+            return
+        except CorruptSegment as error:
+            self._not_read(error, part.offset_from, part.offset_end)
+            return
+        key = self._rsm.object_key(part, SegmentFile.LOG)
+        for i, j in _runs(part, index):
+            span = index.merged(i, j)
+            wanted = ByteRange(span.position, span.end)
+            what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
+            borders = [index[n].position for n in range(i, j)]
+            read = partial(self._rsm.fetch_log_segment, part, wanted)
+            # No name for it here: this generator would keep the bytes until the next range.
+            yield _Range(part, key, span, borders, aborted, [self._begin(what, read)])
+
+    def _stand_ins(
+        self, error: ObjectNotFound, part: SegmentPart, first: int, end: int
+    ) -> Iterator[SegmentPart]:
+        """Parts of other segments with the offsets from `first`, below `end`, of a part that was
+        planned and has gone: merged segments replace others, which are deleted minutes later, and a
+        task may take longer. Offsets that the archive does not have any more are not read.
+        """
+        if first >= end:
+            return
+        self._gone.add(part.raw_id)
+        key = self._key
+        look = partial(view_now, self._rsm, part.tip)
+        view = self._begin(f"the metadata of {part.tip}", look).result()
+        found = list(parts_of(view, OffsetSpan(first, end)))
+        if any(other.raw_id in self._gone for other in found):
+            found = []  # it was not replaced: its object is missing
+        elif found and not part.is_whole and (first, end) == (part.offset_from, part.offset_end):
+            raise ObjectNotFound(
+                f"{error}: since this was planned, another segment has replaced it; run it again"
+            )
+        for other in found:
+            self._not_there(error, key, first, other.offset_from)
+            yield other
+            first = other.offset_end
+        self._not_there(error, key, first, end)
+
+    def _not_there(self, error: ObjectNotFound, key: str, first: int, end: int) -> None:
+        if first < end:
+            self._key = key
+            self._not_read(error, first, end)
 
     def _indexes(
         self, part: SegmentPart, where: str
@@ -234,11 +279,17 @@ class _TaskReading:
 
     def _decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
         self._key, span, part, decoder = each.key, each.span, each.part, self._decoder
+        first, end = max(span.first_offset, part.offset_from), span.last_offset + 1
+        end = min(end, part.offset_end)
         try:
             data = each.data.pop().result()
-        except (ObjectNotFound, RangeNotSatisfiable, DamagedObject) as error:
-            end = min(span.last_offset + 1, part.offset_end)
-            self._not_read(error, max(span.first_offset, part.offset_from), end)
+        except ObjectNotFound as error:
+            for other in self._stand_ins(error, part, first, end):
+                for of_other in self._ranges_of(other):
+                    yield from self._decoded(of_other, rows)
+            return
+        except (RangeNotSatisfiable, DamagedObject) as error:
+            self._not_read(error, first, end)
             return
         yield from decoder.decode(
             data,

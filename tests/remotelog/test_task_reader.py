@@ -28,13 +28,14 @@ from fetchproxy.errors import (
 from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
 from fetchproxy.metadata.flat_files import MetadataCache
-from fetchproxy.model import AbortedTxn, TopicIdPartition
+from fetchproxy.model import AbortedTxn, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.remotelog import task_reader
 from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import PassedOver, read_task
+from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
@@ -316,6 +317,61 @@ def test_a_missing_object_is_named(archive: WrittenArchive, file: SegmentFile) -
     assert str(path.relative_to(archive.folder)) in str(raised.value)
     found = offsets_read(archive, failOnDataLoss="false")
     assert found == [*range(100), *range(200, 300)]
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("deleted", [[SegmentFile.LOG], list(SegmentFile)])
+def test_segments_that_were_merged_since_they_were_planned(
+    archive: WrittenArchive, deleted: list[SegmentFile], fails: str
+) -> None:
+    """A task may begin long after its plan. By then the archiver may have deleted its segments; the
+    first object goes before the last one.
+    """
+    chosen = options_of(archive, failOnDataLoss=fails)
+    [planned] = tasks_of(chosen)
+    merged(archive, deleted)
+    passed_over = PassedOver()
+    found = [
+        offset
+        for batch in read_task(chosen, planned, ["offset", "value"], passed_over=passed_over)
+        for offset in batch.column("offset").to_pylist()
+    ]
+    assert found == list(range(300))
+    assert passed_over == PassedOver()
+
+
+def test_a_piece_of_a_segment_that_was_merged_is_not_passed_over(archive: WrittenArchive) -> None:
+    """Which of its records are the piece's, only the deleted index says."""
+    chosen = options_of(archive, failOnDataLoss="false", maxBytesPerPartition="600")
+    planned = tasks_of(chosen)
+    merged(archive, list(SegmentFile))
+    with pytest.raises(ObjectNotFound, match="another segment has replaced it; run it again"):
+        list(read_task(chosen, planned[1], ["offset"]))
+
+
+def test_what_retention_has_deleted_since_it_was_planned(archive: WrittenArchive) -> None:
+    chosen = options_of(archive, failOnDataLoss="false")
+    [planned] = tasks_of(chosen)
+    for file in SegmentFile:
+        archive.path(archive.segments[0], file).unlink(missing_ok=True)
+    passed_over = PassedOver()
+    read = list(read_task(chosen, planned, ["offset"], passed_over=passed_over))
+    assert [o for batch in read for o in batch.column("offset").to_pylist()] == [*range(100, 300)]
+    assert passed_over == PassedOver(faults=1, records=100)
+    failing = options_of(archive)
+    with pytest.raises(ObjectNotFound, match="orders-0, offsets 0 to 99: "):
+        list(read_task(failing, planned, ["offset"]))
+
+
+def merged(archive: WrittenArchive, deleted: list[SegmentFile]) -> None:
+    """The archiver has deleted these objects of the first two segments, metadata last."""
+    old = archive.segments[:2]
+    archive.add([*batches_of(0), *batches_of(100)])
+    for metadata in old:
+        hidden = metadata.with_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED, 1)
+        archive.path(metadata, SegmentFile.METADATA).write_bytes(encode_segment(hidden))
+        for file in deleted:
+            archive.path(metadata, file).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("file", [SegmentFile.INDEX, SegmentFile.TXN])
