@@ -306,6 +306,30 @@ async def test_what_the_store_says(reply: bytes, expected: type[RemoteStorageErr
     assert "k" in str(caught.value)
 
 
+@pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"])
+@pytest.mark.parametrize("place", ["", "Location: https://127.0.0.1:9/bucket/k"])
+async def test_a_server_that_sends_all_requests_elsewhere(
+    status: str, place: str, tmp_path: Path
+) -> None:
+    """As a load balancer before the store that wants TLS, or a portal. One sentence says so."""
+    path = tmp_path / "segment"
+    path.write_bytes(b"x" * MiB)
+    async with answering(lambda _: http(status, b"", *[place] * bool(place))) as store:
+        for call in (
+            store.get("k"),
+            store.get_range("k", RANGE),
+            listed(store),
+            folders(store),
+            store.delete("k"),
+            store.clock_ms("k"),
+            store.put("k", b""),
+            store.put_new("k", b""),
+            store.put_file("k", path),
+        ):
+            with pytest.raises(StorageUnavailable, match=r"sends requests elsewhere|redirect"):
+                await call
+
+
 async def test_a_page_is_asked_for_again_and_the_caller_repeats_all_else() -> None:
     heads: list[str] = []
 

@@ -119,6 +119,12 @@ REMEDIES: Mapping[str, str] = {
 }
 
 
+# Also a remedy, of answers that send the client elsewhere.
+ELSEWHERE = (
+    "the server sends requests elsewhere: correct address (https?) and region in `store.url`"
+)
+
+
 # With status 404, only these say that an object is absent. Any other code is about something else:
 # readers would skip records, if an access key that is unknown made every object look lost.
 _ABSENT = frozenset(
@@ -139,8 +145,9 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
         return StorageDenied
     if status in (429, 503):
         return StorageThrottled
-    # S3 reports some errors inside an answer with status 200, after it has begun to answer.
-    if status in (408, 409) or status >= 500 or status < 300:
+    # S3 reports some errors inside an answer with status 200, after it has begun to answer. What
+    # sends the client elsewhere (3xx) is a gateway before the store.
+    if status in (408, 409) or status >= 500 or status < 400:
         return StorageUnavailable
     return RemoteStorageError  # the store does not understand the request
 
@@ -153,6 +160,8 @@ def answered(
     if kind is ObjectNotFound and not may_be_absent:
         kind = StorageUnavailable
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
+    if 300 <= status < 400:
+        remedy = f"; {ELSEWHERE}"
     error = kind(f"{what}: {said}{remedy}")
     error.status = status
     return error

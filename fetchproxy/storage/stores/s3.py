@@ -8,12 +8,14 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import structlog
 from aiobotocore.config import AioConfig
+from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import ClientError
 from botocore.handlers import add_expect_header
@@ -143,6 +145,25 @@ def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, b
     if region is None or region == "aws-global":
         region = _REGION_OF_ALL
     return f"{parts.scheme}://{parts.netloc}{base}", virtual, region
+
+
+class _SameServer(AIOHTTPSession):  # type: ignore[misc]  # not typed
+    """An answer that sends the client elsewhere is an answer. The library's own session goes there,
+    without the signature, and then reports the other server's answer or that it is away.
+    """
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        return SimpleNamespace(request=partial(session.request, allow_redirects=False))
+
+
+def _asked_once(request_dict: dict[str, Any], response: Any, **_: Any) -> None:
+    """When it is sent elsewhere, the client asks for the bucket's region by HeadBucket. If that is
+    sent elsewhere too and the answer names no region, it would ask again without end.
+    """
+    about = response[1].get("ResponseMetadata", {}) if response is not None else {}
+    if "x-amz-bucket-region" not in about.get("HTTPHeaders", {}):
+        request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True
 
 
 # The assumed lifetime of credentials from boto, which renews them earlier than this.
@@ -389,6 +410,7 @@ class S3ObjectStore(ObjectStore):
                 # sends 100: no time-out of the HTTP client covers this.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
                 client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
+                client.meta.events.register_first("needs-retry.s3.HeadBucket", _asked_once)
                 if self._location.requester_pays:
                     # Signed URLs would lack the RequestPayer header, so they are not used.
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
@@ -409,6 +431,7 @@ class S3ObjectStore(ObjectStore):
             connector_args={"socket_factory": self._sockets.new},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
+            http_session_cls=_SameServer,
             warm_up_loader_caches=True,  # the service description is read on a thread
             s3={
                 "addressing_style": self._location.addressing
