@@ -64,7 +64,7 @@ oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORAC
 	$(BIN)/python -m pytest tests/oracle
 
 strange: venv  ## logs that Kafka may hold, generated, through every part and store; EXAMPLES=N SEED=N for others
-	$(BIN)/python -m lab setup kafka s3 gcs azure
+	$(BIN)/python -m lab setup kafka s3 gcs azure hdfs
 	STRANGE_EXAMPLES=$(EXAMPLES) STRANGE_SEED=$(or $(SEED),0) $(BIN)/python -m pytest tests/strange $(wildcard tests/*/test_strange_*.py)
 
 bounds: venv  ## generated attacks on running processes; SECONDS=N SEED=N for others, CASE=… for one

@@ -33,6 +33,7 @@ from proxy_process import PROJECT, ProxyProcess
 from read_records import read_records, records_of
 from topic_data import archived_ends
 
+from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
 from lab.store_server import StoreServer
 
@@ -127,6 +128,17 @@ def test_the_brokers_files_are_archived_as_far_as_they_are_whole(strange: Strang
             named = f"{planted.topic}-{planted.partition}" in strange.from_files.stderr
             assert is_whole or named, strange.from_files.stderr
     assert strange.from_files.returncode == (2 if refused else 0), strange.from_files.stderr
+
+
+@pytest.mark.hdfs
+@pytest.mark.slow
+def test_hdfs_keeps_the_logs_too(strange: Strange, hdfs_server: HdfsServer) -> None:
+    """Archived there from the broker, before it deletes anything."""
+    store = hdfs_server.store_url("strange-logs")
+    bootstrap = ("--bootstrap", strange.kafka.bootstrap)
+    run("archive", "--once", *bootstrap, "--store", store, "--topics", ".*")
+    run("verify", "--store", store)
+    _check_archive(strange, store)
 
 
 def test_relayed_and_archived_logs_are_the_brokers(strange: Strange) -> None:
