@@ -17,7 +17,9 @@ from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, Place, SourceOptions
 from fetchproxy.remotelog.planning import PASSED_OVER, Asked, OffsetSpan
+from fetchproxy.remotelog.planning_processes import Failing
 from fetchproxy.remotelog.rate_limits import Views
+from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.published import uncovered
 
 # The spans to write, and the partitions that are left out because some offsets are missing. A
@@ -26,9 +28,17 @@ BackfillInput = tuple[list[Asked], tuple[Failure, ...]]
 
 
 async def backfill_input(options: SourceOptions) -> BackfillInput:
-    """Raises ConfigError for a topic that the archive does not have; RemoteStorageError."""
+    """Raises ConfigError for a topic that the archive does not have; RemoteStorageError if the
+    store fails. An object that fails alone is its partition's failure.
+    """
+    with each_object_alone():
+        return await _input(options)
+
+
+async def _input(options: SourceOptions) -> BackfillInput:
+    failing: Failing = {}
     async with ArchiveReading(replace(options, fail_on_data_loss=False), once=True) as reading:
-        views = await reading.views()
+        views = await reading.views(failing)
         named = options.topics.names or set(options.topics.assigned or ())
         if missing := sorted(named - {topic for topic, _ in views}):
             there = {topic for topic, _ in await reading.rsm.list_topics()}
@@ -37,6 +47,7 @@ async def backfill_input(options: SourceOptions) -> BackfillInput:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
         reading.check_bounds(views)
         asked, failures = await _spans(reading, views)
+        failures += [Failure(str(tip), str(error), True) for tip, error in sorted(failing.items())]
         if not options.fail_on_data_loss:
             return asked, tuple(failures)
         losses = {view.tip: said for view, _ in asked if (said := _outside(options, view))}

@@ -20,7 +20,7 @@ from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
 
 from fetchproxy.config.values import mask_text
-from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment, leaves
+from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment, ObjectFailing, leaves
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
@@ -49,8 +49,10 @@ from fetchproxy.remotelog.planning import (
 )
 from fetchproxy.remotelog.planning_processes import (
     PARTITIONS_EACH,
+    Failing,
     metadata_of,
     read_elsewhere,
+    read_view,
 )
 from fetchproxy.remotelog.rate_limits import Views, admitted, new_offsets
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
@@ -109,8 +111,9 @@ class ArchiveReading:
 
         await with_retries(what, look, FIRST_ANSWER_MAX_S)
 
-    async def views(self) -> Views:
-        """The current views of the chosen partitions, of each topic's last incarnation.
+    async def views(self, failing: Failing | None = None) -> Views:
+        """The current views of the chosen partitions, of each topic's last incarnation. `failing`:
+        for partitions with an object that fails alone (`each_object_alone`); they have no view.
 
         Raises RemoteStorageError; with cache files ConfigError, CorruptSegment, OSError.
         """
@@ -126,8 +129,12 @@ class ArchiveReading:
         async def read_waiting() -> None:
             while waiting:
                 tip = waiting.pop()
-                refresh = partial(self._rlmm.refresh, tip, now)
-                views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
+                try:
+                    views[tip] = await read_view(self._rlmm, tip, now, max_s)
+                except ObjectFailing as error:
+                    if failing is None:
+                        raise
+                    failing[tip] = error
 
         try:
             async with asyncio.TaskGroup() as readers:
@@ -137,10 +144,15 @@ class ArchiveReading:
                     await asyncio.wait(here, timeout=ALONE_S)
                     others = min((os.cpu_count() or 1) - 1, -(-len(waiting) // PARTITIONS_EACH))
                     for _ in range(others):
-                        elsewhere = read_elsewhere(self._options, waiting, views, read_waiting)
-                        readers.create_task(elsewhere)
+                        readers.create_task(
+                            read_elsewhere(self._options, waiting, views, read_waiting, failing)
+                        )
         except ExceptionGroup as group:
             raise next(leaves(group)) from None
+        if failing:  # once more, as the others have taken their time
+            waiting, now = list(failing), asyncio.get_running_loop().time()
+            failing.clear()
+            await read_waiting()
         return _last_incarnations(views.values())
 
     async def _described(self) -> frozenset[Place]:

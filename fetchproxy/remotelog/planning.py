@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import CorruptSegment, FetchProxyError
+from fetchproxy.errors import CorruptSegment, FetchProxyError, ObjectFailing
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -68,7 +68,11 @@ async def holes_of(
         view, (start, end) = one
         offsets = start, end - 1
         if not _has_all(view, offsets):
-            holes = _clipped(await _holes(rsm, view, views_of_store), offsets)
+            try:
+                holes = _clipped(await _holes(rsm, view, views_of_store), offsets)
+            except ObjectFailing as error:  # what it would tell is not known
+                found[view.tip] = str(error)
+                return
             said = _in_words(holes, view, offsets)
             if said is not None:
                 found[view.tip] = said
@@ -110,6 +114,8 @@ def _has_all(view: PartitionView, asked: Offsets) -> bool:
 async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool) -> NotHeld:
     try:
         stated = await read_finished_offsets(rsm.objects, view.tip)
+    except ObjectFailing:
+        raise
     except CorruptSegment:
         stated = None  # `verify` names it
     held = Held(

@@ -3,9 +3,9 @@
 A segment's metadata cost the time of one core, most of it in Python, so threads do not help. The
 processes are plain ones: they do not run the calling program again.
 
-Run as a program, this module is such a process. It reads the data source's options, then any
-number of lists of partitions, and answers each with their views or the error. It ends with its
-input.
+Run as a program, this module is such a process. It reads the data source's options and whether an
+object that fails is its partition's own fault, then any number of lists of partitions, and answers
+each with their views or the error. It ends with its input.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import asyncio
 import os
 import pickle
 import sys
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
 from struct import Struct
 from typing import BinaryIO
@@ -23,7 +23,7 @@ from typing import BinaryIO
 import structlog
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import FetchProxyError
+from fetchproxy.errors import FetchProxyError, ObjectFailing
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -31,6 +31,7 @@ from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.remotelog.store_thread import opened_store, with_retries
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.retries import each_object_alone, is_each_object_alone
 
 log = structlog.get_logger(__name__)
 
@@ -54,13 +55,36 @@ def metadata_of(
     )
 
 
+Views = dict[TopicIdPartition, PartitionView]
+Failing = dict[TopicIdPartition, ObjectFailing]
+
+
+async def read_view(
+    rlmm: StoreBackedRemoteLogMetadataManager,
+    tip: TopicIdPartition,
+    not_older_than: float,
+    max_s: float,
+) -> PartitionView:
+    """Raises as `with_retries`. A segment whose metadata object alone fails is no part of a view
+    that somebody plans with: the segment is there, and reading it may succeed later.
+    """
+    refresh = partial(rlmm.refresh, tip, not_older_than)
+    view = await with_retries(f"the metadata of {tip}", refresh, max_s)
+    for problem in rlmm.problems(tip):
+        if problem.may_pass:
+            raise ObjectFailing(f"the metadata of {tip}: {problem.what}")
+    return view
+
+
 async def read_elsewhere(
     options: SourceOptions,
     waiting: list[TopicIdPartition],
-    views: dict[TopicIdPartition, PartitionView],
+    views: Views,
     read_here: Callable[[], Awaitable[None]],
+    failing: Failing | None = None,
 ) -> None:
-    """Reads `waiting` partitions into `views` in another process, beside `read_here`.
+    """Reads `waiting` partitions into `views` in another process, beside `read_here`. `failing`:
+    for those with an object that fails alone, see `each_object_alone`.
 
     `read_here` does the same in this process. Raises the errors of reading. If the process dies,
     only time is lost.
@@ -75,7 +99,7 @@ async def read_elsewhere(
     assert process.stdout is not None
     taken: list[TopicIdPartition] = []
     try:
-        process.stdin.write(pickle.dumps(options))
+        process.stdin.write(pickle.dumps((options, is_each_object_alone())))
         while waiting:
             taken = waiting[-PARTITIONS_EACH:]
             del waiting[-PARTITIONS_EACH:]
@@ -85,7 +109,13 @@ async def read_elsewhere(
             found = pickle.loads(await process.stdout.readexactly(length))
             if isinstance(found, FetchProxyError):
                 raise found
-            views.update(found)
+            for tip, view in found.items():
+                if isinstance(view, PartitionView):
+                    views[tip] = view
+                elif failing is None:
+                    raise view
+                else:
+                    failing[tip] = view
             taken = []
     except (OSError, EOFError) as error:
         log.warning("planning_process_ended", error=str(error), exit_code=process.returncode)
@@ -100,24 +130,28 @@ async def read_elsewhere(
 async def _answer(answers: BinaryIO) -> None:
     """Only this function writes to `answers`. It may block: there is no other work meanwhile."""
     with suppress(EOFError, pickle.UnpicklingError):  # the input has ended
-        options: SourceOptions = pickle.load(sys.stdin.buffer)
+        options, alone = pickle.load(sys.stdin.buffer)
         async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
             while True:
                 tips = pickle.load(sys.stdin.buffer)
-                content = pickle.dumps(await _read(rlmm, tips, options.plan_max_ms / 1000))
+                with each_object_alone() if alone else nullcontext():
+                    found = await _read(rlmm, tips, options.plan_max_ms / 1000)
+                content = pickle.dumps(found)
                 answers.write(_LENGTH.pack(len(content)) + content)
                 answers.flush()
 
 
 async def _read(
     rlmm: StoreBackedRemoteLogMetadataManager, tips: list[TopicIdPartition], max_s: float
-) -> dict[TopicIdPartition, PartitionView] | FetchProxyError:
-    views: dict[TopicIdPartition, PartitionView] = {}
+) -> Mapping[TopicIdPartition, PartitionView | ObjectFailing] | FetchProxyError:
+    views: dict[TopicIdPartition, PartitionView | ObjectFailing] = {}
     now = asyncio.get_running_loop().time()
 
     async def read(tip: TopicIdPartition) -> None:
-        refresh = partial(rlmm.refresh, tip, now)
-        views[tip] = await with_retries(f"the metadata of {tip}", refresh, max_s)
+        try:
+            views[tip] = await read_view(rlmm, tip, now, max_s)
+        except ObjectFailing as error:
+            views[tip] = error
 
     try:
         await for_each(tips, read, len(tips))

@@ -9,16 +9,22 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.errors import ConfigError, FetchProxyError, RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import (
+    ConfigError,
+    FetchProxyError,
+    ObjectFailing,
+    RemoteStorageError,
+    StorageUnavailable,
+)
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
-from fetchproxy.storage.stores.retries import tried_once
+from fetchproxy.storage.stores.retries import is_each_object_alone, tried_once
 
 T = TypeVar("T")
 
@@ -90,7 +96,8 @@ async def with_retries(what: str, read: Callable[[], Awaitable[T]], max_s: float
     """The result of `read`, which is retried while the store may answer later.
 
     Raises RemoteStorageError of the same type, naming `what`; StorageUnavailable after `max_s`
-    seconds.
+    seconds. Within `each_object_alone` its requests are repeated one by one, and ObjectFailing is
+    raised at once.
     """
     last: FetchProxyError | None = None
     pause_s = RETRY_FIRST_S
@@ -98,10 +105,11 @@ async def with_retries(what: str, read: Callable[[], Awaitable[T]], max_s: float
         async with asyncio.timeout(max_s):
             while True:
                 try:
-                    with tried_once():  # this loop is the one that repeats it
+                    # Usually this loop is the one that repeats it.
+                    with nullcontext() if is_each_object_alone() else tried_once():
                         return await read()
                 except RemoteStorageError as error:
-                    if not error.retriable:
+                    if not error.retriable or isinstance(error, ObjectFailing):
                         raise type(error)(f"{what}: {error}") from error
                     last = error
                 await asyncio.sleep(pause_s)

@@ -4,6 +4,8 @@ on. An outage of the store is told from that.
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
@@ -20,8 +22,13 @@ from fetchproxy.auditing.moving import DeletedPartition, delete_moved_partition
 from fetchproxy.auditing.restore import restore_archive
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ObjectFailing, StorageThrottled, StorageUnavailable
+from fetchproxy.jobs.backfill_plan import BackfillInput, backfill_input
+from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import ByteRange
+from fetchproxy.model import ByteRange, TopicIdPartition
+from fetchproxy.remotelog import archive_reading
+from fetchproxy.remotelog.options import SourceOptions, parse_options
+from fetchproxy.remotelog.planning_processes import _read
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.packed_logs import AS_THEY_ARE
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -363,5 +370,105 @@ def test_a_throttled_object_too() -> None:
 
         store._check = throttled  # type: ignore[method-assign]
         assert [one.object_key for one in (await archive.verify()).unread] == [bad]
+
+    run(main())
+
+
+OTHER = TopicIdPartition(TIP.topic_id, TIP.topic, 1)
+
+
+async def planned(store: Failing, monkeypatch: pytest.MonkeyPatch, **more: str) -> BackfillInput:
+    def opened(_: SourceOptions) -> RemoteStorageManager:
+        return RemoteStorageManager(store, "archive")
+
+    monkeypatch.setattr(archive_reading, "opened_store", opened)
+    options = {"store": "file:///of/the/test", "topics": TIP.topic, **more}
+    return await backfill_input(parse_options(options))
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_a_backfill_leaves_out_its_partition_alone(
+    monkeypatch: pytest.MonkeyPatch, lenient: str
+) -> None:
+    """Its plan waited ten minutes for the object, and then ended."""
+
+    async def main() -> None:
+        store, archive = await planted(3)
+        await archive.add([batch(0), batch(10)], tip=OTHER)
+        key = archive.key(archive.segments[0], SegmentFile.METADATA)
+        store.failing = {key: FOR_GOOD}
+        store.asked.clear()
+        begun_at = asyncio.get_running_loop().time()
+        asked, (failure,) = await planned(store, monkeypatch, failOnDataLoss=lenient)
+        assert [view.tip for view, _ in asked] == [OTHER]
+        assert (failure.what, failure.retriable) == (str(TIP), True)
+        assert f"{key}: status 503 from the test (tried 4 times)" in failure.error
+        assert store.asked[key] == 2 * TRIES_MAX
+        assert asyncio.get_running_loop().time() < begun_at + 60
+
+    run(main())
+
+
+def test_a_backfill_plan_tries_it_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store, archive = await planted(3)
+        store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): TRIES_MAX}
+        asked, failures = await planned(store, monkeypatch)
+        assert ([view.tip for view, _ in asked], failures) == ([TIP], ())
+
+    run(main())
+
+
+def test_a_backfill_by_time_names_an_index_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store, archive = await planted(2)
+        key = archive.key(archive.segments[0], SegmentFile.INDEX)
+        store.failing = {key: FOR_GOOD}
+        begun_at = asyncio.get_running_loop().time()
+        asked, (failure,) = await planned(store, monkeypatch, startingTimestamp="5")
+        assert asked == []
+        assert (failure.what, f"{key}: status 503" in failure.error) == (str(TIP), True)
+        assert asyncio.get_running_loop().time() < begun_at + 60
+
+    run(main())
+
+
+def test_a_backfill_does_not_take_a_failing_record_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The record that would tell of lost offsets."""
+
+    async def main() -> None:
+        store, archive = await planted(2)
+        await archive.add([batch(0), batch(10)], tip=OTHER)
+        store.failing = {f"{TIP.partition}/finished-offsets": FOR_GOOD}
+        asked, (failure,) = await planned(store, monkeypatch)
+        assert [view.tip for view, _ in asked] == [OTHER]
+        assert (failure.what, "finished-offsets: status 503" in failure.error) == (str(TIP), True)
+
+    run(main())
+
+
+def test_a_backfill_waits_for_a_store_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        store, _ = await planted(2)
+        store.failing = {".metadata": 3 * TRIES_MAX}
+        begun_at = asyncio.get_running_loop().time()
+        asked, failures = await planned(store, monkeypatch)
+        assert ([view.tip for view, _ in asked], failures) == ([TIP], ())
+        assert asyncio.get_running_loop().time() > begun_at + 1
+
+    run(main())
+
+
+def test_another_process_that_plans_says_which_object_fails() -> None:
+    async def main() -> None:
+        store, archive = await planted(2)
+        await archive.add([batch(0)], tip=OTHER)
+        store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): FOR_GOOD}
+        with each_object_alone():
+            async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+                found = pickle.loads(pickle.dumps(await _read(rlmm, [TIP, OTHER], 600)))
+        assert [type(found[tip]) for tip in (TIP, OTHER)] == [ObjectFailing, PartitionView]
 
     run(main())
