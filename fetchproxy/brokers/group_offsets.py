@@ -15,13 +15,16 @@ from kafka.protocol.consumer.group import (
 )
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
-from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import raise_for
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
 
 _GROUP = 0  # FindCoordinator's key type
+# The leader of a partition of this topic coordinates its groups, and is the only one to list them.
+_OFFSETS_TOPIC = "__consumer_offsets"
+_LOOKS_MAX = 3  # while coordinators move
 
 
 class GroupOffset(NamedTuple):
@@ -34,7 +37,34 @@ class GroupOffset(NamedTuple):
 
 
 async def committed_offsets(cluster: Cluster) -> list[GroupOffset]:
-    """Of all consumer groups, active ones too. Raises ClusterError."""
+    """Of all consumer groups, active ones too. Raises ClusterError, also if the groups of some
+    coordinators cannot be listed now: a cluster in trouble would look like one with fewer groups.
+    """
+    before = await _coordinators(cluster)
+    for _ in range(_LOOKS_MAX):
+        found = await _listed_offsets(cluster)
+        after = await _coordinators(cluster)
+        if after == before:
+            return found
+        before = after
+    raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} move again and again: try it later")
+
+
+async def _coordinators(cluster: Cluster) -> Mapping[int, tuple[int, int]]:
+    """Leaders and their epochs; none if there are no groups, or without the right to see them."""
+    topic = (await cluster.topics_by_name([_OFFSETS_TOPIC], max_age_ms=0))[_OFFSETS_TOPIC]
+    if not isinstance(topic, TopicInfo):
+        return {}
+    without = sum(leader < 0 for leader, _ in topic.leaders.values())
+    if without:
+        raise ClusterError(
+            f"{without} of {len(topic.leaders)} partitions of {_OFFSETS_TOPIC} have no leader, so "
+            "the commits of their groups cannot be read: start the brokers that have them"
+        )
+    return topic.leaders
+
+
+async def _listed_offsets(cluster: Cluster) -> list[GroupOffset]:
     found: list[GroupOffset] = []
     for address in (await cluster.brokers()).values():
         async with cluster.exclusive(address) as connection:

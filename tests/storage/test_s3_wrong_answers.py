@@ -306,6 +306,14 @@ async def test_what_the_store_says(reply: bytes, expected: type[RemoteStorageErr
     assert "k" in str(caught.value)
 
 
+async def test_a_clock_that_is_wrong_is_named() -> None:
+    reply = error("403 Forbidden", "RequestTimeTooSkewed")
+    async with answering(lambda _: reply) as store:
+        for call in (store.get("k"), listed(store), store.put("k", b"")):
+            with pytest.raises(StorageDenied, match="correct this machine's clock"):
+                await call
+
+
 @pytest.mark.parametrize("status", ["301 Moved Permanently", "302 Found", "307 Temporary Redirect"])
 @pytest.mark.parametrize("place", ["", "Location: https://127.0.0.1:9/bucket/k"])
 async def test_a_server_that_sends_all_requests_elsewhere(

@@ -110,8 +110,9 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
 }
 
 
-# What to do about an object in such a state.
+# What to do.
 REMEDIES: Mapping[str, str] = {
+    "RequestTimeTooSkewed": "correct this machine's clock",
     "InvalidObjectState": "it is in a cold storage class: restore it, or copy it back to a "
     "storage class that can be read at once",
     "BlobArchived": "it is in the archive tier: set its tier to hot or cool",
