@@ -340,7 +340,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._config = config
         self._reads_max = reads_max
         self._read_max_ms = read_max_ms
-        self._partitions: dict[TopicIdPartition, StoredPartition] = {}
+        # By topic: a read of one of ten thousand topics must not look through all of them.
+        self._topics: dict[UUID, dict[TopicIdPartition, StoredPartition]] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
         # The names of the archive's topics, as last listed: one each, which does not change.
@@ -447,7 +448,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
         else:
             await self._rsm.forget_partition(tip)
-            self._partitions.pop(tip, None)
+            self._topics.get(tip.topic_id, {}).pop(tip, None)
             if (shown := self._views.cached(tip)) is not None:
                 self._views.replace(tip, PartitionTable(tip).view(shown.read_at))
 
@@ -462,23 +463,28 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     def list_remote_log_segments(
         self, tip: TopicIdPartition
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
-        partition = self._partitions.get(tip)
+        partition = self._known(tip)
         return () if partition is None else tuple(partition.table.segments())
 
     def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
-        partition = self._partitions.get(tip)
+        partition = self._known(tip)
         return () if partition is None else partition.problems
 
     def objects_known(self, tip: TopicIdPartition) -> int:
         """How many metadata objects have been read, also by failed reads: it shows progress."""
-        partition = self._partitions.get(tip)
+        partition = self._known(tip)
         return 0 if partition is None else len(partition.objects)
 
     def _partition(self, tip: TopicIdPartition) -> StoredPartition:
-        partition = self._partitions.get(tip)
+        partition = self._known(tip)
         if partition is None:
-            partition = self._partitions[tip] = StoredPartition(PartitionTable(tip))
+            partition = StoredPartition(PartitionTable(tip))
+            self._topics.setdefault(tip.topic_id, {})[tip] = partition
         return partition
+
+    def _known(self, tip: TopicIdPartition) -> StoredPartition | None:
+        of_topic = self._topics.get(tip.topic_id)
+        return None if of_topic is None else of_topic.get(tip)
 
     async def _read_deletion(
         self, tip: TopicIdPartition, _: float
@@ -511,7 +517,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         def is_gone(tip: TopicIdPartition) -> bool:
             return gone(tip.topic_id)
 
-        await forget(self._partitions, is_gone)
+        await forget(self._topics, gone)
         for reads in (self._views, self._deletions):
             await reads.forget(is_gone)
         await self._topic_views.forget(gone)
@@ -527,7 +533,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """Partitions that a listing that began at `began_at` may have missed."""
         return [
             tip
-            for tip, p in self._partitions.items()
+            for of_topic in self._topics.values()
+            for tip, p in of_topic.items()
             if p.table.has_segments and p.put_at >= began_at
         ]
 
@@ -554,8 +561,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         async with counted(began_at):
             alone = await self._list_topic_and_get(topic_id, began_at, reads)
         # Partitions that are not listed any more land too, and those that were put meanwhile.
-        for tip, partition in self._partitions.items():
-            if tip.topic_id == topic_id and tip not in reads:
+        for tip, partition in self._topics.get(topic_id, {}).items():
+            if tip not in reads:
                 reads[tip] = PartitionRead(tip, partition, began_at)
                 reads[tip].begin()
         views: dict[int, PartitionView] = {}

@@ -296,7 +296,7 @@ async def test_a_store_that_takes_no_object_harms_nothing(
         assert len(views) == PARTITIONS
         await until(lambda: archive.store.count("put", KEY) == 1)
         monkeypatch.setattr(collecting, "PUT_INTERVAL_S", 0.0)
-        manager._partitions.clear()  # so that all is read again
+        manager._topics.clear()  # so that all is read again
         manager._views._cached.clear()
         await manager.refresh_topic(TOPIC_ID, now())
         await asyncio.sleep(0.01)
