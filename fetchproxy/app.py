@@ -42,6 +42,7 @@ from fetchproxy.runtime.loop import (
     glibc_allocator,
     publish_event_loop_time,
     spare_collections,
+    visit_exempt_objects,
 )
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.appetite import Appetites
@@ -423,6 +424,7 @@ async def _watch_process(parts: Parts) -> None:
     # Each runs alone: a look at the brokers that fails does not stop the news about the store.
     watches: list[tuple[str, Callable[[], Awaitable[None]], str]] = [
         ("memory", partial(give_back_freed_memory, glibc_allocator()), "freed memory is kept"),
+        ("objects", visit_exempt_objects, "objects that refer to each other are kept"),
         ("event loop time", publish_event_loop_time, "its metrics stand still"),
         ("store watch", parts.rsm.health.run, "conditions of the store stand still"),
         ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),

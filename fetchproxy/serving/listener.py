@@ -302,9 +302,10 @@ class Listener:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             held: list[tuple[int, ClientSession]] = []
             for number, session in enumerate(list(self._sessions), 1):
-                session.look(self.clock())
-                if kept := session.kept_bytes:
-                    held.append((kept, session))
+                if session in self._sessions:  # else its client has gone since the last pause
+                    session.look(self.clock())
+                    if kept := session.kept_bytes:
+                        held.append((kept, session))
                 if not number % SWEPT_AT_ONCE:
                     await asyncio.sleep(0)
             kept, kept_max = sum(kept for kept, _ in held), self.config.connection_buffers_bytes_max

@@ -90,6 +90,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._tasks: asyncio.TaskGroup | None = None
         self.closing = False
         self._over = asyncio.Event()  # set when `closing` is set
+        self._served = False  # `run` has ended
         self.muted = False
         self._writable = asyncio.Event()
         self._writable.set()
@@ -134,6 +135,8 @@ class ClientSession(asyncio.BufferedProtocol):
         self.share.close()
         self._end()
         self._owner.lost(self)
+        if self._served:
+            self._let_go()
 
     @property
     def client_host(self) -> str:
@@ -162,6 +165,9 @@ class ClientSession(asyncio.BufferedProtocol):
             self._tasks = None
             self.requests.drop()
             self._drop()
+            self._served = True
+            if self._transport is None:
+                self._let_go()
 
     async def _may_begin(self) -> bool:
         """Wait until requests can be answered. False: they cannot."""
@@ -169,6 +175,12 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def _drop(self) -> None:
         """Free a server's own memory when the session is over."""
+
+    def _let_go(self) -> None:
+        """The session is over and its client gone. Its parts refer to it: forget them, as a
+        collection of garbage may never find it (`spare_collections`).
+        """
+        del self.requests
 
     def spawn(self, work: Coroutine[None, None, object], name: str) -> None:
         """Start a task. Does nothing if the session is over."""
@@ -206,9 +218,11 @@ class ClientSession(asyncio.BufferedProtocol):
     def give_up(self) -> None:
         """Close at once, as the connection takes too much of the memory for all."""
         LIMITS_REACHED.labels("connection_buffers_bytes_max").inc()
+        over = self.closing  # then `run` drops the requests, or has done so
         self.close("connection_buffers_bytes_max")
         self.abort()  # otherwise its buffers would stay in memory
-        self.requests.drop()
+        if not over:
+            self.requests.drop()
 
     def _transports(self) -> list[asyncio.Transport]:
         """The transports that end with the session."""
@@ -325,6 +339,8 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def take_more(self) -> None:
         """Handle the requests that were left for a later turn of the loop."""
+        if self.closing:
+            return
         self._take(memoryview(b""))
         self._pace()
         self.requests.close_if_answered()

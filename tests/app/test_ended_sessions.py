@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from weakref import WeakSet
 
+import pytest
+from calm_replay import Replay, run_replay
+from client_connection import FETCH_RESPONSE
 from mirrors import filled, url_of
+from test_large_requests import VERSION, fetch_of
+from test_many_connections import connected
 
-# Sessions refer to their connections and these to them, so it takes a collection of garbage to free
-# them. One that has passed over them while they were open must not have exempted them for good.
+from fetchproxy.config.schema import RemoteFetchConfig
+from fetchproxy.runtime.loop import TimedEventLoop
+from fetchproxy.serving.relay.session import RelaySession
+
+# A collection of garbage exempts what it has passed over, and so do these tests. Objects that refer
+# to each other would then stay for hours.
 SESSIONS = """
 import asyncio, gc, struct, sys, weakref
 from fetchproxy import app
@@ -65,3 +80,87 @@ def test_sessions_that_a_collection_has_seen_are_freed_when_they_end(tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) <= 1, "the last one may still be referred to"
+
+
+@contextmanager
+def exempt() -> Iterator[None]:
+    """What exists now is visited by no collection."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def test_the_parts_of_relayed_sessions_are_freed_when_they_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them refers to its session, which simulated connections keep."""
+    alive: WeakSet[object] = WeakSet()
+    sessions: list[RelaySession] = []
+    make = RelaySession.connection_made
+
+    def made(session: RelaySession, transport: asyncio.BaseTransport) -> None:
+        make(session, transport)
+        fetch = session.fetch
+        sessions.append(session)
+        alive.update((session.requests, fetch, fetch.judging))  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(RelaySession, "connection_made", made)
+
+    async def main(replay: Replay) -> None:
+        connections = [await connected("one of ten") for _ in range(10)]
+        for connection in connections:
+            await connection.ask(fetch_of(3), FETCH_RESPONSE, VERSION)
+        assert len(alive) >= 30
+        with exempt():
+            for session in sessions[::2]:
+                session.close()  # it ends before its connection, the others after it
+            for connection in connections:
+                await connection.close()
+            await asyncio.sleep(1)
+            gc.collect()
+            assert len(alive) <= 3, "the last one may still be referred to"
+
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+
+
+def test_connections_are_freed_when_they_end() -> None:
+    """Those of the store and the console, too: the event loop makes all of them."""
+    alive: WeakSet[object] = WeakSet()
+
+    class Peer(asyncio.Protocol):
+        def __init__(self, news: asyncio.Queue[None]) -> None:
+            self._news = news
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            alive.add(transport)
+            self._news.put_nowait(None)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._news.put_nowait(None)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        news = asyncio.Queue[None]()
+        peer = partial(Peer, news)
+        server = await loop.create_server(peer, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        transports = [(await loop.create_connection(peer, "127.0.0.1", port))[0] for _ in range(5)]
+        for _ in range(10):
+            await news.get()
+        with exempt():
+            while transports:
+                transports.pop().abort()
+            for _ in range(10):
+                await news.get()
+            await asyncio.sleep(0)
+            assert len(alive) <= 1, "the last one may still be referred to"
+        server.close()
+
+    def new_loop() -> TimedEventLoop:
+        return TimedEventLoop(time.perf_counter, time.thread_time, time.monotonic)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())

@@ -46,6 +46,15 @@ glibc_allocator().keep_large_blocks()
 print(made_anew, faults_of_chunks())
 """
 
+KEPT = """
+import gc
+from fetchproxy.runtime.loop import spare_collections
+
+spare_collections()
+kept = [[number] for number in range(500_000)]
+print(len(gc.get_objects()), gc.isenabled())
+"""
+
 needs_glibc = pytest.mark.skipif(glibc_allocator() is None, reason="not glibc 2.33 or later")
 
 
@@ -95,3 +104,11 @@ async def test_only_what_is_above_the_limit_goes_back(
         thrift.cancel()
     assert given_back.is_set() is goes_back
     assert (HEAP_TRIMS._value.get() > before) is goes_back
+
+
+def test_a_collection_visits_no_object_that_has_outlived_one() -> None:
+    """With all of them, it held the event loop for the longer, the more was kept."""
+    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True)
+    visited, enabled = done.stdout.split()
+    assert int(visited) < 250_000, done.stderr
+    assert enabled == "True"

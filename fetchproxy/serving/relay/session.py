@@ -303,6 +303,10 @@ class RelaySession(ClientSession):
         self.link = None
         self.fetch.drop()
 
+    def _let_go(self) -> None:
+        super()._let_go()
+        del self.fetch
+
     def _transports(self) -> list[asyncio.Transport]:
         both = self._transport, self.link.transport if self.link else None
         return [transport for transport in both if transport is not None]

@@ -705,8 +705,11 @@ class FetchJudging:
         return None if mark is None else mark.judgement
 
     def drop(self) -> None:
-        """Drop the partitions that wait to be judged."""
+        """The session is over: drop the partitions that wait to be judged, and what refers to this
+        object.
+        """
         self._to_judge = {}
+        del self._known
 
     async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
         """Keep the shown watermarks current while the archive is read, without delaying the fetch.
