@@ -105,6 +105,12 @@ class Kind(StrEnum):
         "restore the object, enable its key or give access, as the message says; or copy the "
         "object back to a readable storage class",
     )
+    SEGMENT_DAMAGED = _error(
+        "segment_damaged",
+        "a reader has found an object of a segment damaged or missing: its offsets cannot be read",
+        "put the object back from a copy of the store; `fetchproxy verify --repair` rebuilds all "
+        "but the `.log`",
+    )
     KEY_SERVICE_FAILING = _error(
         "key_service_failing",
         "the key service gives no keys: encrypted segments are not read, and no new ones written",

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import structlog
 
-from fetchproxy.errors import CorruptSegment, ObjectNotReadable, SegmentLocked
+from fetchproxy.errors import CorruptSegment, MetadataChanged, ObjectNotReadable, SegmentLocked
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, check_chunk
@@ -103,9 +103,10 @@ class SegmentLoads:
         if isinstance(error, SegmentLocked):
             log.error("segment_locked", **need.metadata.logged, error=str(error))
             return
-        if isinstance(error, ObjectNotReadable):
-            return  # `StoreHealth.reading` has logged it
+        if isinstance(error, ObjectNotReadable | MetadataChanged):
+            return  # `StoreHealth` has logged it
         CORRUPT_CHUNKS.inc()
+        self._rsm.health.damaged.add(need.metadata, need.key, str(error))
         log.error("corrupt_segment", **need.metadata.logged, error=str(error))
 
     async def _load_view(self, need: NeedView) -> None:
@@ -120,10 +121,12 @@ class SegmentLoads:
             index = await _parsed(RemoteLogIndex.parse, raw)
             index.check_covers(need.metadata.stored_end_offset, need.metadata.segment_size_bytes)
         self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
+        self._rsm.health.damaged.readable(need.metadata, need.key)
 
     async def _load_aborted(self, need: NeedAborted) -> None:
         raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
         self._memory.keep(need, await _parsed(decode_aborted, raw))
+        self._rsm.health.damaged.readable(need.metadata, need.key)
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         size = need.byte_range.length
@@ -167,6 +170,7 @@ class SegmentLoads:
             await self._steps.begin()
             chunk = await in_steps(steps, self._steps.go_on)
         self._memory.chunks.keep(need.key, chunk, self._pool.is_ahead(need.key))
+        self._rsm.health.damaged.readable(need.metadata, need.key)
         return chunk
 
 

@@ -309,11 +309,74 @@ REFUSED_OF_PARTITION_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """`at`: loop time (s) of the last refusal."""
+    """`at`: loop time (s) of the last try."""
 
     segment: StoredSegment
     why: str
     at: float
+
+
+class _Refusals:
+    """What cannot be read of segments: one condition for each partition, until it can be read. What
+    is forgotten is found again by its next reader.
+    """
+
+    def __init__(self, health: Health, kind: Kind, what: str) -> None:
+        self._health, self._kind, self._what = health, kind, what
+        # By partition, each place's last refusal, oldest first. A place is an object or a part.
+        self._of: dict[TopicIdPartition, dict[Hashable, _Refused]] = {}
+
+    def add(self, segment: StoredSegment, place: Hashable, why: str) -> None:
+        partition = segment.segment_id.topic_id_partition
+        refused = self._of.setdefault(partition, {})
+        refused.pop(place, None)
+        refused[place] = _Refused(segment, why, asyncio.get_running_loop().time())
+        if len(refused) > REFUSED_OF_PARTITION_MAX:
+            del refused[next(iter(refused))]
+        self._report(partition)
+
+    def readable(self, segment: StoredSegment, place: Hashable) -> None:
+        partition = segment.segment_id.topic_id_partition
+        if place in self._of.get(partition, ()):
+            del self._of[partition][place]
+            self._report(partition)
+
+    def forget(self, segment: StoredSegment) -> None:
+        partition = segment.segment_id.topic_id_partition
+        self._keep(partition, lambda one: one.segment.segment_id != segment.segment_id)
+
+    def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+        for partition in [partition for partition in self._of if gone(partition.topic_id)]:
+            del self._of[partition]
+            self._health.forget(self._kind, partition)
+
+    def look(self, now: float) -> None:
+        """Forget what no reader has asked for lately."""
+        oldest = now - REFUSED_FORGOTTEN_AFTER_S
+        for partition in list(self._of):
+            self._keep(partition, lambda one: one.at > oldest)
+
+    def _keep(self, partition: TopicIdPartition, stays: Callable[[_Refused], bool]) -> None:
+        refused = self._of.get(partition, {})
+        kept = {place: one for place, one in refused.items() if stays(one)}
+        if len(kept) < len(refused):
+            self._of[partition] = kept
+            self._report(partition)
+
+    def _report(self, partition: TopicIdPartition) -> None:
+        refused = self._of[partition].values()
+        if not refused:
+            del self._of[partition]
+            self._health.clear(self._kind, partition)
+            return
+        first = min(refused, key=lambda one: one.segment.start_offset)
+        segments = {one.segment.segment_id for one in refused}
+        more = f" (and {len(segments) - 1} more segments)" if len(segments) > 1 else ""
+        offsets = None
+        if isinstance(first.segment, RemoteLogSegmentMetadata):
+            offsets = first.segment.start_offset, first.segment.end_offset
+        what = f"{self._what}: {first.why}{more}"
+        self._health.report(of_partition(self._kind, partition, what, offsets), partition)
 
 
 class WatchedKeys(Protocol):
@@ -334,9 +397,13 @@ class StoreHealth:
         # By key: segments that it does not open, with the loop time of the last try, oldest first.
         self._locked: dict[str, dict[UUID, float]] = {}
         self._keys: WatchedKeys | None = None
-        # By partition, each object's last refusal, oldest first. What is forgotten is found again
-        # by its next reader.
-        self._refused: dict[TopicIdPartition, dict[tuple[UUID, SegmentFile], _Refused]] = {}
+        self._refused = _Refusals(
+            self._health, Kind.OBJECT_NOT_READABLE, "The store does not give out an object"
+        )
+        # What was read and is wrong, or missing: who reads it says so.
+        self.damaged = _Refusals(
+            self._health, Kind.SEGMENT_DAMAGED, "A segment is damaged or not complete"
+        )
 
     def __getitem__(self, operation: StoreOperation) -> OperationHealth:
         return self._of[operation]
@@ -345,8 +412,8 @@ class StoreHealth:
         return {operation: health.status(now) for operation, health in self._of.items()}
 
     def conditions(self, now: float) -> Iterable[Condition]:
-        """Failing and throttled operations; segments that are locked, were changed, or are not
-        given out.
+        """Failing and throttled operations; segments that are locked, were changed, are damaged, or
+        are not given out.
         """
         return self._health.all(now)
 
@@ -398,70 +465,34 @@ class StoreHealth:
         """Around a read of one of the segment's objects: if the store does not give this object
         out, that is a condition of its partition until it does.
         """
-        partition = segment.segment_id.topic_id_partition
         place = segment.segment_id.id, file
         try:
             yield
         except ObjectNotReadable as error:
-            now = asyncio.get_running_loop().time()
-            refused = self._refused.setdefault(partition, {})
-            refused.pop(place, None)
-            refused[place] = _Refused(segment, str(error), now)
-            if len(refused) > REFUSED_OF_PARTITION_MAX:
-                del refused[next(iter(refused))]
-            self._report_refused(partition)
+            self._refused.add(segment, place, str(error))
             raise
-        if place in self._refused.get(partition, ()):
-            del self._refused[partition][place]
-            self._report_refused(partition)
+        self._refused.readable(segment, place)
 
     def forget(self, segment: StoredSegment) -> None:
         """The segment was deleted."""
         for key_id in list(self._locked):
             self.locked(segment.segment_id.id, key_id, None)
-        partition = segment.segment_id.topic_id_partition
-        if refused := self._refused.get(partition):
-            for file in SegmentFile:
-                refused.pop((segment.segment_id.id, file), None)
-            self._report_refused(partition)
+        for refusals in (self._refused, self.damaged):
+            refusals.forget(segment)
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
         """Nobody reads what is left of a topic, so no read ends its conditions."""
-        for tip in [tip for tip in {**self._changed, **self._refused} if gone(tip.topic_id)]:
-            self._changed.pop(tip, None)
-            self._refused.pop(tip, None)
-            for kind in (Kind.SEGMENT_METADATA_CHANGED, Kind.OBJECT_NOT_READABLE):
-                self._health.forget(kind, tip)
-
-    def _report_refused(self, partition: TopicIdPartition) -> None:
-        refused = self._refused[partition].values()
-        if not refused:
-            del self._refused[partition]
-            self._health.clear(Kind.OBJECT_NOT_READABLE, partition)
-            return
-        first = min(refused, key=lambda one: one.segment.start_offset)
-        segments = {one.segment.segment_id for one in refused}
-        more = f" (and {len(segments) - 1} more segments)" if len(segments) > 1 else ""
-        what = f"The store does not give out an object: {first.why}{more}"
-        offsets = None
-        if isinstance(first.segment, RemoteLogSegmentMetadata):
-            offsets = first.segment.start_offset, first.segment.end_offset
-        condition = of_partition(Kind.OBJECT_NOT_READABLE, partition, what, offsets)
-        self._health.report(condition, partition)
-
-    def _forget_refused(self, now: float) -> None:
-        """What no reader has asked for lately."""
-        for partition, refused in list(self._refused.items()):
-            oldest = now - REFUSED_FORGOTTEN_AFTER_S
-            if any(one.at <= oldest for one in refused.values()):
-                kept = {place: one for place, one in refused.items() if one.at > oldest}
-                self._refused[partition] = kept
-                self._report_refused(partition)
+        for tip in [tip for tip in self._changed if gone(tip.topic_id)]:
+            del self._changed[tip]
+            self._health.forget(Kind.SEGMENT_METADATA_CHANGED, tip)
+        for refusals in (self._refused, self.damaged):
+            refusals.forget_topics(gone)
 
     def look(self, now: float) -> None:
         for health in self._of.values():
             health.look(now)
-        self._forget_refused(now)
+        for refusals in (self._refused, self.damaged):
+            refusals.look(now)
         for key_id, locked in list(self._locked.items()):
             for segment_id in [one for one, at in locked.items() if now - at > LOCKED_FORGOTTEN_S]:
                 self.locked(segment_id, key_id, None)

@@ -18,6 +18,7 @@ from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, OffsetNotArchived
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentState
+from fetchproxy.observability.health import Kind
 from fetchproxy.reading.segment_reader import CompletionReason
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
@@ -105,6 +106,42 @@ def test_a_transaction_index_without_a_byte_shows_no_aborted_record() -> None:
             assert fetch.results()[0].records == ()
             uncommitted = await fetched(side, 0)
             assert uncommitted.reason is CompletionReason.DATA
+
+    run_virtual(main)
+
+
+@pytest.mark.remedy("segment_damaged")
+@pytest.mark.parametrize("lost", [True, False])
+def test_damage_is_a_condition_until_it_can_be_read(lost: bool) -> None:
+    """A missing object, and a chunk with a flipped bit in a log of several chunks."""
+
+    async def main() -> None:
+        async with read_side(limits=replace(QUICK, corrupt_retry_ms=2_000)) as side:
+            metadata = await side.segment(batches(side.rng, 0, 8))
+            right = await side.store.inner.get(side.log_key(metadata))
+            wrong = bytearray(right)
+            wrong[5_500] ^= 1
+            if lost:
+                await side.store.inner.delete(side.log_key(metadata))
+            else:
+                await side.store.inner.put(side.log_key(metadata), bytes(wrong))
+            health = side.rsm.health
+            assert not list(health.conditions(now()))
+            fetch = await fetched(side, 45)
+            assert isinstance(fetch.results()[0].error, CorruptSegment)
+            (condition,) = health.conditions(now())
+            assert condition.kind is Kind.SEGMENT_DAMAGED
+            assert (condition.topic, condition.partition) == (side.tip.topic, side.tip.partition)
+            assert (condition.first_offset, condition.last_offset) == (0, metadata.end_offset)
+            # What is sound beside it says nothing of it.
+            if not lost:
+                assert (await fetched(side, 0)).reason is CompletionReason.DATA
+                assert list(health.conditions(now())) == [condition]
+            # As the remedy says.
+            await side.store.inner.put(side.log_key(metadata), right)
+            await asyncio.sleep(3)
+            assert (await fetched(side, 45)).reason is CompletionReason.DATA
+            assert not list(health.conditions(now()))
 
     run_virtual(main)
 

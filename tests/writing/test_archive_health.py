@@ -315,6 +315,7 @@ def test_each_concern_is_brought_about_here() -> None:
         Kind.SEGMENT_COPY_STALLED,
         # Reported by a reader, and by verify for the object.
         Kind.OBJECT_NOT_READABLE,
+        Kind.SEGMENT_DAMAGED,
         Kind.SEGMENT_METADATA_CHANGED,
     }
     assert told_by_the_store == of_partitions | {Kind.TOPIC_DELETION_STOPPED}
