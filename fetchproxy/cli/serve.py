@@ -7,7 +7,7 @@ import typer
 from fetchproxy.app import run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
-from fetchproxy.runtime.loop import raise_open_files_max
+from fetchproxy.runtime.loop import clients_that_fit, raise_open_files_max
 
 
 @options.shares("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only")
@@ -22,7 +22,10 @@ def serve(
     """
     with users_errors():
         config = options.read_logged(context)
-    raise_open_files_max(config.gateway.connections_max)
+    open_files_max = raise_open_files_max(config.gateway.connections_max)
+    room = clients_that_fit(open_files_max, config.gateway.connections_max)
+    gateway = config.gateway.model_copy(update={"connections_max": room})
+    config = config.model_copy(update={"gateway": gateway})
     run(
         run_archive_only(config, limits=options.limits(context))
         if config.archive_only.enabled

@@ -392,6 +392,17 @@ async def in_steps(
 log = structlog.get_logger(__name__)
 
 _FILES_A_CLIENT = 2  # its own connection, and the one to its broker
+# What stays open for all else, while clients take what they get: requests to the store and brokers,
+# the console, the spool. Of a low limit, half.
+_FILES_OF_OUR_OWN = 512
+
+
+def clients_that_fit(open_files_max: int, connections_max: int) -> int:
+    """How many clients may connect, so that none of the process's other parts runs out of files."""
+    if open_files_max == resource.RLIM_INFINITY:
+        return connections_max
+    own = min(_FILES_OF_OUR_OWN, open_files_max // 2)
+    return max(1, min(connections_max, (open_files_max - own) // _FILES_A_CLIENT))
 
 
 def raise_open_files_max(connections_max: int) -> int:
@@ -406,8 +417,7 @@ def raise_open_files_max(connections_max: int) -> int:
     except (OSError, ValueError) as error:  # macOS may refuse a limit as high as the hard one
         log.info("open_files_max_not_raised", open_files_max=soft, error=str(error))
         return soft
-    if hard != resource.RLIM_INFINITY and hard < _FILES_A_CLIENT * connections_max:
-        room = hard // _FILES_A_CLIENT
+    if (room := clients_that_fit(hard, connections_max)) < connections_max:
         log.info("open_files_max_holds_fewer_clients", open_files_max=hard, clients=room)
     return hard
 

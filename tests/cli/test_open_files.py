@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from fetchproxy.runtime.loop import raise_open_files_max
+from lab.process import free_port
 
 ROOT = Path(__file__).parents[2]
 HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -22,7 +26,7 @@ Limits = tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    ("hard", "clients"), [(4096, 2048), (40_000, None), (resource.RLIM_INFINITY, None)]
+    ("hard", "clients"), [(4096, 1792), (41_000, None), (resource.RLIM_INFINITY, None)]
 )
 def test_the_soft_limit_goes_up_to_the_hard_one(
     hard: int, clients: int | None, monkeypatch: pytest.MonkeyPatch
@@ -69,5 +73,32 @@ def test_serve_raises_its_limit(tmp_path: Path) -> None:
         (line,) = (each for each in lines if each.startswith("Max open files"))
         assert line.split()[3] == str(HARD)
     finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.skipif(HARD <= LOW, reason="the hard limit is as low as the one to be set")
+def test_clients_leave_files_for_all_else(tmp_path: Path) -> None:
+    """With as many clients as the system lets connect, the console has a file for its own."""
+    console = free_port()
+    command = [sys.executable, "-m", "fetchproxy", "serve", "--set", "log.format=json"]
+    command += ["--store", (tmp_path / "store").as_uri(), "--bootstrap", "127.0.0.1:1"]
+    command += ["--listen", "127.0.0.1:0", "--console", f"127.0.0.1:{console}"]
+    few_files = ["sh", "-c", f'ulimit -n {LOW}; exec "$@"', "sh"]
+    process = subprocess.Popen([*few_files, *command], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    clients: list[socket.socket] = []
+    try:
+        assert process.stderr is not None
+        lines = (json.loads(line) for line in process.stderr)
+        found = next(line for line in lines if line["event"] == "gateway_listening")
+        gateway = found["host"], found["port"]
+        for _ in range(LOW + 50):
+            clients.append(socket.create_connection(gateway))
+        with urllib.request.urlopen(f"http://127.0.0.1:{console}/healthz", timeout=60) as answer:
+            assert answer.status == 200
+        assert len(os.listdir(f"/proc/{process.pid}/fd")) < LOW
+    finally:
+        for client in clients:
+            client.close()
         process.kill()
         process.communicate()
