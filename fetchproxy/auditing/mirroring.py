@@ -47,6 +47,7 @@ from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import (
     SegmentFile,
+    is_key,
     is_partition_object_key,
     parse_segment_key,
     partition_folder,
@@ -94,7 +95,9 @@ class Place:
         return await self.objects_below(partition_folder(self.prefix, tip))
 
     async def objects_below(self, folder: str) -> dict[str, StoredObject]:
-        return {f.key[len(self.prefix) :]: f async for f in self.store.list(folder)}
+        """Without what somebody else has put there under a name that no archive has."""
+        listed = self.store.list(folder)
+        return {f.key[len(self.prefix) :]: f async for f in listed if is_key(f.key)}
 
 
 @asynccontextmanager
@@ -549,7 +552,7 @@ class PartitionMirror:
             content = await self.source.store.get(self.source.prefix + place)
         except ObjectNotFound:
             return  # deleted since it was listed
-        except ObjectNotReadable as error:
+        except DamagedObject as error:  # not given out, or larger than any object of its kind
             fault = Fault.of(self.tip, self.source.prefix + place, str(error))
             if error.retriable:
                 self._result.failed.append(fault)

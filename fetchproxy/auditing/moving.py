@@ -27,7 +27,6 @@ from fetchproxy.errors import (
     ArchiveMissing,
     DamagedObject,
     ObjectNotFound,
-    ObjectNotReadable,
 )
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
 from fetchproxy.model import TopicIdPartition
@@ -106,7 +105,7 @@ async def is_cut_over(target: Place) -> bool:
     return theirs is not None and not theirs.is_mirror
 
 
-NotCopied = list[tuple[str, ObjectNotReadable]]
+NotCopied = list[tuple[str, DamagedObject]]
 
 
 async def copy_archive_wide(source: Place, target: Place) -> NotCopied:
@@ -136,7 +135,7 @@ async def _copy(source: Place, target: Place, places: Iterable[str]) -> NotCopie
             content = await source.store.get(source.prefix + place)
         except ObjectNotFound:
             continue  # the topic's cluster was never recorded, or the object was deleted
-        except ObjectNotReadable as error:
+        except DamagedObject as error:  # not given out, or larger than any object of its kind
             left.append((source.prefix + place, error))
             continue
         await put_if_other(target, place, content)

@@ -30,6 +30,15 @@ def check_key(key: str) -> str:
     return key
 
 
+def is_key(key: str) -> bool:
+    """False: no object of an archive has this key, but a folder or bucket may have other users."""
+    try:
+        check_key(key)
+    except ValueError:
+        return False
+    return True
+
+
 def check_prefix(prefix: str) -> str:
     """Return `prefix`, which any legal key may start with. Raises ValueError otherwise."""
     folder, slash, name_start = prefix.rpartition("/")

@@ -29,7 +29,7 @@ from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
 from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.description import decode_segment, encode_segment
-from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
+from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile, is_key
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AtRest
@@ -198,6 +198,22 @@ async def test_foreign_objects_at_the_target_are_left_alone(
     await delete(archive, 0)
     mirrored(a, b)
     assert objects(b).keys() - objects(a).keys() >= {"stranger.txt", "photos/cat.jpg"}
+
+
+async def test_foreign_objects_in_the_archive_are_left_there(
+    archive: PlantedArchive, a: Path, b: Path
+) -> None:
+    """As a file manager or another program leaves them, under names that no archive has."""
+    folder = archive.rsm.objects.folder(TIP)
+    for name in ("topics/ü", "clusters/a b", f"{folder}~lock", f"{folder}x (1).log"):
+        path = a / PREFIX / name.removeprefix(f"{PREFIX}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    done = mirrored(a, b)
+    assert not done.failures
+    assert [partition.faults for partition in done.partitions] == [[]]
+    assert done.partitions[0].copied == 3
+    assert all(is_key(name) for name in objects(b))
 
 
 def test_a_limit_on_bytes_a_second_is_kept(archive: PlantedArchive, a: Path, b: Path) -> None:
