@@ -40,6 +40,7 @@ from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.jobs.runner import Failure, Here, OnProgress, OnSpark, Runner
 from fetchproxy.jobs.runner import Progress as Done
+from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.session import open_session, require_extra
 
 log = structlog.get_logger(__name__)
@@ -73,6 +74,9 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
         try:
             async with asyncio.timeout(max_s):
                 there = {name for name, _ in await archive.rsm.list_topics()}
+                if not there.issuperset(topics):  # a topic without records is described at least
+                    described = await TopicDescriptions(archive.rsm.objects).refresh()
+                    there |= {one.topic for one in described.values()}
         except TimeoutError:
             raise StorageUnavailable(f"the store has not answered within {max_s:g} s") from None
     for topic in topics:

@@ -41,7 +41,9 @@ async def _input(options: SourceOptions) -> BackfillInput:
         views = await reading.views(failing)
         named = options.topics.names or set(options.topics.assigned or ())
         if missing := sorted(named - {topic for topic, _ in views}):
+            described = await TopicDescriptions(reading.rsm.objects).refresh()
             there = {topic for topic, _ in await reading.rsm.list_topics()}
+            there |= {one.topic for one in described.values()}
             for topic in missing:
                 if topic not in there:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")

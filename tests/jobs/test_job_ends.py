@@ -3,10 +3,12 @@ started by `test_spark_jobs`."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from spark_commands import PROJECT, environment, small_segments
@@ -16,6 +18,9 @@ from fetchproxy.cli.backfill import passed_over
 from fetchproxy.cli.running import for_people
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.session import check_master, master_places
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic
+from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -114,6 +119,24 @@ def test_a_backfill_of_a_topic_that_the_archive_does_not_have(
     arguments = ("--store", archive.url, "--topics", topics, "--parquet", str(out))
     assert "there is nothing of topic oders" in one_line(ended("backfill", *arguments))
     assert not out.exists()
+
+
+def test_a_topic_without_records_stops_no_other(tmp_path: Path) -> None:
+    archive = small_segments(tmp_path / "archive", 1, 1)
+
+    async def describe() -> None:
+        one = TopicDescription(UUID(int=9), "new", 1)
+        async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
+            await rsm.objects.put_topic_description(one.topic_id, encode_topic(one))
+
+    asyncio.run(describe())
+    arguments = ("--store", archive.url, "--parquet", str(tmp_path / "out"))
+    done = ended("backfill", *arguments, "--topics", "orders,new")
+    assert done.returncode == 0, done.stderr
+    assert "in 1 range written" in done.stdout
+    done = ended("backfill", *arguments, "--topics", "new")
+    assert done.returncode == 0, done.stderr
+    assert "0 records in 0 ranges written" in done.stdout
 
 
 @pytest.mark.parametrize(
