@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from retention_segments import TIP, archives, segment
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.jobs.backfill_plan import BackfillRange, Plan, next_plan, of_other_topics
+from fetchproxy.jobs.backfill_plan import (
+    VERSION,
+    BackfillRange,
+    Plan,
+    next_plan,
+    of_other_topics,
+)
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
@@ -115,7 +121,8 @@ def test_a_topic_that_was_made_again_is_refused() -> None:
 def test_a_plan_is_read_back_and_damage_is_named() -> None:
     plan = planned(build_view(TIP, row(4, 9), 0.0))
     assert Plan.decode(plan.encode(), "x") == plan
-    for raw in (b"", b"[]", b"{}", plan.encode().replace(b'"version": 1', b'"version": 2')):
+    other = plan.encode().replace(b'"version": %d' % VERSION, b'"version": %d' % (VERSION - 1))
+    for raw in (b"", b"[]", b"{}", other):
         with pytest.raises(ConfigError, match="there"):
             Plan.decode(raw, "there")
 
