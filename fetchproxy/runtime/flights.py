@@ -21,6 +21,10 @@ from fetchproxy.runtime.loop import forget
 
 V = TypeVar("V")
 
+# An error refers, by its traceback, to each function that it has left. A function that still refers
+# to the error would stay in memory, with all that its callers know, until a collection of garbage
+# finds both (`loop.spare_collections`). So functions in which many wait for one error forget it.
+
 
 class SingleFlight(Generic[V]):
     """One piece of work per key at a time. A caller that comes while it runs shares the outcome.
@@ -35,20 +39,23 @@ class SingleFlight(Generic[V]):
 
     async def run(self, key: Hashable, work: Callable[[], Awaitable[V]]) -> V:
         """The value of `work()`, or of the running work of the same key. Raises its error."""
-        while (flight := self._flights.get(key)) is not None:
-            # shield: if one waiter is cancelled, the others go on waiting.
-            outcome = await asyncio.shield(flight)
-            if outcome is None:
-                continue
-            value, error = outcome
-            if error is not None:
-                raise error
-            return value  # type: ignore[return-value]  # set together with error=None
-        return await self._lead(key, work)
+        flight = outcome = error = None
+        try:
+            while (flight := self._flights.get(key)) is not None:
+                # shield: if one waiter is cancelled, the others go on waiting.
+                outcome = await asyncio.shield(flight)
+                if outcome is None:
+                    continue
+                value, error = outcome
+                if error is not None:
+                    raise error
+                return value  # type: ignore[return-value]  # set together with error=None
+            return await self._lead(key, work)
+        finally:
+            del flight, outcome, error  # see above
 
     async def _lead(self, key: Hashable, work: Callable[[], Awaitable[V]]) -> V:
-        flight = asyncio.get_running_loop().create_future()
-        self._flights[key] = flight
+        self._flights[key] = asyncio.get_running_loop().create_future()
         try:
             value = await work()
         except Exception as error:
@@ -172,8 +179,12 @@ class FreshReads(Generic[K, V]):
                 return entry[1]
             running = self._running.get(key) or self._start(key)
             if running.began_at >= asked_from:
-                # shield: callers share the outcome, and a bare await would cancel it with this one.
-                return await asyncio.shield(running.outcome)
+                try:
+                    # shield: callers share the outcome, and a bare await would cancel it with this
+                    # one.
+                    return await asyncio.shield(running.outcome)
+                finally:
+                    del running
             # That read began too early for this caller; wait for it and begin another. `wait` does
             # not change the outcome, whatever happens to this caller or to that read.
             await asyncio.wait([running.outcome])
@@ -184,7 +195,10 @@ class FreshReads(Generic[K, V]):
         while before is not None and self._running.get(key) is before:
             await asyncio.wait([before.outcome])
         running = self._running.get(key) or self._start(key)
-        return await asyncio.shield(running.outcome)
+        try:
+            return await asyncio.shield(running.outcome)
+        finally:
+            del running, before
 
     def _start(self, key: K) -> _Running[V]:
         if self._tasks is None:
@@ -206,6 +220,8 @@ class FreshReads(Generic[K, V]):
         else:
             self.offer(key, began_at, value)
             outcome.set_result(value)
+        finally:
+            del outcome
 
     def _land(self, key: K, running: _Running[V]) -> None:
         del self._running[key]
@@ -287,18 +303,22 @@ class Gathering(Generic[K, V]):
     async def ask(self, key: K) -> V:
         """Raises ClusterError."""
         answer: V | ClusterError | _Left = _LEFT
-        while isinstance(answer, _Left):
-            if self._next is None:
-                answer = await self._lead(key)
-            else:
-                flight = self._next.get(key)
-                if flight is None:
-                    flight = self._next[key] = asyncio.get_running_loop().create_future()
-                # shield: if one waiter is cancelled, the others go on waiting.
-                answer = await asyncio.shield(flight)
-        if isinstance(answer, ClusterError):
-            raise answer
-        return answer
+        flight = None
+        try:
+            while isinstance(answer, _Left):
+                if self._next is None:
+                    answer = await self._lead(key)
+                else:
+                    flight = self._next.get(key)
+                    if flight is None:
+                        flight = self._next[key] = asyncio.get_running_loop().create_future()
+                    # shield: if one waiter is cancelled, the others go on waiting.
+                    answer = await asyncio.shield(flight)
+            if isinstance(answer, ClusterError):
+                raise answer
+            return answer
+        finally:
+            del flight, answer
 
     async def _lead(self, key: K) -> V | ClusterError | _Left:
         mine: asyncio.Future[V | ClusterError | _Left]

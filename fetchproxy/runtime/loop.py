@@ -10,6 +10,7 @@ import resource
 import select
 import selectors
 import socket
+import time
 from asyncio import selector_events
 from collections import deque
 from collections.abc import (
@@ -135,13 +136,16 @@ class TimedSelector(FewAtOnce):
         self._cpu_clock = cpu_clock
         self._woken_at: float | None = None  # the first turn begins with the loop
         self._cpu_before = 0.0
+        self._new_objects = NewObjects()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         # The thread's clock is a system call. It is read before the loop sleeps, when no work waits
         # for it. The poll of the sockets itself takes a few microseconds.
+        self._new_objects.collect_if_due()
         cpu = self._cpu_clock()
         if self._woken_at is not None:
             held_s = self._clock() - self._woken_at
+            self._new_objects.worked_s += held_s
             self._add(held_s, cpu - self._cpu_before if held_s >= HELD_S_MIN else 0.0)
         self._cpu_before = cpu
         ready = super().select(timeout)
@@ -456,15 +460,23 @@ _KEPT_BLOCK_BYTES_MAX = 32 * MiB
 
 # A full collection of garbage visits every object that is not exempt, and all other work waits: 80
 # ms with the descriptions of S3 alone, 70 ms with 100,000 committed offsets or with fetch sessions
-# of 200,000 topics. What has outlived one is therefore exempt from the next ones. Each of these
-# visits some 50,000 newer objects, half of Python's default, in 15 ms.
+# of 200,000 topics. So when one has taken _LONG_S, what has outlived it is exempt from the next.
+#
+# Python counts how many objects more there are since the last collection. Where each new one
+# replaces an old one, as in a refresh of 20,000 partitions, it counts none: the next collection
+# visited 170,000 of them. So the event loop also collects by its working time (`NewObjects`).
 #
 # Exempt objects go when nothing refers to them. Only those that refer to each other would stay, so
-# what ends again and again may not: sessions let go of their parts (`ClientSession`), and
-# connections of themselves (`_Connection`). All others are found when everything is visited, once
-# in a while.
-_EXEMPT_MAX_S = 6 * 3600.0
-_THRESHOLDS = 700, 10, 5
+# what ends again and again may not: sessions let go of their parts (`ClientSession`), connections
+# of themselves (`_Connection`), waits of an error that others get too (`flights`). All others are
+# found when everything is visited, once in a while, or when very many have come.
+_LONG_S = 0.001  # of CPU; some 5,000 objects
+_COLLECT_AFTER_S = 0.01
+_FULL_AFTER = 3  # collections of new objects
+_VISIT_AFTER_S = 6 * 3600.0
+# More of them than an archive of 20,000 partitions has at its start.
+_VISIT_AFTER_OBJECTS = 2_000_000
+_VISIT_LOOK_S = 600.0  # to count a million takes 10 ms
 
 
 def spare_collections() -> None:
@@ -472,21 +484,58 @@ def spare_collections() -> None:
     gc.collect()
     gc.freeze()
     gc.collect()  # Python puts off the next one until a quarter has come of what this one has left
-    gc.set_threshold(*_THRESHOLDS)
-    gc.callbacks.append(_exempt_survivors)
+    gc.callbacks.append(_EXEMPTING)
 
 
-def _exempt_survivors(phase: str, info: Mapping[str, int]) -> None:
-    if phase == "stop" and info["generation"] == 2:
-        gc.freeze()
+class _Exempting:
+    """A callback of `gc`. It may not ask for the objects themselves (`gc.get_objects`): Python
+    cannot finish a tuple that it makes in another thread while somebody else refers to it.
+    """
+
+    def __init__(self) -> None:
+        self._began_at = 0.0
+
+    def __call__(self, phase: str, info: Mapping[str, int]) -> None:
+        if info["generation"] != 2:
+            return
+        if phase == "start":
+            self._began_at = time.thread_time()
+        elif time.thread_time() - self._began_at >= _LONG_S:
+            gc.freeze()
+
+
+_EXEMPTING = _Exempting()
+
+
+class NewObjects:
+    """Collects garbage after each _COLLECT_AFTER_S of the loop's work, if `spare_collections` was
+    called. `worked_s`: since the last time; the owner adds to it.
+    """
+
+    __slots__ = ("_times", "worked_s")
+
+    def __init__(self) -> None:
+        self.worked_s = 0.0
+        self._times = 0
+
+    def collect_if_due(self) -> None:
+        if self.worked_s >= _COLLECT_AFTER_S and _EXEMPTING in gc.callbacks:
+            self.worked_s = 0.0
+            self._times += 1
+            gc.collect(1 if self._times % _FULL_AFTER else 2)
 
 
 async def visit_exempt_objects() -> None:
     """Runs until cancelled."""
+    clock = asyncio.get_running_loop().time
+    visited_at, left = clock(), gc.get_freeze_count()
     while True:
-        await asyncio.sleep(_EXEMPT_MAX_S)
-        gc.unfreeze()
-        gc.collect()
+        await asyncio.sleep(_VISIT_LOOK_S)
+        many = gc.get_freeze_count() >= left + _VISIT_AFTER_OBJECTS
+        if many or clock() >= visited_at + _VISIT_AFTER_S:
+            gc.unfreeze()
+            gc.collect()
+            visited_at, left = clock(), gc.get_freeze_count()
 
 
 class _MallInfo2(ctypes.Structure):

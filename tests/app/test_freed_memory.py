@@ -55,6 +55,34 @@ kept = [[number] for number in range(500_000)]
 print(len(gc.get_objects()), gc.isenabled())
 """
 
+REPLACED = """
+import asyncio, gc, time
+from fetchproxy.runtime.loop import TimedEventLoop, spare_collections
+
+visited = []
+
+def note(phase, info):
+    if phase == "start":
+        visited.append(sum(len(gc.get_objects(n)) for n in range(info["generation"] + 1)))
+
+async def main():
+    table = [[number] for number in range(200_000)]
+    spare_collections()
+    gc.callbacks.append(note)
+    for number in range(len(table)):
+        table[number] = [number]
+        if not number % 5:
+            await asyncio.sleep(0)
+    gc.collect()
+
+def new_loop():
+    return TimedEventLoop(time.perf_counter, time.thread_time, time.monotonic)
+
+with asyncio.Runner(loop_factory=new_loop) as runner:
+    runner.run(main())
+print(max(visited))
+"""
+
 needs_glibc = pytest.mark.skipif(glibc_allocator() is None, reason="not glibc 2.33 or later")
 
 
@@ -112,3 +140,9 @@ def test_a_collection_visits_no_object_that_has_outlived_one() -> None:
     visited, enabled = done.stdout.split()
     assert int(visited) < 250_000, done.stderr
     assert enabled == "True"
+
+
+def test_objects_that_replace_others_are_visited_soon() -> None:
+    """Python counts no more objects than before, and would visit all of them together."""
+    done = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True)
+    assert int(done.stdout or 0) in range(1, 120_000), done.stderr + done.stdout

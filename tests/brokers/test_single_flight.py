@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from weakref import WeakSet
 
 import pytest
 
-from fetchproxy.runtime.flights import SingleFlight, first_success
+from fetchproxy.errors import ClusterError, ClusterUnavailable
+from fetchproxy.runtime.flights import FreshReads, Gathering, SingleFlight, first_success
 
 
 class Work:
@@ -46,6 +52,73 @@ async def test_callers_share_one_error() -> None:
         work.go.set()
     assert [task.result() for task in tasks] == ["no"] * 3
     assert work.begun == 1
+
+
+Wait = Callable[[], Awaitable[object]]
+
+
+@asynccontextmanager
+async def single_flight() -> AsyncIterator[Wait]:
+    async def work() -> int:
+        await asyncio.sleep(0.01)
+        raise ClusterUnavailable("no")
+
+    yield partial(SingleFlight[int]().run, "k", work)
+
+
+@asynccontextmanager
+async def fresh_reads() -> AsyncIterator[Wait]:
+    async with failing_reads() as reads:
+        yield partial(reads.get, "k", float("-inf"))
+
+
+@asynccontextmanager
+async def reads_anew() -> AsyncIterator[Wait]:
+    async with failing_reads() as reads:
+        yield partial(reads.anew, "k")
+
+
+def failing_reads() -> FreshReads[str, int]:
+    async def read(key: str, began_at: float) -> int:
+        await asyncio.sleep(0.01)
+        raise ClusterUnavailable("no")
+
+    return FreshReads(read)
+
+
+@asynccontextmanager
+async def gathering() -> AsyncIterator[Wait]:
+    async def work(keys: Collection[str], tell: Callable[[str, ClusterError], None]) -> None:
+        await asyncio.sleep(0.01)
+        for key in keys:
+            tell(key, ClusterUnavailable("no"))
+
+    yield partial(Gathering[str, int](work).ask, "k")
+
+
+@pytest.mark.parametrize("shared", [single_flight, fresh_reads, reads_anew, gathering])
+async def test_who_waited_for_a_failure_is_freed_without_a_collection_of_garbage(
+    shared: Callable[[], AbstractAsyncContextManager[Wait]],
+) -> None:
+    class Kept:
+        """What a waiting caller knows."""
+
+    alive: WeakSet[Kept] = WeakSet()
+
+    async def caller(wait: Wait) -> None:
+        kept = Kept()
+        alive.add(kept)
+        with contextlib.suppress(ClusterError):
+            await wait()
+
+    gc.disable()
+    try:
+        async with shared() as wait, asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(caller(wait))
+        assert not alive
+    finally:
+        gc.enable()
 
 
 async def wanting(flights: SingleFlight[int], work: Work) -> str:
