@@ -118,11 +118,13 @@ def test_a_partition_crosses_the_tiers_both_ways_in_one_session(
     with SessionClient(proxy.bootstrap, version) as client:
         session = Session(client, {topic: {0: 0}, LIVE: {0: 0}}, partition_bytes=9_000)
         position, steps = 0, 0
+        begins: list[int] = []  # of the batches, which a busy producer cuts as it likes
         while position < COUNT:  # archive to tail
             part = session.poll({topic: {0: position}}).parts.get(key)
             if part is not None and part.offsets:
                 assert part.error == 0
                 assert part.offsets[0] <= position
+                begins += part.offsets
                 position = part.next_offset
                 steps += 1
             assert steps < 100
@@ -133,7 +135,8 @@ def test_a_partition_crosses_the_tiers_both_ways_in_one_session(
         part = seeked.parts.get(key) or session.until(key, lambda part: part.offsets)
         if not part.offsets:
             part = session.until(key, lambda part: part.offsets)
-        assert (part.offsets[0], part.log_start_offset) == (0, 0)
+        holds_10 = max(begin for begin in begins if begin <= 10)
+        assert (part.offsets[0], part.log_start_offset) == (holds_10, 0)
         # Tail to archive: the broker deletes records that a slow reader has yet to read.
         session.poll({topic: {0: TRIMMED}})
         wait_for("the archive", lambda: archived_ends(store, topic) == {0: COUNT + 50})
@@ -141,7 +144,7 @@ def test_a_partition_crosses_the_tiers_both_ways_in_one_session(
         part = session.poll({topic: {0: TRIMMED + 1}}).parts.get(key)
         if part is None or not part.offsets:
             part = session.until(key, lambda part: part.offsets)
-        assert part.offsets[0] == TRIMMED
+        assert part.offsets[0] == max(begin for begin in begins if begin <= TRIMMED + 1)
         assert part.error == 0
 
 
