@@ -158,8 +158,8 @@ class SegmentCopier:
         """Record the copy as finished. From here on it may count, even if recording fails."""
         finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
         try:
-            async with self._in_time(segment, deadline):
-                await self._record_in_the_end(finished, deadline)
+            async with self._in_time(segment, deadline) as refusals:
+                await self._record_in_the_end(finished, deadline, refusals)
         except FetchProxyError as error:
             self._count_failure(metadata, error)
             await self._has_taken_back(metadata)
@@ -170,9 +170,11 @@ class SegmentCopier:
         metrics.REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
         return finished
 
-    async def _record_in_the_end(self, finished: RemoteLogSegmentMetadata, deadline: float) -> None:
+    async def _record_in_the_end(
+        self, finished: RemoteLogSegmentMetadata, deadline: float, refusals: list[Exception]
+    ) -> None:
         """As `_record`, again and again while the store refuses this small write: the whole log is
-        uploaded already.
+        uploaded already. `refusals`: gets the store's errors.
         """
         clock = asyncio.get_running_loop().time
         for failures in count(1):
@@ -183,6 +185,7 @@ class SegmentCopier:
                     return None  # by an earlier write, whose answer was lost
                 raise _refused(finished, error) from error
             except RemoteStorageError as error:
+                refusals.append(error)
                 jitter = finished.segment_id.id.int % 1024 / 1024
                 pause_s = FINISH_BACKOFF.pause_ms(failures, jitter) / 1000
                 if not error.retriable or clock() + pause_s >= deadline:
@@ -213,8 +216,13 @@ class SegmentCopier:
         return False
 
     @asynccontextmanager
-    async def _in_time(self, segment: GatheredSegment, deadline: float) -> AsyncIterator[None]:
-        """Limit the block to `deadline`, also if a suspended process misses its timer."""
+    async def _in_time(
+        self, segment: GatheredSegment, deadline: float
+    ) -> AsyncIterator[list[Exception]]:
+        """Limit the block to `deadline`, also if a suspended process misses its timer. Raises the
+        last error that the block has put into the list, if it is over.
+        """
+        refusals: list[Exception] = []
         late = StorageUnavailable(
             f"copy of {segment.tip} at {segment.start_offset} took over {self.copy_max_ms} ms"
         )
@@ -222,9 +230,9 @@ class SegmentCopier:
             raise late
         try:
             async with asyncio.timeout_at(deadline):
-                yield
+                yield refusals
         except TimeoutError:
-            raise late from None
+            raise (refusals[-1] if refusals else late) from None
 
     def _count_failure(self, metadata: RemoteLogSegmentMetadata, error: Exception) -> None:
         metrics.REMOTE_COPY_ERRORS.labels(metadata.topic_id_partition.topic).inc()

@@ -126,7 +126,7 @@ async def test_a_copy_that_may_count_is_never_removed(
     store.loses_finishes = True
     store.go_on.set()
     with pytest.raises(StorageUnavailable, match="the answer is lost"):
-        await copier(archive).copy(gathered(tmp_path / "log"), (), confirmed)
+        await copier(archive, copy_max_ms=10_000).copy(gathered(tmp_path / "log"), (), confirmed)
     (segment,) = (await archive.view(TIP)).segments
     assert segment.state is FINISHED
     assert SegmentFile.LOG in await store.files()
@@ -143,6 +143,27 @@ async def test_an_uploaded_log_is_not_thrown_away_for_a_refused_small_write(
     (segment,) = (await archive.view(TIP)).segments
     assert segment == finished
     assert store.logs_put == 1
+
+
+async def test_when_the_time_is_over_the_stores_refusal_is_what_people_read(
+    archive: Archive, store: HeldStore, tmp_path: Path
+) -> None:
+    """The time ends while the write is tried again, perhaps in the middle of a request."""
+    finishes = 0
+
+    async def put(key: str, content: bytes) -> None:
+        nonlocal finishes
+        finishes += FINISHED.name.encode() in content
+        if finishes > TRIES_MAX:
+            await asyncio.sleep(3_600)
+        await HeldStore.put(store, key, content)
+
+    store.put = put  # type: ignore[method-assign]
+    store.finishes_refused = TRIES_MAX
+    store.go_on.set()
+    with pytest.raises(StorageThrottled, match="429 SlowDown"):
+        await copier(archive, copy_max_ms=10_000).copy(gathered(tmp_path / "log"), (), confirmed)
+    assert finishes > TRIES_MAX
 
 
 async def test_a_copy_that_was_deleted_before_it_was_finished_is_taken_back(
