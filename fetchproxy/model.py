@@ -127,7 +127,7 @@ class RemoteLogSegmentMetadata:
     end_offset: int  # inclusive
     max_timestamp_ms: int
     event_timestamp_ms: int
-    segment_leader_epochs: tuple[EpochStart, ...]
+    segment_leader_epochs: tuple[EpochStart, ...]  # see `segments.leader_epochs`
     segment_size_bytes: int
     state: RemoteLogSegmentState
     has_aborted_txns: bool  # False: no .txn object exists
@@ -150,7 +150,7 @@ class RemoteLogSegmentMetadata:
 
     @property
     def last_epoch(self) -> int:
-        """The epoch of the leader that wrote its end. -1: its batches have no epochs."""
+        """The epoch of the leader that wrote its end. -1: its batches have none that counts."""
         return self.segment_leader_epochs[-1].epoch if self.segment_leader_epochs else -1
 
     @property

@@ -27,8 +27,8 @@ from fetchproxy.segments.check import (
     epochs_that_agree,
 )
 from fetchproxy.segments.description import FinishedOffsets, encode_segment
+from fetchproxy.segments.leader_epochs import NOT_COUNTED, epoch_at
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.overlaps import epoch_at
 from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
 from fetchproxy.storage.packed_logs import ListedSegment
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -94,7 +94,7 @@ def _check_place(metadata: RemoteLogSegmentMetadata, around: Around, *, is_cut: 
     if any(_is_newer(lineage, epochs, start, end) for lineage in around.lineages):
         raise CorruptSegment("a newer leader's log has replaced some of its offsets")
     below = [other for other in around.counted if other.start_offset <= start]
-    if epochs and any(other.last_epoch > epochs[0].epoch for other in below):
+    if epochs and any(other.last_epoch > epochs[0].epoch >= 0 for other in below):
         raise CorruptSegment("a newer leader's log is below it")
     newest = max(around.stated_epoch, *(other.last_epoch for other in around.counted), -1)
     is_followed = any(other.start_offset == end + 1 for other in around.counted)
@@ -477,11 +477,14 @@ def _as_the_log_has_it(
     segment = derived.segment
     is_cut = metadata.copied_end_offset is not None and metadata.end_offset < segment.end_offset
     end = metadata.end_offset if is_cut else segment.end_offset
+    epochs = metadata.segment_leader_epochs
+    if not any(entry.epoch == NOT_COUNTED for entry in epochs):
+        epochs = clip_epochs(segment.leader_epochs, segment.start_offset, end)
     return replace(
         metadata,
         end_offset=end,
         copied_end_offset=segment.end_offset if is_cut else None,
         max_timestamp_ms=derived.max_timestamp_ms(end),
-        segment_leader_epochs=clip_epochs(segment.leader_epochs, segment.start_offset, end),
+        segment_leader_epochs=epochs,
         segment_size_bytes=segment.size_bytes,
     )

@@ -27,8 +27,9 @@ from fetchproxy.model import (
 from fetchproxy.observability.health import Offsets
 from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
+from fetchproxy.segments.leader_epochs import epoch_at
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.overlaps import epoch_at, first_difference
+from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import Self, TypeVar
@@ -42,6 +43,7 @@ K = TypeVar("K", str, UUID)
 _ALL_TOPICS = "all topics"
 _CONSUMER = -1  # replica_id
 _NO_SESSION = -1  # session_epoch of a full fetch outside any session (KIP-227)
+_NAMES_LEADER_EPOCH_FROM = 9  # of Fetch
 _TOPIC_RESOURCE = 2  # of DescribeConfigs
 
 # After this pause without a connection to one broker, the next one is tried too.
@@ -280,10 +282,11 @@ class Cluster:
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
             version = connection.version_of(ApiKey.FETCH)
+            leader_epoch = topic.leaders[tip.partition][1]
             asked = FetchRequest.FetchTopic
             place = asked.FetchPartition(
                 partition=tip.partition,
-                current_leader_epoch=topic.leaders[tip.partition][1],
+                current_leader_epoch=leader_epoch,
                 fetch_offset=offset,
                 partition_max_bytes=bytes_max,
             )
@@ -301,7 +304,10 @@ class Cluster:
             )
             body = request.encode(version=version)
             [payload] = await connection.send(ApiKey.FETCH, version, [body], wait_max_ms)
-            return decode_fetch(payload, version, tip)
+            fetched = decode_fetch(payload, version, tip)
+            # The broker refuses a request that names another epoch than its own (KIP-320).
+            named = version >= _NAMES_LEADER_EPOCH_FROM
+            return replace(fetched, leader_epoch=leader_epoch) if named else fetched
 
         return await self.ask_leader(tip, ask)
 

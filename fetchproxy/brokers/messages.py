@@ -44,7 +44,8 @@ class FetchedPartition:
     """`error_code`: 0 or OFFSET_OUT_OF_RANGE (1); with 1 the offsets are -1 and there are no
     records.
 
-    `records` may end in a partial batch. `aborted`: filled only for read_committed.
+    `records` may end in a partial batch. `aborted`: filled only for read_committed. `leader_epoch`:
+    of the leader that answered; -1: not known.
     """
 
     error_code: int
@@ -53,6 +54,7 @@ class FetchedPartition:
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...]  # (producer id, first offset)
     records: bytes | memoryview
+    leader_epoch: int = -1
 
 
 _UUID_BYTES = 16

@@ -11,6 +11,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.leaders import Told
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.lineage import (
+    UNDEFINED_EPOCH,
     AskEpoch,
     AskLogStart,
     Joint,
@@ -209,11 +210,11 @@ class _Checked:
         end = view.log_end_offset
         if end is None or not self._tells:
             return end or 0
-        last = view.segments[-1].segment_leader_epochs
-        if not last or last[-1].epoch == self.leader_epoch:
-            return end  # copied from this leader
-        answer = self._answers.ends.get(last[-1].epoch)
-        if answer is not None and answer.epoch == last[-1].epoch and answer.end_offset >= end:
+        last = view.segments[-1].last_epoch
+        if last in (UNDEFINED_EPOCH, self.leader_epoch):
+            return end  # believed, or copied from this leader
+        answer = self._answers.ends.get(last)
+        if answer is not None and answer.epoch == last and answer.end_offset >= end:
             return end
         lineage = compared_lineage(view)
         found = compare(lineage, end, self._answers)

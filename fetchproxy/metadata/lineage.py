@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochEnd, EpochStart
+from fetchproxy.segments.leader_epochs import rising
 
 # The questions are those of Kafka's LeaderEpochFileCache. So the answers equal those of a broker
 # with tiered storage, whose cache reaches back to the first remote offset.
@@ -24,8 +25,7 @@ def extend_lineage(
 
     A segment repeats the epoch that it begins in. Epochs that are not newer are left out.
     """
-    latest = lineage[-1].epoch if lineage else UNDEFINED_EPOCH
-    return (*lineage, *(entry for entry in epochs if entry.epoch > latest))
+    return rising((*lineage, *epochs))
 
 
 def archived_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
@@ -70,7 +70,7 @@ def lineage_of(view: PartitionView) -> tuple[EpochStart, ...]:
     found: list[EpochStart] = []
     for entry in view.segments.leader_epochs():
         # An epoch without offsets after a log start or an overlap is no longer in the log.
-        if found and (entry.epoch <= found[-1].epoch):
+        if entry.epoch <= (found[-1].epoch if found else UNDEFINED_EPOCH):
             continue
         at = max(entry.start_offset, start)
         while found and found[-1].start_offset >= at:

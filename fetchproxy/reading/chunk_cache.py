@@ -26,6 +26,7 @@ from fetchproxy.observability.metrics import (
     CHUNKS_BYTES,
     READ_AHEAD_UNUSED,
 )
+from fetchproxy.segments.leader_epochs import NOT_COUNTED
 
 # Only this module makes chunks, so every chunk in the cache has passed its CRC-32C. The cache is
 # sized in bytes and knows which chunks were read ahead and not used yet.
@@ -175,16 +176,17 @@ def check_chunk(
     Raises CorruptSegment if a CRC-32C or header is wrong, the last batch is cut off, offsets do
     not rise, or offsets differ from the index. The CRC does not cover base offset and leader epoch.
     In a log without holes, a changed base offset contradicts a neighbour or the index. The leader
-    epoch must be the epoch that the segment's metadata has for that offset, or -1 (none). The
-    metadata has no epochs for offsets above `epochs_up_to`. `crc_known`: these bytes passed this
-    check before, so the CRCs of the batches are not computed again.
+    epoch must be the epoch that the segment's metadata has for that offset, or -1 (none), unless
+    epochs do not count there. The metadata has no epochs for offsets above `epochs_up_to`.
+    `crc_known`: these bytes passed this check before, so the CRCs of the batches are not computed
+    again.
     """
     view, limit = memoryview(content), len(content)
     last_offsets, ends = array("q"), array("q")
     crc_of, unpack_from = crc32c, _FIELDS.unpack_from
     later_epochs = list(epochs[1:])
     # A segment may begin inside a batch, so its first epoch also holds below that epoch's start.
-    epoch = epochs[0].epoch if epochs else None
+    epoch = epochs[0].epoch if epochs else NOT_COUNTED
     epoch_until = later_epochs[0].start_offset if later_epochs else _OFFSET_MAX
     before, pos, breathe_at = first_offset - 1, 0, STEP_BYTES
     while limit - pos >= HEADER_BYTES:
@@ -199,7 +201,7 @@ def check_chunk(
         while base >= epoch_until:
             epoch = later_epochs.pop(0).epoch
             epoch_until = later_epochs[0].start_offset if later_epochs else _OFFSET_MAX
-        if its_epoch != epoch and its_epoch != -1 and epoch is not None and base <= epochs_up_to:
+        if its_epoch != epoch and -1 not in (its_epoch, epoch) and base <= epochs_up_to:
             raise CorruptSegment(f"leader epoch {its_epoch}, not {epoch}, at base offset {base}")
         before = base + delta
         last_offsets.append(before)

@@ -23,8 +23,9 @@ from fetchproxy_protocol.record_batch import (
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
 from fetchproxy.segments.contents import GatheredSegment, listed_aborted
+from fetchproxy.segments.leader_epochs import NOT_COUNTED, are_those_of, epoch_at, rising
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.overlaps import epoch_at, first_difference
+from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
@@ -515,6 +516,8 @@ class SegmentCheck:
     def _check_epoch(self, header: BatchHeader, position: int) -> None:
         stated = epoch_at(self._metadata.segment_leader_epochs, header.base_offset)
         epoch = header.partition_leader_epoch
+        if stated == NOT_COUNTED and self._metadata.segment_leader_epochs:
+            return
         if epoch not in (-1, stated):  # -1: written without epochs, so metadata have none
             self._log_fault(
                 position, header.base_offset, f"leader epoch {epoch}, metadata say {stated}"
@@ -588,9 +591,9 @@ def first_newer(
         return None
     first = max(segment.start_offset, lineage[0].start_offset, from_offset)
     for offset in sorted({first, *(entry.start_offset for entry in lineage)}):
-        if first <= offset <= segment.end_offset and epoch_at(lineage, offset) > epoch_at(
-            segment.segment_leader_epochs, offset
-        ):
+        stated = epoch_at(segment.segment_leader_epochs, offset)
+        is_inside = first <= offset <= segment.end_offset
+        if is_inside and epoch_at(lineage, offset) > stated != NOT_COUNTED:
             return offset
     return None
 
@@ -680,7 +683,7 @@ def _check_epochs(log: GatheredSegment, witnesses: Witnesses) -> None:
     known = witnesses.known
     end = log.end_offset if known is None else min(known.end_offset, log.end_offset)
     own = clip_epochs(log.leader_epochs, log.start_offset, end)
-    if known is not None and own == known.segment_leader_epochs:
+    if known is not None and are_those_of(own, known.segment_leader_epochs):
         return
     beside = epochs_beside(witnesses.epochs, log.start_offset, end)
     if beside is None:
@@ -717,7 +720,7 @@ def agrees(beside: Sequence[EpochStart], own: Sequence[EpochStart]) -> bool:
     """Batches without an epoch add none to a segment, but do not end the lineage before it: what
     such batches begin a segment with is in `beside` alone, as the first epoch or its start.
     """
-    told, stated = tuple(beside), tuple(own)
+    told, stated = tuple(beside), rising(own)
     if stated in (told, told[1:]):
         return True
     if not told or not stated or told[1:] != stated[1:]:

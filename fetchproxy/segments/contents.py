@@ -15,6 +15,7 @@ from fetchproxy_protocol.record_batch import CONTROL_ABORT, BatchHeader, control
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
+from fetchproxy.segments.leader_epochs import NOT_COUNTED
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
 # A read_committed fetch lists each aborted transaction that overlaps the fetched range as
@@ -180,6 +181,7 @@ class GatheredSegment:
     log_settled: bool  # True: nobody writes to `log` again. False: it is a broker's own file
     index: RemoteLogIndex  # without an object key: each copy attempt has a new one
     compressible: bool = False  # most of its bytes are in batches that are not compressed
+    leader_epoch: int = -1  # of the first leader that it was read from; -1: not known
     stream_key: bytes | None = field(default=None, repr=False)  # `log` is encrypted with it
     kafka_files: KafkaFiles = KafkaFiles()
 
@@ -216,6 +218,9 @@ class SegmentSummary:
         self.first_timestamp_ms: int | None = None
         self._max_timestamp_ms = -1
         self._epochs: list[EpochStart] = []
+        self._epoch: int | None = None  # of the last entry
+        self._highest_epoch = NOT_COUNTED
+        self._leaders: set[int] = set()
         self._aborted = AbortedTxnCollector()
         self._index = RemoteLogIndex()
 
@@ -227,26 +232,20 @@ class SegmentSummary:
         """`aborted`: (producer id, first offset) of transactions. Call it before their batches."""
         self._aborted.report(aborted)
 
-    def add(self, records: Buffer, header: BatchHeader) -> None:
-        """Adds the next batch, which lies in `records`. `add_bytes` counts its bytes."""
-        epoch = header.partition_leader_epoch
-        # -1: its writer knew no epoch. Such a batch belongs to the epoch before it, as in Kafka.
-        if self._epochs and 0 <= epoch < self._epochs[-1].epoch:
-            raise CorruptSegment(
-                f"{self._tip}: leader epoch {epoch} at offset {header.base_offset} "
-                f"after epoch {self._epochs[-1].epoch}"
-            )
+    def add(self, records: Buffer, header: BatchHeader, leader_epoch: int = -1) -> None:
+        """Adds the next batch, which lies in `records`. `add_bytes` counts its bytes.
+
+        `leader_epoch`: of the leader that it was read from; -1: not known.
+        """
         try:
             self._index.add(header)
             is_abort = header.is_control and control_type(records, header) == CONTROL_ABORT
         except (ValueError, WireError) as error:
             raise CorruptSegment(f"{self._tip}: {error}") from None
-        if epoch >= 0 and (not self._epochs or epoch > self._epochs[-1].epoch):
-            # A segment may begin inside a batch (DeleteRecords), or with a hole before its first
-            # batch, and repeats the epoch that it begins in.
-            is_first = self.first_timestamp_ms is None
-            start = self.start_offset if is_first else header.base_offset
-            self._epochs.append(EpochStart(epoch, start))
+        self._leaders.add(leader_epoch)
+        # -1: its writer knew no epoch. Such a batch belongs to the epoch before it, as in Kafka.
+        if header.partition_leader_epoch not in (self._epoch, -1):
+            self._note_epoch(header, leader_epoch)
         if is_abort:
             self._aborted.abort_marker(header.producer_id, header.base_offset)
         if self.first_timestamp_ms is None:
@@ -255,6 +254,19 @@ class SegmentSummary:
         if not header.compression:
             self._uncompressed_bytes += header.size
         self.position = header.last_offset + 1
+
+    def _note_epoch(self, header: BatchHeader, leader_epoch: int) -> None:
+        epoch = header.partition_leader_epoch
+        counts = epoch >= self._highest_epoch and not 0 <= leader_epoch < epoch
+        self._highest_epoch = max(self._highest_epoch, epoch)
+        stated = epoch if counts else NOT_COUNTED
+        if stated != self._epoch:
+            # A segment may begin inside a batch (DeleteRecords), or with a hole before its first
+            # batch, and repeats the epoch that it begins in.
+            is_first = self.first_timestamp_ms is None
+            start = self.start_offset if is_first else header.base_offset
+            self._epochs.append(EpochStart(stated, start))
+            self._epoch = stated
 
     def add_bytes(self, chunk: memoryview) -> None:
         """Takes all bytes of the added batches, in order, as in the file."""
@@ -276,6 +288,7 @@ class SegmentSummary:
             log_settled=settled,
             index=self._index,
             compressible=2 * self._uncompressed_bytes > self.size_bytes,
+            leader_epoch=min(self._leaders, default=-1),
         )
 
 

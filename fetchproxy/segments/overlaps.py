@@ -9,9 +9,8 @@ lower epoch lives again, the archiver cuts the other copy in the archive before 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
+from fetchproxy.model import RemoteLogSegmentMetadata
+from fetchproxy.segments.leader_epochs import epoch_at
 
 
 def add_in_order(
@@ -61,16 +60,3 @@ def first_difference(
         if -1 not in epochs and epochs[0] != epochs[1]:  # -1: written without epochs
             return offset
     return None
-
-
-def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
-    """The epoch of a batch that begins at `offset`; -1: none.
-
-    The first entry starts with the segment. It also counts below its start, as the segment's first
-    batch may begin there.
-    """
-    found = epochs[0].epoch if epochs else -1
-    for entry in epochs:
-        if entry.start_offset <= offset:
-            found = entry.epoch
-    return found

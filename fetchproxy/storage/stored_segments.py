@@ -30,8 +30,10 @@ class DerivedSegment:
     newest: tuple[tuple[int, int], ...]  # (base offset, timestamp) of batches later than all before
 
     def max_timestamp_ms(self, end_offset: int) -> int:
-        """Of the batches that begin at or before `end_offset`; -1 without any."""
-        return max((time for base, time in self.newest if base <= end_offset), default=-1)
+        """Of the batches that begin at or before `end_offset`; -1 without any, or if all lie before
+        the year 1970.
+        """
+        return max([-1, *(time for base, time in self.newest if base <= end_offset)])
 
 
 async def derive_segment(
@@ -63,17 +65,13 @@ async def derive_segment(
 
 
 def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
-    """The batch's CRC covers neither base offset nor leader epoch. The first batch may begin before
-    the segment's start offset, as DeleteRecords can trim a log inside a batch.
+    """The batch's CRC does not cover its base offset. The first batch may begin before the
+    segment's start offset, as DeleteRecords can trim a log inside a batch.
     """
     base, expected = header.base_offset, summary.position
     is_first = summary.first_timestamp_ms is None
     if base < expected and not (is_first and header.last_offset >= expected):
         raise CorruptSegment(f"batch begins at offset {base}, expected {expected}")
-    if header.partition_leader_epoch < -1:
-        raise CorruptSegment(
-            f"batch at offset {base} has leader epoch {header.partition_leader_epoch}"
-        )
 
 
 async def checked_batches(

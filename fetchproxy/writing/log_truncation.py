@@ -37,6 +37,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import ARCHIVE_TRUNCATED_OFFSETS
 from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.leader_epochs import NOT_COUNTED, rising
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -108,14 +109,17 @@ def joints_of(
     were read from several leaders are of one log only if the leader has these joints at the same
     offsets.
     """
+    epochs = rising(segment.leader_epochs)
     joints = [
-        Joint(one.epoch, other.start_offset, other.start_offset)
-        for one, other in pairwise(segment.leader_epochs)
+        Joint(one.epoch, other.start_offset, other.start_offset) for one, other in pairwise(epochs)
     ]
-    if lineage and archive_end is not None and segment.leader_epochs:
-        last, first = lineage[-1].epoch, segment.leader_epochs[0].epoch
-        if first > last:
-            joints.insert(0, Joint(last, archive_end, segment.start_offset))
+    if epochs:
+        # The segment may begin with a hole.
+        begin = max(epochs[0].start_offset, segment.index[0].first_offset)
+        before = lineage[-1].epoch if lineage else epochs[0].epoch - 1
+        if 0 <= before < epochs[0].epoch:
+            known_to = begin if archive_end is None or not lineage else archive_end
+            joints.insert(0, Joint(before, known_to, begin))
     return extend_lineage(lineage, segment.leader_epochs), tuple(joints)
 
 
@@ -199,7 +203,7 @@ class LogTruncation:
         epoch. Raises LogDiverged if they are not, LogTruncated if that cannot be decided,
         ClusterError.
         """
-        epochs, lineage = segment.leader_epochs, archive.lineage
+        epochs, lineage = rising(segment.leader_epochs), archive.lineage
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
             raise LogDiverged(f"{segment.tip}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
         whole, joints = joints_of(archive.compared, archive.archive_end, segment)
@@ -207,7 +211,21 @@ class LogTruncation:
         shared, compared = await self._compare(segment.tip, whole, end, joints)
         if shared < end:
             raise LogDiverged(f"{segment.tip}: gathered to {end}, the leader's log from {shared}")
+        await self._check_same_leader(segment)
         return self._epoch_of(segment.tip, compared)
+
+    async def _check_same_leader(self, segment: GatheredSegment) -> None:
+        """Where epochs do not count, only the leader that was read from is known to have the
+        records. Raises LogDiverged if another one leads, ClusterError.
+        """
+        if segment.leader_epoch < 0 or NOT_COUNTED not in (e.epoch for e in segment.leader_epochs):
+            return
+        told = await self.leader.epoch_end(segment.tip, segment.leader_epoch)
+        if told is not None and told[0] != segment.leader_epoch:
+            raise LogDiverged(
+                f"{segment.tip}: read from the leader of epoch {segment.leader_epoch}, and the "
+                f"epoch is {told[0]} now"
+            )
 
     async def agrees(self, tip: TopicIdPartition, archive: Resumed) -> int | None:
         """The leader's epoch if its log equals the archive up to the archive's end. None: its log

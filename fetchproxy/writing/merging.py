@@ -28,6 +28,7 @@ from fetchproxy.model import (
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
+from fetchproxy.segments.leader_epochs import NOT_COUNTED, are_those_of
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import checked_batches
@@ -94,7 +95,7 @@ def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochSta
     found: list[EpochStart] = []
     for source in sources:
         for entry in source.segment_leader_epochs:
-            if not found or entry.epoch > found[-1].epoch:
+            if not found or entry.epoch != found[-1].epoch:
                 found.append(entry)
     return tuple(found)
 
@@ -138,7 +139,8 @@ def _continues(before: RemoteLogSegmentMetadata, segment: RemoteLogSegmentMetada
     one, other = before.segment_leader_epochs, segment.segment_leader_epochs
     if not one or not other:
         return not one and not other
-    return one[-1].epoch <= other[0].epoch
+    highest = max(entry.epoch for entry in one)
+    return other[0].epoch == NOT_COUNTED or highest <= other[0].epoch
 
 
 def _fits(group: Segments, segment: RemoteLogSegmentMetadata, bytes_max: int) -> bool:
@@ -174,7 +176,8 @@ async def merged_log(
     if _ends(side_files.merged_aborted(aborted)) != _ends(gathered.aborted):
         raise CorruptSegment(f"{_place(sources[0])}: transaction indexes and log disagree")
     epochs = merged_epochs(sources)
-    if gathered.leader_epochs not in (epochs, ()):  # (): written without epochs
+    # (): written without epochs
+    if gathered.leader_epochs and not are_those_of(gathered.leader_epochs, epochs):
         raise CorruptSegment(
             f"{_place(sources[0])}: the log has {gathered.leader_epochs}, metadata have {epochs}"
         )

@@ -30,6 +30,7 @@ from fetchproxy.observability.health import Kind, Offsets, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
+from fetchproxy.segments.leader_epochs import uncounted
 from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -288,8 +289,14 @@ class PartitionArchiver:
             await self._moved_on(resumed, await self._fresh_view())
             return
         except LogDiverged as error:
-            self._note_dropped(segment.start_offset, error)
-            if not await self._truncate_if_parted(resumed):
+            if await self._truncate_if_parted(resumed):
+                self._note_dropped(segment.start_offset, error)
+            elif _contradicts_itself(segment, resumed.leader_epoch):
+                log.info("leader_epochs_left_out", **self.tip.logged, error=str(error))
+                epochs = uncounted(segment.start_offset)
+                self.gatherer.closed = replace(segment, leader_epochs=epochs)
+            else:
+                self._note_dropped(segment.start_offset, error)
                 await self.release()
             return
         await self.records.finished(finished)
@@ -325,6 +332,14 @@ class PartitionArchiver:
         if view.log_end_offset != resumed.archive_end:
             raise CopyOvertaken(f"{self.tip} is already archived up to {view.log_end_offset}")
         await self.records.begin(view, segment.start_offset)
+
+
+def _contradicts_itself(segment: GatheredSegment, leader_epoch: int | None) -> bool:
+    """All of `segment` comes from the leader that now denies having it. A leader never cuts its own
+    log, so its cache of epochs does not fit its batches (`segments.leader_epochs`).
+    """
+    counts = segment.leader_epochs != uncounted(segment.start_offset)
+    return counts and segment.leader_epoch == leader_epoch != -1
 
 
 # The three steps of KIP-405's RemoteLogManager. Step 1, leader: delete segments that retention has

@@ -26,6 +26,7 @@ from fetchproxy.model import (
 from fetchproxy.segments.check import SegmentCheck, TxnCheck
 from fetchproxy.segments.contents import SegmentSummary
 from fetchproxy.segments.description import decode_segment, encode_segment
+from fetchproxy.segments.leader_epochs import epoch_at, rising
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.records import decode_message, encode_message
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -105,14 +106,19 @@ def _check_epochs(
 ) -> None:
     """As Kafka's LeaderEpochFileCache learns them: where a batch has a newer epoch than before.
 
-    A segment repeats the epoch that it begins in, also in front of a hole.
+    A segment repeats the epoch that it begins in, also in front of a hole. Only batches whose epoch
+    does not count may have another epoch than the segment says.
     """
     expected: list[tuple[int, int]] = []
     for batch in group:
-        if batch.leader_epoch >= 0 and (not expected or batch.leader_epoch > expected[-1][0]):
-            begins = start if batch is group[0] else batch.base_offset
+        begins = start if batch is group[0] else batch.base_offset
+        if batch.leader_epoch > (expected[-1][0] if expected else -1):
             expected.append((batch.leader_epoch, begins))
-    found = [(entry.epoch, entry.start_offset) for entry in metadata.segment_leader_epochs]
+        stated = epoch_at(metadata.segment_leader_epochs, batch.base_offset)
+        newest = expected[-1][0] if expected else -1
+        if batch.leader_epoch != -1:
+            assert stated == (newest if batch.leader_epoch == newest else -1)
+    found = [(entry.epoch, entry.start_offset) for entry in rising(metadata.segment_leader_epochs)]
     assert found == expected
 
 

@@ -31,6 +31,7 @@ def corpus(examples: int = EXAMPLES, number: int = SEED) -> list[PlantedPartitio
         topic_id = ids.setdefault(name, random_topic_id(rng))
         newest = max((batch.leader_epoch for batch in log.batches), default=0)
         epoch = min(max(newest, 0) + rng.choice([0, 0, 3]), INT32_MAX - _LATEST_EPOCH_MARGIN)
+        epoch = rng.choice([epoch, epoch, 0])
         planted.append(PlantedPartition(name, topic_id, counts.get(name, 0), epoch, log))
         counts[name] = counts.get(name, 0) + 1
     large = _large_log(rng)

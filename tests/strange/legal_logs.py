@@ -470,17 +470,19 @@ def _other_control(draw: st.DrawFn, base: int) -> Batch:
 
 @st.composite
 def _epochs(draw: st.DrawFn, count: int) -> list[int]:
-    """A leader epoch for each batch: rising, with jumps, or -1 where the writer knew none."""
+    """A leader epoch for each batch: rising, with jumps, or -1 where the writer knew none; or in
+    any order, as when a cluster is set up anew around its logs and counts from 0 again.
+    """
     epoch = draw(st.sampled_from([0, 0, 1, 7, 2**30, INT32_MAX - 9]))
     found = []
     for _ in range(count):
-        step = draw(st.sampled_from([0, 0, 0, 0, 1, 1000, -1]))
+        step = draw(st.sampled_from([0, 0, 0, 0, 1, 1000, -1, -(2**31)]))
         if step < 0:
-            found.append(-1)
+            found.append(step)
             continue
         epoch = min(epoch + step, INT32_MAX - 9)
         found.append(epoch)
-    return found
+    return draw(st.permutations(found)) if draw(st.integers(0, 3)) == 0 else found
 
 
 @st.composite

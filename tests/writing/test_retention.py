@@ -9,7 +9,7 @@ from retention_segments import DELETING, FINISHED, STARTED, TIP, archives, segme
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.segments.overlaps import epoch_at
+from fetchproxy.segments.leader_epochs import epoch_at
 from fetchproxy.writing.deletion.retention import (
     Removals,
     Retention,

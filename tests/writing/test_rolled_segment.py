@@ -345,7 +345,6 @@ def test_before_and_after_a_damaged_message_of_an_old_format(folder: Path, spool
         ([*FIRST, batch(30)[:70]], LogDirUnusable, "ends inside the batch"),
         ([*FIRST, batch(30)[:30]], LogDirUnusable, "30 bytes that are not a batch"),
         ([], LogDirUnusable, "ends before offset 0"),
-        ([batch(0), batch(10), batch(20, epoch=1)], LogDirUnusable, "leader-epoch-checkpoint"),
     ],
 )
 def test_a_file_that_is_not_the_segment_is_refused(
@@ -353,6 +352,14 @@ def test_a_file_that_is_not_the_segment_is_refused(
 ) -> None:
     plant_segment(folder, 0, batches)
     refused(folder, 0, spool, error, match)
+
+
+def test_epochs_that_are_not_in_the_checkpoint_do_not_count(folder: Path, spool: Path) -> None:
+    """Kafka serves such batches too: a cluster that was set up anew around its logs."""
+    plant_segment(folder, 0, [batch(0), batch(10), batch(20, epoch=1)])
+    segment = take(folder, 0, spool)
+    assert segment.leader_epochs == (EpochStart(-1, 0),)
+    assert segment.end_offset == 29
 
 
 def test_holes_that_compaction_has_left_are_taken_as_they_are(folder: Path, spool: Path) -> None:
@@ -366,6 +373,16 @@ def test_indexes_that_do_not_fit_are_left_out(folder: Path, spool: Path) -> None
     (folder / f"{0:020d}.index").write_bytes(bytes(16))
     (folder / f"{30:020d}.snapshot").write_bytes(bytes(40))
     assert take(folder, 0, spool).kafka_files == KafkaFiles(time_index=times)
+
+
+def test_a_segment_that_begins_inside_the_first_batch_has_no_indexes(
+    folder: Path, spool: Path
+) -> None:
+    """DeleteRecords may cut there. Indexes count from the file's base offset."""
+    _, _, snapshot = plant_kafka_files(folder, 0, 29)
+    segment = take(folder, 5, spool)
+    assert (segment.start_offset, segment.log.read_bytes()) == (5, b"".join(FIRST))
+    assert segment.kafka_files == KafkaFiles(producer_snapshot=snapshot)
 
 
 def test_only_inactive_segments_are_found() -> None:

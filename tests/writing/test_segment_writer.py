@@ -87,11 +87,25 @@ async def test_markers_end_aborted_transactions(tmp_path: Path) -> None:
 
 async def test_a_log_that_goes_back_is_refused(tmp_path: Path) -> None:
     async with Spool(tmp_path) as spool:
-        for second in (batch(0), batch(5), batch(10, epoch=2)):
+        for second in (batch(0), batch(5)):
             writer = SegmentWriter(TIP, 0, spool)
             await append(writer, batch(0, epoch=3))
             with pytest.raises(CorruptSegment, match="t-0"):
                 await append(writer, second)
+
+
+async def test_epochs_that_fall_or_lie_above_the_leaders_do_not_count(tmp_path: Path) -> None:
+    async with Spool(tmp_path) as spool:
+        writer = SegmentWriter(TIP, 0, spool)
+        await append(writer, batch(0, epoch=3), batch(10, epoch=2), batch(20, epoch=3))
+        fallen = tuple(EpochStart(*entry) for entry in ((3, 0), (-1, 10), (3, 20)))
+        assert writer.close().leader_epochs == fallen
+        writer = SegmentWriter(TIP, 0, spool)
+        content = b"".join((batch(0, epoch=0), batch(10, epoch=9), batch(20, epoch=1)))
+        await writer.append(memoryview(content), list(walk(content)), (), leader_epoch=1)
+        segment = writer.close()
+        assert segment.leader_epochs == (EpochStart(0, 0), EpochStart(-1, 10))
+        assert segment.leader_epoch == 1
 
 
 def small_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, room_bytes: int) -> None:

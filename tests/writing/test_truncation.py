@@ -6,6 +6,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from fetchproxy_protocol.record_batch import BatchHeader
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,7 +128,9 @@ def test_an_end_at_a_segments_own_end_may_be_no_marker() -> None:
 
 def gathered(first: int, last: int, *epochs: tuple[int, int]) -> GatheredSegment:
     starts = tuple(EpochStart(epoch, start) for epoch, start in epochs)
-    return GatheredSegment(TIP, first, last, 0, 1, starts, (), Path("/"), 0, True, RemoteLogIndex())
+    index = RemoteLogIndex()
+    index.add(BatchHeader(0, 61, first, 49, 0, 0, 0, last - first, 0, 0, -1, -1, -1, 1))
+    return GatheredSegment(TIP, first, last, 0, 1, starts, (), Path("/"), 0, True, index)
 
 
 def test_joints_are_where_epochs_meet() -> None:
@@ -137,3 +140,17 @@ def test_joints_are_where_epochs_meet() -> None:
     assert joints == (Joint(3, 50, 60), Joint(4, 80, 80))
     assert joints_of(lineage, 50, gathered(50, 99, (3, 50)))[1] == ()
     assert joints_of((), None, gathered(0, 9, (0, 0)))[1] == ()
+
+
+def test_nothing_older_may_follow_the_first_epoch() -> None:
+    """Otherwise it is that of a former cluster, and this one counts from 0 again."""
+    assert joints_of((), None, gathered(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
+    assert joints_of((), 5, gathered(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
+    assert joints_of((EpochStart(2, 0),), 5, gathered(5, 9, (2, 5)))[1] == ()
+
+
+def test_epochs_that_do_not_count_make_no_joint() -> None:
+    segment = gathered(60, 99, (-1, 60), (6, 70), (-1, 75), (6, 80))
+    whole, joints = joints_of((EpochStart(3, 40),), 60, segment)
+    assert whole == (EpochStart(3, 40), EpochStart(6, 70))
+    assert joints == (Joint(3, 60, 70),)

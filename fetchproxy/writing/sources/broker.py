@@ -177,7 +177,8 @@ class BatchGatherer(SegmentGatherer):
         headers = headers[take.start : take.end]
         while True:
             try:
-                await writer.append(memoryview(fetched.records), headers, fetched.aborted)
+                records = memoryview(fetched.records)
+                await writer.append(records, headers, fetched.aborted, fetched.leader_epoch)
             except SpoolFull:
                 if writer.size_bytes > 0 or len(headers) <= 1:
                     raise

@@ -32,6 +32,7 @@ from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
+from fetchproxy.segments.leader_epochs import uncounted
 from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.storage.ciphers import stream_at
@@ -175,6 +176,7 @@ class RolledSegment:
 
     `position`: the first wanted offset.
     `txn_indexes`: the partition's, by base offset, listed after the LSO was asked for.
+    `leader_epoch`: in which the files' broker leads. -1: not known.
     """
 
     tip: TopicIdPartition
@@ -183,6 +185,7 @@ class RolledSegment:
     base_offset: int
     next_base_offset: int
     position: int
+    leader_epoch: int = -1
 
     @property
     def file(self) -> Path:
@@ -226,6 +229,8 @@ def take_segment(
             if not linked:
                 segment = _copied(reading.blocks(), rolled.file, segment, stream_key)
             files = KafkaFiles()
+            if not reading.epochs_count:
+                segment = replace(segment, leader_epochs=uncounted(segment.start_offset))
             if reading.damage is None:
                 files = _kafka_files(rolled, segment, whole=reading.is_whole)
             return replace(segment, kafka_files=files), reading.summary
@@ -237,7 +242,8 @@ def take_segment(
 class _Reading:
     """Reads the file from its first byte to its last, block by block. Messages of the formats v0
     and v1 become batches (`old_formats`). `damage`: such a message cannot be read, so the segment
-    ends before it.
+    ends before it. `epochs_count`: False if the epochs of its batches are not in the broker's
+    checkpoint.
     """
 
     def __init__(
@@ -253,6 +259,7 @@ class _Reading:
         self._pieces: list[tuple[int, int, bool]] = []  # (byte, bytes, converted) of each step
         self._skipped_bytes = 0  # of batches that end below the wanted position
         self.damage: LogDamaged | None = None
+        self.epochs_count = True
         self.summary = SegmentSummary(rolled.tip, rolled.position)
         self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
         end_offset = rolled.next_base_offset - 1
@@ -314,7 +321,7 @@ class _Reading:
                     continue
                 if taken_from is None:
                     taken_from = header.position
-                self.summary.add(records, header)
+                self.summary.add(records, header, self._rolled.leader_epoch)
                 kind = control_type(records, header) if header.is_control else None
                 self._txns.batch(header, kind)
         except WireError as error:
@@ -348,7 +355,14 @@ class _Reading:
         if known is not None and found:
             stated = clip_epochs(known, rolled.position, self.summary.position - 1)
             if not agrees(stated, found):
-                raise self._unusable(f"has {found}, its leader-epoch-checkpoint {stated}")
+                log.info(
+                    "leader_epochs_left_out",
+                    **rolled.tip.logged,
+                    file=str(rolled.file),
+                    leader_epochs=str(found),
+                    checkpoint=str(stated),
+                )
+                self.epochs_count = False
 
     def _check(self, data: bytes, header: BatchHeader) -> None:
         at = self._at + (0 if self._converts else header.position)
@@ -405,8 +419,9 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
 
 
 def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool) -> KafkaFiles:
-    """The broker's files that still exist. Positions count from the file's first byte, so a part of
-    the file gets no indexes. The snapshot is from the segment's end.
+    """The broker's files that still exist. Positions count from the file's first byte and offsets
+    from its base offset, so a part of the file gets no indexes, nor does a segment that begins
+    inside the first batch. The snapshot is from the segment's end.
     """
     base, end = rolled.base_offset, segment.end_offset
     size_bytes, newest_ms = segment.size_bytes, segment.max_timestamp_ms
@@ -419,7 +434,7 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
         return None
 
     snapshot = sound(rolled.next_base_offset, SNAPSHOT, side_files.snapshot_fault)
-    if not whole:
+    if not whole or segment.start_offset != base:
         return KafkaFiles(producer_snapshot=snapshot)
     offset_fault, time_fault = side_files.offset_index_fault, side_files.time_index_fault
     offsets = sound(base, OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
@@ -478,12 +493,12 @@ class LogDirsGatherer(SegmentGatherer):
         if gap is not None:
             return gap
         # The request for the edges has found the current leader.
-        log_dirs = await self._of_leader()
+        log_dirs, leader_epoch = await self._of_leader()
         if not log_dirs:
             return None
         rolled = await asyncio.to_thread(self._rolled, log_dirs, position, edges)
         if rolled is not None:
-            await self._take(rolled)
+            await self._take(replace(rolled, leader_epoch=leader_epoch))
         return self.closed
 
     async def discard(self) -> None:
@@ -492,9 +507,9 @@ class LogDirsGatherer(SegmentGatherer):
             self.spool.size_bytes -= _copied_bytes(segment)
             await asyncio.to_thread(segment.log.unlink, missing_ok=True)
 
-    async def _of_leader(self) -> list[LogDir]:
-        """The log directories of the partition's leader; none if it is on another host. Raises
-        ConfigError if a directory belongs to another cluster, ClusterError.
+    async def _of_leader(self) -> tuple[list[LogDir], int]:
+        """The log directories of the partition's leader, none if it is on another host; its epoch.
+        Raises ConfigError if a directory belongs to another cluster, ClusterError.
         """
         cluster_id = await self.cluster.cluster_id()
         for log_dir in self.log_dirs:
@@ -504,8 +519,8 @@ class LogDirsGatherer(SegmentGatherer):
                     f"the brokers are of cluster {cluster_id}"
                 )
         topic = await self.cluster.topic_by_id(self.tip.topic_id)
-        leader = topic.leaders.get(self.tip.partition, (-1, -1))[0]
-        return [log_dir for log_dir in self.log_dirs if log_dir.node_id == leader]
+        leader, leader_epoch = topic.leaders.get(self.tip.partition, (-1, -1))
+        return [one for one in self.log_dirs if one.node_id == leader], leader_epoch
 
     def _rolled(
         self, log_dirs: Sequence[LogDir], position: int, edges: LogEdges

@@ -190,8 +190,10 @@ class SegmentWriter:
         records: memoryview,
         headers: Sequence[BatchHeader],
         aborted: Iterable[tuple[int, int]],
+        leader_epoch: int = -1,
     ) -> None:
         """`headers`: consecutive batches in `records`. `aborted`: as their fetch reported.
+        `leader_epoch`: of the leader that was fetched from; -1: not known.
 
         Raises SpoolFull if the disk has no room for them: the data before stay as they were. Raises
         CorruptSegment if they do not continue the log, OSError from the disk. After either of
@@ -213,7 +215,7 @@ class SegmentWriter:
             self.began_at = asyncio.get_running_loop().time()
         self.summary.report(aborted)
         for header in headers:
-            self.summary.add(records, header)
+            self.summary.add(records, header, leader_epoch)
 
     def close(self) -> GatheredSegment:
         """At least one batch must have been appended."""
