@@ -20,6 +20,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.tls.contexts import upstream_context
 
@@ -135,8 +136,14 @@ async def managed_archive(
         yield ManagedArchive(rsm, rlmm, cluster)
 
 
-async def stored_partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
-    """The partitions of `topic` (None: of all) in the store. Raises as `stored_archive`."""
+async def stored_partitions(
+    config: Config, topic: str | None
+) -> tuple[list[TopicIdPartition], Unlisted]:
+    """The partitions of `topic` (None: of all) in the store, and the topics whose partitions cannot
+    be listed. Raises as `stored_archive`.
+    """
+    unlisted: Unlisted = {}
     async with stored_archive(config) as archive:
-        every = await archive.rlmm.list_partitions()
-        return [tip for tip in every if topic is None or tip.topic == topic]
+        every = await archive.rlmm.list_partitions(unlisted)
+    tips = [tip for tip in every if topic in (None, tip.topic)]
+    return tips, {name: error for name, error in unlisted.items() if topic in (None, name)}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError
-from fetchproxy.jobs.runner import Failure
+from fetchproxy.jobs.runner import Failure, not_listed
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.archive_reading import ArchiveReading
@@ -19,6 +19,7 @@ from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, Place, Sou
 from fetchproxy.remotelog.planning import PASSED_OVER, Asked, OffsetSpan
 from fetchproxy.remotelog.planning_processes import Failing
 from fetchproxy.remotelog.rate_limits import Views
+from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.published import uncovered
 
@@ -37,8 +38,9 @@ async def backfill_input(options: SourceOptions) -> BackfillInput:
 
 async def _input(options: SourceOptions) -> BackfillInput:
     failing: Failing = {}
+    unlisted: Unlisted = {}
     async with ArchiveReading(replace(options, fail_on_data_loss=False), once=True) as reading:
-        views = await reading.views(failing)
+        views = await reading.views(failing, unlisted)
         named = options.topics.names or set(options.topics.assigned or ())
         if missing := sorted(named - {topic for topic, _ in views}):
             described = await TopicDescriptions(reading.rsm.objects).refresh()
@@ -50,6 +52,9 @@ async def _input(options: SourceOptions) -> BackfillInput:
         reading.check_bounds(views)
         asked, failures = await _spans(reading, views)
         failures += [Failure(str(tip), str(error), True) for tip, error in sorted(failing.items())]
+        topics = options.topics
+        chosen = [t for t in unlisted if t in (topics.assigned or ()) or topics.takes(t, -1)]
+        failures += not_listed({topic: unlisted[topic] for topic in chosen})
         if not options.fail_on_data_loss:
             return asked, tuple(failures)
         losses = {view.tip: said for view, _ in asked if (said := _outside(options, view))}

@@ -24,7 +24,7 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -57,7 +57,7 @@ def merge(
     options: MergeOptions = MergeOptions(),
 ) -> Done[MergedPartition]:
     """Merge segments in every partition of `topic` (None: of all topics). Raises as `verify`."""
-    tips = in_loop(stored_partitions(config, topic))
+    tips, unlisted = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
     unread = [
@@ -65,7 +65,7 @@ def merge(
         for partition in done.results
         for why in partition.unread
     ]
-    failures = (*done.failures, *unread)
+    failures = (*not_listed(unlisted), *done.failures, *unread)
     return replace(done, failures=failures, frame=runner.frame(rows, MERGED_SCHEMA))
 
 

@@ -25,9 +25,10 @@ from fetchproxy.auditing.mirroring import (
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError, StorageDenied
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell, not_done
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell, not_done, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
+from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.registry import same_place, without_secrets
 from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
@@ -140,6 +141,7 @@ class _Partitions:
 
     here: dict[TopicIdPartition, str | None]
     there: list[TopicIdPartition]
+    unlisted: Unlisted  # in one of the places
 
     @property
     def fit(self) -> list[TopicIdPartition]:
@@ -147,27 +149,32 @@ class _Partitions:
 
     @property
     def failures(self) -> list[Failure]:
-        return [
+        unfit = [
             Failure(str(tip), f"--to cannot hold this topic: {fault}", False)
             for tip, fault in self.here.items()
             if fault is not None
         ]
+        return [*unfit, *not_listed(self.unlisted)]
 
 
 def _one_run(
     runner: Runner, places: Places, options: MirrorOptions, on_result: OnMirrored
 ) -> Mirrored:
     async def partitions(source: Place, target: Place) -> _Partitions:
-        here = await source.rsm.list_partitions()
+        unlisted: Unlisted = {}
+        here = await source.rsm.list_partitions(unlisted=unlisted)
         faults = {tip: target.rsm.name_fault(tip.topic, tip.topic_id) for tip in here}
-        return _Partitions(faults, await target.rsm.list_partitions())
+        there = await target.rsm.list_partitions(unlisted=unlisted)
+        return _Partitions(faults, there, unlisted)
 
     found = places.ask(partitions)
     places.ask(moving.copy_archive_wide)  # readers of the copy know each topic, and wait for it
     done = runner.each(found.fit, mirror_work(places, options), on_result)
     failed = [one for partition in done.results for one in partition.failed]
     of_archive = places.ask(moving.copy_archive_wide)
-    left = tuple(sorted(set(found.there) - set(found.here)))
+    left = tuple(
+        sorted(t for t in set(found.there) - set(found.here) if t.topic not in found.unlisted)
+    )
     failures = (*found.failures, *done.failures, *not_done(failed))
     failures += tuple(Failure(key, str(why), why.retriable) for key, why in of_archive)
     return Mirrored(done.results, failures, left)

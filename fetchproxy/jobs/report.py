@@ -36,7 +36,7 @@ from fetchproxy.jobs.figures import (
     by_day,
     measure_partition,
 )
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell
+from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.deletion.retention import effective_retention
@@ -345,14 +345,15 @@ class Reported:
 
 def report(runner: Runner, config: Config, *, topic: str | None = None) -> Reported:
     """The report on `topic` (None: on all topics). Raises as `verify`."""
-    tips = in_loop(stored_partitions(config, topic))
+    tips, unlisted = in_loop(stored_partitions(config, topic))
     now_ms = wall_clock_ms()
     done = runner.each(tips, report_work(config, now_ms))
+    failures = (*not_listed(unlisted), *done.failures)
     by_name = sorted(done.results, key=lambda f: (f.tip.topic, f.tip.topic_id, f.tip.partition))
     figures = tuple(by_name)
     rows = table_rows(figures)
     frames = {name: runner.frame(rows[name], SCHEMAS[name]) for name in SCHEMAS}
-    return Reported(figures, frames, page(figures, now_ms), done.failures)
+    return Reported(figures, frames, page(figures, now_ms), failures)
 
 
 def report_work(

@@ -29,7 +29,7 @@ from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, r
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Done, Here, Runner, StoreWork, Tell, not_done
+from fetchproxy.jobs.runner import Done, Here, Runner, StoreWork, Tell, not_done, not_listed
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
@@ -64,13 +64,13 @@ def restore(
     as `verify`, and ClusterError or RemoteStorageError if the metadata topic is unavailable.
     """
     config = config if isinstance(runner, Here) else for_executors(config)
-    tips = in_loop(stored_partitions(config, topic))
+    tips, unlisted = in_loop(stored_partitions(config, topic))
     there = in_loop(_metadata_topic(config, create=bool(tips) and not dry_run))
     groups = grouped(tips, config.metadata.topic_partitions)
     done = runner.each(groups, restore_work(config, dry_run, there), on_result)
     partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tip))
     unread = not_done(one for partition in partitions for one in partition.unread)
-    failures = (*done.failures, *unread)
+    failures = (*not_listed(unlisted), *done.failures, *unread)
     if not dry_run:
         if topic is None and there and not failures:
             in_loop(_state_metadata_topic(config))

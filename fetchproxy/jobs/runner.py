@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
@@ -27,7 +27,7 @@ import structlog
 from fetchproxy.archive import in_loop
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.config.schema import LogConfig
-from fetchproxy.errors import FetchProxyError, PipelineFailed, leaves
+from fetchproxy.errors import FetchProxyError, PipelineFailed, RemoteStorageError, leaves
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import keep_what_is_loaded
 
@@ -65,6 +65,13 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.error}{' (may be tried again)' if self.retriable else ''}"
+
+
+def not_listed(unlisted: Mapping[str, RemoteStorageError]) -> tuple[Failure, ...]:
+    """`unlisted`: by topic, why its partitions are not known, so that none had its turn."""
+    return tuple(
+        Failure(topic, str(error), error.retriable) for topic, error in sorted(unlisted.items())
+    )
 
 
 @dataclass(frozen=True, slots=True)

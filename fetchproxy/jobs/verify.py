@@ -27,12 +27,13 @@ from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, not_done
+from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, not_done, not_listed
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import MIRROR
+from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.archive_health import mirror_in_words, with_stored
 from fetchproxy.writing.concerns import read_concerns
@@ -71,11 +72,12 @@ def verify(
         for fault in report.faults:
             on_fault(fault)
 
-    tips = in_loop(_partitions(config, topic))
+    tips, unlisted = in_loop(_partitions(config, topic))
     done = runner.each(tips, verify_work(config), on_result)
     report, not_asked = in_loop(_with_stored(config, topic, together(done.results)))
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
-    return Verified(report, faults, (*done.failures, *not_done(report.unread)), not_asked)
+    failures = (*not_listed(unlisted), *done.failures, *not_done(report.unread))
+    return Verified(report, faults, failures, not_asked)
 
 
 ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
@@ -117,14 +119,15 @@ async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell)
     return await verify_partition(rsm, rlmm, tip, metadata_topic=metadata_topic, on_progress=tell)
 
 
-async def _partitions(config: Config, topic: str | None) -> list[TopicIdPartition]:
-    """The partitions in the store or in the metadata topic."""
-    found = set(await stored_partitions(config, topic))
+async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPartition], Unlisted]:
+    """As `stored_partitions`, and the partitions in the metadata topic."""
+    stored, unlisted = await stored_partitions(config, topic)
+    found = set(stored)
     async with _to_verify(for_executors(config)) as (_, metadata_topic):
         if metadata_topic is not None:
             every = await metadata_topic.list_partitions()
             found.update(tip for tip in every if topic is None or tip.topic == topic)
-    return sorted(found)
+    return sorted(found), unlisted
 
 
 async def _with_stored(
@@ -210,12 +213,13 @@ def reindex(
     """Verify and repair each partition of `topic` (None: of all topics). The frame has the faults
     that remain (FAULT_SCHEMA). Raises as `verify`.
     """
-    tips = in_loop(stored_partitions(config, topic))
+    tips, unlisted = in_loop(stored_partitions(config, topic))
     done = runner.each(tips, reindex_work(config, dry_run))
     left = fault_rows(fault for partition in done.results for fault in partition.left)
     unread = not_done(one for partition in done.results for one in partition.unread)
     frame = runner.frame(left, FAULT_SCHEMA)
-    return replace(done, failures=(*done.failures, *unread), frame=frame)
+    failures = (*not_listed(unlisted), *done.failures, *unread)
+    return replace(done, failures=failures, frame=frame)
 
 
 def reindex_work(

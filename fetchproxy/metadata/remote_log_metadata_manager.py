@@ -25,7 +25,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
 from fetchproxy.runtime.flights import FreshReads
-from fetchproxy.storage.listings import LogStartObject
+from fetchproxy.storage.listings import LogStartObject, Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
@@ -177,8 +177,10 @@ class RemoteLogMetadataManager(PartitionViews):
         """The partition's unreadable metadata, as of the last read. Never blocks."""
 
     @abstractmethod
-    async def list_partitions(self) -> Iterable[TopicIdPartition]:
-        """Every partition that the archive knows, sorted."""
+    async def list_partitions(self, unlisted: Unlisted | None = None) -> Iterable[TopicIdPartition]:
+        """Every partition that the archive knows, sorted. `unlisted`: for the topics whose folder
+        in the store alone cannot be listed; None: their error is raised.
+        """
 
 
 @asynccontextmanager

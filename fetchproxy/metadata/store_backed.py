@@ -66,6 +66,7 @@ from fetchproxy.storage.listings import (
     LogStartObject,
     SegmentMetadataObject,
     Standing,
+    Unlisted,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject
@@ -457,8 +458,13 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> RemotePartitionDeleteMetadata | None:
         return await self._deletions.get(tip, not_older_than)
 
-    async def list_partitions(self) -> Iterable[TopicIdPartition]:
-        return await self._listed.get(None, asyncio.get_running_loop().time())
+    async def list_partitions(self, unlisted: Unlisted | None = None) -> Iterable[TopicIdPartition]:
+        listed, failed = await self._listed.get(None, asyncio.get_running_loop().time())
+        if failed and unlisted is None:
+            raise next(iter(failed.values()))
+        if unlisted is not None:
+            unlisted.update(failed)
+        return listed
 
     def list_remote_log_segments(
         self, tip: TopicIdPartition
@@ -524,10 +530,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if self._collecting is not None:
             await self._collecting.forget_topics(gone)
 
-    async def _list_partitions(self, _: None, began_at: float) -> tuple[TopicIdPartition, ...]:
+    async def _list_partitions(
+        self, _: None, began_at: float
+    ) -> tuple[tuple[TopicIdPartition, ...], Unlisted]:
+        unlisted: Unlisted = {}
         async with self._while_it_comes("list of partitions") as it_came:
-            listed = await self._rsm.list_partitions(it_came)
-        return tuple(sorted({*listed, *self._tips_put_since(began_at)}, key=TopicIdPartition.order))
+            listed = await self._rsm.list_partitions(it_came, unlisted)
+        tips = {*listed, *self._tips_put_since(began_at)}
+        return tuple(sorted(tips, key=TopicIdPartition.order)), unlisted
 
     def _tips_put_since(self, began_at: float) -> list[TopicIdPartition]:
         """Partitions that a listing that began at `began_at` may have missed."""

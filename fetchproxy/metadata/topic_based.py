@@ -60,7 +60,7 @@ from fetchproxy.segments.records import (
     decode_message,
     encode_message,
 )
-from fetchproxy.storage.listings import LogStartObject, SegmentMetadataObject
+from fetchproxy.storage.listings import LogStartObject, SegmentMetadataObject, Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 _INT32_MASK = 0xFFFFFFFF
@@ -436,7 +436,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             )
         return table
 
-    async def list_partitions(self) -> Iterable[TopicIdPartition]:
+    async def list_partitions(self, unlisted: Unlisted | None = None) -> Iterable[TopicIdPartition]:
         return sorted(await self._follower.partitions(asyncio.get_running_loop().time()))
 
     async def refresh_topic(

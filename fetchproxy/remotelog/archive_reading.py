@@ -58,6 +58,7 @@ from fetchproxy.remotelog.rate_limits import Views, admitted, new_offsets
 from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_retries
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.storage.listings import Unlisted
 
 log = structlog.get_logger(__name__)
 
@@ -111,9 +112,12 @@ class ArchiveReading:
 
         await with_retries(what, look, FIRST_ANSWER_MAX_S)
 
-    async def views(self, failing: Failing | None = None) -> Views:
+    async def views(
+        self, failing: Failing | None = None, unlisted: Unlisted | None = None
+    ) -> Views:
         """The current views of the chosen partitions, of each topic's last incarnation. `failing`:
-        for partitions with an object that fails alone (`each_object_alone`); they have no view.
+        for partitions with an object that fails alone (`each_object_alone`), which have no view.
+        `unlisted`: for topics whose folder fails alone.
 
         Raises RemoteStorageError; with cache files ConfigError, CorruptSegment, OSError.
         """
@@ -121,7 +125,8 @@ class ArchiveReading:
             return self._cached_views(self._options.metadata_cache_dir)
         max_s = self._options.plan_max_ms / 1000
         now = asyncio.get_running_loop().time()
-        listed = await with_retries("the list of partitions", self._rlmm.list_partitions, max_s)
+        listing = partial(self._rlmm.list_partitions, unlisted)
+        listed = await with_retries("the list of partitions", listing, max_s)
         self._known = _places(listed) | await self._described()
         waiting = [t for t in listed if self._options.topics.takes(t.topic, t.partition)]
         views: dict[TopicIdPartition, PartitionView] = {}

@@ -23,7 +23,7 @@ from typing import BinaryIO
 import structlog
 
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import FetchProxyError, ObjectFailing
+from fetchproxy.errors import FetchProxyError, ObjectFailing, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -56,7 +56,7 @@ def metadata_of(
 
 
 Views = dict[TopicIdPartition, PartitionView]
-Failing = dict[TopicIdPartition, ObjectFailing]
+Failing = dict[TopicIdPartition, RemoteStorageError]
 
 
 async def read_view(

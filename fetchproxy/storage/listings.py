@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from uuid import UUID
 
+from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.segments import object_keys as keys
@@ -87,11 +88,19 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
 LISTINGS_AT_ONCE = 16
 
 
+# By name: why the topic's partitions are not known.
+Unlisted = dict[str, RemoteStorageError]
+
+
 async def listed_partitions(
-    store: ObjectStore, prefix: str, topic_id: UUID | None, it_came: Callable[[], None]
+    store: ObjectStore,
+    prefix: str,
+    topic_id: UUID | None,
+    it_came: Callable[[], None],
+    unlisted: Unlisted | None = None,
 ) -> list[TopicIdPartition]:
     """Sorted partitions of one topic, or of all (None). Calls `it_came` after each topic's listing.
-    Raises RemoteStorageError.
+    Raises RemoteStorageError. `unlisted`: for topics whose folder alone cannot be listed.
     """
     topics = [
         topic
@@ -107,6 +116,10 @@ async def listed_partitions(
                 tip = keys.parse_partition_folder(prefix, f"{folder}{name}/")
                 if tip is not None:
                     found.append(tip)
+        except RemoteStorageError as error:
+            if unlisted is None or not error.may_be_of_object:
+                raise
+            unlisted[topic[0]] = error
         finally:
             it_came()
 

@@ -29,6 +29,7 @@ from fetchproxy.storage.listings import (
     LogHistoryObject,
     LogStartObject,
     Standing,
+    Unlisted,
     listed_partitions,
     standing,
     take_topic_objects,
@@ -324,14 +325,14 @@ class RemoteStorageManager:
 
     @measured
     async def list_partitions(
-        self, it_came: Callable[[], None] = lambda: None
+        self, it_came: Callable[[], None] = lambda: None, unlisted: Unlisted | None = None
     ) -> list[TopicIdPartition]:
         """Every partition that has an object in the store, sorted. This may take long: `it_came` is
-        called after each answer of the store.
+        called after each answer of the store. `unlisted`: see `listed_partitions`.
         """
         await self.identity.check()
         return await self._or_missing(
-            await listed_partitions(self._store, self._prefix, None, it_came)
+            await listed_partitions(self._store, self._prefix, None, it_came, unlisted)
         )
 
     @measured

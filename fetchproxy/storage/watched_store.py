@@ -215,11 +215,27 @@ class WatchedObjectStore(WrappedObjectStore):
 
     @asynccontextmanager
     async def _listing(self) -> AsyncIterator[Callable[[], None]]:
-        """The store itself repeats the request for a page."""
-        health = self.health[StoreOperation.LIST]
+        """The store itself repeats the request for a page. One folder that its disk does not give
+        out is no failure of the store.
+        """
+        health, of_folder = self.health[StoreOperation.LIST], None
         async with health.asked() as answered:
             try:
                 yield answered
             except StorageThrottled as error:
                 health.refused(error)
                 raise
+            except RemoteStorageError as error:
+                if error.may_be_of_object and not await self._gives_others("", 0.0):
+                    error.may_be_of_object = False
+                if not error.may_be_of_object:
+                    raise
+                of_folder = error
+        if of_folder is None:
+            return
+        if is_each_object_alone():
+            what = f"{of_folder}; the store gives out other objects: check the disks and mounts"
+            failing = ObjectFailing(what)
+            failing.may_be_of_object = True
+            raise failing from of_folder
+        raise of_folder

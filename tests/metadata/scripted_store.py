@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fetchproxy.errors import RemoteStorageError
+from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore, StoredObject
 
@@ -23,6 +23,7 @@ class ScriptedStore(ObjectStore):
         self.door = asyncio.Event()
         self.door.set()
         self.gets_let_through: int | None = None  # after this many the door shuts
+        self.unlisted = ""  # a folder on a disk that does not give it out
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,6 +74,10 @@ class ScriptedStore(ObjectStore):
         # The listing is as of its beginning, however late it arrives.
         seen = [found async for found in self.inner.list(prefix, start_after)]
         await self._pass("list", prefix)
+        if self.unlisted and (prefix.startswith(self.unlisted) or self.unlisted.startswith(prefix)):
+            error = StorageUnavailable(f"the folder {self.unlisted}: Input/output error")
+            error.may_be_of_object = True
+            raise error
         for found in seen:
             yield found
 

@@ -38,6 +38,7 @@ from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.relay import offset_lookup as archive_lookup
 from fetchproxy.serving.relay.apis import delete_records, list_offsets, offset_for_leader_epoch
 from fetchproxy.serving.relay.broker_link import HeldAnswer
@@ -656,6 +657,26 @@ async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no
         assert found[above].verdict is Verdict.PASS_ON
         assert found[within].verdict is Verdict.LOCAL
         assert gate.store.calls == []
+
+
+@pytest.mark.parametrize("partitions", [2, 20])
+async def test_a_folder_that_cannot_be_listed_holds_up_its_partition_alone(partitions: int) -> None:
+    async with gateway(archived=partitions) as gate:
+        gate.store.unlisted = partition_folder("", tip_of(0))
+        topic = IDS[ARCHIVED].bytes
+        offsets = {(topic, n): 5 for n in range(partitions)}
+        found = await Judging(gate.archive, False, True, offsets, gate.clock()).run()
+        assert found[topic, 0].verdict is Verdict.HOLD
+        verdicts = {found[topic, n].verdict for n in range(1, partitions)}
+        assert verdicts == {Verdict.REMOTE}
+    async with gateway(archived=partitions) as gate:
+        await gate.list_again()
+        gate.store.unlisted = partition_folder("", tip_of(0))
+        earliest = await gate.list_offsets({ARCHIVED: range(partitions)}, EARLIEST)
+        assert earliest[ARCHIVED, 0][0] != 0
+        assert [earliest[ARCHIVED, n] for n in range(1, partitions)] == [(0, 0)] * (partitions - 1)
+        gate.store.unlisted = ""
+        assert (await gate.list_offsets({ARCHIVED: [0]}, EARLIEST))[ARCHIVED, 0] == (0, 0)
 
 
 # --- deletions ---

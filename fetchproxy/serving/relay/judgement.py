@@ -315,6 +315,11 @@ class Judging:
                 else:
                     await self.archive.rlmm.refresh_topic(topic_id, not_older_than)
             except RemoteStorageError as error:
+                if error.may_be_of_object and len(of_topic) > 1:
+                    # One partition's folder cannot be listed: each one is looked at alone.
+                    for key, tip in of_topic.items():
+                        await refresh(topic_id, {key: tip})
+                    return
                 for key, tip in of_topic.items():
                     self._not_known(key, tip, error)
             else:

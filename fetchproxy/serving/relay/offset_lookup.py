@@ -257,6 +257,11 @@ class ArchiveLookup:
         self, topic_id: UUID, tips: Sequence[TopicIdPartition], oldest: float
     ) -> None:
         await self._try(tips, lambda: self.archive.rlmm.refresh_topic(topic_id, oldest))
+        failure = self._failures.get(tips[0])
+        if isinstance(failure, RemoteStorageError) and failure.may_be_of_object:
+            # One partition's folder cannot be listed: each one is looked at alone.
+            for tip in tips:
+                del self._failures[tip]
         async for tip in each_of(tips, VIEWS_AT_ONCE):
             if tip not in self._failures and self._is_older(tip, oldest):
                 # It was not in the listing: this returns without another look.

@@ -27,6 +27,7 @@ from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
 from fetchproxy.runtime.loop import each_of, for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.segments.topic_description import TopicDescription
+from fetchproxy.storage.listings import Unlisted
 
 log = structlog.get_logger(__name__)
 
@@ -117,6 +118,7 @@ class ArchiveWatch:
         self._ends: dict[TopicIdPartition, float] = {}  # watched until (loop time)
         self._looked = asyncio.Event()
         self._failing = False
+        self._unlisted: frozenset[str] = frozenset()  # topics whose folder cannot be listed
         self.catalogue = Catalogue({}, {})
 
     async def load(self) -> None:
@@ -180,9 +182,11 @@ class ArchiveWatch:
                     now = asyncio.get_running_loop().time()
                     await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
             except RemoteStorageError as error:
-                async for tip in each_of(its, VIEWS_AT_ONCE):
-                    found[tip] = self._rlmm.view(tip) or error
-                return
+                if not error.may_be_of_object:
+                    async for tip in each_of(its, VIEWS_AT_ONCE):
+                        found[tip] = self._rlmm.view(tip) or error
+                    return
+                # One partition's folder cannot be listed: the others are looked at alone.
             async for tip in each_of(its, VIEWS_AT_ONCE):
                 await look(tip)
 
@@ -214,7 +218,16 @@ class ArchiveWatch:
             pass
 
     async def _list(self) -> None:
-        tips = list(await self._rlmm.list_partitions())
+        unlisted: Unlisted = {}
+        tips = list(await self._rlmm.list_partitions(unlisted))
+        for name, error in unlisted.items():  # it stays as it was
+            known = self.catalogue.by_name.get(name)
+            if known is not None:
+                count = range(known.partition_count)
+                tips += [TopicIdPartition(known.topic_id, name, number) for number in count]
+            if name not in self._unlisted:
+                log.warning("topic_not_listed", topic=name, error=str(error))
+        self._unlisted = frozenset(unlisted)
         ids: dict[str, set[UUID]] = {}
         for tip in tips:
             ids.setdefault(tip.topic, set()).add(tip.topic_id)

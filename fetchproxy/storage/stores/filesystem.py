@@ -187,6 +187,8 @@ _MAY_BE_OF_ONE_FILE = {
     for name in ("EIO", "ESTALE", "EBADMSG", "ENODATA", "EUCLEAN")
     if hasattr(errno, name)  # EUCLEAN: only Linux
 }
+# A folder may be a mount of its own, whose server has gone, and may have other rights.
+_MAY_BE_OF_ONE_FOLDER = _MAY_BE_OF_ONE_FILE | {errno.ENOTCONN, EACCES, EPERM}
 
 
 class Abandoned(Exception):
@@ -452,24 +454,59 @@ class FileTree:
                 if below > start_after or start_after.startswith(below):
                     yield from self._walk(below, "", start_after)
             elif key > start_after:
-                with suppress(FileNotFoundError):  # deleted since
+                try:
                     status = os.lstat(f"{self._root}/{key}")  # joining Paths takes longer
-                    version = f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
-                    yield StoredObject(key, status.st_size, version)
+                except FileNotFoundError:
+                    continue  # deleted since
+                except OSError as error:
+                    raise storage_error(error, key) from error
+                version = f"{status.st_mtime_ns:x}-{status.st_ino:x}-{status.st_size:x}"
+                yield StoredObject(key, status.st_size, version)
 
     def _entries(self, folder: str) -> Iterator[tuple[str, bool]]:
-        """(name, is it a folder), in key order: a folder sorts as `name/`."""
+        """(name, is it a folder), in key order: a folder sorts as `name/`. Raises
+        RemoteStorageError, naming a folder that its disk or its mount does not give out.
+        """
         try:
-            entries = self._certain(lambda: scan(self._root, folder))
+            entries = self._certain(lambda: self._scanned(folder))
         except (FileNotFoundError, NotADirectoryError):
             return iter(())
+        except OSError as error:
+            if error.errno not in _MAY_BE_OF_ONE_FOLDER:
+                raise
+            self._check_readable()
+            failed = storage_error(error, f"the folder {self._root / folder}")
+            failed.may_be_of_object = True
+            raise failed from error
         return iter(sorted(entries, key=lambda entry: entry[0] + "/" * entry[1]))
 
+    def _scanned(self, folder: str) -> list[tuple[str, bool]]:
+        """`scan`; once more after an error that may be of this folder: it was mounted anew."""
+        try:
+            return scan(self._root, folder)
+        except OSError as error:
+            if error.errno not in _MAY_BE_OF_ONE_FOLDER:
+                raise
+        return scan(self._root, folder)
+
     def _holds_object(self, folder: str) -> bool:
-        """True for a link: a listing of it then raises the error."""
-        if (self._root / folder).is_symlink():
-            return True
-        entries = list(self._entries(folder))
+        """True for a link, and for a folder that cannot be read: a listing of it then raises the
+        error, and the others are listed.
+        """
+        try:
+            if stat.S_ISLNK(os.lstat(self._root / folder).st_mode):
+                return True
+            entries = list(self._entries(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # removed since
+        except OSError as error:
+            if error.errno in _MAY_BE_OF_ONE_FOLDER:
+                return True
+            raise
+        except RemoteStorageError as error:
+            if error.may_be_of_object:
+                return True
+            raise
         return any(not is_folder for _, is_folder in entries) or any(
             self._holds_object(f"{folder}{name}/") for name, is_folder in entries if is_folder
         )
