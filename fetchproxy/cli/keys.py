@@ -27,6 +27,7 @@ from fetchproxy.storage.key_rings import (
     read_keys,
     write_keys,
 )
+from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 
 PARTITIONS_AT_ONCE = 4
@@ -139,9 +140,8 @@ class CopyReport:
 class RewrapReport:
     rewrapped: int = 0
     keys: Counter[str] = field(default_factory=Counter)  # segments by key id, before this run
-    faults: list[str] = field(
-        default_factory=list
-    )  # data keys that could not be opened, with reasons
+    # Data keys that could not be opened, and folders that could not be listed, with reasons.
+    faults: list[str] = field(default_factory=list)
     copies: list[CopyReport] = field(default_factory=list)
 
 
@@ -155,6 +155,14 @@ async def rewrap_archive(
     report = RewrapReport()
 
     async def rewrap(tip: TopicIdPartition) -> None:
+        try:
+            await rewrap_each(tip)
+        except RemoteStorageError as error:
+            if not error.may_be_of_object:
+                raise
+            report.faults.append(str(error))  # one folder that its disk does not give out
+
+    async def rewrap_each(tip: TopicIdPartition) -> None:
         async for segment in rsm.list_packed(tip):
             try:
                 found = await rsm.packed.rewrap(segment, dry_run=dry_run)
@@ -167,7 +175,10 @@ async def rewrap_archive(
                 report.keys[found.key_id] += 1
                 report.rewrapped += found.done
 
-    tips = [tip for tip in await rsm.list_partitions() if topic is None or tip.topic == topic]
+    unlisted: Unlisted = {}
+    listed = await rsm.list_partitions(unlisted=unlisted)
+    report.faults += [str(error) for name, error in unlisted.items() if topic in (None, name)]
+    tips = [tip for tip in listed if topic in (None, tip.topic)]
     await for_each(tips, rewrap, PARTITIONS_AT_ONCE)
     report.faults.sort()
     return report

@@ -17,6 +17,7 @@ from stored_archives import config_at
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.auditing.mirroring import MirrorOptions
+from fetchproxy.cli.keys import rewrap_archive
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.jobs.backfill_plan import backfill_input
 from fetchproxy.jobs.merge import merge
@@ -133,6 +134,17 @@ async def test_a_backfill(archive: WrittenArchive, mounts: Mounts) -> None:
         asked, failures = await backfill_input(options)
         assert sorted(view.tip for view, _ in asked) == sorted(left)
         assert [failure.what for failure in failures] == ([named] if named else [])
+
+
+@pytest.mark.parametrize("whole_topic", [False, True])
+async def test_keys_rewrap(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) -> None:
+    folder = folder_of(archive, TIP)
+    mounts.away = folder.parent if whole_topic else folder
+    async with open_store(archive.url, StoreConfig()) as rsm:
+        (fault,) = (await rewrap_archive(rsm)).faults
+        assert fault == f"the folder {mounts.away}: {os.strerror(EIO)}"
+        mounts.away = None
+        assert (await rewrap_archive(rsm)).faults == []
 
 
 async def test_archive_only_serves_the_others(

@@ -74,7 +74,7 @@ def archived(config: Config) -> list[ArchivedPartition]:
 
 
 def verified(config: Config) -> VerifyReport:
-    tips = in_loop(stored_partitions(config, None))
+    tips, _ = in_loop(stored_partitions(config, None))
     return together(map(verify_work(config), tips))
 
 
@@ -222,7 +222,7 @@ def test_a_lost_metadata_topic_is_written_again(
         metadata__topic_partitions="2",
         metadata__topic_replication_factor="1",
     )
-    tips = in_loop(stored_partitions(by_topic, None))
+    tips, _ = in_loop(stored_partitions(by_topic, None))
     groups = grouped(tips, by_topic.metadata.topic_partitions)
     assert in_loop(_metadata_topic(by_topic, create=False)) is False
     planned = list(map(restore_work(by_topic, True, False), groups))
@@ -266,7 +266,7 @@ def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
     config = for_executors(config_for(broker, data.topic, tmp_path, **keys))
     with ProxyProcess(broker, store, tmp_path, archive=data.topic, settings=proxied) as proxy:
         archive_and_trim(broker, store, data)
-        (tip,) = in_loop(stored_partitions(config, None))
+        (tip,), _ = in_loop(stored_partitions(config, None))
         small = len(logs(tmp_path))
         done = merge_work(config, MergeOptions(bytes_max=60_000))(tip)
         assert done.merged > 1

@@ -45,7 +45,7 @@ def bounds(archive: WrittenArchive) -> list[tuple[int, int, int]]:
             )
 
     config = config_at(archive.url)
-    tips = in_loop(stored_partitions(config, None))
+    tips, _ = in_loop(stored_partitions(config, None))
     return in_loop(seen())
 
 
