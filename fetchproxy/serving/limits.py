@@ -37,8 +37,8 @@ class ServingLimits:
     # kernel (Linux, plaintext on both sides). Fewer bytes are copied faster. 0: never.
     splice_bytes_min: int = 64 * KiB
     # The largest request that must be whole before it is handled (Fetch, ListOffsets,
-    # OffsetForLeaderEpoch, DeleteRecords): room for 50,000 partitions, the most allowed. All other
-    # requests pass as they arrive.
+    # OffsetForLeaderEpoch, DeleteRecords): room for a Fetch of 50,000 partitions, the most allowed.
+    # All other requests pass as they arrive.
     held_request_bytes_max: int = 2 * MiB
     # Longest wait of a fetch for remote data, if its own max_wait is longer: as long as clients
     # wait for an answer (request.timeout.ms). Kafka uses remote.fetch.max.wait.ms instead of the

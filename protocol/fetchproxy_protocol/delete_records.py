@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
 from fetchproxy_protocol.headers import response_body
-from fetchproxy_protocol.primitives import Buffer, Cursor
+from fetchproxy_protocol.messages import ELEMENTS_MAX
+from fetchproxy_protocol.primitives import Buffer, Cursor, TopicRows
 
 HIGH_WATERMARK = -1  # as an offset: everything that consumers can read
 INVALID_LOW_WATERMARK = -1  # comes with an error
@@ -35,9 +36,15 @@ def asked_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str, int]
 
     `cursor` stands at the request's body; `timeout_ms` (int32) follows. Raises `WireError`.
     """
-    for found in cursor.by_topic(">iq", is_flexible(ApiKey.DELETE_RECORDS, api_version)):
+    for found in topics_in(cursor, api_version):
         for partition, offset in found.rows:
             yield (found.topic, partition), offset
+
+
+def topics_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:
+    """As `asked_in`, by topic and not yet unpacked. Raises `WireError`, also for ELEMENTS_MAX."""
+    flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
+    return cursor.by_topic(">iq", flexible, ELEMENTS_MAX)
 
 
 def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:

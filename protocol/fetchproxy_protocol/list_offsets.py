@@ -11,6 +11,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
+from fetchproxy_protocol.messages import ELEMENTS_MAX
 from fetchproxy_protocol.primitives import (
     INT32,
     INT64,
@@ -58,17 +59,23 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tup
     """Topic, partition and the timestamp asked for (ms, or a negative constant above), one by one.
     Raises `WireError`.
     """
+    at = 2 if api_version >= _LEADER_EPOCH_FROM else 1
+    for topic, rows, _, _ in topics_in(buf, body_pos, api_version):
+        for row in rows:
+            yield (topic, row[0]), row[at]
+
+
+def topics_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[TopicRows]:
+    """The entries of a request by topic, not yet unpacked: (partition, timestamp, max offsets), and
+    from v4 on (partition, leader epoch, timestamp). Raises `WireError`, also for ELEMENTS_MAX.
+    """
     cursor = Cursor(buf, body_pos)
-    flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
+    entry = ">iq" if api_version else ">iqi"
     if api_version >= _LEADER_EPOCH_FROM:
-        for topic, rows, _, _ in cursor.by_topic(_ASKED, flexible):
-            for partition, _current_epoch, timestamp in rows:
-                yield (topic, partition), timestamp
-        return
-    for topic, rows, _, _ in cursor.by_topic(">iq" if api_version else ">iqi", flexible):
-        for partition, timestamp, *_max_num_offsets in rows:
-            yield (topic, partition), timestamp
+        entry = _ASKED
+    flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
+    return cursor.by_topic(entry, flexible, ELEMENTS_MAX)
 
 
 # Each takes 11 µs of one turn of the event loop, and clients name a few.

@@ -10,7 +10,15 @@ from struct import Struct
 from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ApiKey, is_flexible
-from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count, encode_string
+from fetchproxy_protocol.messages import ELEMENTS_MAX
+from fetchproxy_protocol.primitives import (
+    INT32,
+    Buffer,
+    Cursor,
+    TopicRows,
+    encode_count,
+    encode_string,
+)
 
 _REPLICA_ID_FROM = 3
 # A request without a replica id counts as from a "debug" consumer (Kafka's schema).
@@ -44,13 +52,20 @@ def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tup
 
     Raises `WireError`.
     """
+    for topic, rows, _, _ in topics_in(buf, body_pos, api_version):
+        for partition, _current_epoch, epoch in rows:
+            yield (topic, partition), epoch
+
+
+def topics_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[TopicRows]:
+    """The entries of a request by topic, not yet unpacked: (partition, current epoch, epoch).
+    Raises `WireError`, also for ELEMENTS_MAX.
+    """
     cursor = Cursor(buf, body_pos)
     if api_version >= _REPLICA_ID_FROM:
         cursor.skip(4, "replica id")
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
-    for topic, rows, _, _ in cursor.by_topic(">iii", flexible):
-        for partition, _current_epoch, epoch in rows:
-            yield (topic, partition), epoch
+    return cursor.by_topic(">iii", flexible, ELEMENTS_MAX)
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:

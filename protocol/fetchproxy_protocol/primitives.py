@@ -26,6 +26,9 @@ UVARINT_BYTES_MAX = 5
 # No Kafka message has ten tagged fields. Without a bound, 4 MiB could hold two million empty ones.
 TAGGED_FIELDS_MAX = 64
 
+# A caller that takes one entry after the other cannot pause between topics without one.
+EMPTY_TOPICS_MAX = 1_000
+
 # By `flexible`, for `Cursor.rows`: the place and value of the byte that says "no tagged fields".
 NO_TAGS: dict[bool, dict[int, int]] = {False: {}, True: {-1: 0}}
 
@@ -222,17 +225,31 @@ class Cursor:
         self.pos += count * row.size
         return count, row.iter_unpack(entries[: count * row.size])
 
-    def by_topic(self, entry: str, flexible: bool) -> Iterator[TopicRows]:
-        """Read an array of topics, each with a name and an array of entries.
+    def by_topic(
+        self, entry: str, flexible: bool, entries_max: int | None = None
+    ) -> Iterator[TopicRows]:
+        """Read an array of topics, each with a name and an array of entries: at most `entries_max`
+        topics and as many entries, and EMPTY_TOPICS_MAX topics without entries.
 
         `entry`: the struct format of an entry's fields. Entries of a topic come together up to the
         first one with tagged fields; from there on they come one by one. The caller reads the
         fields around the array.
         """
         fields, row = Struct(entry), Struct(entry + "x" * flexible)
-        for _ in range(self.count(flexible) or 0):
+        topics, empty = self.count(flexible) or 0, 0
+        most = self.remaining if entries_max is None else entries_max
+        left = -1 if topics > most else most
+        for _ in range(topics):
             topic = self.string(flexible)
             count, at = self.count(flexible) or 0, self.pos
+            empty += not count
+            left -= count
+            if left < 0 or empty > EMPTY_TOPICS_MAX:
+                raise MalformedMessage(
+                    f"more than {most} partitions"
+                    if left < 0
+                    else f"more than {EMPTY_TOPICS_MAX} topics without a partition"
+                )
             plain, rows = self.rows(row, count, NO_TAGS[flexible])
             if plain:
                 yield TopicRows(topic, rows, at, row.size)

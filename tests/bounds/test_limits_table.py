@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from blown_messages import Shape, request, uvarint
-from fetchproxy_protocol import addresses, fetch, messages, primitives
+from fetchproxy_protocol import (
+    addresses,
+    delete_records,
+    fetch,
+    list_offsets,
+    messages,
+    offset_for_leader_epoch,
+    primitives,
+)
 from fetchproxy_protocol.apis import ApiKey, MalformedMessage
 from fetchproxy_protocol.fetch import parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header
+from fetchproxy_protocol.primitives import Cursor
 
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.standalone.handling import ELEMENTS_MAX_OF
 
 DOCUMENT = Path(__file__).parents[2] / "docs/security.md"
@@ -35,14 +44,15 @@ def test_the_table_has_the_codes_numbers() -> None:
     }
     in_words |= {
         "Fetch": fetch.PARTITIONS_MAX,
+        "ListOffsets, OffsetForLeaderEpoch and DeleteRecords through the proxy": (
+            messages.ELEMENTS_MAX
+        ),
         "any other request in archive-only mode": messages.ELEMENTS_MAX,
         "any message": primitives.TAGGED_FIELDS_MAX,
         "an answer with addresses": addresses.NODES_MAX,
         "a FindCoordinator answer": addresses.COORDINATORS_MAX,
     }
     found = limits()
-    held = found.pop("ListOffsets, OffsetForLeaderEpoch and DeleteRecords through the proxy")
-    assert held.startswith(f"{ServingLimits().held_request_bytes_max // MIB} MiB")
     assert found == {what: f"{most:,}" for what, most in in_words.items()}
 
 
@@ -59,6 +69,39 @@ def test_a_fetch_names_so_many_partitions() -> None:
     assert read(most) == most
     with pytest.raises(MalformedMessage):
         read(most + 1)
+
+
+def _delete_records(frame: bytes, body_at: int, version: int) -> Iterator[object]:
+    return delete_records.asked_in(Cursor(frame, body_at), version)
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "asked_in"),
+    [
+        (ApiKey.LIST_OFFSETS, 1, list_offsets.asked_in),
+        (ApiKey.LIST_OFFSETS, 7, list_offsets.asked_in),
+        (ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, offset_for_leader_epoch.asked_in),
+        (ApiKey.DELETE_RECORDS, 2, _delete_records),
+    ],
+)
+def test_a_request_for_offsets_names_so_many_partitions(
+    key: ApiKey, version: int, asked_in: Callable[[bytes, int, int], Iterator[object]]
+) -> None:
+    most = messages.ELEMENTS_MAX
+
+    def read(*long: str, count: int, of_topic: int = 1) -> int:
+        counts = {("Topics", "Partitions"): of_topic}
+        shape = Shape(long=long, elements_max=count, frame_bytes=4 * MIB, counts=counts)
+        frame = request(key, version, shape)[4:]
+        return len(list(asked_in(frame, peek_request_header(frame).body_position, version)))
+
+    for long in (("Topics", "Partitions"), ("Topics",)):
+        assert read(*long, count=most) == most
+        with pytest.raises(MalformedMessage, match=f"more than {most} partitions"):
+            read(*long, count=most + 1)
+    # Between these nothing else could be done.
+    with pytest.raises(MalformedMessage, match="topics without a partition"):
+        read("Topics", count=primitives.EMPTY_TOPICS_MAX + 1, of_topic=0)
 
 
 def test_an_answer_names_so_many_coordinators() -> None:

@@ -123,6 +123,34 @@ def test_of_large_sessions_that_end_together_one_is_freed_in_each_turn(
     assert max(freed.values()) == 1_000
 
 
+def test_a_request_that_names_too_many_partitions_reaches_no_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+    send = RelaySession.send_upstream
+
+    def counted(session: RelaySession, request: bytes, answer: Any) -> None:
+        sent.append(len(request))
+        send(session, request, answer)
+
+    monkeypatch.setattr(RelaySession, "send_upstream", counted)
+
+    def list_offsets_of(partitions: int) -> bytes:
+        body = struct.pack(">ibih", -1, 0, 1, 7) + b"weather" + struct.pack(">i", partitions)
+        body += b"".join(struct.pack(">iiq", n, -1, -2) for n in range(partitions))
+        frame = struct.pack(">hhih", 2, 4, 7, -1) + body
+        return struct.pack(">i", len(frame)) + frame
+
+    async def main(replay: Replay) -> None:
+        connection = await connected("wide")
+        assert connection._transport is not None
+        connection._transport.write(list_offsets_of(20_001))
+        await connection._lost.wait()
+
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+    assert max(sent) < 1_000
+
+
 def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,7 +10,15 @@ the `APIS` that it handles in the same way, and `apis.table` joins them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -32,6 +40,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
     RELAYED_BYTES_TO_BROKER,
 )
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.relay.addresses import ToldAddresses
 from fetchproxy.serving.relay.broker_link import (
@@ -396,6 +405,23 @@ class RelaySession(ClientSession):
     def send_upstream(self, request: Buffer, answer: Answer | None) -> None:
         if self.link is not None:
             self.link.send(request, answer)
+
+    def send_counted(
+        self, frame: bytes, topics: Iterator[object], expect: Callable[[], Answer]
+    ) -> None:
+        """Send a whole request that names `topics`. A long one is counted first, in steps: it
+        reaches no broker, and nothing is kept of it, if it names too many (WireError).
+        """
+
+        async def count_and_send() -> None:
+            async for _ in each_of(topics):
+                pass
+            self.send_upstream(frame, expect())
+
+        if len(frame) <= READ_AT_ONCE_BYTES_MAX:
+            self.send_upstream(frame, expect())
+        else:
+            self.mute_while(count_and_send(), "count-large-request")
 
     def answer_in_turn(self, payload: bytes) -> None:
         """Send the proxy's own answer (without size prefix) after all that are due before it."""

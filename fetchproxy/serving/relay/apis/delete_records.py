@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import structlog
 from fetchproxy_protocol import delete_records as wire
@@ -189,7 +190,8 @@ async def check_deletions(archive: ServedArchive) -> None:
 
 
 def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    session.send_upstream(frame, expect(session.archive, frame, head, body_at))
+    topics = wire.topics_in(Cursor(memoryview(frame)[4:], body_at), head.api_version)
+    session.send_counted(frame, topics, partial(expect, session.archive, frame, head, body_at))
     return True
 
 

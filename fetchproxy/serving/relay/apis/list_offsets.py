@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fetchproxy_protocol import list_offsets as wire
 from fetchproxy_protocol.apis import ApiKey
@@ -420,7 +421,9 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
 
 def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     client = session.client_host, client_id(frame, peek_request_header(frame, 4))
-    session.send_upstream(frame, expect(session.archive, frame, head, body_at, client))
+    topics = wire.topics_in(memoryview(frame)[4:], body_at, head.api_version)
+    answer = partial(expect, session.archive, frame, head, body_at, client)
+    session.send_counted(frame, topics, answer)
     return True
 
 

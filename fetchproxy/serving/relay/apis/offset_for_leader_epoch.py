@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fetchproxy_protocol import offset_for_leader_epoch as wire
 from fetchproxy_protocol.apis import ApiKey
@@ -80,7 +81,7 @@ async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: 
             async for answer in each_of(await _both_tiers(archive, results)):
                 wire.patch(corrected, answer)
     except TimeoutError as error:
-        for topic in {result.topic for result in results}:
+        async for topic in each_of({result.topic for result in results}):
             _warn(archive, topic, error)
     return corrected
 
@@ -89,7 +90,7 @@ async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) ->
     """The results that the archive changes."""
     lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
     found = await lookup.identify({result.topic for result in results})
-    for name, error in found.unknown.items():
+    async for name, error in each_of(found.unknown.items()):
         _warn(archive, name, error)
     asked: dict[TopicIdPartition, EpochResult] = {}
     async for result in each_of(results):
@@ -162,7 +163,8 @@ def _warn(archive: ServedArchive, topic: str, error: Exception) -> None:
 
 
 def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    session.send_upstream(frame, expect(session.archive, frame, head, body_at))
+    topics = wire.topics_in(memoryview(frame)[4:], body_at, head.api_version)
+    session.send_counted(frame, topics, partial(expect, session.archive, frame, head, body_at))
     return True
 
 

@@ -5,12 +5,12 @@ the end of a leader epoch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fetchproxy_protocol import list_offsets as wire
-from fetchproxy_protocol.apis import ApiKey, ErrorCode, MalformedMessage
-from fetchproxy_protocol.messages import ELEMENTS_MAX, Fields, elements
+from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
@@ -48,7 +48,7 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     asked: dict[tuple[str, int], int] = {}
     twice: set[tuple[str, int]] = set()
     reading = wire.asked_in(payload, request.head.body_position, request.version)
-    async for place, timestamp in each_of(_at_most(reading, ELEMENTS_MAX)):
+    async for place, timestamp in each_of(reading):
         if place in asked:
             twice.add(place)
         asked[place] = timestamp
@@ -80,16 +80,6 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         )
     values = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
     return await request.respond({"topics": values})
-
-
-def _at_most(
-    asked: Iterator[tuple[tuple[str, int], int]], most: int
-) -> Iterator[tuple[tuple[str, int], int]]:
-    """Raises MalformedMessage."""
-    for number, each in enumerate(asked):
-        if number == most:
-            raise MalformedMessage(f"a ListOffsets of more than {most} partitions")
-        yield each
 
 
 def _readable(
