@@ -19,6 +19,7 @@ from pathlib import Path
 
 from lab import cache, go, sources
 from lab.errors import PartFailed, PartMissing
+from lab.process import ServerProcess
 from lab.store_server import StoreServer
 
 _GCS_SOURCES = sources.CLIENTS / "gcs_server"
@@ -97,10 +98,10 @@ class GcsServer(StoreServer):
 
 
 class AzureServer(StoreServer):
-    """Azurite with its only account."""
+    """Azurite with one account."""
 
     account = "devstoreaccount1"
-    # Microsoft publishes this key; it is the same in every emulator.
+    # Microsoft publishes this key; every emulator has it, unless it is told another one.
     key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
     @property
@@ -134,6 +135,18 @@ class AzureServer(StoreServer):
         headers["Authorization"] = f"SharedKey {self.account}:{signature}"
         _expect(201, self.port, "PUT", f"{path}?restype=container", headers)
         return bucket
+
+    def rotate_key(self, key: str) -> None:
+        """The server restarts, and takes no other key from now on."""
+        self.kill()
+        self.key = key
+        self._process = ServerProcess(
+            self.name, self._command(self._port), self._folder / "server.log", self._env()
+        )
+        self._start_once(self._process)
+
+    def _env(self) -> dict[str, str]:
+        return {"AZURITE_ACCOUNTS": f"{self.account}:{self.key}"}
 
     def kill(self) -> None:
         """SIGTERM, because Azurite keeps its index of objects only in memory for up to 5 s."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -222,3 +223,28 @@ class TestAzureOutages(CloudOutages):
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", wrong)
         async with open_bucket(server, server.create_bucket("archive")) as store:
             await everything_fails(store, StorageDenied, file)
+
+    async def test_a_rotated_key_is_read_again(
+        self, server: AzureServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (text,) = server.environment.values()
+        shown = tmp_path / "connection"
+        shown.write_text(text)
+        monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING_FILE", str(shown))
+        async with open_bucket(server, server.create_bucket("rotated")) as store:
+            assert isinstance(store, NativeObjectStore)
+            assert store._renewal is not None
+            await store.put("a", b"1")
+            server.rotate_key(base64.b64encode(bytes(64)).decode())
+            with pytest.raises(StorageDenied):
+                await store.get("a")
+            shown.write_text("AccountKey")  # half of it
+            store._renewal.file._look_at = 0.0  # no pause in this test
+            with pytest.raises(StorageDenied):
+                await store.get("a")
+            (text,) = server.environment.values()
+            shown.write_text(text)
+            store._renewal.file._look_at = 0.0
+            assert await store.get("a") == b"1"
+            await store.put("b", b"2")

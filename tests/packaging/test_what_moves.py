@@ -61,6 +61,9 @@ TESTS = {
         "storage/test_rotated_credentials.py::"
         "test_a_rotated_key_file_of_cloud_storage_is_read_again",
     ),
+    "an Azure account key or signature (SAS)": (
+        "contracts/test_cloud_stores.py::test_a_rotated_key_is_read_again",
+    ),
     "the delegation token of HDFS": (
         "storage/test_hdfs_wrong_answers.py::test_a_refused_token_is_read_again",
         "storage/test_hdfs_kerberos.py::test_a_token_that_has_ended_is_replaced_once",

@@ -5,7 +5,7 @@ sets their address and credentials.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from obstore.store import AzureStore, GCSStore
 
 from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.config.values import mask_text
+from fetchproxy.config.values import mask_text, secret_from
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.folders import WatchedFile
 from fetchproxy.storage.stores.locations import CloudLocation
-from fetchproxy.storage.stores.native import NativeObjectStore, Renewal, make_clients
+from fetchproxy.storage.stores.native import Clients, NativeObjectStore, Renewal, make_clients
 
 _PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # per answer: the vendors' limits
 
@@ -28,20 +28,16 @@ def open_cloud_store(
     location: CloudLocation, config: StoreConfig, *, part_bytes: int = PART_BYTES
 ) -> NativeObjectStore:
     """Raises ConfigError if the environment lacks a value, or names an unusable file."""
-    if location.scheme == "gs":
-        settings = gcs_settings(os.environ)
-        make: Callable[..., Any] = partial(GCSStore, location.bucket, **settings)
-        endpoint = settings.get("base_url", "")
-    else:
-        settings = azure_settings(os.environ)
-        make = partial(AzureStore, location.bucket, **settings)
-        endpoint = settings.get("endpoint", "")
-    plain_http = endpoint.startswith("http:")
-    remake = partial(make_clients, make, config, plain_http=plain_http)
-    # Azure's variables hold keys themselves; the library reads its token file each time.
-    key_file = (
-        os.environ.get("GOOGLE_APPLICATION_CREDENTIALS", "") if location.scheme == "gs" else ""
-    )
+    is_azure = location.scheme == "az"
+
+    def remake() -> Clients:
+        settings = azure_settings(os.environ) if is_azure else gcs_settings(os.environ)
+        endpoint = settings.get("endpoint" if is_azure else "base_url", "")
+        make = partial(AzureStore if is_azure else GCSStore, location.bucket, **settings)
+        return make_clients(make, config, plain_http=endpoint.startswith("http:"))
+
+    # Azure's library reads the token file of a federated identity each time.
+    key_file = os.environ.get(_CONNECTION_FILE if is_azure else "GOOGLE_APPLICATION_CREDENTIALS")
     renewal = Renewal(WatchedFile(Path(key_file) if key_file else None), remake)
     try:
         clients = remake()
@@ -81,12 +77,15 @@ _OF_CONNECTION_STRING = {
     "sharedaccesssignature": "sas_key",
     "blobendpoint": "endpoint",
 }
+_CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
+# A process's environment stays as it is, so keys and signatures that are replaced are in a file.
+_CONNECTION_FILE = f"{_CONNECTION_STRING}_FILE"
 # Variables of Azure's command line, for which the library uses other names.
 _OF_COMMAND_LINE = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY": "account_key"}
 
 
 def azure_settings(environment: Mapping[str, str]) -> dict[str, Any]:
-    """As `gcs_settings`. A connection string overrides all else. Pure. Raises ConfigError.
+    """As `gcs_settings`. A connection string overrides all else. Raises ConfigError.
 
     The library itself reads `AZURE_STORAGE_ACCOUNT_NAME`, `…_ACCOUNT_KEY`, `…_SAS_TOKEN`,
     `AZURE_CLIENT_ID`, `AZURE_TENANT_ID`, `AZURE_CLIENT_SECRET`, `AZURE_FEDERATED_TOKEN_FILE`, and a
@@ -100,19 +99,21 @@ def azure_settings(environment: Mapping[str, str]) -> dict[str, Any]:
     endpoint = environment.get("AZURE_STORAGE_ENDPOINT") or environment.get("AZURE_ENDPOINT")
     if endpoint:
         found["endpoint"] = endpoint
-    text = environment.get("AZURE_STORAGE_CONNECTION_STRING", "")
-    if text:
-        found |= _connection_string(text)
+    if text := environment.get(_CONNECTION_STRING):
+        found |= _connection_string(text, _CONNECTION_STRING)
+    file = environment.get(_CONNECTION_FILE)
+    if file and (text := secret_from(Path(file), _CONNECTION_FILE)):
+        found |= _connection_string(text, f"the file of {_CONNECTION_FILE}")
     return found
 
 
-def _connection_string(text: str) -> dict[str, str]:
+def _connection_string(text: str, where: str) -> dict[str, str]:
     words: dict[str, str] = {}
     for part in filter(None, text.strip().split(";")):
         name, equals, value = part.partition("=")
         if not equals:
             # The error does not quote the string, which contains a secret.
-            raise ConfigError("AZURE_STORAGE_CONNECTION_STRING: expected name=value;name=value")
+            raise ConfigError(f"{where}: expected name=value;name=value")
         words[name.strip().lower()] = value.strip()
     found = {
         setting: words[name] for name, setting in _OF_CONNECTION_STRING.items() if name in words

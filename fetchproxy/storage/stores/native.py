@@ -22,6 +22,7 @@ from fetchproxy.config.memory_plan import PART_BYTES, PARTS_IN_FLIGHT_MAX
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import (
+    ConfigError,
     ObjectNotFound,
     RangeNotSatisfiable,
     RemoteStorageError,
@@ -360,7 +361,7 @@ class NativeObjectStore(ObjectStore):
             try:
                 self._clients = self._renewal.make()
                 log.info("store_credentials_changed")
-            except (native.BaseError, OSError, ValueError) as error:
+            except (native.BaseError, OSError, ValueError, ConfigError) as error:
                 said = str(error).partition("Debug source")[0].strip()
                 log.error("store_credentials_unusable", error=mask_text(said))
         return self._clients
