@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Self, TypeVar
 from uuid import UUID
 
-from fetchproxy_protocol.apis import ApiKey, ErrorCode
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, error_text
 from fetchproxy_protocol.topic_entries import MetadataAnswer, TopicInfo
 from kafka.protocol.admin import (
     DeleteRecordsRequest,
@@ -393,7 +393,7 @@ def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     code = answer.failed.get(key, unknown)
     what = f"topic id {key}" if by_id else f"topic {key!r}"
-    return ClusterError(f"{what}: error {code}", code)
+    return ClusterError(f"{what}: {error_text(code)}", code)
 
 
 _REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; after it the broker answers with an error

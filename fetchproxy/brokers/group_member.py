@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import structlog
-from fetchproxy_protocol.apis import ErrorCode
+from fetchproxy_protocol.apis import ErrorCode, error_text
 from kafka.protocol.consumer.group import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -259,7 +259,7 @@ class GroupMember:
     def _raise_for(self, code: int, what: str) -> None:
         if code == 0:
             return
-        text = f"{what} in group {self._settings.group_id!r}: error {code}"
+        text = f"{what} in group {self._settings.group_id!r}: {error_text(code)}"
         if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             self._coordinator = None
             raise ClusterUnavailable(text, code)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
-from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError, error_text
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.list_offsets import OffsetResult
 from fetchproxy_protocol.offset_for_leader_epoch import EpochResult
@@ -342,7 +342,7 @@ async def _results(
     try:
         async for result in each_of(results_in(response_body(payload, api_key, version), version)):
             code, topic = result.error_code, result.topic
-            error = ClusterError(f"{api} of {topic}: error {code}", code) if code else None
+            error = ClusterError(f"{api} of {topic}: {error_text(code)}", code) if code else None
             found[topic, result.partition] = error or result
     except WireError as error:
         raise ClusterError(f"{api} version {version} is malformed: {error}") from None

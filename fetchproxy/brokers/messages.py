@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError, error_text
 from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import Cursor
@@ -172,7 +172,7 @@ def decode_api_versions(
 
 def raise_for(error_code: int, what: str) -> None:
     if error_code != 0:
-        raise ClusterError(f"{what}: error {error_code}", error_code)
+        raise ClusterError(f"{what}: {error_text(error_code)}", error_code)
 
 
 def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:

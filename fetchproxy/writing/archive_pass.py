@@ -10,6 +10,7 @@ from functools import partial
 from uuid import UUID
 
 import structlog
+from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.brokers.open_transactions import (
     ended_by,
@@ -282,6 +283,10 @@ def _lost(tip: TopicIdPartition, offsets: Offsets) -> NotArchived:
     )
 
 
+_GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+_DENIED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
 def _remedy(error: FetchProxyError | OSError) -> str:
     if isinstance(error, LogDamaged):
         return Kind.LOG_DAMAGED.meaning.remedy.replace("`", "")
@@ -291,6 +296,10 @@ def _remedy(error: FetchProxyError | OSError) -> str:
         return "run fetchproxy resolve"
     if isinstance(error, RemoteStorageError):
         return "repair the store or the network to it, then run this again"
+    if isinstance(error, ClusterError) and error.error_code in _GONE:
+        return "the topic was deleted; if it was made again, run this again for the new one"
+    if isinstance(error, ClusterError) and error.error_code in _DENIED:
+        return "give the user that cluster.sasl_username names these rights, then run this again"
     if isinstance(error, ClusterError):
         return "repair the cluster or the network to it, then run this again"
     if isinstance(error, OSError):

@@ -97,6 +97,14 @@ class ErrorCode(IntEnum):
     REBOOTSTRAP_REQUIRED = 129
 
 
+def error_text(code: int) -> str:
+    """`error 29 (TOPIC_AUTHORIZATION_FAILED)`, for people."""
+    try:
+        return f"error {code} ({ErrorCode(code).name})"
+    except ValueError:
+        return f"error {code}"
+
+
 # Source of the API table: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1 for
 # the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0. A key that is
 # not in `ApiKey` is never advertised to a client: its answers might carry broker addresses that we

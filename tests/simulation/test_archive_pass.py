@@ -6,7 +6,7 @@ import pytest
 from archiving_world import BATCH_OFFSETS, World, run_world
 from memory_object_store import MemoryObjectStore
 
-from fetchproxy.errors import StorageDenied, StorageUnavailable, leaves
+from fetchproxy.errors import ClusterError, StorageDenied, StorageUnavailable, leaves
 from fetchproxy.writing.archive_pass import FAILED_IN_A_ROW_MAX, TRIES_MAX
 
 GONE = "the brokers deleted them before they could be copied"
@@ -64,6 +64,22 @@ def test_what_no_second_try_mends_is_tried_once() -> None:
         assert (left.tip.partition, left.again, store.asked.count(0)) == (0, False, 1)
 
     run_world(main, partitions=2, store=store)
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(100, "made again"), (3, "made again"), (29, "these rights"), (6, "repair the cluster")],
+)
+def test_what_to_do_depends_on_what_the_brokers_say(code: int, remedy: str) -> None:
+    """A topic that is deleted meanwhile is no fault of cluster or network."""
+    store = Refusing({0: 100}, ClusterError("said", code))
+
+    async def main(world: World) -> None:
+        world.write(0, 1)
+        [left] = await world.once()
+        assert remedy in left.remedy
+
+    run_world(main, partitions=1, store=store)
 
 
 def test_a_store_that_is_away_is_not_asked_for_each_partition() -> None:
