@@ -659,6 +659,20 @@ async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no
         assert gate.store.calls == []
 
 
+async def test_an_archive_that_another_process_has_just_begun_is_not_denied() -> None:
+    """No list of archived topics names it yet; one look at the store comes before the error."""
+    async with gateway(archived=1) as gate:
+        topic = IDS[OTHER].bytes
+        assert not await gate.archive.knowledge.archived_among({IDS[OTHER]})
+        await copied(gate.other, segment(500, 0, BROKER_START - 1, tip=tip_of(0, OTHER)))
+        gate.store.calls.clear()
+        offsets = {(topic, 0): 5, (topic, 1): 5}
+        found = await Judging(gate.archive, False, True, offsets, gate.clock()).run()
+        assert found[topic, 0].verdict is Verdict.REMOTE
+        assert found[topic, 1].verdict is Verdict.PASS_ON
+        assert gate.store.count("list_folders") == 1
+
+
 @pytest.mark.parametrize("partitions", [2, 20])
 async def test_a_folder_that_cannot_be_listed_holds_up_its_partition_alone(partitions: int) -> None:
     async with gateway(archived=partitions) as gate:
