@@ -17,12 +17,14 @@ from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count, end_job, run_over
 from fetchproxy.cli.running import run_to_end, users_errors
 from fetchproxy.config.schema import Config
+from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs import report as job
-from fetchproxy.jobs.runner import Runner
+from fetchproxy.jobs.runner import Runner, not_listed
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.health import Condition
 from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.storage.listings import Unlisted
 from fetchproxy.writing.archive_health import partition_health, with_stored
 from fetchproxy.writing.concerns import read_concerns
 
@@ -81,37 +83,54 @@ def segments(
 
     This command reads only metadata. `fetchproxy verify` checks each byte.
 
-    Exit codes: 0 success; 2 the archive could not be read or is empty, with the reason on stderr;
+    Exit codes: 0 success; 2 the archive, or a part of it, could not be read, or it is empty, with
+    the reason on stderr;
     130 interrupted.
     """
     with users_errors():
         config = options.read_logged(context)
-    rows, concerns = run_to_end(read_archive(config, topic))
+    failing: Unlisted = {}
+    rows, concerns = run_to_end(read_archive(config, topic, failing))
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif rows:
         _print_table(rows, Console())
     for concern in concerns:
         typer.echo(str(concern), err=as_json)
+    if failing:
+        end_job(not_listed(failing))
     if not (rows or concerns):
         with users_errors():
             raise options.nothing_there(config, topic)
 
 
 async def read_archive(
-    config: Config, topic: str | None
+    config: Config, topic: str | None, failing: Unlisted | None = None
 ) -> tuple[list[SegmentRow], tuple[Condition, ...]]:
-    """The segments by topic, partition and offset. Raises RemoteStorageError, ConfigError."""
+    """The segments by topic, partition and offset. `failing`: for the partitions and topics whose
+    folder alone cannot be listed. Raises RemoteStorageError, ConfigError.
+    """
     rows: list[SegmentRow] = []
     findings: list[Condition] = []
+    unlisted: Unlisted | None = None if failing is None else {}
     async with stored_archive(config) as (rsm, rlmm):
-        for tip in await rlmm.list_partitions():
+        for tip in await rlmm.list_partitions(unlisted):
             if topic is None or tip.topic == topic:
-                findings += await partition_health(rsm.objects, rlmm, tip)
-                view = await rlmm.refresh(tip, float("-inf"))  # the view that was just read
+                try:
+                    findings += await partition_health(rsm.objects, rlmm, tip)
+                    view = await rlmm.refresh(tip, float("-inf"))  # the view that was just read
+                except RemoteStorageError as error:
+                    if failing is None or not error.may_be_of_object:
+                        raise
+                    failing[str(tip)] = error
+                    continue
                 segments = rlmm.list_remote_log_segments(tip)
                 rows += (_row(segment, view) for segment in segments)
         stored = await read_concerns(rsm.objects)
+    if failing is not None:
+        failing |= {
+            name: error for name, error in (unlisted or {}).items() if topic in (None, name)
+        }
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
     return rows, with_stored(findings, stored, topic)
 

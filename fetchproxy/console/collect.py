@@ -55,6 +55,7 @@ from fetchproxy.observability.health import (
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
 from fetchproxy.runtime.loop import each_of, forget
 from fetchproxy.serving.appetite import Appetites, ClientStatus
+from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcerns, read_concerns
 from fetchproxy.writing.discovery import matching_topics, partitions_of
@@ -226,24 +227,40 @@ class StatusCollector:
             await self._look_at_partitions()
 
     async def _look_at_archive(self, not_older_than: float) -> None:
+        unlisted: Unlisted = {}
         try:
-            self._archived = tuple(await self.rlmm.list_partitions())
+            listed = await self.rlmm.list_partitions(unlisted)
+            before = [tip for tip in self._archived if tip.topic in unlisted]
+            self._archived = (*listed, *before)
             self._stored = await read_concerns(self.rsm.objects, self._stored)
             in_order = await asyncio.to_thread(sorted, self._archived)
             for _, tips in groupby(in_order, lambda tip: tip.topic_id):
-                await self._refresh(list(tips), not_older_than)
+                await self._refresh(list(tips), not_older_than, unlisted)
             await self._choose_probed()
         except RemoteStorageError as error:
             self._note_archive(error)
         else:
-            self._note_archive(None)
+            self._note_archive(next(iter(unlisted.values()), None))
 
-    async def _refresh(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
-        """`tips`: of one topic. For many partitions, one listing is cheaper than one for each."""
+    async def _refresh(
+        self, tips: Sequence[TopicIdPartition], not_older_than: float, unlisted: Unlisted
+    ) -> None:
+        """`tips`: of one topic. For many partitions, one listing is cheaper than one for each. One
+        whose folder alone cannot be listed gets into `unlisted`, by name.
+        """
         if len(tips) > PARTITIONS_ALONE_MAX:
-            await self.rlmm.refresh_topic(tips[0].topic_id, not_older_than)
+            try:
+                await self.rlmm.refresh_topic(tips[0].topic_id, not_older_than)
+            except RemoteStorageError as error:
+                if not error.may_be_of_object:
+                    raise
         async for tip in each_of(tips):
-            await self.rlmm.refresh(tip, not_older_than)
+            try:
+                await self.rlmm.refresh(tip, not_older_than)
+            except RemoteStorageError as error:
+                if not error.may_be_of_object:
+                    raise
+                unlisted[str(tip)] = error
 
     async def _look_at_partitions(self) -> None:
         try:

@@ -35,6 +35,8 @@ from fetchproxy.model import (
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
 from fetchproxy.observability.logs import RecentEvents
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.appetite import Appetites
 from fetchproxy.storage.archive_identity import LOOK_AGE_MAX_S, ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -55,6 +57,7 @@ class FailingStore(MemoryObjectStore):
     """Works until told otherwise."""
 
     failing = False
+    unlisted = ""  # a folder on a disk that does not give it out
     listings = 0
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
@@ -65,6 +68,10 @@ class FailingStore(MemoryObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         self._check()
+        if self.unlisted and prefix.startswith(self.unlisted):
+            error = StorageUnavailable(f"the folder {prefix}: Input/output error")
+            error.may_be_of_object = True
+            raise error
         self.listings += 1
         async for found in super().list(prefix, start_after):
             yield found
@@ -217,6 +224,31 @@ async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> Non
     await process.collector.look()  # a store that failed is looked at again at once
     assert (await process.collector()).store.up is True
     assert metrics.REGISTRY.get_sample_value("fetchproxy_store_up", {"operation": "list"}) == 1
+
+
+async def test_a_folder_that_cannot_be_listed_is_named_and_the_others_are_looked_at(
+    process: Process,
+) -> None:
+    await process.rsm.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
+    other = TopicIdPartition(TIP.topic_id, TIP.topic, TIP.partition + 1)
+    one = segment(0, 9)
+    for tip in (TIP, other):
+        # Another process archives it: only a look at the store shows it.
+        put = replace(one, segment_id=RemoteLogSegmentId(tip, one.segment_id.id))
+        await process.rsm.put_segment_metadata(put, encode_segment(put))
+    process.store.unlisted = partition_folder("", TIP)
+    await process.collector.look()
+    status = await process.collector()
+    ranges = {row.partition: row.archived for row in status.partitions}
+    assert ranges[other.partition] == (OffsetRange(0, 9),)
+    [shown] = status.conditions
+    assert shown["kind"] == Kind.ARCHIVE_LISTING_FAILING
+    assert "Input/output error" in str(shown["what"])
+    process.store.unlisted = ""
+    await process.collector.look()
+    status = await process.collector()
+    assert status.conditions == ()
+    assert [row.archived for row in status.partitions] == [(OffsetRange(0, 9),)] * 2
 
 
 @pytest.mark.remedy("archive_listing_failing")

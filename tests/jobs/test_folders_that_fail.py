@@ -4,6 +4,7 @@ goes on, and it heals when the folder is back.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from errno import EACCES, EIO, ENOTCONN, ESTALE
@@ -14,10 +15,13 @@ from uuid import UUID
 import pytest
 from planted_archive import batch
 from stored_archives import config_at
+from typer.testing import CliRunner
 from written_archive import TIP, WrittenArchive
 
 from fetchproxy.auditing.mirroring import MirrorOptions
 from fetchproxy.cli.keys import rewrap_archive
+from fetchproxy.cli.main import app
+from fetchproxy.cli.running import EXIT_USER_ERROR
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.jobs.backfill_plan import backfill_input
 from fetchproxy.jobs.merge import merge
@@ -134,6 +138,17 @@ async def test_a_backfill(archive: WrittenArchive, mounts: Mounts) -> None:
         asked, failures = await backfill_input(options)
         assert sorted(view.tip for view, _ in asked) == sorted(left)
         assert [failure.what for failure in failures] == ([named] if named else [])
+
+
+@pytest.mark.parametrize("whole_topic", [False, True])
+def test_segments(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) -> None:
+    folder = folder_of(archive, TIP)
+    mounts.away = folder.parent if whole_topic else folder
+    done = CliRunner().invoke(app, ["segments", "--store", archive.url, "--json"])
+    assert done.exit_code == EXIT_USER_ERROR, done.output
+    assert len(json.loads(done.stdout)) == (1 if whole_topic else 2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("failed: ")]
+    assert f"the folder {mounts.away}: {os.strerror(EIO)}" in line
 
 
 @pytest.mark.parametrize("whole_topic", [False, True])
