@@ -470,7 +470,7 @@ _KEPT_BLOCK_BYTES_MAX = 32 * MiB
 # what ends again and again may not: sessions let go of their parts (`ClientSession`), connections
 # of themselves (`_Connection`), waits of an error that others get too (`flights`). All others are
 # found when everything is visited, once in a while, or when very many have come.
-_LONG_S = 0.001  # of CPU; some 5,000 objects
+_LONG_S = 0.003  # of CPU; some 15,000 objects
 _COLLECT_AFTER_S = 0.01
 _FULL_AFTER = 3  # collections of new objects
 _VISIT_AFTER_S = 6 * 3600.0
