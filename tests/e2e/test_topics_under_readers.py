@@ -93,6 +93,8 @@ def kafka_python(bootstrap: str, topic: str, folder: Path) -> Iterator[Rows]:
         max_partition_fetch_bytes=8_000,
         metadata_max_age_ms=REFRESH_MS,
     )
+    # It may join its group before it has metadata, assign itself nothing, and stay so.
+    wait_for("its metadata", lambda: consumer.partitions_for_topic(topic))
 
     def poll() -> list[Row]:
         found = consumer.poll(timeout_ms=100, max_records=50)
