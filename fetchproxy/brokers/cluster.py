@@ -33,6 +33,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.flights import SingleFlight, first_success
+from fetchproxy.runtime.loop import chosen, each_of
 from fetchproxy.tls.contexts import ReloadingContext, upstream_context
 
 __all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
@@ -131,7 +132,7 @@ class Cluster:
         self, names: Collection[str], max_age_ms: int | None = None
     ) -> dict[str, TopicInfo | ClusterError]:
         """As `topic_by_name`, in one request. Raises ClusterUnavailable if no broker answers."""
-        possible = [name for name in names if is_topic_name(name)]
+        possible = await chosen(names, is_topic_name)
         found = dict.fromkeys(
             names,
             ClusterError("no topic can have this name", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
@@ -160,7 +161,7 @@ class Cluster:
         oldest = self._oldest(max_age_ms)
         found: dict[K, TopicInfo | ClusterError] = {}
         asked: list[K] = []
-        for key in keys:
+        async for key in each_of(keys):
             topic = self._metadata.get(key, oldest)
             if topic is None:
                 asked.append(key)
@@ -169,7 +170,7 @@ class Cluster:
         if asked:
             answer = await self._ask_metadata(asked)
             told = {key: topic for topic in answer.topics for key in (topic.name, topic.topic_id)}
-            for key in asked:
+            async for key in each_of(asked):
                 found[key] = told.get(key) or _refused(key, answer)
         return found
 

@@ -161,19 +161,25 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-async def _in_steps(registry: CollectorRegistry, encode: Callable[[Any], bytes]) -> bytes:
-    """As `encode(registry)`, in steps: all metrics at once would delay the relay by 6 ms."""
+async def _in_steps(
+    registry: CollectorRegistry, encode: Callable[[Any], bytes], turn: asyncio.Lock
+) -> bytes:
+    """As `encode(registry)`, in steps: all metrics at once would delay the relay by 6 ms. Whoever
+    has the `turn` makes one step in a turn of the loop: 64 first steps together took 90 ms.
+    """
 
     def encoded(some: list[Metric]) -> bytes:
         return encode(SimpleNamespace(collect=lambda: some))
 
     end = encoded([])  # the end of the whole text, in some formats
     metrics = iter(registry.collect())
-    texts = []
-    while some := list(islice(metrics, METRICS_A_STEP)):
-        texts.append(encoded(some).removesuffix(end))
-        await asyncio.sleep(0)
-    return b"".join([*texts, end])
+    texts: list[bytes] = []
+    while True:
+        async with turn:
+            if not (some := list(islice(metrics, METRICS_A_STEP))):
+                return b"".join([*texts, end])
+            texts.append(encoded(some).removesuffix(end))
+            await asyncio.sleep(0)
 
 
 class ConsoleServer:
@@ -187,6 +193,7 @@ class ConsoleServer:
         self._listen = config.listen
         self._source = source
         self._registry = registry
+        self._turn = asyncio.Lock()
         self._server: asyncio.Server | None = None
         names = allowed_names(config.listen, config.allowed_hosts)
         app = web.Application(middlewares=[host_guard(names)])
@@ -262,7 +269,7 @@ class ConsoleServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        body = await _in_steps(self._registry, encode)
+        body = await _in_steps(self._registry, encode, self._turn)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:

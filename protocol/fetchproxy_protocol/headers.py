@@ -138,6 +138,10 @@ _HANDSHAKE_REFUSAL = Struct(">ihi")
 _FLEXIBLE_FROM = 3
 _ERROR_END = 6  # correlation id and error code; the header is always v0
 _INT16_BYTES = 2
+# Kafka has 90 APIs. The whole list is read in one step.
+APIS_MAX = 1_000
+# With the broker's features and tags, some 1 KiB. Some answers are kept.
+_API_VERSIONS_BYTES_MAX = 64 * 1024
 
 
 def intersect_response(payload: Buffer, api_version: int) -> bytes:
@@ -146,6 +150,8 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
     `payload` begins with the correlation id. An answer with error 35 has the body of v0, whatever
     version was asked for. Raises `WireError`.
     """
+    if len(payload) > _API_VERSIONS_BYTES_MAX:
+        raise MalformedMessage(f"an ApiVersions answer of {len(payload)} bytes")
     return bytes(payload[:4]) + _intersected(bytes(payload[4:]), api_version)
 
 
@@ -182,6 +188,8 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
     flexible = version >= _FLEXIBLE_FROM
     list_start = cursor.pos
     count = cursor.count(flexible)
+    if (count or 0) > APIS_MAX:
+        raise MalformedMessage(f"an ApiVersions answer of {count} APIs")
     kept = []
     for _ in range(count or 0):
         start = cursor.skip(_RANGE.size, "API range")

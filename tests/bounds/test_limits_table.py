@@ -13,6 +13,7 @@ from fetchproxy_protocol import (
     addresses,
     delete_records,
     fetch,
+    headers,
     list_offsets,
     messages,
     offset_for_leader_epoch,
@@ -49,6 +50,7 @@ def test_the_table_has_the_codes_numbers() -> None:
         ),
         "any other request in archive-only mode": messages.ELEMENTS_MAX,
         "any message": primitives.TAGGED_FIELDS_MAX,
+        "an ApiVersions answer": headers.APIS_MAX,
         "an answer with addresses": addresses.NODES_MAX,
         "a FindCoordinator answer": addresses.COORDINATORS_MAX,
     }
@@ -102,6 +104,21 @@ def test_a_request_for_offsets_names_so_many_partitions(
     # Between these nothing else could be done.
     with pytest.raises(MalformedMessage, match="topics without a partition"):
         read("Topics", count=primitives.EMPTY_TOPICS_MAX + 1, of_topic=0)
+
+
+@pytest.mark.parametrize(
+    ("apis", "tag_bytes"), [(headers.APIS_MAX, 9), (headers.APIS_MAX + 1, 9), (1, 70_000)]
+)
+def test_an_answer_names_so_many_apis(apis: int, tag_bytes: int) -> None:
+    """The list is read in one step, and kept."""
+    ranges = b"".join(struct.pack(">hhhB", n % 60, 0, 1, 0) for n in range(apis))
+    tags = b"\x01\x00" + uvarint(tag_bytes) + bytes(tag_bytes)
+    answer = struct.pack(">ih", 7, 0) + uvarint(apis + 1) + ranges + bytes(4) + tags
+    if apis <= headers.APIS_MAX and tag_bytes < 10:
+        assert headers.intersect_response(answer, 3)
+    else:
+        with pytest.raises(MalformedMessage, match="an ApiVersions answer"):
+            headers.intersect_response(answer, 3)
 
 
 def test_an_answer_names_so_many_coordinators() -> None:

@@ -25,6 +25,7 @@ from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from scripted_broker import ScriptedBroker, encode, serving
 
+from fetchproxy.brokers import cluster as cluster_client
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, MetadataCache, decode_metadata
 from fetchproxy.config.schema import ClusterConfig
@@ -229,6 +230,30 @@ async def test_topics_are_asked_for_in_one_request_and_known_afterwards() -> Non
         with pytest.raises(ClusterError) as raised:
             await cluster.topic_by_name(SECRET)
         assert raised.value.error_code == NOT_AUTHORIZED
+
+
+async def test_absent_topics_are_told_apart_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error takes 4 µs, and a client names thousands."""
+    refused: Counter[int] = Counter()  # by turn of the loop
+    refusal, turns = cluster_client._refused, 0
+
+    def counted(key: Any, answer: Any) -> ClusterError:
+        refused[turns] += 1
+        return refusal(key, answer)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(cluster_client, "_refused", counted)
+    async with running(Fleet()) as cluster:
+        counting = asyncio.create_task(count_turns())
+        await cluster.topics_by_name([f"absent-{n}" for n in range(5 * ITEMS_AT_ONCE)], 0)
+        counting.cancel()
+    assert sum(refused.values()) == 5 * ITEMS_AT_ONCE
+    assert max(refused.values()) <= ITEMS_AT_ONCE
 
 
 async def test_without_brokers_topics_are_not_known() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -645,6 +646,32 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
         assert await gate.end_of_epoch(asked, 0) == found
         gate.cluster.failure = ClusterUnavailable("no broker is known")
         assert await gate.end_of_epoch(asked, 0) == found
+
+
+async def test_warnings_about_many_topics_are_logged_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line of the log takes up to 0.5 ms."""
+    warned: Counter[int] = Counter()  # by turn of the loop
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def warn(warnings: SparingWarnings, event: str, about: object, **context: object) -> None:
+        warned[turns] += 1
+
+    monkeypatch.setattr(SparingWarnings, "warn", warn)
+    async with gateway() as gate:
+        gate.cluster.failure = ClusterUnavailable("no broker is known")
+        counting = asyncio.create_task(count_turns())
+        await gate.end_of_epoch({f"topic-{n}": range(1) for n in range(100)}, 0)
+        counting.cancel()
+    assert sum(warned.values()) == 100
+    assert max(warned.values()) <= offset_for_leader_epoch.WARNED_AT_ONCE
 
 
 async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no_archive() -> None:

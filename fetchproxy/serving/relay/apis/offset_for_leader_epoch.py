@@ -42,6 +42,8 @@ ARCHIVE_WAIT_MAX_S = 2.0
 FIRST_READ_WAIT_MAX_S = 1.0
 # Lineages read through in one turn of the event loop.
 LINEAGES_AT_ONCE = 50
+# Warnings in one turn: a line of the log takes up to 0.5 ms.
+WARNED_AT_ONCE = 10
 
 Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
@@ -81,7 +83,7 @@ async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: 
             async for answer in each_of(await _both_tiers(archive, results)):
                 wire.patch(corrected, answer)
     except TimeoutError as error:
-        async for topic in each_of({result.topic for result in results}):
+        async for topic in each_of({result.topic for result in results}, WARNED_AT_ONCE):
             _warn(archive, topic, error)
     return corrected
 
@@ -90,7 +92,7 @@ async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) ->
     """The results that the archive changes."""
     lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
     found = await lookup.identify({result.topic for result in results})
-    async for name, error in each_of(found.unknown.items()):
+    async for name, error in each_of(found.unknown.items(), WARNED_AT_ONCE):
         _warn(archive, name, error)
     asked: dict[TopicIdPartition, EpochResult] = {}
     async for result in each_of(results):
@@ -144,7 +146,7 @@ async def _local_epochs(
         else:
             open_ones.append(tip)
     told = await archive.cluster.log_edges_of(open_ones, not_older_than=archive.clock())
-    async for tip, now in each_of(told.items()):
+    async for tip, now in each_of(told.items(), LINEAGES_AT_ONCE):
         if isinstance(now, ClusterError):
             epochs[tip] = now
             _warn(archive, tip.topic, now)
