@@ -54,6 +54,9 @@ TESTS = {
         "storage/test_rotated_credentials.py::test_a_rotated_credentials_file_is_read_again",
         "storage/test_rotated_credentials.py::test_credentials_that_come_later_are_found",
     ),
+    "S3 credentials of a role or a web identity": (
+        "storage/test_rotated_credentials.py::test_credentials_of_a_web_identity_are_renewed",
+    ),
     "the authority of an S3 server": (
         "storage/test_rotated_credentials.py::test_a_rotated_authority_is_trusted",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.clouds import open_cloud_store
 from fetchproxy.storage.stores.locations import CloudLocation, S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
-from lab.s3 import S3Server, versitygw_executable
+from lab.s3 import MotoServer, S3Server, versitygw_executable
 
 pytestmark = pytest.mark.s3
 MULTIPART = b"m" * (6 * 1024 * 1024)
@@ -47,6 +48,40 @@ def again(store: S3ObjectStore) -> None:
     """Without the pause between two looks."""
     assert store._credentials is not None
     store._credentials._looked_at = float("-inf")
+
+
+async def test_credentials_of_a_web_identity_are_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service gives other keys each time. With ten minutes left, boto asks for new ones."""
+    token = tmp_path / "token"
+    token.write_text("first")
+    role = {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(token),
+        "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/archive",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }
+    with MotoServer() as server:
+        for name in server.environment:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in role.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", server.endpoint_url)
+        monkeypatch.setenv("AWS_REGION", server.region)
+        location = S3Location("pods", endpoint_url=server.endpoint_url, region=server.region)
+        async with S3ObjectStore(location, config=StoreConfig()) as store:
+            await (await store._opened()).create_bucket(Bucket="pods")
+            await store.put("a", b"1")
+            before = store._frozen.access_key
+            token.write_text("second")
+            assert store._credentials is not None
+            soon = datetime.now(UTC) + timedelta(minutes=55)  # they are good for an hour
+            monkeypatch.setattr("botocore.credentials._local_now", lambda: soon)
+            monkeypatch.setattr(store._credentials._current, "_time_fetcher", lambda: soon)
+            await store.put("b", b"2")
+            assert store._frozen.access_key != before
+            assert [await store.get(key) for key in ("a", "b")] == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("key", ["lab-access", "lab-other"], ids=["secret", "key"])
