@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fetchproxy.auditing.faults import Fault, NotKnown, VerifyReport
-from fetchproxy.errors import RemoteStorageError, StorageUnavailable
+from fetchproxy.errors import ObjectNotReadable, RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -54,7 +54,10 @@ class CompletenessCheck:
         stated = look.stated
         if look.damaged is not None:
             named = found.unread if look.damaged.retriable else found.faults
-            named.append(Fault.of(tip, records.finished_offsets_key(tip), str(look.damaged)))
+            what = str(look.damaged)
+            if not isinstance(look.damaged, ObjectNotReadable):
+                what += "; the archiver writes it anew with its next segment"
+            named.append(Fault.of(tip, records.finished_offsets_key(tip), what))
         folder = records.folder(tip)
         for first, last in look.found.missing:
             found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))
