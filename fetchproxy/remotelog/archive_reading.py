@@ -232,7 +232,13 @@ class ArchiveReading:
     async def holes(self, asked: Iterable[Asked]) -> dict[TopicIdPartition, str]:
         """As `planning.holes_of`, which has the one rule for holes."""
         of_store = self._options.metadata_cache_dir is None
-        look = partial(holes_of, self.rsm, list(asked), views_of_store=of_store)
+        look = partial(
+            holes_of,
+            self.rsm,
+            list(asked),
+            views_of_store=of_store,
+            problems=self._rlmm.problems,
+        )
         return await with_retries("records of offsets", look, self._options.plan_max_ms / 1000)
 
     def check_bounds(self, views: Views) -> None:
@@ -360,11 +366,14 @@ class ArchiveReading:
 
 
 def _last_incarnations(views: Iterable[PartitionView]) -> Views:
-    """Of topics with one name, keeps the one archived last, as archive-only serving does."""
-    archived = [view for view in views if view.segments]
+    """Of topics with one name, keeps the one archived last, as archive-only serving does. A
+    partition of which no segment's metadata can be read is not an empty one.
+    """
+    archived = [view for view in views if view.segments or view.unreadable]
     newest: dict[str, tuple[int, bytes]] = {}
     for view in archived:
-        said = (view.segments[-1].event_timestamp_ms, view.tip.topic_id.bytes)
+        at_ms = view.segments[-1].event_timestamp_ms if view.segments else -1
+        said = (at_ms, view.tip.topic_id.bytes)
         newest[view.tip.topic] = max(said, newest.get(view.tip.topic, said))
     return {
         (view.tip.topic, view.tip.partition): view

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError, ObjectFailing
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import MetadataProblem
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.observability.health import Offsets
@@ -54,7 +55,11 @@ ALL_OFFSETS = OffsetSpan(0, 2**63)
 
 
 async def holes_of(
-    rsm: RemoteStorageManager, asked: Iterable[Asked], *, views_of_store: bool = True
+    rsm: RemoteStorageManager,
+    asked: Iterable[Asked],
+    *,
+    views_of_store: bool = True,
+    problems: Callable[[TopicIdPartition], Iterable[MetadataProblem]] = lambda tip: (),
 ) -> dict[TopicIdPartition, str]:
     """The first hole of the worst kind within the requested offsets, in words, by partition.
 
@@ -73,7 +78,7 @@ async def holes_of(
             except ObjectFailing as error:  # what it would tell is not known
                 found[view.tip] = str(error)
                 return
-            said = _in_words(holes, view, offsets)
+            said = _in_words(holes, view, offsets, problems(view.tip))
             if said is not None:
                 found[view.tip] = said
 
@@ -81,7 +86,9 @@ async def holes_of(
     return found
 
 
-def _in_words(holes: NotHeld, view: PartitionView, asked: Offsets) -> str | None:
+def _in_words(
+    holes: NotHeld, view: PartitionView, asked: Offsets, problems: Iterable[MetadataProblem]
+) -> str | None:
     for first, last in holes.missing:
         said = in_no_segment(first, last)
         return f"{said}, which is a fault: run `fetchproxy verify` for details"
@@ -90,10 +97,11 @@ def _in_words(holes: NotHeld, view: PartitionView, asked: Offsets) -> str | None
     for first, last in holes.not_known:
         said = f"offsets {first} to {last} are in no segment"
         return f"{said}, and it is not known if they ever were"
+    why = {problem.base_offset: f" ({problem.what})" for problem in problems}
     for base in view.unreadable:
         if asked[0] <= base <= asked[1] and not view.covers(base):
             return (
-                f"the metadata of the segment at offset {base} cannot be read: "
+                f"the metadata of the segment at offset {base} cannot be read{why.get(base, '')}: "
                 "`fetchproxy verify --repair` may repair them"
             )
     return None

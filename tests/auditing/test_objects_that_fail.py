@@ -21,7 +21,7 @@ from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions, Part
 from fetchproxy.auditing.moving import DeletedPartition, delete_moved_partition
 from fetchproxy.auditing.restore import restore_archive
 from fetchproxy.config.schema import MetadataConfig
-from fetchproxy.errors import ObjectFailing, StorageThrottled, StorageUnavailable
+from fetchproxy.errors import ObjectFailing, StorageDenied, StorageThrottled, StorageUnavailable
 from fetchproxy.jobs.backfill_plan import BackfillInput, backfill_input
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -405,6 +405,28 @@ def test_a_backfill_leaves_out_its_partition_alone(
         assert f"{key}: status 503 from the test (tried 4 times)" in failure.error
         assert store.asked[key] == 2 * TRIES_MAX
         assert asyncio.get_running_loop().time() < begun_at + 60
+
+    run(main())
+
+
+def test_a_backfill_says_why_an_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Denying(Failing):
+        def _check(self, key: str) -> None:
+            if self.failing.get(key):
+                raise StorageDenied(f"{key}: status 403 from the test")
+
+    async def main() -> None:
+        store = Denying()
+        archive = PlantedArchive(store)
+        await archive.rsm.identity.check_to_put()
+        for tip in (TIP, OTHER):
+            await archive.add([batch(0), batch(10)], tip=tip)
+        store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): FOR_GOOD}
+        asked, (failure,) = await planned(store, monkeypatch)
+        assert [view.tip for view, _ in asked] == [OTHER]
+        assert "the metadata of the segment at offset 0 cannot be read (" in failure.error
+        assert "status 403 from the test" in failure.error
+        assert "give access to this object or its key" in failure.error
 
     run(main())
 
