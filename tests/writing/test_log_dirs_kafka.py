@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -113,6 +115,27 @@ async def sound(archive: Archive) -> None:
     report = await verify_archive(archive.rsm, archive.rlmm)
     assert report.faults == []
     assert gaps_of(report) == []
+
+
+async def test_a_file_that_was_cut_is_no_compacted_one(
+    kafka_server: KafkaServer, create_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Both end between two batches. The leader has the records of one alone."""
+    topic = create_topic(config=SMALL_SEGMENTS)
+    await asyncio.to_thread(produce, kafka_server, topic, 2.5)
+    data_dir, folder = tmp_path / "data", folder_of(kafka_server, topic)
+    shutil.copytree(folder, data_dir / folder.name)
+    shutil.copy(kafka_server.data_dir / "meta.properties", data_dir)
+    cut = data_dir / folder.name / f"{0:020d}.log"
+    *_, last = walk(cut.read_bytes())
+    os.truncate(cut, last.position)
+    settings = {"log_dirs": str(data_dir), "spool_dir": tmp_path / "spool"}
+    expected = f"ends before offset {last.base_offset}, the next segment begins at"
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka_server.bootstrap, archive, topic, **settings) as (manager, _),
+    ):
+        await until(manager, lambda found: any(expected in (s.last_error or "") for s in found))
 
 
 async def test_rolled_segments_are_copied_as_they_are(

@@ -27,8 +27,14 @@ from fetchproxy_protocol.record_batch import (
     walk,
 )
 
-from fetchproxy.errors import ConfigError, CorruptSegment, LogDamaged, LogDirUnusable
-from fetchproxy.model import AbortedTxn, EpochStart, LogEdges, TopicIdPartition
+from fetchproxy.errors import (
+    ClusterError,
+    ConfigError,
+    CorruptSegment,
+    LogDamaged,
+    LogDirUnusable,
+)
+from fetchproxy.model import AbortedTxn, EpochStart, IsolationLevel, LogEdges, TopicIdPartition
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
@@ -166,6 +172,17 @@ class Stopped(Exception):
     """`go_on` returned False."""
 
 
+class EndsEarly(LogDirUnusable):
+    """The file has no batch from `offset` up to the next segment: compaction may have taken them,
+    or the file was cut. `is_empty`: nor one from the position on.
+    """
+
+    def __init__(self, what: str, offset: int, *, is_empty: bool) -> None:
+        super().__init__(what)
+        self.offset = offset
+        self.is_empty = is_empty
+
+
 class SegmentGone(Exception):
     """The broker has deleted files of the segment since the listing: list them again."""
 
@@ -177,6 +194,7 @@ class RolledSegment:
     `position`: the first wanted offset.
     `txn_indexes`: the partition's, by base offset, listed after the LSO was asked for.
     `leader_epoch`: in which the files' broker leads. -1: not known.
+    `hole_from`: the leader has no record from here up to the next segment. None: not known.
     """
 
     tip: TopicIdPartition
@@ -186,6 +204,7 @@ class RolledSegment:
     next_base_offset: int
     position: int
     leader_epoch: int = -1
+    hole_from: int | None = None
 
     @property
     def file(self) -> Path:
@@ -343,11 +362,12 @@ class _Reading:
             if self.summary.size_bytes == 0:
                 raise self.damage
             return
-        if self._next_offset != rolled.next_base_offset:
-            raise self._unusable(
-                f"ends before offset {self._next_offset}, the next segment begins at "
+        if self._next_offset not in (rolled.next_base_offset, rolled.hole_from):
+            what = (
+                f"{rolled.file} ends before offset {self._next_offset}, the next segment begins at "
                 f"{rolled.next_base_offset}"
             )
+            raise EndsEarly(what, self._next_offset, is_empty=self.summary.size_bytes == 0)
         for fault in self._txns.end():
             raise CorruptSegment(f"{rolled.file}: its transaction index does not fit: {fault.what}")
         known = read_epochs(rolled.folder)
@@ -496,10 +516,41 @@ class LogDirsGatherer(SegmentGatherer):
         log_dirs, leader_epoch = await self._of_leader()
         if not log_dirs:
             return None
-        rolled = await asyncio.to_thread(self._rolled, log_dirs, position, edges)
-        if rolled is not None:
-            await self._take(replace(rolled, leader_epoch=leader_epoch))
+        at = position
+        while rolled := await asyncio.to_thread(self._rolled, log_dirs, at, edges):
+            rolled = replace(rolled, position=position, leader_epoch=leader_epoch)
+            try:
+                await self._take(rolled)
+                break
+            except EndsEarly as error:
+                await self._check_hole(rolled, error)
+                if not error.is_empty:
+                    await self._take(replace(rolled, hole_from=error.offset))
+                    break
+                at = rolled.next_base_offset
         return self.closed
+
+    async def _check_hole(self, rolled: RolledSegment, error: EndsEarly) -> None:
+        """The leader knows whether the missing records were compacted away. Raises `error` if it
+        has them, or does not say.
+        """
+        at = max(error.offset, rolled.position)
+        try:
+            fetched = await self.cluster.fetch(
+                self.tip,
+                at,
+                bytes_max=1,  # the first batch comes whole
+                wait_max_ms=0,
+                isolation=IsolationLevel.READ_UNCOMMITTED,
+            )
+            following = next(walk(fetched.records), None)
+        except WireError:
+            raise error from None
+        except ClusterError as refusal:
+            what = f"{error}; the leader, asked for what lies between: {refusal}"
+            raise LogDirUnusable(what) from refusal
+        if following is None or following.base_offset < rolled.next_base_offset:
+            raise error
 
     async def discard(self) -> None:
         segment, self.closed, self.gathered = self.closed, None, None
