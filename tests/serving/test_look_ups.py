@@ -648,6 +648,19 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
         assert await gate.end_of_epoch(asked, 0) == found
 
 
+@pytest.mark.parametrize("timestamp", [EARLIEST, 5])
+async def test_partitions_that_no_log_can_have_are_the_brokers(timestamp: int) -> None:
+    """Whatever a broker says of them. The store has no name for them."""
+    async with gateway() as gate:
+        await copied(gate.other, segment(1, 0, 39))
+        await gate.list_again()
+        found = await gate.list_offsets({ARCHIVED: [-5]}, timestamp)
+        assert found == {(ARCHIVED, -5): (0, BROKER_START)}
+        assert await gate.end_of_epoch({ARCHIVED: [-5]}, 0) == {(ARCHIVED, -5): (0, 70)}
+        assert await gate.delete_records({ARCHIVED: [-5]}, 7) == {(ARCHIVED, -5): (0, 7)}
+        assert gate.store.count("list") == 0
+
+
 async def test_warnings_about_many_topics_are_logged_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -589,6 +589,8 @@ class FetchJudging:
 
         None: the client must get the broker's error.
         """
+        if key[1] < 0:
+            return None  # no archive has it
         offset = fetch_offset(asked)
         if self.marks.denied_again(key, offset):
             return self._denied_again(key)

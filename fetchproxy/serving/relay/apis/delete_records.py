@@ -35,7 +35,7 @@ from fetchproxy_protocol.primitives import Buffer, Cursor
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import collected, each_of
+from fetchproxy.runtime.loop import collected, each_of, for_each
 from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
 from fetchproxy.serving.relay.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
 from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
@@ -60,24 +60,22 @@ def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
         cursor = Cursor(memoryview(frame)[4:], body_at)
         asked = dict(await collected(wire.asked_in(cursor, version)))
         deadline = archive.clock() + max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
-        corrected, at_once = bytearray(payload), asyncio.Semaphore(RAISED_AT_ONCE)
-
-        async def correct(topics: Topics, result: DeletionResult, offset: int) -> None:
-            async with at_once:
-                topic = topics[result.topic]
-                wire.patch(
-                    corrected, await _in_both_tiers(archive, topic, result, offset, deadline)
-                )
+        corrected = bytearray(payload)
 
         deleted: list[tuple[DeletionResult, int]] = []
         async for result in each_of(await collected(wire.parse_response(payload, version))):
             offset = asked.get((result.topic, result.partition))
-            if offset is not None and not result.error_code:
+            if offset is not None and not result.error_code and result.partition >= 0:
                 deleted.append((result, offset))
         topics = await _identified(archive, {result.topic for result, _ in deleted})
-        async with asyncio.TaskGroup() as tasks:
-            async for result, offset in each_of(deleted):
-                tasks.create_task(correct(topics, result, offset), name="raise-log-start")
+
+        async def correct(one: tuple[DeletionResult, int]) -> None:
+            result, offset = one
+            topic = topics[result.topic]
+            wire.patch(corrected, await _in_both_tiers(archive, topic, result, offset, deadline))
+            await asyncio.sleep(0)  # what memory knows comes without waiting
+
+        await for_each(deleted, correct, min(len(deleted), RAISED_AT_ONCE))
         return [corrected]
 
     return HeldAnswer(head.correlation_id, rewrite)

@@ -196,6 +196,8 @@ async def _patch(
     others: list[_Question] = []
     unlisted: list[_Question] = []
     async for result, timestamp in each_of(results):
+        if result.partition < 0:
+            continue  # no archive has it, whatever the broker says
         topic, its = found.archived.get(result.topic), archived
         if topic is None:
             topic, its = found.others.get(result.topic), others

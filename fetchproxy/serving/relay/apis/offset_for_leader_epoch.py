@@ -97,7 +97,7 @@ async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) ->
     asked: dict[TopicIdPartition, EpochResult] = {}
     async for result in each_of(results):
         topic = found.archived.get(result.topic)
-        if topic is not None:
+        if topic is not None and result.partition >= 0:
             asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
     lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
     looked = await lookup.last_views(asked)
