@@ -22,7 +22,7 @@ from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
 from fetchproxy.serving.relay.apis import fetch as fetch_api
-from fetchproxy.serving.relay.apis.fetch import FetchHandler
+from fetchproxy.serving.relay.apis.fetch import FetchAnswer, FetchHandler
 from fetchproxy.serving.relay.broker_link import BrokerLink
 from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
 from fetchproxy.serving.relay.session import RelaySession
@@ -121,6 +121,33 @@ def test_of_large_sessions_that_end_together_one_is_freed_in_each_turn(
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
     assert sum(freed.values()) == 4_000
     assert max(freed.values()) == 1_000
+
+
+def test_the_answer_to_one_partition_named_very_often_is_walked_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker answers it as often: 20,000 times in one turn took 0.4 s."""
+    slowly: list[bool] = []
+    expect_passed = FetchHandler._expect_passed
+
+    def noted(handler: FetchHandler, *arguments: Any) -> FetchAnswer:
+        answer = expect_passed(handler, *arguments)
+        slowly.append(answer.walked_slowly)
+        return answer
+
+    monkeypatch.setattr(FetchHandler, "_expect_passed", noted)
+
+    async def main(replay: Replay) -> None:
+        connection = await connected("often")
+        for partitions, times in ((1, 1), (1, 2_000)):
+            request = fetch_of(partitions)
+            request.topics[0].partitions[0].partition = 5  # the broker has none such
+            request.topics[0].partitions *= times
+            await connection.ask(request, FETCH_RESPONSE, VERSION)
+        await connection.close()
+
+    run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
+    assert slowly == [False, True]
 
 
 def test_a_request_that_names_too_many_partitions_reaches_no_broker(

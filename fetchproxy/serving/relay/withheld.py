@@ -635,8 +635,9 @@ class FetchJudging:
 
     def _start(self, key: PartitionKey, mark: Mark) -> None:
         """All partitions of one answer are judged together, in the next turn of the loop."""
+        first = not self._to_judge  # an answer may name one partition very often
         self._to_judge[key] = mark
-        if len(self._to_judge) == 1:
+        if first:
             # The next fetch may have another kind of names, and other marks.
             self._spawn(self._judge(self.by_id, self.marks), "judge-out-of-range")
 
