@@ -65,7 +65,7 @@ async def main():
         async with app._purgatory(parts, parts.rlmm) as purgatory:
             async with app._archive_only(parts, purgatory) as gateway:
                 await ended_after_a_collection(gateway.port)
-                while gateway.connections:
+                while any(task.get_name().startswith("session-") for task in asyncio.all_tasks()):
                     await asyncio.sleep(0.01)
                 gc.collect()
                 return len(alive)
