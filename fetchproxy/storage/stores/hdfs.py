@@ -133,15 +133,15 @@ class HdfsObjectStore(ObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         folder, slash, name_start = check_prefix(prefix).rpartition("/")
-        await self._check_present()
+        await self._check_listed()
         async for key, found in self._walk(folder + slash, name_start, start_after):
             yield StoredObject(key, found.size_bytes, found.version)
         # If the folder has gone, files that vanished during the walk were not deleted.
-        await self._check_present()
+        await self._check_listed()
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         check_folder_prefix(prefix)
-        await self._check_present()
+        await self._check_listed()
         waiting: Statuses = []
         async for entry in self._entries(prefix):
             if entry.is_folder and entry.children:
@@ -152,7 +152,7 @@ class HdfsObjectStore(ObjectStore):
                 waiting = []
         for name in await self._with_objects(prefix, waiting):
             yield name
-        await self._check_present()
+        await self._check_listed()
 
     async def delete(self, key: str) -> None:
         if not await self._delete(check_key(key)):
@@ -163,7 +163,7 @@ class HdfsObjectStore(ObjectStore):
     ) -> int:
         """Temporary files of this store have names that no other program uses."""
         folder, slash, _ = check_prefix(prefix).rpartition("/")
-        await self._check_present()
+        await self._check_listed()
         removed = 0
         async for path, found in self._walk(folder + slash, "", "", temporaries=True):
             if found.modified_epoch_ms < older_than_epoch_ms:
@@ -266,6 +266,10 @@ class HdfsObjectStore(ObjectStore):
         if not status.is_folder:
             raise StorageUnavailable(f"{self._folder} is a file")
         self._create = False
+
+    async def _check_listed(self) -> None:
+        """As `_check_present`, tried again. Other requests are tried again as a whole."""
+        await retried(f"look for {self._folder}", self._check_present)
 
     async def _check_writable(self) -> None:
         """Makes the folder if `create` is set and it was never seen. Raises StorageUnavailable."""
