@@ -79,6 +79,10 @@ class HostileBroker:
         asked = at_once(read_request(request_of(key), frame, head.body_position, key, version))
         if key == ApiKey.PRODUCE and not asked["acks"]:
             return b""
+        if key in (ApiKey.FETCH, ApiKey.LIST_OFFSETS):
+            places = asked["topics"]
+            if places is None or any(topic["partitions"] is None for topic in places):
+                raise WireError("null in the place of a list")
         values = defaultdict(dict, self._answers(asked, version)).get(key, {})
         return bytes(at_once(write_response(response_of(key), values, key, version, correlation)))
 
