@@ -30,10 +30,7 @@ def extend_lineage(
 
 def archived_lineage(view: PartitionView) -> tuple[EpochStart, ...]:
     """The epochs up to the archive's end, as copied with the segments: also below the log start."""
-    lineage: tuple[EpochStart, ...] = ()
-    for entry in view.segments.leader_epochs():
-        lineage = extend_lineage(lineage, [entry])
-    return lineage
+    return rising(view.segments.leader_epochs())
 
 
 def from_log_start(lineage: Sequence[EpochStart], start: int) -> tuple[EpochStart, ...]:

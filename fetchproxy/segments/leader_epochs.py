@@ -10,7 +10,7 @@ epoch may stand in a batch, and none is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fetchproxy.model import EpochStart
 
@@ -35,7 +35,7 @@ def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
     return found
 
 
-def rising(epochs: Sequence[EpochStart]) -> tuple[EpochStart, ...]:
+def rising(epochs: Iterable[EpochStart]) -> tuple[EpochStart, ...]:
     """Those that count, each once, as in Kafka's cache."""
     found: list[EpochStart] = []
     for entry in epochs:
