@@ -29,6 +29,7 @@ FLEXIBLE_FROM = 12
 TOPIC_IDS_FROM = 13
 SESSIONS_FROM = 7
 LEADER_EPOCH_FROM = 9
+PREFERRED_REPLICA_FROM = 11
 
 SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the named session
 INITIAL_EPOCH = 0
@@ -200,7 +201,7 @@ def _plain_request_classic(payload: bytes, pos: int, version: int) -> _Read | No
     if _COUNT.unpack_from(payload, pos)[0]:
         return None
     rack_end = rack_at
-    if version >= 11:
+    if version >= PREFERRED_REPLICA_FROM:
         rack_end += 2 + _LENGTH.unpack_from(payload, rack_at)[0]
     return (partitions, payload[rack_at:], b"") if rack_end == len(payload) else None
 
@@ -234,7 +235,7 @@ def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, Fet
     if version >= SESSIONS_FROM:
         yield from _read_forgotten(cursor, version, forgotten)
     rack = b""
-    if version >= 11:
+    if version >= PREFERRED_REPLICA_FROM:
         start = cursor.pos
         cursor.skip_string(flexible)
         rack = bytes(payload[start : cursor.pos])
@@ -554,7 +555,7 @@ def encode_partition_start(
         out += INT64.pack(producer_id) + INT64.pack(first_offset)
         if flexible:
             out.append(0)
-    if version >= 11:
+    if version >= PREFERRED_REPLICA_FROM:
         out += INT32.pack(-1)  # no preferred read replica
     out += encode_uvarint(records_bytes + 1) if flexible else INT32.pack(records_bytes)
     return bytes(out)
@@ -644,7 +645,7 @@ def _plain_answer_classic(
 ) -> int | None:
     """Reads counts and lengths as unsigned, so that null becomes large and is not plain."""
     error_code, session_id, topics = _HEAD_V7.unpack_from(frame)
-    entry = _PARTITION_V11 if version >= 11 else _PARTITION_V5
+    entry = _PARTITION_V11 if version >= PREFERRED_REPLICA_FROM else _PARTITION_V5
     pos, end = _HEAD_V7.size, len(frame)
     if error_code or topics >= 0x80:
         return None

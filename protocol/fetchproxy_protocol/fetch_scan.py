@@ -25,6 +25,7 @@ from fetchproxy_protocol.addresses import hide_node_endpoints
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.fetch import (
     FLEXIBLE_FROM,
+    PREFERRED_REPLICA_FROM,
     SESSIONS_FROM,
     TOPIC_IDS_FROM,
     WATERMARKS,
@@ -63,7 +64,11 @@ SpliceTags = Callable[[bytes], bytes]
 # (some error became an empty partition, some error is left) → True: withhold the whole answer.
 Withhold = Callable[[bool, bool], bool]
 _PLAIN_BYTES = 37  # of a partition (v12+) without records that `plain_run` steps over
-_TOPIC, _PARTITION, _PARTITION_TAGS, _TOPIC_TAGS, _TAIL = range(5)
+# Aborted transactions without tags are stepped over so many at a time. More would cost more than
+# linear time where entries with and without tags alternate.
+_ABORTED_STEP = 256
+_ABORTED_BYTES = 16  # of an aborted transaction: producer id and first offset, then tags (v12+)
+_TOPIC, _PARTITION, _ABORTED, _RECORDS, _PARTITION_TAGS, _TOPIC_TAGS, _TAIL = range(7)
 
 
 class _NeedMore(Exception):
@@ -112,6 +117,7 @@ class FetchResponseScan:
     """
 
     __slots__ = (
+        "_aborted",
         "_carry",
         "_from",
         "_held",
@@ -163,6 +169,7 @@ class FetchResponseScan:
         self._state = _TOPIC
         self._topics = 0
         self._partitions = 0
+        self._aborted = 0  # transactions of the current partition that were not stepped over yet
         self._topic: TopicRef = b""
 
     @property
@@ -289,7 +296,7 @@ class FetchResponseScan:
             self._skip = pos - end
             if self._skip > self.left:
                 raise MalformedMessage(
-                    f"records of {self._topic!r} reach {self._skip} bytes past the frame's end"
+                    f"{self._topic!r} reaches {self._skip} bytes past the frame's end"
                 )
             return [buf[start:]]
         if self.left:
@@ -325,6 +332,10 @@ class FetchResponseScan:
                 if plain != pos:
                     return plain
             return self._partition(buf, pos, end)
+        if state == _ABORTED:
+            return self._aborted_transactions(buf, pos, end)
+        if state == _RECORDS:
+            return self._records(buf, pos, end)
         if state == _PARTITION_TAGS:
             pos = _after_tags(buf, pos, end)
             self._partitions -= 1
@@ -389,39 +400,62 @@ class FetchResponseScan:
         self._from = at
 
     def _partition(self, buf: memoryview, pos: int, end: int) -> int:
-        version = self._version
-        flexible = version >= FLEXIBLE_FROM
-        at = pos + (30 if version >= 5 else 22)
+        """The fields in front of the list of aborted transactions, with its length."""
+        at = pos + (30 if self._version >= LOG_START_FROM else 22)
         if at + 4 > end:
             raise _NeedMore(pos)
-        if flexible:
+        if self._version >= FLEXIBLE_FROM:
             aborted, at = _uvarint(buf, at, end, pos)
-            for _ in range(aborted - 1):
-                at = _after_tags(buf, at + 16, end, pos)
+            aborted -= 1
         else:
             aborted, at = _int(INT32, buf, at, end, pos)
-            at += 16 * max(aborted, 0)
-        if version >= 11:
-            at += 4
-        if flexible:
-            length, at = _uvarint(buf, at, end, pos)
-            length -= 1
-        else:
-            length, at = _int(INT32, buf, at, end, pos)
         error_code = INT16.unpack_from(buf, pos + 4)[0]
         if error_code:
             self._ask(buf, pos, error_code)
         elif self._log_start is not None:
             show_log_start(buf, pos, self._log_start)
-        if length > 0 and self._kept is not None:
-            self._kept.records = True
-        if flexible:
+        if aborted > 0:
+            self._aborted = aborted
+            self._state = _ABORTED
+            return at
+        self._state = _RECORDS
+        return self._records(buf, at, end)
+
+    def _aborted_transactions(self, buf: memoryview, pos: int, end: int) -> int:
+        """Step over some entries. Each piece of the response goes on where the last one ended."""
+        if self._version < FLEXIBLE_FROM:
+            self._state = _RECORDS
+            return pos + _ABORTED_BYTES * self._aborted
+        size = _ABORTED_BYTES + len(_NO_TAGS)
+        plain = min(self._aborted, (end - pos) // size, _ABORTED_STEP)
+        tags = bytes(buf[pos + _ABORTED_BYTES : pos + plain * size : size])
+        steps = plain - len(tags.lstrip(_NO_TAGS))
+        if steps:
+            pos += steps * size
+        else:
+            pos = _after_tags(buf, pos + _ABORTED_BYTES, end, pos)
+            steps = 1
+        self._aborted -= steps
+        if not self._aborted:
+            self._state = _RECORDS
+        return pos
+
+    def _records(self, buf: memoryview, pos: int, end: int) -> int:
+        """The preferred replica (v11+) and the records, which pass unread."""
+        at = pos + 4 if self._version >= PREFERRED_REPLICA_FROM else pos
+        if self._version >= FLEXIBLE_FROM:
+            length, at = _uvarint(buf, at, end, pos)
+            length -= 1
             self._state = _PARTITION_TAGS
         else:
+            length, at = _int(INT32, buf, at, end, pos)
             self._partitions -= 1
+            self._state = _PARTITION
             if not self._partitions:
                 self._topics -= 1
                 self._state = _TOPIC if self._topics else _TAIL
+        if length > 0 and self._kept is not None:
+            self._kept.records = True
         return at + max(length, 0)
 
     def _plain_partitions(self, buf: memoryview, pos: int, end: int) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 from random import Random
+from uuid import UUID
 
+import pytest
 from fetchproxy_protocol import addresses
 from fetchproxy_protocol import fetch as fr
 from fetchproxy_protocol import fetch_scan as fs
@@ -184,3 +186,38 @@ def test_a_damaged_answer_is_not_plain(
     kept = data.draw(st.integers(20, len(framed) - 1))
     assert fr.plain_session_id(memoryview(framed[:kept]), version) is None
     assert fr.plain_session_id(memoryview(framed + b"\x00"), version) is None
+
+
+@pytest.mark.parametrize("version", [4, 10, 11, 12, 17])
+@pytest.mark.parametrize("tags", [b"\x00", b"\x01\x09\x01x"])
+def test_aborted_transactions_leave_as_they_come(version: int, tags: bytes) -> None:
+    """A broker that lists many must not make each piece cost more than its own bytes."""
+    partition = OracleResponse.FetchableTopicResponse.PartitionData
+    aborted = [
+        partition.AbortedTransaction(producer_id=n, first_offset=5_000, version=version)
+        for n in range(1, 5_001)
+    ]
+    topic = OracleResponse.FetchableTopicResponse(
+        topic="t",
+        topic_id=UUID(int=7),
+        partitions=[
+            partition(partition_index=1, aborted_transactions=aborted, records=b"", version=version)
+        ],
+        version=version,
+    )
+    framed = framed_of(OracleResponse(responses=[topic], version=version))
+    if version >= fr.FLEXIBLE_FROM and tags != b"\x00":
+        first = framed.index((1).to_bytes(8) + (5_000).to_bytes(8))
+        for entry in reversed(range(0, len(aborted), 3)):
+            at = first + 17 * entry + 16
+            framed = framed[:at] + tags + framed[at + 1 :]
+        framed = (len(framed) - 4).to_bytes(4) + framed[4:]
+    cuts = list(range(1_000, len(framed), 1_000))
+    fed = scan_in_place(version, framed, cuts, 0, addresses.hide_node_endpoints)
+    entry_bytes = 16 + len(tags)
+    arrived = left = 0
+    for pieces in fed:
+        arrived += min(1_000, len(framed) - arrived)
+        left += sum(map(len, pieces))
+        assert arrived - left < entry_bytes
+    assert left == len(framed)
