@@ -37,7 +37,7 @@ LOOK_UP_US_MAX = 5
 
 
 def segments_of(
-    tip: TopicIdPartition, count: int, source: random.Random
+    tp: TopicIdPartition, count: int, source: random.Random
 ) -> list[RemoteLogSegmentMetadata]:
     """Realistic segments: sizes and times vary, leaders change now and then, few have aborts."""
     found = []
@@ -51,7 +51,7 @@ def segments_of(
             starts.append(EpochStart(epochs[-1], source.randint(offset + 1, end)))
         found.append(
             RemoteLogSegmentMetadata(
-                segment_id=RemoteLogSegmentId(tip, UUID(int=source.getrandbits(128))),
+                segment_id=RemoteLogSegmentId(tp, UUID(int=source.getrandbits(128))),
                 start_offset=offset,
                 end_offset=end,
                 max_timestamp_ms=now_ms - source.randrange(60_000),
@@ -73,10 +73,10 @@ def write_cache(folder: Path, partitions: int, segments: int) -> int:
     with MetadataCache(folder) as cache:
         for number in range(partitions):
             topic = number // PARTITIONS_A_TOPIC
-            tip = TopicIdPartition(UUID(int=topic + 1), f"topic-{topic:03}", number)
-            file = cache.file(tip)
+            tp = TopicIdPartition(UUID(int=topic + 1), f"topic-{topic:03}", number)
+            file = cache.file(tp)
             file.load()
-            file.append(segments_of(tip, segments // partitions, source), number)
+            file.append(segments_of(tp, segments // partitions, source), number)
             size += file.path.stat().st_size
     return size
 

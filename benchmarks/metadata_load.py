@@ -33,17 +33,17 @@ PUTS = 200
 
 def measure(folder: Path, samples: int) -> dict[str, float]:
     with MetadataCache(folder) as cache:
-        tips = cache.partitions()
+        tps = cache.partitions()
         resident = resident_mib(os.getpid())
         wall, cpu = time.perf_counter(), time.process_time()
         # Loads everything that a metadata manager keeps of each partition.
         files, tables, views = [], [], {}
-        for tip in tips:
-            file = cache.file(tip)
-            table = PartitionTable.load(tip, file.load().entries)
+        for tp in tps:
+            file = cache.file(tp)
+            table = PartitionTable.load(tp, file.load().entries)
             files.append(file)
             tables.append(table)
-            views[tip] = table.view(0.0)
+            views[tp] = table.view(0.0)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     gc.collect()
     resident = resident_mib(os.getpid()) - resident
@@ -61,27 +61,27 @@ def measure(folder: Path, samples: int) -> dict[str, float]:
 def _look_ups(views: dict[TopicIdPartition, PartitionView], samples: int) -> dict[str, float]:
     """Looks up partitions and offsets in random order, so nothing is in the processor's caches."""
     source = random.Random(2)
-    tips = list(views)
+    tps = list(views)
     by_offset, by_time = [], []
     for _ in range(samples):
-        tip = source.choice(tips)
-        segments = views[tip].segments
-        by_offset.append((tip, source.randrange(segments.end_offset(len(segments) - 1))))
+        tp = source.choice(tps)
+        segments = views[tp].segments
+        by_offset.append((tp, source.randrange(segments.end_offset(len(segments) - 1))))
         first, last = segments[0].max_timestamp_ms, segments[-1].max_timestamp_ms
-        by_time.append((tip, source.randint(first, last)))
+        by_time.append((tp, source.randint(first, last)))
 
-    def find_time(tip: TopicIdPartition, timestamp_ms: int) -> bool:
-        return views[tip].index_at_or_after_timestamp(timestamp_ms) is not None
+    def find_time(tp: TopicIdPartition, timestamp_ms: int) -> bool:
+        return views[tp].index_at_or_after_timestamp(timestamp_ms) is not None
 
-    def take_time(tip: TopicIdPartition, timestamp_ms: int) -> RemoteLogSegmentMetadata:
-        index = views[tip].index_at_or_after_timestamp(timestamp_ms)
+    def take_time(tp: TopicIdPartition, timestamp_ms: int) -> RemoteLogSegmentMetadata:
+        index = views[tp].index_at_or_after_timestamp(timestamp_ms)
         assert index is not None
-        return views[tip].segments[index]
+        return views[tp].segments[index]
 
     return {
-        "find_offset_us": _median_us(lambda tip, at: views[tip].covers(at), by_offset),
+        "find_offset_us": _median_us(lambda tp, at: views[tp].covers(at), by_offset),
         "find_time_us": _median_us(find_time, by_time),
-        "take_offset_us": _median_us(lambda tip, at: views[tip].segment_at_or_after(at), by_offset),
+        "take_offset_us": _median_us(lambda tp, at: views[tp].segment_at_or_after(at), by_offset),
         "take_time_us": _median_us(take_time, by_time),
     }
 
@@ -91,9 +91,9 @@ def _median_us(
 ) -> float:
     clock = time.perf_counter_ns
     taken = []
-    for tip, at in questions:
+    for tp, at in questions:
         began = clock()
-        found = ask(tip, at)
+        found = ask(tp, at)
         taken.append(clock() - began)
         assert found
     return median(taken) / 1000
@@ -109,7 +109,7 @@ def _put_us(table: PartitionTable) -> float:
         start = last.end_offset + 1
         last = replace(
             last,
-            segment_id=RemoteLogSegmentId(table.tip, UUID(int=number)),
+            segment_id=RemoteLogSegmentId(table.tp, UUID(int=number)),
             start_offset=start,
             end_offset=start + 999,
         )

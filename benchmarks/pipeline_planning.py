@@ -54,9 +54,9 @@ def write_store(folder: Path, partitions: int, segments: int, topics: int = 1) -
     (folder / LAYOUT_OBJECT).write_bytes(layout_text())
     for number in range(partitions):
         topic = 1 + number % topics
-        tip = TopicIdPartition(UUID(int=topic), f"topic-{topic}", number // topics)
-        (folder / partition_folder("", tip)).mkdir(parents=True)
-        for segment in segments_of(tip, segments // partitions, source):
+        tp = TopicIdPartition(UUID(int=topic), f"topic-{topic}", number // topics)
+        (folder / partition_folder("", tp)).mkdir(parents=True)
+        for segment in segments_of(tp, segments // partitions, source):
             for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
                 (folder / _key(segment, file)).touch()
             (folder / _key(segment, SegmentFile.METADATA)).write_bytes(encode_segment(segment))

@@ -126,16 +126,16 @@ class Parts:
             if tls is not None:
                 self.health.watch(tls.health.all)
 
-    def is_archiving(self, tip: TopicIdPartition) -> bool:
-        return self.manager is not None and self.manager.manages(tip)
+    def is_archiving(self, tp: TopicIdPartition) -> bool:
+        return self.manager is not None and self.manager.manages(tp)
 
-    def gathered_from(self, tip: TopicIdPartition) -> int | None:
-        """The offset from which this process gathers `tip`. None: it does not gather it. NOT_KNOWN:
+    def gathered_from(self, tp: TopicIdPartition) -> int | None:
+        """The offset from which this process gathers `tp`. None: it does not gather it. NOT_KNOWN:
         also if the archiver does not run yet and will match the topic.
         """
         if self.manager is not None:
-            return self.manager.gathered_from(tip)
-        return NOT_KNOWN if re.fullmatch(self.config.archive.topics or "", tip.topic) else None
+            return self.manager.gathered_from(tp)
+        return NOT_KNOWN if re.fullmatch(self.config.archive.topics or "", tp.topic) else None
 
     @property
     def mode(self) -> str:
@@ -184,8 +184,8 @@ class Parts:
         if self.gateway is not None:
             yield from self.gateway.tables
 
-    def work(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
-        return None if self.manager is None else self.manager.status_of(tip)
+    def work(self, tp: TopicIdPartition) -> PartitionArchiveStatus | None:
+        return None if self.manager is None else self.manager.status_of(tp)
 
     def archiver(self) -> tuple[LeadershipState, tuple[int, int], dict[str, str]] | None:
         if (manager := self.manager) is None:

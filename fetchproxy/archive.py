@@ -145,5 +145,5 @@ async def stored_partitions(
     unlisted: Unlisted = {}
     async with stored_archive(config) as archive:
         every = await archive.rlmm.list_partitions(unlisted)
-    tips = [tip for tip in every if topic in (None, tip.topic)]
-    return tips, {name: error for name, error in unlisted.items() if topic in (None, name)}
+    tps = [tp for tp in every if topic in (None, tp.topic)]
+    return tps, {name: error for name, error in unlisted.items() if topic in (None, name)}

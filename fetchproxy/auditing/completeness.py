@@ -36,12 +36,12 @@ class CompletenessCheck:
 
     rsm: RemoteStorageManager
     stored: StoreBackedRemoteLogMetadataManager
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     topic: RemoteLogMetadataManager | None = None
 
     async def check(self, lost: Sequence[Offsets] = ()) -> VerifyReport:
         """`lost`: offsets of segments that lack only metadata. Raises RemoteStorageError."""
-        found, tip, records = VerifyReport(), self.tip, self.rsm.objects
+        found, tp, records = VerifyReport(), self.tp, self.rsm.objects
         in_topic = await self._in_topic(found)
 
         def told() -> list[Offsets]:
@@ -49,7 +49,7 @@ class CompletenessCheck:
             return [*lost, *((s.start_offset, s.end_offset) for s in there)]
 
         look = await look_at_offsets(
-            records, self.stored, tip, lambda: refreshed(self.stored, tip), told
+            records, self.stored, tp, lambda: refreshed(self.stored, tp), told
         )
         stated = look.stated
         if look.damaged is not None:
@@ -57,26 +57,26 @@ class CompletenessCheck:
             what = str(look.damaged)
             if not isinstance(look.damaged, ObjectNotReadable):
                 what += "; the archiver writes it anew with its next segment"
-            named.append(Fault.of(tip, records.finished_offsets_key(tip), what))
-        folder = records.folder(tip)
+            named.append(Fault.of(tp, records.finished_offsets_key(tp), what))
+        folder = records.folder(tp)
         for first, last in look.found.missing:
-            found.faults.append(Fault.of(tip, folder, in_no_segment(first, last), first))
+            found.faults.append(Fault.of(tp, folder, in_no_segment(first, last), first))
         if stated is not None and stated.log_start_offset > self._log_start(self.stored):
             what = f"the log start was raised to {stated.log_start_offset}, and is lower now"
-            found.faults.append(Fault.of(tip, folder, what))
+            found.faults.append(Fault.of(tp, folder, what))
         found.faults += self._older_end(stated)
         found.not_known += self._unknown(look)
-        found.concerns += offsets_in_words(tip, look.found)
-        if (view := self.stored.view(tip)) is not None:
+        found.concerns += offsets_in_words(tp, look.found)
+        if (view := self.stored.view(tp)) is not None:
             found.concerns += metadata_in_words(
-                view, self.stored.problems(tip), lambda: self.stored.list_remote_log_segments(tip)
+                view, self.stored.problems(tp), lambda: self.stored.list_remote_log_segments(tp)
             )
         if in_topic is not None:
             found.faults += await self._against_topic(in_topic)
         return found
 
     def _log_start(self, manager: RemoteLogMetadataManager | None) -> int:
-        view = None if manager is None else manager.view(self.tip)
+        view = None if manager is None else manager.view(self.tp)
         return 0 if view is None else view.raised_log_start
 
     # --- the records in the store ---
@@ -84,26 +84,26 @@ class CompletenessCheck:
         """A fault if the stated end is in a segment, but all segments have older leader epochs."""
         if stated is None or stated.end_offset < self._log_start(self.stored):
             return []
-        segments = finished(self.stored.list_remote_log_segments(self.tip))
+        segments = finished(self.stored.list_remote_log_segments(self.tp))
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
         at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
         if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
             return []
         key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
-        return [Fault.of(self.tip, key, f"{what}, not in this one", stated.end_offset)]
+        return [Fault.of(self.tp, key, f"{what}, not in this one", stated.end_offset)]
 
     def _unknown(self, look: OffsetsLook) -> list[NotKnown]:
         whats = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in look.found.not_known
         ]
-        segments = finished(self.stored.list_remote_log_segments(self.tip))
+        segments = finished(self.stored.list_remote_log_segments(self.tp))
         if look.stated is None:
             whats.append("at which offsets the archive began and ended")
         elif any(s.start_offset < look.stated.recorded_from for s in segments):
             whats.append(f"whether the archive began below offset {segments[0].start_offset}")
-        return [NotKnown(self.tip.topic, self.tip.partition, what) for what in whats]
+        return [NotKnown(self.tp.topic, self.tp.partition, what) for what in whats]
 
     # --- the metadata topic ---
     async def _in_topic(self, found: VerifyReport) -> Sequence[RemoteLogSegmentMetadata] | None:
@@ -111,20 +111,20 @@ class CompletenessCheck:
         if self.topic is None:
             return None
         try:
-            await self.topic.refresh(self.tip, asyncio.get_running_loop().time())
+            await self.topic.refresh(self.tp, asyncio.get_running_loop().time())
         except RemoteStorageError as error:
             if error.retriable:
                 raise
-            folder = self.rsm.objects.folder(self.tip)
-            found.faults.append(Fault.of(self.tip, folder, str(error)))
+            folder = self.rsm.objects.folder(self.tp)
+            found.faults.append(Fault.of(self.tp, folder, str(error)))
             return None
-        return self.topic.list_remote_log_segments(self.tip)
+        return self.topic.list_remote_log_segments(self.tp)
 
     def _not_in_store(
         self, in_topic: Iterable[RemoteLogSegmentMetadata]
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished segments that the topic has and that have no metadata in the store."""
-        ids = {s.segment_id for s in self.stored.list_remote_log_segments(self.tip)}
+        ids = {s.segment_id for s in self.stored.list_remote_log_segments(self.tp)}
         lost = [s for s in finished(in_topic) if s.segment_id not in ids]
         log_start = self._log_start(self.topic)
         return [s for s in lost if s.end_offset >= log_start]
@@ -134,14 +134,14 @@ class CompletenessCheck:
         now = await self._in_topic(VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
-        stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tip)}
-        named = {problem.key for problem in self.stored.problems(self.tip)}
+        stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tp)}
+        named = {problem.key for problem in self.stored.problems(self.tp)}
         faults: list[Fault] = []
 
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
             key = self.rsm.object_key(segment, SegmentFile.METADATA)
             if key not in named:
-                faults.append(Fault.of(self.tip, key, what, segment.start_offset))
+                faults.append(Fault.of(self.tp, key, what, segment.start_offset))
 
         for segment in self._not_in_store(unchanged):
             what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
@@ -160,15 +160,15 @@ class CompletenessCheck:
 
 
 async def refreshed(
-    stored: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
+    stored: StoreBackedRemoteLogMetadataManager, tp: TopicIdPartition
 ) -> PartitionView:
     """The current view. Repeats a timed-out read while it progresses. Raises RemoteStorageError."""
     while True:
-        known = stored.objects_known(tip)
+        known = stored.objects_known(tp)
         try:
-            return await stored.refresh(tip, asyncio.get_running_loop().time())
+            return await stored.refresh(tp, asyncio.get_running_loop().time())
         except StorageUnavailable:
-            if stored.objects_known(tip) == known:
+            if stored.objects_known(tp) == known:
                 raise
 
 

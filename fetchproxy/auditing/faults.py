@@ -23,13 +23,13 @@ class Fault:
     @classmethod
     def of(
         cls,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         object_key: str,
         what: str,
         offset: int | None = None,
         byte_position: int | None = None,
     ) -> Self:
-        return cls(tip.topic, tip.partition, object_key, byte_position, offset, what)
+        return cls(tp.topic, tp.partition, object_key, byte_position, offset, what)
 
     @classmethod
     def unread(cls, segment: RemoteLogSegmentMetadata, object_key: str, error: Exception) -> Self:

@@ -90,9 +90,9 @@ class Place:
     rlmm: StoreBackedRemoteLogMetadataManager
     at_rest: Callable[[], AtRest]
 
-    async def partition_objects(self, tip: TopicIdPartition) -> dict[str, StoredObject]:
+    async def partition_objects(self, tp: TopicIdPartition) -> dict[str, StoredObject]:
         """The objects by their key below the prefix, which is the same in both stores."""
-        return await self.objects_below(partition_folder(self.prefix, tip))
+        return await self.objects_below(partition_folder(self.prefix, tp))
 
     async def objects_below(self, folder: str) -> dict[str, StoredObject]:
         """Without what somebody else has put there under a name that no archive has."""
@@ -208,7 +208,7 @@ class MirrorOptions:
 class MirroredPartition:
     """`segments`: finished segments in the archive. `size_bytes`: their total size."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     segments: int = 0
     size_bytes: int = 0
     copied: int = 0  # segments of which at least one object was written
@@ -227,7 +227,7 @@ class PartitionMirror:
 
     source: Place
     target: Place
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     spool: Spool
     pace: CopyPace
     options: MirrorOptions
@@ -235,7 +235,7 @@ class PartitionMirror:
 
     def __post_init__(self) -> None:
         self._done_bytes = 0
-        self._result = MirroredPartition(self.tip)
+        self._result = MirroredPartition(self.tp)
         self._faulty: set[RemoteLogSegmentId] = set()
         self._failed_in_a_row = 0
         self._again = False  # this is the second try
@@ -261,7 +261,7 @@ class PartitionMirror:
     async def _copy_all(self, *, compare: bool) -> None:
         """All that the copy lacks, except what this run has found to be faulty."""
         self._done_bytes, self._result.kept = 0, []
-        there = await self.target.partition_objects(self.tip)
+        there = await self.target.partition_objects(self.tp)
         plan = await self._planned(there, compare=compare)
 
         async def renew(copied: ToCopy) -> None:
@@ -295,23 +295,23 @@ class PartitionMirror:
         await self._remove(plan.extra)
 
     async def _planned(self, there: Mapping[str, StoredObject], *, compare: bool) -> Plan:
-        tip, result = self.tip, self._result
+        tp, result = self.tp, self._result
         if there:
-            await refreshed(self.target.rlmm, tip)
-        found = await metadata_faults(self.source.rsm, self.source.rlmm, tip)
+            await refreshed(self.target.rlmm, tp)
+        found = await metadata_faults(self.source.rsm, self.source.rlmm, tp)
         self._add_faults(found.faults)
         result.failed += found.unread
         # List the objects after reading the metadata: a finished segment then has all its objects.
-        segments = finished(self.source.rlmm.list_remote_log_segments(tip))
-        here = await self.source.partition_objects(tip)
-        copied = self.target.rlmm.list_remote_log_segments(tip)
+        segments = finished(self.source.rlmm.list_remote_log_segments(tp))
+        here = await self.source.partition_objects(tp)
+        copied = self.target.rlmm.list_remote_log_segments(tp)
         result.segments = len(segments)
         result.size_bytes = sum(segment.segment_size_bytes for segment in segments)
         return plan_mirror(segments, here, copied, there, compare=compare)
 
     async def _open_all(self) -> None:
-        await refreshed(self.target.rlmm, self.tip)
-        copied = finished(self.target.rlmm.list_remote_log_segments(self.tip))
+        await refreshed(self.target.rlmm, self.tp)
+        copied = finished(self.target.rlmm.list_remote_log_segments(self.tp))
 
         async def check(metadata: RemoteLogSegmentMetadata) -> None:
             error = await why_not_opened(self.target, metadata)
@@ -319,7 +319,7 @@ class PartitionMirror:
                 return
             key = self.target.rsm.object_key(metadata, SegmentFile.LOG)
             what = f"it does not open at --to: {error}"
-            fault = Fault.of(self.tip, key, what, metadata.start_offset)
+            fault = Fault.of(self.tp, key, what, metadata.start_offset)
             # A segment that was copied although it is damaged is a fault of the archive.
             if error.retriable or await why_not_opened(self.source, metadata) is None:
                 self._result.failed.append(fault)
@@ -382,7 +382,7 @@ class PartitionMirror:
         except DamagedObject as error:
             if error.retriable:
                 raise
-            fault = Fault.of(self.tip, key, str(error), copy.metadata.start_offset)
+            fault = Fault.of(self.tp, key, str(error), copy.metadata.start_offset)
             self._note_faults(copy, [fault])
             return True
         await self._put_segment(copy, self._put_if_other(key[len(self.source.prefix) :], content))
@@ -443,7 +443,7 @@ class PartitionMirror:
                 return
             key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
             what, at = f"an object is missing ({error})", copy.metadata.start_offset
-            self._note_faults(copy, [Fault.of(self.tip, key, what, at)])
+            self._note_faults(copy, [Fault.of(self.tp, key, what, at)])
         except ObjectNotReadable as error:
             self._not_readable(error, copy)
 
@@ -545,7 +545,7 @@ class PartitionMirror:
             self._failed(copy, error)
             return
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
-        self._note_faults(copy, [Fault.of(self.tip, key, str(error), copy.metadata.start_offset)])
+        self._note_faults(copy, [Fault.of(self.tp, key, str(error), copy.metadata.start_offset)])
 
     async def _copy_other(self, place: str) -> None:
         try:
@@ -553,7 +553,7 @@ class PartitionMirror:
         except ObjectNotFound:
             return  # deleted since it was listed
         except DamagedObject as error:  # not given out, or larger than any object of its kind
-            fault = Fault.of(self.tip, self.source.prefix + place, str(error))
+            fault = Fault.of(self.tp, self.source.prefix + place, str(error))
             if error.retriable:
                 self._result.failed.append(fault)
             else:
@@ -571,7 +571,7 @@ class PartitionMirror:
         places = list(extra)
         if not places:
             return
-        check = CompletenessCheck(self.source.rsm, self.source.rlmm, self.tip)
+        check = CompletenessCheck(self.source.rsm, self.source.rlmm, self.tp)
         lost = await check.check()
         self._add_faults(lost.faults)
         if self._result.faults or self._result.failed or lost.unread:

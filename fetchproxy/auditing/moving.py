@@ -207,7 +207,7 @@ class DeletedPartition:
     `unread`: objects that could not be compared.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     objects: int = 0
     size_bytes: int = 0
     kept: list[str] = field(default_factory=list)
@@ -216,28 +216,28 @@ class DeletedPartition:
 
 
 async def delete_moved_partition(
-    places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
+    places: tuple[Place, Place], tp: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
     """`places`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
     with each_object_alone():
-        return await _delete_moved(places, tip, tell)
+        return await _delete_moved(places, tp, tell)
 
 
 async def _delete_moved(
-    places: tuple[Place, Place], tip: TopicIdPartition, tell: Callable[[int, int], None]
+    places: tuple[Place, Place], tp: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
-    (source, target), result = places, DeletedPartition(tip)
+    (source, target), result = places, DeletedPartition(tp)
     for found in (
-        await metadata_faults(target.rsm, target.rlmm, tip),
-        await CompletenessCheck(target.rsm, target.rlmm, tip).check(),
+        await metadata_faults(target.rsm, target.rlmm, tp),
+        await CompletenessCheck(target.rsm, target.rlmm, tp).check(),
     ):
         result.faults += found.faults
         result.unread += found.unread
-    here = await source.partition_objects(tip)
+    here = await source.partition_objects(tp)
     if result.faults or result.unread:
         result.kept += sorted(here)
         return result
-    there = await target.partition_objects(tip)
+    there = await target.partition_objects(tp)
     total = sum(stored.size_bytes for stored in here.values())
     for files in by_segment(here).values():
         segment = dict(files.values())
@@ -245,7 +245,7 @@ async def _delete_moved(
             may_go = await _may_go(source, target, segment, there)
         except DamagedObject as error:
             may_go = False
-            result.unread.append(Fault.of(tip, source.prefix + min(segment), str(error)))
+            result.unread.append(Fault.of(tp, source.prefix + min(segment), str(error)))
         if not may_go:
             result.kept += sorted(segment)
             continue

@@ -143,11 +143,11 @@ async def repair_archive(
     for fault in faults:
         parsed = rsm.parse_key(fault.object_key)
         if parsed is not None:
-            tip = parsed.segment_id.topic_id_partition
-            faulty.setdefault(tip, set()).add(fault.object_key)
-    for tip in sorted(faulty):
+            tp = parsed.segment_id.topic_id_partition
+            faulty.setdefault(tp, set()).add(fault.object_key)
+    for tp in sorted(faulty):
         partition = _PartitionRepair(
-            rsm, rlmm, tip, faulty[tip], wall_clock_ms, chunk_bytes, report.refusals
+            rsm, rlmm, tp, faulty[tp], wall_clock_ms, chunk_bytes, report.refusals
         )
         await partition.look()
         for repair in partition.plan():
@@ -157,7 +157,7 @@ async def repair_archive(
                 "derived from the log" if repair.content is not None else "removed, as the log says"
             )
             key = rsm.object_key(repair.metadata, repair.file)
-            report.repairs.append(f"{tip}: {key}: {how}")
+            report.repairs.append(f"{tp}: {key}: {how}")
     return report
 
 
@@ -188,7 +188,7 @@ class _Broken:
 class _PartitionRepair:
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     faulty: set[str]
     wall_clock_ms: Callable[[], int]
     chunk_bytes: int
@@ -200,12 +200,12 @@ class _PartitionRepair:
 
     async def look(self) -> None:
         """Read every log of the partition, in order. Raises RemoteStorageError."""
-        await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
+        await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
         try:
-            self._stated = await read_finished_offsets(self.rsm.objects, self.tip)
+            self._stated = await read_finished_offsets(self.rsm.objects, self.tp)
         except CorruptSegment as error:
             self.refusals.append(str(error))
-        stated = [s for s in self.rlmm.list_remote_log_segments(self.tip) if s.is_finished]
+        stated = [s for s in self.rlmm.list_remote_log_segments(self.tp) if s.is_finished]
         known = [await self._as_copied(s) for s in stated]
         every = [*zip(known, stated, strict=True), *((s, None) for s in await self._lost(known))]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
@@ -337,7 +337,7 @@ class _PartitionRepair:
         """New metadata for lost segments, last first: a segment cuts another that it begins in."""
         if not lost:
             return {}
-        view = self.rlmm.view(self.tip)
+        view = self.rlmm.view(self.tp)
         around = Around(
             counted=list(known),
             lineages=[e for s in known if (e := await self._lineage_of(s)) is not None],

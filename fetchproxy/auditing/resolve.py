@@ -66,7 +66,7 @@ def plan_resolution(
         return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.edges))
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
         raise ResolutionRefused(
-            f"{view.tip}: the leader's epoch is {leader.leader_epoch}, and epoch {after_epoch} is "
+            f"{view.tp}: the leader's epoch is {leader.leader_epoch}, and epoch {after_epoch} is "
             "archived: the two logs cannot be told apart. Have the leader elected again "
             "(restart the broker), then try again"
         )
@@ -96,7 +96,7 @@ def plan_showing_again(
         return None
     if now.kept_below:
         raise ResolutionRefused(
-            f"{view.tip}: below offset {now.kept_below} another log is kept already; a log put "
+            f"{view.tp}: below offset {now.kept_below} another log is kept already; a log put "
             "aside before it cannot be shown as well"
         )
     end = max(s.end_offset for s in aside) + 1
@@ -132,7 +132,7 @@ def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tupl
 
 
 async def resolve(
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     answer: Answer,
     leader: LeaderLog,
     rsm: RemoteStorageManager,
@@ -144,9 +144,9 @@ async def resolve(
     """The plan that was carried out, or would be. May be repeated after a failure. Raises
     ResolutionRefused if no decision is needed, ClusterError, RemoteStorageError.
     """
-    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
-    segments = rlmm.list_remote_log_segments(tip)
-    edges = await leader.edges(tip)
+    view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
+    segments = rlmm.list_remote_log_segments(tp)
+    edges = await leader.edges(tp)
     waits = await _waits(leader, view, edges)
     if waits:
         plan = plan_resolution(answer, view, segments, await _ask(leader, view, edges))
@@ -154,24 +154,24 @@ async def resolve(
         again = plan_showing_again(view, segments) if answer is Answer.KEEP else None
         if again is None:
             if not dry_run:
-                await rsm.objects.delete_concern(tip, Kind.PARTITION_STOPPED)
+                await rsm.objects.delete_concern(tp, Kind.PARTITION_STOPPED)
             raise ResolutionRefused(
-                f"{tip}: the leader's log matches the archive; nothing is to be resolved"
+                f"{tp}: the leader's log matches the archive; nothing is to be resolved"
             )
         plan = again
     if dry_run:
         return plan
     if answer is not Answer.KEEP or not waits:
         # Delete the records (`published`) first, as they would no longer match the archive.
-        await rsm.objects.forget_records(tip)
+        await rsm.objects.forget_records(tp)
     if plan.drop:
         truncation = LogTruncation(leader, rsm, rlmm, wall_clock_ms=wall_clock_ms)
-        await truncation.drop(tip, plan.drop)
+        await truncation.drop(tp, plan.drop)
     if plan.history is not None:
-        await rlmm.put_log_history(tip, plan.history)
+        await rlmm.put_log_history(tp, plan.history)
     if plan.log_start is not None:
-        await rlmm.raise_log_start_offset(tip, plan.log_start)
-    await rsm.objects.delete_concern(tip, Kind.PARTITION_STOPPED)
+        await rlmm.raise_log_start_offset(tp, plan.log_start)
+    await rsm.objects.delete_concern(tp, Kind.PARTITION_STOPPED)
     return plan
 
 
@@ -179,7 +179,7 @@ async def _waits(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> boo
     end = view.log_end_offset
     if end is None:
         return edges.log_start_offset < view.raised_log_start > view.history.kept_below
-    compared = await compare_with_leader(leader, view.tip, compared_lineage(view), end)
+    compared = await compare_with_leader(leader, view.tp, compared_lineage(view), end)
     stops = compared.begins_again or compared.cut_without_election
     return stops or isinstance(compared.result, Undecided)
 
@@ -187,7 +187,7 @@ async def _waits(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> boo
 async def _ask(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> LeaderSays:
     lineage = archived_lineage(view)
     asked = lineage[-1].epoch if lineage else edges.log_start_epoch
-    told = await leader.epoch_end(view.tip, asked) if asked >= 0 else None
+    told = await leader.epoch_end(view.tp, asked) if asked >= 0 else None
     if told is None:
         return LeaderSays(edges, -1, -1)
     leader_epoch, end = told

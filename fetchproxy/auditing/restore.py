@@ -34,7 +34,7 @@ PARTITIONS_AT_ONCE = 16
 class RestoredPartition:
     """The counts are in segments."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     segments: int  # in the store
     restored: int  # in the store, and the topic lacked them
     unreadable: int  # in the store, damaged
@@ -56,70 +56,70 @@ async def restore_archive(
     """
     done: list[RestoredPartition] = []
 
-    async def restore(tip: TopicIdPartition) -> None:
+    async def restore(tp: TopicIdPartition) -> None:
         now = asyncio.get_running_loop().time()
-        table = PartitionTable(tip) if follower is None else await follower.table(tip, now)
-        events = await _missing_events(stored, tip, table, wall_clock_ms())
-        restored = _summary(stored, tip, table, events)
+        table = PartitionTable(tp) if follower is None else await follower.table(tp, now)
+        events = await _missing_events(stored, tp, table, wall_clock_ms())
+        restored = _summary(stored, tp, table, events)
         if follower is not None and not dry_run:
-            for event in bracketed(tip, events, table.restoring, wall_clock_ms()):
+            for event in bracketed(tp, events, table.restoring, wall_clock_ms()):
                 # A refused event was overtaken by an archiver's event, so the topic is newer.
                 await follower.append(event)
         done.append(restored)
 
     await for_each(partitions, restore, PARTITIONS_AT_ONCE)
-    return sorted(done, key=lambda restored: restored.tip)
+    return sorted(done, key=lambda restored: restored.tp)
 
 
 async def _missing_events(
     stored: StoreBackedRemoteLogMetadataManager,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     table: PartitionTable,
     now_ms: int,
 ) -> list[MetadataEvent]:
     """The events that the topic lacks, by the partition's current state in the store."""
     now = asyncio.get_running_loop().time()
-    view = await stored.refresh(tip, now)
+    view = await stored.refresh(tp, now)
     events: list[MetadataEvent] = []
-    events += missing_deletion(table.deletion, await stored.partition_deletion(tip, now))
+    events += missing_deletion(table.deletion, await stored.partition_deletion(tp, now))
     # Written before the segments, so deleted or hidden segments are never shown.
     is_told = view.history == table.history
     if not is_told:
-        events.append(LogHistorySaid(tip, view.history, now_ms))
+        events.append(LogHistorySaid(tp, view.history, now_ms))
     if view.raised_log_start > (table.raised_log_start if is_told else 0):
-        events.append(LogStartOffset(tip, view.raised_log_start, now_ms, view.history.after_epoch))
-    for segment in stored.list_remote_log_segments(tip):
+        events.append(LogStartOffset(tp, view.raised_log_start, now_ms, view.history.after_epoch))
+    for segment in stored.list_remote_log_segments(tp):
         events += missing_states(table.known(segment), segment)
     return events
 
 
 def _summary(
     stored: StoreBackedRemoteLogMetadataManager,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     table: PartitionTable,
     events: Iterable[MetadataEvent],
 ) -> RestoredPartition:
     """`events`: not written yet."""
-    ids = {segment.segment_id for segment in stored.list_remote_log_segments(tip)}
+    ids = {segment.segment_id for segment in stored.list_remote_log_segments(tp)}
     changed = {e.segment_id for e in events if isinstance(e, RemoteLogSegmentMetadata)}
     starts = [event.offset for event in events if isinstance(event, LogStartOffset)]
     return RestoredPartition(
-        tip=tip,
+        tp=tp,
         segments=len(ids),
         restored=len(changed),
-        unreadable=sum(not problem.may_pass for problem in stored.problems(tip)),
+        unreadable=sum(not problem.may_pass for problem in stored.problems(tp)),
         not_in_store=sum(s.is_finished and s.segment_id not in ids for s in table.segments()),
         raised_log_start=starts[0] if starts else None,
         unread=tuple(
-            Fault.of(tip, problem.key, problem.what, problem.base_offset)
-            for problem in stored.problems(tip)
+            Fault.of(tp, problem.key, problem.what, problem.base_offset)
+            for problem in stored.problems(tp)
             if problem.may_pass
         ),
     )
 
 
 def bracketed(
-    tip: TopicIdPartition, events: Sequence[MetadataEvent], begun: bool, now_ms: int
+    tp: TopicIdPartition, events: Sequence[MetadataEvent], begun: bool, now_ms: int
 ) -> list[MetadataEvent]:
     """`events` between a begin and an end event; empty if there is nothing to do. `begun`: an
     earlier restore did not end. If several restores run at once, each writes all missing events,
@@ -127,8 +127,8 @@ def bracketed(
     """
     if not events and not begun:
         return []
-    begin = [] if begun else [Restore(tip, True, now_ms)]
-    return [*begin, *events, Restore(tip, False, now_ms)]
+    begin = [] if begun else [Restore(tp, True, now_ms)]
+    return [*begin, *events, Restore(tp, False, now_ms)]
 
 
 def missing_states(

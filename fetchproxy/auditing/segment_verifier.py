@@ -42,7 +42,7 @@ _ALL_BUT_METADATA = {SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS}
 async def look_at_unnamed(
     rsm: RemoteStorageManager,
     rlmm: RemoteLogMetadataManager,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     finished: Iterable[RemoteLogSegmentMetadata],
 ) -> tuple[list[Fault], list[tuple[int, int]]]:
     """The faults, each with the key of the missing metadata object, and the offsets of these
@@ -51,14 +51,14 @@ async def look_at_unnamed(
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
     held = [(segment.start_offset, segment.end_offset) for segment in finished]
-    for objects in (await find_orphans(rsm, rlmm, tip)).values():
-        view = rlmm.view(tip)
+    for objects in (await find_orphans(rsm, rlmm, tp)).values():
+        view = rlmm.view(tp)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
         if lost is not None and not is_deleted and not held_in(*lost, held):
             stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
             what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
-            faults.append(Fault.of(tip, f"{stem}{SegmentFile.METADATA}", what, lost[0]))
+            faults.append(Fault.of(tp, f"{stem}{SegmentFile.METADATA}", what, lost[0]))
             offsets.append(lost)
     return faults, offsets
 
@@ -121,9 +121,9 @@ class SegmentVerifier:
             self.txns.restart()
         else:
             findings += self.txns.end()
-        tip = metadata.topic_id_partition
+        tp = metadata.topic_id_partition
         self.faults += [
-            Fault.of(tip, f.object_key, f.what, f.offset, f.byte_position) for f in findings
+            Fault.of(tp, f.object_key, f.what, f.offset, f.byte_position) for f in findings
         ]
 
     async def verify_small(self) -> None:
@@ -283,8 +283,8 @@ class SegmentVerifier:
     def _fault(
         self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None
     ) -> None:
-        tip = self.metadata.topic_id_partition
-        self.faults.append(Fault.of(tip, self._key(file), what, offset, position))
+        tp = self.metadata.topic_id_partition
+        self.faults.append(Fault.of(tp, self._key(file), what, offset, position))
 
 
 def _place_in_archive(key: str) -> list[str]:

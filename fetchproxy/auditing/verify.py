@@ -37,9 +37,9 @@ from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 Segments = list[RemoteLogSegmentMetadata]
 
 
-def by_history(rlmm: RemoteLogMetadataManager, tip: TopicIdPartition) -> list[Segments]:
+def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[Segments]:
     """Finished segments by start offset: first the shown log, then each log put aside."""
-    segments, view = rlmm.list_remote_log_segments(tip), rlmm.view(tip)
+    segments, view = rlmm.list_remote_log_segments(tp), rlmm.view(tp)
     history = FIRST_HISTORY if view is None else view.history
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
     found: dict[int, Segments] = {}
@@ -60,7 +60,7 @@ Progress = Callable[[int, int], None]
 async def verify_partition(
     rsm: RemoteStorageManager,
     rlmm: StoreBackedRemoteLogMetadataManager,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     *,
     metadata_topic: RemoteLogMetadataManager | None = None,
     on_progress: Progress = lambda done, total: None,
@@ -73,13 +73,13 @@ async def verify_partition(
     chunk, one segment's index and the largest batch (a batch with a corrupt size may take up to its
     segment's size). Raises RemoteStorageError.
     """
-    check = _PartitionCheck(rsm, rlmm, tip, on_progress, chunk_bytes)
+    check = _PartitionCheck(rsm, rlmm, tp, on_progress, chunk_bytes)
     with each_object_alone():
         lost = await check.catalog()
         check.progress(0)
-        completeness = CompletenessCheck(rsm, rlmm, tip, metadata_topic)
+        completeness = CompletenessCheck(rsm, rlmm, tp, metadata_topic)
         complete = await completeness.check(lost)
-        for segments in by_history(rlmm, tip):
+        for segments in by_history(rlmm, tp):
             await check.verify_log(segments)
         check.check_outage()
         if check.report.unread or complete.unread:
@@ -96,10 +96,10 @@ async def verify_partition(
 
 
 async def metadata_faults(
-    rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tip: TopicIdPartition
+    rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tp: TopicIdPartition
 ) -> VerifyReport:
     """Unreadable or lost metadata. Refreshes `rlmm`. Raises RemoteStorageError."""
-    check = _PartitionCheck(rsm, rlmm, tip)
+    check = _PartitionCheck(rsm, rlmm, tp)
     await check.catalog()
     check.report.sort()
     return check.report
@@ -109,7 +109,7 @@ async def metadata_faults(
 class _PartitionCheck:
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     on_progress: Progress = lambda done, total: None
     chunk_bytes: int = CHUNK_BYTES
     bytes_total: int = 0
@@ -123,20 +123,20 @@ class _PartitionCheck:
 
     async def catalog(self) -> list[Offsets]:
         """Read the metadata. Returns the offsets of segments that lack only their metadata."""
-        await refreshed(self.rlmm, self.tip)
-        for problem in self.rlmm.problems(self.tip):
+        await refreshed(self.rlmm, self.tp)
+        for problem in self.rlmm.problems(self.tp):
             found = self.report.unread if problem.may_pass else self.report.faults
-            found.append(Fault.of(self.tip, problem.key, problem.what, problem.base_offset))
-        every = self.rlmm.list_remote_log_segments(self.tip)
+            found.append(Fault.of(self.tp, problem.key, problem.what, problem.base_offset))
+        every = self.rlmm.list_remote_log_segments(self.tp)
         named = finished(every)
-        faults, lost = await look_at_unnamed(self.rsm, self.rlmm, self.tip, named)
+        faults, lost = await look_at_unnamed(self.rsm, self.rlmm, self.tp, named)
         self.report.faults += faults
         self.bytes_total = sum(segment.segment_size_bytes for segment in named)
         self.report.segments_unfinished = len(every) - len(named)
         return lost
 
     async def verify_log(self, segments: Segments) -> None:
-        view = self.rlmm.view(self.tip)
+        view = self.rlmm.view(self.tp)
         settled = 0 if view is None else view.history.kept_below
         # By the start offset of the chain's next segment. Copies of a log may overlap after two
         # archivers copied it at once, or after a merge.
@@ -199,14 +199,14 @@ class _PartitionCheck:
         """Check once more what could not be read, each segment by itself. Raises RemoteStorageError
         and leaves `report.unread` then.
         """
-        await refreshed(self.rlmm, self.tip)
+        await refreshed(self.rlmm, self.tp)
         before, self.report.unread = self.report.unread, []
         try:
-            for problem in self.rlmm.problems(self.tip):
+            for problem in self.rlmm.problems(self.tp):
                 if problem.may_pass:
-                    named = Fault.of(self.tip, problem.key, problem.what, problem.base_offset)
+                    named = Fault.of(self.tp, problem.key, problem.what, problem.base_offset)
                     self.report.unread.append(named)
-            for metadata in finished(self.rlmm.list_remote_log_segments(self.tip)):
+            for metadata in finished(self.rlmm.list_remote_log_segments(self.tp)):
                 if metadata.segment_id not in self._checked:
                     segment = SegmentVerifier(
                         self.rsm, metadata, TxnCheck(), self.chunk_bytes, lambda read: None

@@ -184,8 +184,8 @@ class Cluster:
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
         """`gone`: topics that no longer exist. Those that the cluster lacks are forgotten too."""
 
-        def is_gone(tip: TopicIdPartition) -> bool:
-            return gone(tip.topic_id) or self._metadata.get(tip.topic) is None
+        def is_gone(tp: TopicIdPartition) -> bool:
+            return gone(tp.topic_id) or self._metadata.get(tp.topic) is None
 
         await self._edges.forget(is_gone)
 
@@ -219,7 +219,7 @@ class Cluster:
 
     # --- one partition ---
     async def log_edges(
-        self, tip: TopicIdPartition, *, not_older_than: float | None = None
+        self, tp: TopicIdPartition, *, not_older_than: float | None = None
     ) -> LogEdges:
         """The log's start, high watermark and LSO, from the leader (ListOffsets).
 
@@ -229,23 +229,23 @@ class Cluster:
         """
         now = asyncio.get_running_loop().time()
         oldest = now if not_older_than is None else not_older_than
-        return _found((await self._edges.get([tip], oldest))[tip])
+        return _found((await self._edges.get([tp], oldest))[tp])
 
     async def log_edges_of(
-        self, tips: Collection[TopicIdPartition], *, not_older_than: float
+        self, tps: Collection[TopicIdPartition], *, not_older_than: float
     ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
         """As `log_edges`, by three requests to each leader, all leaders at once. Raises nothing.
         `cached_log_edges` has each broker's answer while other brokers are still asked.
         """
-        return await self._edges.get(tips, not_older_than)
+        return await self._edges.get(tps, not_older_than)
 
-    def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
+    def cached_log_edges(self, tp: TopicIdPartition) -> LogEdges | None:
         """The last known edges, however old. Never blocks."""
-        return self._edges.cached(tip)
+        return self._edges.cached(tp)
 
-    def knows_log_edges(self, tip: TopicIdPartition, not_older_than: float) -> bool:
+    def knows_log_edges(self, tp: TopicIdPartition, not_older_than: float) -> bool:
         """Whether `log_edges` would answer from memory. Never blocks."""
-        return self._edges.knows(tip, not_older_than)
+        return self._edges.knows(tp, not_older_than)
 
     async def ask_epoch_ends(
         self,
@@ -268,7 +268,7 @@ class Cluster:
 
     async def fetch(
         self,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         offset: int,
         *,
         bytes_max: int,
@@ -283,10 +283,10 @@ class Cluster:
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
             version = connection.version_of(ApiKey.FETCH)
-            leader_epoch = topic.leaders[tip.partition][1]
+            leader_epoch = topic.leaders[tp.partition][1]
             asked = FetchRequest.FetchTopic
             place = asked.FetchPartition(
-                partition=tip.partition,
+                partition=tp.partition,
                 current_leader_epoch=leader_epoch,
                 fetch_offset=offset,
                 partition_max_bytes=bytes_max,
@@ -305,15 +305,15 @@ class Cluster:
             )
             body = request.encode(version=version)
             [payload] = await connection.send(ApiKey.FETCH, version, [body], wait_max_ms)
-            fetched = decode_fetch(payload, version, tip)
+            fetched = decode_fetch(payload, version, tp)
             # The broker refuses a request that names another epoch than its own (KIP-320).
             named = version >= _NAMES_LEADER_EPOCH_FROM
             return replace(fetched, leader_epoch=leader_epoch) if named else fetched
 
-        return await self.ask_leader(tip, ask)
+        return await self.ask_leader(tp, ask)
 
     async def ask_leader(
-        self, tip: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
+        self, tp: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
     ) -> T:
         """`ask` the partition's leader on an exclusive connection, and again after an election. For
         requests that may wait in the broker. A request whose answer was lost is sent again.
@@ -323,9 +323,9 @@ class Cluster:
             leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
         ) -> dict[TopicIdPartition, T | ClusterError]:
             async with self._connections.exclusive(leader) as connection:
-                return {tip: await ask(connection, topics[tip])}
+                return {tp: await ask(connection, topics[tp])}
 
-        return _found((await self._leaders.ask([tip], alone))[tip])
+        return _found((await self._leaders.ask([tp], alone))[tp])
 
     # --- whom to ask ---
     async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
@@ -400,7 +400,7 @@ def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
 _REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; after it the broker answers with an error
 
 
-async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -> int:
+async def delete_records(cluster: Cluster, tp: TopicIdPartition, offset: int) -> int:
     """Delete the records below `offset` from the brokers. Returns all replicas' new log start.
 
     Kafka takes only topic *names* here, so the topic's id is looked up anew before: a re-created
@@ -410,7 +410,7 @@ async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
         asked = DeleteRecordsRequest.DeleteRecordsTopic
-        place = asked.DeleteRecordsPartition(partition_index=tip.partition, offset=offset)
+        place = asked.DeleteRecordsPartition(partition_index=tp.partition, offset=offset)
         request = DeleteRecordsRequest(
             topics=[asked(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
         )
@@ -421,5 +421,5 @@ async def delete_records(cluster: Cluster, tip: TopicIdPartition, offset: int) -
                 return int(partition.low_watermark)
         raise ClusterError("DeleteRecords was answered without the partition")
 
-    await cluster.topic_by_id(tip.topic_id, max_age_ms=0)
-    return await cluster.ask_leader(tip, ask)
+    await cluster.topic_by_id(tp.topic_id, max_age_ms=0)
+    return await cluster.ask_leader(tp, ask)

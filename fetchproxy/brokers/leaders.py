@@ -52,7 +52,7 @@ class Leaders:
 
     async def ask(
         self,
-        tips: Collection[TopicIdPartition],
+        tps: Collection[TopicIdPartition],
         ask: AskLeader[T],
         tell: Callable[[TopicIdPartition, T | ClusterError], None] | None = None,
     ) -> dict[TopicIdPartition, T | ClusterError]:
@@ -67,12 +67,12 @@ class Leaders:
         deadline = loop.time() + self._request_max_ms / 1000
         tries = 0
         found: dict[TopicIdPartition, T | ClusterError] = {}
-        waiting: Collection[TopicIdPartition] = tips
+        waiting: Collection[TopicIdPartition] = tps
         while True:
             known = await self._topics_of(waiting, found)
             await self._ask_once(known, ask, found, tell)
-            waiting = [tip async for tip in each_of(waiting) if _may_pass(found[tip], tip in known)]
-            for name in {known[tip].name for tip in waiting if tip in known}:
+            waiting = [tp async for tp in each_of(waiting) if _may_pass(found[tp], tp in known)]
+            for name in {known[tp].name for tp in waiting if tp in known}:
                 self._metadata.expire(name)
             tries += 1
             pause_s = RETRY_PAUSES.pause_ms(tries, self._rng.random()) / 1000
@@ -84,25 +84,25 @@ class Leaders:
 
     async def _topics_of(
         self,
-        tips: Collection[TopicIdPartition],
+        tps: Collection[TopicIdPartition],
         found: dict[TopicIdPartition, T | ClusterError],
     ) -> dict[TopicIdPartition, TopicInfo]:
         """The topics of existing partitions; the errors of the others go into `found`."""
-        keys = {_key(tip) async for tip in each_of(tips)}
+        keys = {_key(tp) async for tp in each_of(tps)}
         try:
             topics = await self._topics(keys)
         except ClusterError as error:  # no broker has answered
             topics = dict.fromkeys(keys, error)
         known: dict[TopicIdPartition, TopicInfo] = {}
-        async for tip in each_of(tips):
-            topic = topics[_key(tip)]
+        async for tp in each_of(tps):
+            topic = topics[_key(tp)]
             if isinstance(topic, ClusterError):
-                found[tip] = topic
-            elif tip.partition not in topic.leaders:
-                what = f"{tip} is not a partition of the topic"
-                found[tip] = ClusterError(what, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                found[tp] = topic
+            elif tp.partition not in topic.leaders:
+                what = f"{tp} is not a partition of the topic"
+                found[tp] = ClusterError(what, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
-                known[tip] = topic
+                known[tp] = topic
         return known
 
     async def _ask_once(
@@ -113,13 +113,13 @@ class Leaders:
         tell: Callable[[TopicIdPartition, T | ClusterError], None] | None,
     ) -> None:
         by_leader: dict[HostPort, dict[TopicIdPartition, TopicInfo]] = {}
-        async for tip, topic in each_of(known.items()):
-            leader = self._metadata.brokers.get(topic.leaders[tip.partition][0])
+        async for tp, topic in each_of(known.items()):
+            leader = self._metadata.brokers.get(topic.leaders[tp.partition][0])
             if leader is None:
-                what = f"{topic.name}-{tip.partition} has no leader"
-                found[tip] = ClusterUnavailable(what, ErrorCode.LEADER_NOT_AVAILABLE)
+                what = f"{topic.name}-{tp.partition} has no leader"
+                found[tp] = ClusterUnavailable(what, ErrorCode.LEADER_NOT_AVAILABLE)
             else:
-                by_leader.setdefault(leader, {})[tip] = topic
+                by_leader.setdefault(leader, {})[tp] = topic
 
         async def ask_one(leader: HostPort, its: Mapping[TopicIdPartition, TopicInfo]) -> None:
             try:
@@ -127,7 +127,7 @@ class Leaders:
             except ClusterError as error:
                 found.update(dict.fromkeys(its, error))
             if tell is not None:
-                settled = await chosen(its, lambda tip: not _may_pass(found[tip], True))
+                settled = await chosen(its, lambda tp: not _may_pass(found[tp], True))
                 await _tell_all(settled, found, tell)
 
         async with asyncio.TaskGroup() as asking:
@@ -136,17 +136,17 @@ class Leaders:
 
 
 async def _tell_all(
-    tips: Collection[TopicIdPartition],
+    tps: Collection[TopicIdPartition],
     found: Mapping[TopicIdPartition, T | ClusterError],
     tell: Callable[[TopicIdPartition, T | ClusterError], None],
 ) -> None:
     """A few at a time, because the called function has work to do."""
-    async for tip in each_of(tips, TOLD_AT_ONCE):
-        tell(tip, found[tip])
+    async for tp in each_of(tps, TOLD_AT_ONCE):
+        tell(tp, found[tp])
 
 
-def _key(tip: TopicIdPartition) -> str | UUID:
-    return tip.topic if tip.topic_id == ZERO_UUID else tip.topic_id  # zero: brokers before 2.8
+def _key(tp: TopicIdPartition) -> str | UUID:
+    return tp.topic if tp.topic_id == ZERO_UUID else tp.topic_id  # zero: brokers before 2.8
 
 
 def _may_pass(found: object, topic_is_known: bool) -> bool:
@@ -164,7 +164,7 @@ class _Flight:
     """Questions under way. `landed` gets the errors when the answers have come."""
 
     def __init__(self) -> None:
-        self.tips: set[TopicIdPartition] = set()
+        self.tps: set[TopicIdPartition] = set()
         self.landed: asyncio.Future[FoundEdges] = asyncio.get_running_loop().create_future()
 
 
@@ -182,63 +182,63 @@ class LogEdgesReads:
         self._known: dict[TopicIdPartition, tuple[LogEdges, float]] = {}
         self._flights: list[_Flight] = []
 
-    def cached(self, tip: TopicIdPartition) -> LogEdges | None:
-        known = self._known.get(tip)
+    def cached(self, tp: TopicIdPartition) -> LogEdges | None:
+        known = self._known.get(tp)
         return None if known is None else known[0]
 
-    def knows(self, tip: TopicIdPartition, not_older_than: float) -> bool:
-        known = self._known.get(tip)
+    def knows(self, tp: TopicIdPartition, not_older_than: float) -> bool:
+        known = self._known.get(tp)
         return known is not None and known[1] >= not_older_than
 
     async def forget(self, gone: Callable[[TopicIdPartition], bool]) -> None:
         await forget(self._known, gone)
 
-    async def get(self, tips: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
+    async def get(self, tps: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
         """Edges from that loop time (s) or later; the future means now. Raises no ClusterError."""
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         failed: FoundEdges = {}
 
-        def is_due(tip: TopicIdPartition) -> bool:
-            return tip not in failed and not self.knows(tip, oldest)
+        def is_due(tp: TopicIdPartition) -> bool:
+            return tp not in failed and not self.knows(tp, oldest)
 
-        while due := await chosen(tips, is_due):
+        while due := await chosen(tps, is_due):
             flight, theirs = _Flight(), set[_Flight]()
             self._flights.append(flight)
             try:
-                async for tip in each_of(due):
-                    other = next((f for f in self._flights if tip in f.tips), None)
+                async for tp in each_of(due):
+                    other = next((f for f in self._flights if tp in f.tps), None)
                     if other is None:
-                        flight.tips.add(tip)
+                        flight.tps.add(tp)
                     else:
                         theirs.add(other)
-                if flight.tips:
-                    failed.update(await self._ask(flight.tips))
+                if flight.tps:
+                    failed.update(await self._ask(flight.tps))
             finally:
                 # If this caller was cancelled, there are no errors: the waiting callers ask then.
                 self._flights.remove(flight)
                 flight.landed.set_result(failed)
-            if not flight.tips:
+            if not flight.tps:
                 # Flights that began before `oldest` may land here; the next round then asks again.
                 await asyncio.wait([other.landed for other in theirs])
                 for other in theirs:
                     errors = other.landed.result()
-                    failed.update({tip: errors[tip] for tip in due if tip in errors})
+                    failed.update({tp: errors[tp] for tp in due if tp in errors})
         gone = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
         found: FoundEdges = {}
-        async for tip in each_of(tips):
-            known = self._known.get(tip)
-            found[tip] = failed.get(tip) or (gone if known is None else known[0])
+        async for tp in each_of(tps):
+            known = self._known.get(tp)
+            found[tp] = failed.get(tp) or (gone if known is None else known[0])
         return found
 
-    async def _ask(self, tips: Collection[TopicIdPartition]) -> FoundEdges:
+    async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundEdges:
         """Returns the errors. Keeps each broker's answer at once, while others are still asked."""
         failed: FoundEdges = {}
-        found = await self._leaders.ask(tips, self._ask_leader)
-        async for tip, edges in each_of(found.items()):
+        found = await self._leaders.ask(tps, self._ask_leader)
+        async for tp, edges in each_of(found.items()):
             if isinstance(edges, ClusterError):
-                failed[tip] = edges
+                failed[tp] = edges
                 if edges.error_code in _GONE:
-                    self._known.pop(tip, None)
+                    self._known.pop(tp, None)
         return failed
 
     async def _ask_leader(
@@ -254,9 +254,9 @@ class LogEdgesReads:
             (list_offsets.LATEST, IsolationLevel.READ_UNCOMMITTED),
         )
         asked: dict[str, list[tuple[int, int]]] = {}
-        async for tip, topic in each_of(topics.items()):
-            epoch = topic.leaders[tip.partition][1]
-            asked.setdefault(topic.name, []).append((tip.partition, epoch))
+        async for tp, topic in each_of(topics.items()):
+            epoch = topic.leaders[tp.partition][1]
+            asked.setdefault(topic.name, []).append((tp.partition, epoch))
         bodies = []
         for timestamp, isolation in wanted:
             written = list_offsets.write_request(version, isolation, asked, timestamp)
@@ -267,12 +267,12 @@ class LogEdgesReads:
             for payload in payloads
         ]
         found: FoundEdges = {}
-        async for tip, topic in each_of(topics.items()):
-            key = (topic.name, tip.partition)
+        async for tp, topic in each_of(topics.items()):
+            key = (topic.name, tp.partition)
             edges = _edges_of(starts.get(key), stables.get(key), ends.get(key))
-            found[tip] = edges
+            found[tp] = edges
             if isinstance(edges, LogEdges):
-                self._known[tip] = edges, asked_at
+                self._known[tp] = edges, asked_at
         return found
 
 
@@ -307,22 +307,22 @@ async def epoch_ends(
     if api_key not in connection.versions:
         return found
     asked: dict[str, list[tuple[int, int, int]]] = {}
-    async for tip, topic in each_of(topics.items()):
-        current = topic.leaders[tip.partition][1]
+    async for tp, topic in each_of(topics.items()):
+        current = topic.leaders[tp.partition][1]
         if current >= 0:
-            asked.setdefault(topic.name, []).append((tip.partition, current, epochs[tip]))
+            asked.setdefault(topic.name, []).append((tp.partition, current, epochs[tp]))
     if not asked:
         return found
     version = connection.version_of(api_key)
     body = b"".join(await collected(offset_for_leader_epoch.write_request(version, asked)))
     [payload] = await connection.send(api_key, version, [body])
     told = await _results(payload, api_key, version, offset_for_leader_epoch.results_in)
-    async for tip, topic in each_of(topics.items()):
-        current = topic.leaders[tip.partition][1]
+    async for tp, topic in each_of(topics.items()):
+        current = topic.leaders[tp.partition][1]
         if current >= 0:
             missing = ClusterError("OffsetForLeaderEpoch was answered without the partition")
-            end = told.get((topic.name, tip.partition), missing)
-            found[tip] = (
+            end = told.get((topic.name, tp.partition), missing)
+            found[tp] = (
                 end
                 if isinstance(end, ClusterError)
                 else (current, EpochEnd(end.leader_epoch, end.end_offset))

@@ -61,11 +61,11 @@ _UUID_BYTES = 16
 _PREFERRED_REPLICA_FROM = 11
 
 
-def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> FetchedPartition:
+def decode_fetch(payload: memoryview, version: int, tp: TopicIdPartition) -> FetchedPartition:
     """Decode an answer to a Fetch of one partition, v5 to v17.
 
     `records` is a view of the payload: kafka-python's decoder copies them, which takes milliseconds
-    for a fetch of 8 MiB on the loop that relays the tail. `tip` is for error texts. Raises
+    for a fetch of 8 MiB on the loop that relays the tail. `tp` is for error texts. Raises
     ClusterError on every code except 0 and OFFSET_OUT_OF_RANGE.
     """
     flexible = version >= FLEXIBLE_FROM
@@ -73,7 +73,7 @@ def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> Fe
         cursor = response_body(payload, ApiKey.FETCH, version)
         cursor.int32()  # throttle time
         if version >= SESSIONS_FROM:
-            raise_for(cursor.int16(), f"Fetch of {tip}")
+            raise_for(cursor.int16(), f"Fetch of {tp}")
             cursor.int32()  # session id
         for _ in range(cursor.count(flexible) or 0):
             if version >= TOPIC_IDS_FROM:
@@ -81,7 +81,7 @@ def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> Fe
             else:
                 cursor.skip_string(flexible)
             if cursor.count(flexible):
-                return _partition(cursor, payload, version, tip)
+                return _partition(cursor, payload, version, tp)
             cursor.skip_tags(flexible)
     except WireError as error:
         raise ClusterError(f"FetchResponse version {version} is malformed: {error}") from None
@@ -89,13 +89,13 @@ def decode_fetch(payload: memoryview, version: int, tip: TopicIdPartition) -> Fe
 
 
 def _partition(
-    cursor: Cursor, payload: memoryview, version: int, tip: TopicIdPartition
+    cursor: Cursor, payload: memoryview, version: int, tp: TopicIdPartition
 ) -> FetchedPartition:
     flexible = version >= FLEXIBLE_FROM
     cursor.int32()  # the partition number: only one was asked for
     error_code = cursor.int16()
     if error_code != ErrorCode.OFFSET_OUT_OF_RANGE:
-        raise_for(error_code, f"Fetch of {tip}")
+        raise_for(error_code, f"Fetch of {tp}")
     high_watermark, last_stable_offset = cursor.int64(), cursor.int64()
     log_start_offset = cursor.int64()
     aborted = []

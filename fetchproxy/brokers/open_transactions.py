@@ -23,9 +23,7 @@ class OpenTransaction:
     start_offset: int
 
 
-async def oldest_open_transaction(
-    cluster: Cluster, tip: TopicIdPartition
-) -> OpenTransaction | None:
+async def oldest_open_transaction(cluster: Cluster, tp: TopicIdPartition) -> OpenTransaction | None:
     """The open transaction that begins first, from the leader (DescribeProducers, Kafka 2.8).
 
     None: none is open, or the broker has no such request. Raises ClusterError, also if the proxy's
@@ -37,7 +35,7 @@ async def oldest_open_transaction(
             return None
         asked = DescribeProducersRequest.TopicRequest
         request = DescribeProducersRequest(
-            topics=[asked(name=topic.name, partition_indexes=[tip.partition])]
+            topics=[asked(name=topic.name, partition_indexes=[tp.partition])]
         )
         answer = await connection.call(request, DescribeProducersResponse)
         producers = []
@@ -52,7 +50,7 @@ async def oldest_open_transaction(
         ]
         return min(begun, key=lambda one: one.start_offset, default=None)
 
-    return await cluster.ask_leader(tip, ask)
+    return await cluster.ask_leader(tp, ask)
 
 
 def pinned_in_words(last_stable_offset: int, oldest: OpenTransaction | None) -> str:
@@ -65,9 +63,9 @@ def pinned_in_words(last_stable_offset: int, oldest: OpenTransaction | None) -> 
     )
 
 
-def ended_by(tip: TopicIdPartition, oldest: OpenTransaction | None) -> str:
+def ended_by(tp: TopicIdPartition, oldest: OpenTransaction | None) -> str:
     """What ends the transaction, if its producer does not."""
-    place = f"--topic {tip.topic} --partition {tip.partition}"
+    place = f"--topic {tp.topic} --partition {tp.partition}"
     tool = "kafka-transactions.sh --bootstrap-server BROKER"
     if oldest is None:
         return (
@@ -88,12 +86,12 @@ class FirstBatch:
     bytes_per_offset: float
 
 
-async def first_batch_at(cluster: Cluster, tip: TopicIdPartition, offset: int) -> FirstBatch | None:
+async def first_batch_at(cluster: Cluster, tp: TopicIdPartition, offset: int) -> FirstBatch | None:
     """The batch at `offset`, committed or not. None: the log has no such batch, or one of an old
     format. Raises ClusterError.
     """
     fetched = await cluster.fetch(
-        tip, offset, bytes_max=1, wait_max_ms=0, isolation=IsolationLevel.READ_UNCOMMITTED
+        tp, offset, bytes_max=1, wait_max_ms=0, isolation=IsolationLevel.READ_UNCOMMITTED
     )
     try:
         header = next(iter(walk(fetched.records)), None)

@@ -107,7 +107,7 @@ def _print_plan(plan: job.ArchivePlan) -> None:
     for p in plan.partitions:
         end = "" if p.archive_end is None else str(p.archive_end)
         numbers = (p.log_start_offset, p.last_stable_offset, p.offsets)
-        table.add_row(str(p.tip), end, *map(str, numbers))
+        table.add_row(str(p.tp), end, *map(str, numbers))
     Console().print(table)
     for topic, reason in plan.refused.items():
         typer.echo(f"refused: {topic}: {reason}")

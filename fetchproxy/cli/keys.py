@@ -154,16 +154,16 @@ async def rewrap_archive(
     """Raises RemoteStorageError."""
     report = RewrapReport()
 
-    async def rewrap(tip: TopicIdPartition) -> None:
+    async def rewrap(tp: TopicIdPartition) -> None:
         try:
-            await rewrap_each(tip)
+            await rewrap_each(tp)
         except RemoteStorageError as error:
             if not error.may_be_of_object:
                 raise
             report.faults.append(str(error))  # one folder that its disk does not give out
 
-    async def rewrap_each(tip: TopicIdPartition) -> None:
-        async for segment in rsm.list_packed(tip):
+    async def rewrap_each(tp: TopicIdPartition) -> None:
+        async for segment in rsm.list_packed(tp):
             try:
                 found = await rsm.packed.rewrap(segment, dry_run=dry_run)
             except ObjectNotFound:
@@ -178,8 +178,8 @@ async def rewrap_archive(
     unlisted: Unlisted = {}
     listed = await rsm.list_partitions(unlisted=unlisted)
     report.faults += [str(error) for name, error in unlisted.items() if topic in (None, name)]
-    tips = [tip for tip in listed if topic in (None, tip.topic)]
-    await for_each(tips, rewrap, PARTITIONS_AT_ONCE)
+    tps = [tp for tp in listed if topic in (None, tp.topic)]
+    await for_each(tps, rewrap, PARTITIONS_AT_ONCE)
     report.faults.sort()
     return report
 

@@ -119,10 +119,10 @@ def _print_mirrored(done: job.Mirrored) -> None:
     for partition in every:
         if partition.kept:
             typer.echo(
-                f"kept: {partition.tip}: {count(len(partition.kept), 'object')} that only --to has"
+                f"kept: {partition.tp}: {count(len(partition.kept), 'object')} that only --to has"
             )
-    for tip in done.not_at_source:
-        typer.echo(f"kept: {tip}: --from no longer has it")
+    for tp in done.not_at_source:
+        typer.echo(f"kept: {tp}: --from no longer has it")
     more = {
         "removed": sum(partition.removed for partition in every),
         "deleted meanwhile": sum(partition.overtaken for partition in every),
@@ -150,7 +150,7 @@ def _delete(context: typer.Context, config: Config, to: str) -> None:
         for fault in partition.faults:
             print_fault(fault)
         for place in partition.kept:
-            typer.echo(f"kept: {partition.tip}: {place}: missing or different at --to")
+            typer.echo(f"kept: {partition.tp}: {place}: missing or different at --to")
     deleted = sum(partition.objects for partition in done.partitions)
     size = decimal(sum(partition.size_bytes for partition in done.partitions))
     typer.echo(f"deleted at --from: {count(deleted, 'object')}, {size}")

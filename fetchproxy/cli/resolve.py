@@ -71,11 +71,11 @@ async def _resolve(config: Config, partition: str, answer: Answer, dry_run: bool
         raise ConfigError(f"{partition!r} is not a partition; expected a form such as orders-0")
     async with managed_archive(config) as (rsm, rlmm, cluster):
         found = await cluster.topic_by_name(topic, max_age_ms=0)
-        tip = TopicIdPartition(found.topic_id, found.name, int(number))
-        if tip.partition not in found.leaders:
+        tp = TopicIdPartition(found.topic_id, found.name, int(number))
+        if tp.partition not in found.leaders:
             raise ConfigError(f"the topic {topic} has no partition {number}")
         return await resolve_partition(
-            tip,
+            tp,
             answer,
             LeaderLog(cluster),
             rsm,

@@ -114,17 +114,17 @@ async def read_archive(
     findings: list[Condition] = []
     unlisted: Unlisted | None = None if failing is None else {}
     async with stored_archive(config) as (rsm, rlmm):
-        for tip in await rlmm.list_partitions(unlisted):
-            if topic is None or tip.topic == topic:
+        for tp in await rlmm.list_partitions(unlisted):
+            if topic is None or tp.topic == topic:
                 try:
-                    findings += await partition_health(rsm.objects, rlmm, tip)
-                    view = await rlmm.refresh(tip, float("-inf"))  # the view that was just read
+                    findings += await partition_health(rsm.objects, rlmm, tp)
+                    view = await rlmm.refresh(tp, float("-inf"))  # the view that was just read
                 except RemoteStorageError as error:
                     if failing is None or not error.may_be_of_object:
                         raise
-                    failing[str(tip)] = error
+                    failing[str(tp)] = error
                     continue
-                segments = rlmm.list_remote_log_segments(tip)
+                segments = rlmm.list_remote_log_segments(tp)
                 rows += (_row(segment, view) for segment in segments)
         stored = await read_concerns(rsm.objects)
     if failing is not None:
@@ -136,11 +136,11 @@ async def read_archive(
 
 
 def _row(segment: RemoteLogSegmentMetadata, view: PartitionView) -> SegmentRow:
-    tip = segment.topic_id_partition
+    tp = segment.topic_id_partition
     return {
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
+        "topic": tp.topic,
+        "topic_id": uuid_text(tp.topic_id),
+        "partition": tp.partition,
         "base_offset": segment.start_offset,
         "last_offset": segment.end_offset,
         "size_bytes": segment.segment_size_bytes,

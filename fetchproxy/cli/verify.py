@@ -257,7 +257,7 @@ def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> Non
     for p in restored:
         log_start = "" if p.raised_log_start is None else str(p.raised_log_start)
         counts = [str(n) if n else "" for n in (p.unreadable, p.not_in_store)]
-        table.add_row(str(p.tip), str(p.segments), str(p.restored), log_start, *counts)
+        table.add_row(str(p.tp), str(p.segments), str(p.restored), log_start, *counts)
     Console().print(table)
     segments = sum(partition.restored for partition in restored)
     what = "segments that would be restored" if dry_run else "segments restored"

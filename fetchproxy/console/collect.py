@@ -87,7 +87,7 @@ class Surroundings:
     health: Health
     listeners: Callable[[], Iterable[str]] = tuple
     brokers: Callable[[], BrokersStatus] = BrokersStatus
-    work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tip: None
+    work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tp: None
     archiver: Callable[[], Archiver | None] = lambda: None
     concerns: Callable[[], ArchiverConcerns | None] = lambda: None
     appetites: Callable[[], Appetites | None] = lambda: None
@@ -144,7 +144,7 @@ class StatusCollector:
 
     def __post_init__(self) -> None:
         self._started_at = asyncio.get_running_loop().time()
-        self._tips: list[TopicIdPartition] = []
+        self._tps: list[TopicIdPartition] = []
         self._archived: tuple[TopicIdPartition, ...] = ()
         self._archive_looked_at = float("-inf")
         self._probed: TopicIdPartition | None = None  # has the fewest segments: listed fastest
@@ -212,17 +212,17 @@ class StatusCollector:
             await self._probe_archive(now)
         wanted = await self._wanted()
         # Hashing and sorting thousands would hold the event loop.
-        tips = await asyncio.to_thread(_by_name_if_new, (*self._archived, *wanted), self._shown)
-        if tips is not None:
-            self._tips = tips
-            kept = {tip: self._shown[tip] for tip in self._tips if tip in self._shown}
+        tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *wanted), self._shown)
+        if tps is not None:
+            self._tps = tps
+            kept = {tp: self._shown[tp] for tp in self._tps if tp in self._shown}
             gone, self._shown = self._shown, kept
-            await self._withdraw_gauges([tip for tip in gone if tip not in kept])
+            await self._withdraw_gauges([tp for tp in gone if tp not in kept])
         if self.cluster is not None:
             edges_s = self.limits.refresh_interval_ms / 1000
-            await self.cluster.log_edges_of(self._tips, not_older_than=now - edges_s)
-        async for tip in each_of(self._tips, LINES_AT_ONCE):
-            self._partition_line(tip)  # for the gauges
+            await self.cluster.log_edges_of(self._tps, not_older_than=now - edges_s)
+        async for tp in each_of(self._tps, LINES_AT_ONCE):
+            self._partition_line(tp)  # for the gauges
         if all_of_it:
             await self._look_at_partitions()
 
@@ -230,12 +230,12 @@ class StatusCollector:
         unlisted: Unlisted = {}
         try:
             listed = await self.rlmm.list_partitions(unlisted)
-            before = [tip for tip in self._archived if tip.topic in unlisted]
+            before = [tp for tp in self._archived if tp.topic in unlisted]
             self._archived = (*listed, *before)
             self._stored = await read_concerns(self.rsm.objects, self._stored)
             in_order = await asyncio.to_thread(sorted, self._archived)
-            for _, tips in groupby(in_order, lambda tip: tip.topic_id):
-                await self._refresh(list(tips), not_older_than, unlisted)
+            for _, tps in groupby(in_order, lambda tp: tp.topic_id):
+                await self._refresh(list(tps), not_older_than, unlisted)
             await self._choose_probed()
         except RemoteStorageError as error:
             self._note_archive(error)
@@ -243,34 +243,34 @@ class StatusCollector:
             self._note_archive(next(iter(unlisted.values()), None))
 
     async def _refresh(
-        self, tips: Sequence[TopicIdPartition], not_older_than: float, unlisted: Unlisted
+        self, tps: Sequence[TopicIdPartition], not_older_than: float, unlisted: Unlisted
     ) -> None:
-        """`tips`: of one topic. For many partitions, one listing is cheaper than one for each. One
+        """`tps`: of one topic. For many partitions, one listing is cheaper than one for each. One
         whose folder alone cannot be listed gets into `unlisted`, by name.
         """
-        if len(tips) > PARTITIONS_ALONE_MAX:
+        if len(tps) > PARTITIONS_ALONE_MAX:
             try:
-                await self.rlmm.refresh_topic(tips[0].topic_id, not_older_than)
+                await self.rlmm.refresh_topic(tps[0].topic_id, not_older_than)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
                     raise
-        async for tip in each_of(tips):
+        async for tp in each_of(tps):
             try:
-                await self.rlmm.refresh(tip, not_older_than)
+                await self.rlmm.refresh(tp, not_older_than)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
                     raise
-                unlisted[str(tip)] = error
+                unlisted[str(tp)] = error
 
     async def _look_at_partitions(self) -> None:
         try:
-            await self._partitions.look(self._tips, self._has_holes)
+            await self._partitions.look(self._tps, self._has_holes)
         except RemoteStorageError as error:
             self._note_archive(error)
 
-    def _has_holes(self, tip: TopicIdPartition) -> bool:
+    def _has_holes(self, tp: TopicIdPartition) -> bool:
         """Whether the partition's line on the page shows gaps."""
-        return tip in self._shown and bool(self._shown[tip].status.gaps)
+        return tp in self._shown and bool(self._shown[tp].status.gaps)
 
     def _of_the_archive(self, now: float) -> Iterator[Condition]:
         own = self.around.concerns() or ArchiverConcerns()
@@ -294,12 +294,12 @@ class StatusCollector:
 
     async def _choose_probed(self) -> None:
         self._probed, least = None, float("inf")
-        async for tip in each_of(self._archived):
-            if (count := self._segment_count(tip)) < least:
-                self._probed, least = tip, count
+        async for tp in each_of(self._archived):
+            if (count := self._segment_count(tp)) < least:
+                self._probed, least = tp, count
 
-    def _segment_count(self, tip: TopicIdPartition) -> int:
-        view = self.rlmm.view(tip)
+    def _segment_count(self, tp: TopicIdPartition) -> int:
+        view = self.rlmm.view(tp)
         return 0 if view is None else len(view.segments)
 
     async def _wanted(self) -> Iterable[TopicIdPartition]:
@@ -309,7 +309,7 @@ class StatusCollector:
         try:
             topics = await self.cluster.topics()
         except ClusterError:
-            return self._tips
+            return self._tps
         pattern, own = self.config.archive.topics, self.config.metadata.topic_name
         return partitions_of(matching_topics(pattern, topics, own))
 
@@ -347,9 +347,9 @@ class StatusCollector:
         return StoreStatus(url, True if answered else None, operations=operations)
 
     async def _fill(self, table: PartitionTable) -> None:
-        async for tip in each_of(self._tips, LINES_AT_ONCE):
+        async for tp in each_of(self._tps, LINES_AT_ONCE):
             now = asyncio.get_running_loop().time()
-            table.add(with_work(self._partition_line(tip), self.around.work(tip), now))
+            table.add(with_work(self._partition_line(tp), self.around.work(tp), now))
 
     async def _clients(self) -> tuple[tuple[ClientStatus, ...], int]:
         """The clients that are shown, and the number of all clients."""
@@ -373,39 +373,39 @@ class StatusCollector:
             {topic: mask_text(reason) for topic, reason in refused.items()},
         )
 
-    def _partition_line(self, tip: TopicIdPartition) -> PartitionStatus:
-        view = self.rlmm.view(tip)
-        edges = None if self.cluster is None else self.cluster.cached_log_edges(tip)
-        shown = self._shown.get(tip)
+    def _partition_line(self, tp: TopicIdPartition) -> PartitionStatus:
+        view = self.rlmm.view(tp)
+        edges = None if self.cluster is None else self.cluster.cached_log_edges(tp)
+        shown = self._shown.get(tp)
         if shown is None or not shown.is_of(view, edges):
-            shown = self._shown[tip] = _Shown(view, edges, partition_status(tip, view, edges))
-            if self.around.work(tip) is None:
+            shown = self._shown[tp] = _Shown(view, edges, partition_status(tp, view, edges))
+            if self.around.work(tp) is None:
                 _set_gauges(shown.status)
         return shown.status
 
     async def _withdraw_gauges(self, gone: Sequence[TopicIdPartition]) -> None:
         """A partition that was made again under the name of one that is gone sets its own anew."""
-        places = {(tip.topic, tip.partition) for tip in gone}
-        async for tip in each_of(gone):
-            if self.around.work(tip) is None:
+        places = {(tp.topic, tp.partition) for tp in gone}
+        async for tp in each_of(gone):
+            if self.around.work(tp) is None:
                 for gauge in _GAUGES:
-                    gauge.remove(tip.topic, tip.partition)
+                    gauge.remove(tp.topic, tp.partition)
         if places:
-            await forget(self._shown, lambda tip: (tip.topic, tip.partition) in places)
+            await forget(self._shown, lambda tp: (tp.topic, tp.partition) in places)
 
 
-def _by_name(tip: TopicIdPartition) -> tuple[str, int, int]:
-    return tip.topic, tip.partition, tip.topic_id.int
+def _by_name(tp: TopicIdPartition) -> tuple[str, int, int]:
+    return tp.topic, tp.partition, tp.topic_id.int
 
 
 def _by_name_if_new(
-    tips: Iterable[TopicIdPartition], known: Mapping[TopicIdPartition, object]
+    tps: Iterable[TopicIdPartition], known: Mapping[TopicIdPartition, object]
 ) -> list[TopicIdPartition] | None:
-    """`tips` by name, as readers look for names and ids are random; None: they equal `known`.
+    """`tps` by name, as readers look for names and ids are random; None: they equal `known`.
 
     For a thread. While this runs, the event loop does not change `known`.
     """
-    found = set(tips)
+    found = set(tps)
     return None if found == known.keys() else sorted(found, key=_by_name)
 
 

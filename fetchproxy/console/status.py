@@ -312,14 +312,14 @@ async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[Cl
 
 
 def partition_status(
-    tip: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None
+    tp: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None
 ) -> PartitionStatus:
     """`view` or `edges` None: not known; the fields that depend on it then stay unknown."""
     gaps = () if view is None else tuple(OffsetRange(first, last) for first, last in view.gaps())
     archive_end = None if view is None else view.log_end_offset
     return PartitionStatus(
-        topic=tip.topic,
-        partition=tip.partition,
+        topic=tp.topic,
+        partition=tp.partition,
         archived=() if view is None else archived_ranges(view),
         gaps=gaps,
         segments=0 if view is None else len(view.segments),
@@ -400,30 +400,30 @@ class PartitionsHealth:
         return self._health.all(0.0)
 
     async def look(
-        self, tips: Sequence[TopicIdPartition], has_holes: Callable[[TopicIdPartition], bool]
+        self, tps: Sequence[TopicIdPartition], has_holes: Callable[[TopicIdPartition], bool]
     ) -> None:
         """Looks at each partition whose archive has changed. Raises RemoteStorageError; the earlier
         findings then stay.
         """
         looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
-        async for tip in each_of(tips, _PARTITIONS_AT_ONCE):
-            view, before = self.rlmm.view(tip), self._looked.get(tip)
+        async for tp in each_of(tps, _PARTITIONS_AT_ONCE):
+            view, before = self.rlmm.view(tp), self._looked.get(tp)
             if view is None:
                 continue
             if before is not None and is_same_archive(view, before[0]):
-                looked[tip] = before
+                looked[tp] = before
             elif (
-                has_holes(tip)
+                has_holes(tp)
                 or view.history != FIRST_HISTORY
-                or self.rlmm.problems(tip)
-                or await self._may_end_early(tip, view)
+                or self.rlmm.problems(tp)
+                or await self._may_end_early(tp, view)
             ):
-                looked[tip] = view, await partition_health(self.records, self.rlmm, tip)
+                looked[tp] = view, await partition_health(self.records, self.rlmm, tp)
         self._looked = looked
         self._note({one for _, found in looked.values() for one in found})
-        if len(self._sound_ends) > len(tips):
-            kept = set(tips)
+        if len(self._sound_ends) > len(tps):
+            kept = set(tps)
             self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in kept}
 
     def _note(self, found: set[Condition]) -> None:
@@ -436,22 +436,22 @@ class PartitionsHealth:
             begin = self._health.report if one.kind == to_log else self._health.hold
             begin(one, one)
 
-    async def _may_end_early(self, tip: TopicIdPartition, view: PartitionView) -> bool:
-        end, sound = view.log_end_offset or 0, self._sound_ends.get(tip)
+    async def _may_end_early(self, tp: TopicIdPartition, view: PartitionView) -> bool:
+        end, sound = view.log_end_offset or 0, self._sound_ends.get(tp)
         if sound is not None and end >= sound:
-            self._sound_ends[tip] = end
+            self._sound_ends[tp] = end
             return False
         if self._reads_left == 0:
             return False
         self._reads_left -= 1
         try:
-            stated = await read_finished_offsets(self.records, tip)
+            stated = await read_finished_offsets(self.records, tp)
         except CorruptSegment:
             stated = None  # `verify` says it
         if stated is not None and stated.end_offset >= end:
-            self._sound_ends.pop(tip, None)
+            self._sound_ends.pop(tp, None)
             return True
-        self._sound_ends[tip] = end
+        self._sound_ends[tp] = end
         return False
 
 

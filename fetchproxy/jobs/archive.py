@@ -52,7 +52,7 @@ class PlannedPartition:
     `archive_end`, or the broker's `log_start_offset` if that is higher, to `last_stable_offset`.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     archive_end: int | None
     log_start_offset: int
     last_stable_offset: int
@@ -143,34 +143,34 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             name_fault=opened.rsm.name_fault,
         )
         found_topics = await discovery.look()
-        tips = partitions_of(found_topics)
+        tps = partitions_of(found_topics)
         if why := discovery.why_nothing():
             raise ConfigError(why)
         found: list[PlannedPartition] = []
         failed: list[Failure] = []
 
-        async def planned(tip: TopicIdPartition) -> PlannedPartition:
-            edges = await cluster.log_edges(tip)
-            view = await opened.rlmm.refresh(tip, asyncio.get_running_loop().time())
+        async def planned(tp: TopicIdPartition) -> PlannedPartition:
+            edges = await cluster.log_edges(tp)
+            view = await opened.rlmm.refresh(tp, asyncio.get_running_loop().time())
             return PlannedPartition(
-                tip,
+                tp,
                 view.log_end_offset,
                 edges.log_start_offset,
                 edges.last_stable_offset,
-                discovery.topic_config(tip.topic_id),
+                discovery.topic_config(tp.topic_id),
             )
 
-        async def look(tip: TopicIdPartition) -> None:
+        async def look(tp: TopicIdPartition) -> None:
             if not found and len(failed) >= FAILED_IN_A_ROW_MAX:
                 raise ClusterUnavailable(f"no partition can be looked at: {failed[0]}")
-            outcome = await attempted(planned(tip), str(tip))
+            outcome = await attempted(planned(tp), str(tp))
             if isinstance(outcome, Failure):
                 failed.append(outcome)
             else:
                 found.append(outcome)
 
-        await for_each(tips, look, PLANNED_AT_ONCE)
-    found.sort(key=lambda planned: (-planned.offsets, planned.tip))
+        await for_each(tps, look, PLANNED_AT_ONCE)
+    found.sort(key=lambda planned: (-planned.offsets, planned.tp))
     return ArchivePlan(tuple(found_topics), tuple(found), discovery.refused, tuple(failed))
 
 
@@ -197,7 +197,7 @@ def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, 
         "archive",
         partial(managed_archive, config),
         partial(_archive_partition, config),
-        name=lambda planned: str(planned.tip),
+        name=lambda planned: str(planned.tp),
         size=lambda partition: partition.size_bytes,
     )
 
@@ -210,22 +210,22 @@ async def _archive_partition(
         opened.cluster,
         opened.rsm,
         opened.rlmm,
-        topic_configs={planned.tip.topic_id: planned.topic_config},
+        topic_configs={planned.tp.topic_id: planned.topic_config},
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,
         metadata_topic=config.metadata.topic_name,
-        log_starts={planned.tip: planned.log_start_offset},
+        log_starts={planned.tp: planned.log_start_offset},
     )
-    left = await archive_pass.archive([planned.tip])
+    left = await archive_pass.archive([planned.tp])
     if any(one.failed for one in left):
         raise NotAllArchived(one for one in left if one.failed)
-    view = await opened.rlmm.refresh(planned.tip, asyncio.get_running_loop().time())
+    view = await opened.rlmm.refresh(planned.tp, asyncio.get_running_loop().time())
     new = view.segments[view.segments.index_at_or_after(planned.archive_end or 0) :]
     size = sum(segment.segment_size_bytes for segment in new)
     return ArchivedPartition(planned, view.log_end_offset, len(new), size, tuple(left))
 
 
 def _row(p: ArchivedPartition) -> tuple[str, int, int | None, int | None, int, int, int]:
-    tip, planned = p.planned.tip, p.planned
+    tp, planned = p.planned.tp, p.planned
     ends = (planned.archive_end, p.archive_end, planned.last_stable_offset)
-    return (tip.topic, tip.partition, *ends, p.segments, p.size_bytes)
+    return (tp.topic, tp.partition, *ends, p.segments, p.size_bytes)

@@ -126,8 +126,8 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     known = (*(last.ranges if last else ()), *done, *begun)
     left_out = (*left_out, *of_other_topics(known, asked))
     unread = {failure.what for failure in left_out}
-    asked = [(view, span) for view, span in asked if str(view.tip) not in unread]
-    views = {(view.tip.topic, view.tip.partition): view for view, _ in asked}
+    asked = [(view, span) for view, span in asked if str(view.tp) not in unread]
+    views = {(view.tp.topic, view.tp.partition): view for view, _ in asked}
     plan = next_plan(
         last,
         done,
@@ -192,8 +192,8 @@ def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange
 def _read_task(view: PartitionView | None, one: BackfillRange) -> ReadTask:
     asked = [] if view is None else [(view, OffsetSpan(one.first, one.end))]
     tasks = plan_tasks(asked, partition_bytes_max=2**62)
-    tip = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
-    return tasks[0] if tasks else ReadTask(tip, ())
+    tp = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
+    return tasks[0] if tasks else ReadTask(tp, ())
 
 
 def _row(m: Manifest) -> tuple[str, int, int, int, int, int, int, list[str]]:

@@ -51,19 +51,19 @@ async def _input(options: SourceOptions) -> BackfillInput:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
         reading.check_bounds(views)
         asked, failures = await _spans(reading, views)
-        failures += [Failure(str(tip), str(error), True) for tip, error in sorted(failing.items())]
+        failures += [Failure(str(tp), str(error), True) for tp, error in sorted(failing.items())]
         topics = options.topics
         chosen = [t for t in unlisted if t in (topics.assigned or ()) or topics.takes(t, -1)]
         failures += not_listed({topic: unlisted[topic] for topic in chosen})
         if not options.fail_on_data_loss:
             return asked, tuple(failures)
-        losses = {view.tip: said for view, _ in asked if (said := _outside(options, view))}
-        sound = [(view, span) for view, span in asked if view.tip not in losses]
+        losses = {view.tp: said for view, _ in asked if (said := _outside(options, view))}
+        sound = [(view, span) for view, span in asked if view.tp not in losses]
         losses |= await reading.holes((view, reading.looked_at(span)) for view, span in sound)
     failures += [
-        Failure(str(tip), f"{said}; {PASSED_OVER}", False) for tip, said in sorted(losses.items())
+        Failure(str(tp), f"{said}; {PASSED_OVER}", False) for tp, said in sorted(losses.items())
     ]
-    return [(view, span) for view, span in sound if view.tip not in losses], tuple(failures)
+    return [(view, span) for view, span in sound if view.tp not in losses], tuple(failures)
 
 
 async def described_partitions(options: SourceOptions, topic_id: UUID) -> int | None:
@@ -83,7 +83,7 @@ async def _spans(reading: ArchiveReading, views: Views) -> tuple[list[Asked], li
         try:
             asked.append((view, await reading.span_of(view)))
         except (RemoteStorageError, CorruptSegment) as error:
-            failures.append(Failure(str(view.tip), str(error), error.retriable))
+            failures.append(Failure(str(view.tp), str(error), error.retriable))
     return asked, failures
 
 
@@ -91,7 +91,7 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
     """The error in the offsets that are given for the partition. None: no error."""
     first, end = view.log_start_offset or 0, view.log_end_offset or 0
     for bound in (options.starting, options.ending):
-        given = bound.by_partition.get((view.tip.topic, view.tip.partition), LATEST)
+        given = bound.by_partition.get((view.tp.topic, view.tp.partition), LATEST)
         named = bound.kind is BoundKind.OFFSETS and given not in (EARLIEST, LATEST)
         if named and not first <= given <= end:
             return f"offset {given} is not in the archive, which has {first} to {end - 1}"
@@ -155,14 +155,14 @@ def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Asked]) ->
         ids.setdefault(one.topic, set()).add(one.topic_id)
     return [
         Failure(
-            str(view.tip),
-            f"the output has records of another topic {view.tip.topic}, with the id "
-            f"{min(others)}; the id of this topic is {view.tip.topic_id}: it was deleted and made "
+            str(view.tp),
+            f"the output has records of another topic {view.tp.topic}, with the id "
+            f"{min(others)}; the id of this topic is {view.tp.topic_id}: it was deleted and made "
             "again, and needs an output of its own",
             False,
         )
         for view, _ in wanted
-        if (others := ids.get(view.tip.topic, set()) - {str(view.tip.topic_id)})
+        if (others := ids.get(view.tp.topic, set()) - {str(view.tp.topic_id)})
     ]
 
 
@@ -193,7 +193,7 @@ def next_plan(
         known.setdefault((one.topic, one.partition), []).append(one)
     ranges = waiting
     for view, span in wanted:
-        before = known.get((view.tip.topic, view.tip.partition), [])
+        before = known.get((view.tp.topic, view.tp.partition), [])
         taken = sorted((one.first, one.end - 1) for one in before)
         for first, end in uncovered(span.start, span.end - 1, taken):
             ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)
@@ -201,7 +201,7 @@ def next_plan(
 
 
 def _ranges(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[BackfillRange]:
-    place = (view.tip.topic, str(view.tip.topic_id), view.tip.partition)
+    place = (view.tp.topic, str(view.tp.topic_id), view.tp.partition)
     first: int | None = None
     size = end = 0
     for piece, piece_bytes in _pieces(view, span, bytes_max):

@@ -107,7 +107,7 @@ def backfill_topic(
     work = Work(
         "backfill",
         partial(copy_partition, target),
-        name=lambda one: f"{one.task.tip} to {topic}",
+        name=lambda one: f"{one.task.tp} to {topic}",
         size=lambda copied: copied.records,
     )
     done = runner.each(tasks, work)
@@ -123,7 +123,7 @@ def plan_topic(
     """
     kafka_settings(target.cluster)  # raises for unsupported settings before any work starts
     asked, left_out = in_loop(backfill_input(target.options))
-    topics = {view.tip.topic for view, _ in asked}
+    topics = {view.tp.topic for view, _ in asked}
     if len(topics) > 1:
         raise ConfigError(
             f"--to-topic takes records of one topic, not of {', '.join(sorted(topics))}"
@@ -137,16 +137,16 @@ def plan_topic(
             f"topic {target.topic} is not there: make it first", error.error_code
         ) from error
     there = len(info.leaders)
-    needed = max((view.tip.partition for view, _ in asked), default=-1) + 1
+    needed = max((view.tp.partition for view, _ in asked), default=-1) + 1
     said = None
     if asked:
-        said = in_loop(described_partitions(target.options, asked[0][0].tip.topic_id))
+        said = in_loop(described_partitions(target.options, asked[0][0].tp.topic_id))
     if there < max(needed, said or 0):
         what = f"at least {needed}" if said is None else str(said)
         raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {what}")
     found = [
         PartitionTask(task, span.end, _id_text(info))
-        for view, span in sorted(asked, key=lambda one: one[0].tip)
+        for view, span in sorted(asked, key=lambda one: one[0].tp)
         for task in plan_tasks([(view, span)], partition_bytes_max=2**62)
     ]
     return found, left_out
@@ -156,9 +156,9 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
     """Runs in a worker process. Raises ConfigError, ClusterError, CorruptSegment, RecordsTooLarge,
     RemoteStorageError.
     """
-    tip, place = wanted.task.tip, TopicPartition(target.topic, wanted.task.tip.partition)
-    group = f"fetchproxy-backfill-{tip.topic}"
-    origin = _Origin(str(tip.topic_id), wanted.target_id)
+    tp, place = wanted.task.tp, TopicPartition(target.topic, wanted.task.tp.partition)
+    group = f"fetchproxy-backfill-{tp.topic}"
+    origin = _Origin(str(tp.topic_id), wanted.target_id)
     copied, passed_over = _Transactions(place, group, origin.encode()), PassedOver()
     try:
         # Closing the producer aborts an open transaction.
@@ -178,11 +178,11 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
             except KafkaError as error:
                 raise producer.cause_of(error) from error
     except ClusterError as error:
-        raise ClusterError(f"{tip}: {error}", error.error_code) from error
+        raise ClusterError(f"{tp}: {error}", error.error_code) from error
     except KafkaError as error:
         raise _in_words(error, target, wanted, copied.refused_from) from error
     if (said := _moved(target, wanted.target_id)) is not None:
-        raise ClusterError(f"{tip}: {said}")
+        raise ClusterError(f"{tp}: {said}")
     left_out = passed_over.records, passed_over.faults
     return CopiedPartition(place.partition, copied.records, end, *left_out)
 
@@ -211,7 +211,7 @@ def from_offset(task: ReadTask, first: int) -> ReadTask | None:
         for part in task.parts
         if part.offset_end > first
     )
-    return ReadTask(task.tip, parts) if parts else None
+    return ReadTask(task.tp, parts) if parts else None
 
 
 class _Null(bytes):
@@ -415,11 +415,11 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
 
 
 def _producer(target: TopicTarget, wanted: PartitionTask) -> _Producer:
-    tip = wanted.task.tip
+    tp = wanted.task.tp
     return _Producer(
         partial(_moved, target, wanted.target_id),
         **kafka_settings(target.cluster),
-        transactional_id=f"fetchproxy-backfill-{tip.topic_id}-{tip.partition}-{target.topic}",
+        transactional_id=f"fetchproxy-backfill-{tp.topic_id}-{tp.partition}-{target.topic}",
         value_serializer=_Nulls(),
         enable_idempotence=True,
         acks="all",
@@ -488,7 +488,7 @@ async def _topic(config: Config, topic: str) -> TopicInfo:
 def _in_words(
     error: KafkaError, target: TopicTarget, wanted: PartitionTask, refused_from: int | None
 ) -> ClusterError:
-    what = str(wanted.task.tip)
+    what = str(wanted.task.tp)
     if refused_from is not None:
         what += f", at or after offset {refused_from}"
     if isinstance(error, ProducerFencedError):

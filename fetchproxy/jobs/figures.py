@@ -108,7 +108,7 @@ class PartitionFigures:
     first segment.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     log_start_offset: int | None
     log_end_offset: int | None  # exclusive
     gap_offsets: int  # lost before they could be copied, as recorded by the archiver
@@ -141,19 +141,19 @@ class PartitionFigures:
 async def measure_partition(
     rsm: RemoteStorageManager,
     rlmm: RemoteLogMetadataManager,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     retention: Retention,
     now_ms: int,
 ) -> PartitionFigures:
     """Raises RemoteStorageError."""
-    look = await look_at_offsets(rsm.objects, rlmm, tip)
-    view = await rlmm.refresh(tip, float("-inf"))
+    look = await look_at_offsets(rsm.objects, rlmm, tp)
+    view = await rlmm.refresh(tp, float("-inf"))
     codecs, unreadable, too_large = await _sampled(rsm, view)
     held = held_by(view)
     kept = segments_kept(view, retained_from(view, retention, now_ms))
     held_up = held_up_by(kept, retention.remote_ms, now_ms)
     return PartitionFigures(
-        tip=tip,
+        tp=tp,
         log_start_offset=view.log_start_offset,
         log_end_offset=view.log_end_offset,
         gap_offsets=_count(look.found.gaps),

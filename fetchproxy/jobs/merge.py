@@ -57,11 +57,11 @@ def merge(
     options: MergeOptions = MergeOptions(),
 ) -> Done[MergedPartition]:
     """Merge segments in every partition of `topic` (None: of all topics). Raises as `verify`."""
-    tips, unlisted = in_loop(stored_partitions(config, topic))
-    done = runner.each(tips, merge_work(config, options))
+    tps, unlisted = in_loop(stored_partitions(config, topic))
+    done = runner.each(tps, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
     unread = [
-        Failure(str(partition.tip), why, True)
+        Failure(str(partition.tp), why, True)
         for partition in done.results
         for why in partition.unread
     ]
@@ -70,7 +70,7 @@ def merge(
 
 
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
-    place = (p.tip.topic, p.tip.partition)
+    place = (p.tp.topic, p.tp.partition)
     return (*place, p.merged, p.replaced, p.size_bytes, p.overtaken, list(p.refused))
 
 
@@ -101,7 +101,7 @@ async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
 
 
 async def _merge_partition(
-    config: Config, options: MergeOptions, opened: ToMerge, tip: TopicIdPartition, tell: Tell
+    config: Config, options: MergeOptions, opened: ToMerge, tp: TopicIdPartition, tell: Tell
 ) -> MergedPartition:
     archive, spool = opened
     rsm, rlmm = archive.rsm, archive.rlmm
@@ -121,8 +121,8 @@ async def _merge_partition(
         encrypt_plain=options.encrypt_plain,
     )
     if options.dry_run:
-        return await merger.dry_run(tip)
-    done = await merger.merge(tip)
+        return await merger.dry_run(tp)
+    done = await merger.merge(tp)
     expirer = Expirer(
         config.archive,
         rsm,
@@ -131,5 +131,5 @@ async def _merge_partition(
         wall_clock_ms=wall_clock_ms,
         limits=WritingLimits(retention_clock_settle_ms=0),
     )
-    await expirer.tidy(tip)
+    await expirer.tidy(tp)
     return done

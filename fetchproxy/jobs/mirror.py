@@ -145,13 +145,13 @@ class _Partitions:
 
     @property
     def fit(self) -> list[TopicIdPartition]:
-        return [tip for tip, fault in self.here.items() if fault is None]
+        return [tp for tp, fault in self.here.items() if fault is None]
 
     @property
     def failures(self) -> list[Failure]:
         unfit = [
-            Failure(str(tip), f"--to cannot hold this topic: {fault}", False)
-            for tip, fault in self.here.items()
+            Failure(str(tp), f"--to cannot hold this topic: {fault}", False)
+            for tp, fault in self.here.items()
             if fault is not None
         ]
         return [*unfit, *not_listed(self.unlisted)]
@@ -163,7 +163,7 @@ def _one_run(
     async def partitions(source: Place, target: Place) -> _Partitions:
         unlisted: Unlisted = {}
         here = await source.rsm.list_partitions(unlisted=unlisted)
-        faults = {tip: target.rsm.name_fault(tip.topic, tip.topic_id) for tip in here}
+        faults = {tp: target.rsm.name_fault(tp.topic, tp.topic_id) for tp in here}
         there = await target.rsm.list_partitions(unlisted=unlisted)
         return _Partitions(faults, there, unlisted)
 
@@ -233,9 +233,9 @@ async def _handed_over(source: Place, target: Place, moved: ArchiveIdentity) -> 
 
 def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) -> None:
     """Add the counts and faults of the first run to those of the last run."""
-    before = {partition.tip: partition for partition in first}
+    before = {partition.tp: partition for partition in first}
     for partition in last:
-        if (earlier := before.get(partition.tip)) is not None:
+        if (earlier := before.get(partition.tp)) is not None:
             partition.copied += earlier.copied
             partition.bytes_copied += earlier.bytes_copied
             partition.removed += earlier.removed
@@ -262,10 +262,10 @@ async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[To
 
 
 async def _mirror_partition(
-    options: MirrorOptions, opened: ToMirror, tip: TopicIdPartition, tell: Tell
+    options: MirrorOptions, opened: ToMirror, tp: TopicIdPartition, tell: Tell
 ) -> MirroredPartition:
     source, target, spool, pace = opened
-    return await PartitionMirror(source, target, tip, spool, pace, options, tell).run()
+    return await PartitionMirror(source, target, tp, spool, pace, options, tell).run()
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,11 +50,11 @@ _TICKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`tip`: the tooltip."""
+    """`tp`: the tooltip."""
 
     label: str
     value: float
-    tip: str
+    tp: str
     ahead: bool = False  # a forecast
 
 
@@ -82,7 +82,7 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
         parts.append(
             f'<rect class="{kind}" x="{x + step * 0.1:.1f}" y="{y:.1f}" '
             f'width="{step * 0.8:.1f}" height="{height:.1f}">'
-            f"<title>{escape(bar.tip)}</title></rect>"
+            f"<title>{escape(bar.tp)}</title></rect>"
         )
         if i % named_every == 0:
             middle = x + step / 2
@@ -126,7 +126,7 @@ def page(figures: Figures, now_ms: int) -> str:
         f"<h1>Archive report</h1><p class=note>{_moment(now_ms)} · {_total(figures)}</p>",
         _topics_table(figures),
     ]
-    for _, group in groupby(figures, key=lambda f: (f.tip.topic, f.tip.topic_id)):
+    for _, group in groupby(figures, key=lambda f: (f.tp.topic, f.tp.topic_id)):
         body.append(_topic(list(group)))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -144,7 +144,7 @@ def _total(figures: Figures) -> str:
 
 def _topics_table(figures: Figures) -> str:
     rows = []
-    for topic, group in groupby(figures, key=lambda f: f.tip.topic):
+    for topic, group in groupby(figures, key=lambda f: f.tp.topic):
         of_topic = list(group)
         rows.append([topic, str(len(of_topic)), *_sums(of_topic)])
     return _table(["topic", "partitions", *_SUM_NAMES], rows)
@@ -170,19 +170,19 @@ def _sums(figures: Figures) -> list[str]:
 
 
 def _topic(figures: Figures) -> str:
-    tip = figures[0].tip
+    tp = figures[0].tp
     held = [one for f in figures for one in f.held]
     partitions = _table(
-        ["partition", *_SUM_NAMES], [[str(f.tip.partition), *_sums([f])] for f in figures]
+        ["partition", *_SUM_NAMES], [[str(f.tp.partition), *_sums([f])] for f in figures]
     )
     return "".join(
         [
-            f"<h2>{escape(tip.topic)}</h2><p class=note>topic id {tip.topic_id}</p>",
+            f"<h2>{escape(tp.topic)}</h2><p class=note>topic id {tp.topic_id}</p>",
             _notes(figures),
             "<h3>Archived by day of the newest record</h3>",
-            _days_chart(tip.topic, held),
+            _days_chart(tp.topic, held),
             f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
-            _size_chart(tip.topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
+            _size_chart(tp.topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
             "<h3>Compression</h3>",
             _codec_table(add_codecs(codec for f in figures for codec in f.codecs)),
             f"<details><summary>{len(figures)} partitions</summary>{partitions}</details>",
@@ -345,11 +345,11 @@ class Reported:
 
 def report(runner: Runner, config: Config, *, topic: str | None = None) -> Reported:
     """The report on `topic` (None: on all topics). Raises as `verify`."""
-    tips, unlisted = in_loop(stored_partitions(config, topic))
+    tps, unlisted = in_loop(stored_partitions(config, topic))
     now_ms = wall_clock_ms()
-    done = runner.each(tips, report_work(config, now_ms))
+    done = runner.each(tps, report_work(config, now_ms))
     failures = (*not_listed(unlisted), *done.failures)
-    by_name = sorted(done.results, key=lambda f: (f.tip.topic, f.tip.topic_id, f.tip.partition))
+    by_name = sorted(done.results, key=lambda f: (f.tp.topic, f.tp.topic_id, f.tp.partition))
     figures = tuple(by_name)
     rows = table_rows(figures)
     frames = {name: runner.frame(rows[name], SCHEMAS[name]) for name in SCHEMAS}
@@ -366,12 +366,12 @@ def report_work(
 
 
 async def _measure(
-    config: Config, now_ms: int, archive: StoredArchive, tip: TopicIdPartition, tell: Tell
+    config: Config, now_ms: int, archive: StoredArchive, tp: TopicIdPartition, tell: Tell
 ) -> PartitionFigures:
     """Uses the retention of `archive.*`. Only brokers know a topic's own, and none is asked."""
-    retention = effective_retention(config.archive, tip.topic, None)
+    retention = effective_retention(config.archive, tp.topic, None)
     with each_object_alone():
-        return await measure_partition(archive.rsm, archive.rlmm, tip, retention, now_ms)
+        return await measure_partition(archive.rsm, archive.rlmm, tp, retention, now_ms)
 
 
 def write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:
@@ -399,10 +399,10 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in SCHEMAS}
     no_sizes = (None,) * len(HORIZON_DAYS)
     for one in figures:
-        tip, ahead = one.tip, one.ahead
+        tp, ahead = one.tp, one.ahead
         rows["partitions"].append(
             (
-                *(tip.topic, str(tip.topic_id), tip.partition, len(one.held), one.size_bytes),
+                *(tp.topic, str(tp.topic_id), tp.partition, len(one.held), one.size_bytes),
                 *(one.records, one.log_start_offset, one.log_end_offset, one.gap_offsets),
                 *(one.missing_offsets, one.not_known_offsets, one.oldest_ms, one.newest_ms),
                 *(ahead.history_days, ahead.bytes_per_day, *(ahead.size_bytes or no_sizes)),
@@ -410,11 +410,11 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
             )
         )
         rows["days"] += [
-            (tip.topic, tip.partition, _date(day.day), day.size_bytes, day.records, day.segments)
+            (tp.topic, tp.partition, _date(day.day), day.size_bytes, day.records, day.segments)
             for day in by_day(one.held)
         ]
         rows["codecs"] += [
-            (tip.topic, tip.partition, c.codec, c.batches, c.packed_bytes, c.unpacked_bytes)
+            (tp.topic, tp.partition, c.codec, c.batches, c.packed_bytes, c.unpacked_bytes)
             for c in one.codecs
         ]
     return rows

@@ -38,7 +38,7 @@ from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
 
-Tips = tuple[TopicIdPartition, ...]
+Tps = tuple[TopicIdPartition, ...]
 
 RESTORED_SCHEMA = (
     "topic string, partition int, segments int, restored int, unreadable int, not_in_store int, "
@@ -64,26 +64,26 @@ def restore(
     as `verify`, and ClusterError or RemoteStorageError if the metadata topic is unavailable.
     """
     config = config if isinstance(runner, Here) else for_executors(config)
-    tips, unlisted = in_loop(stored_partitions(config, topic))
-    there = in_loop(_metadata_topic(config, create=bool(tips) and not dry_run))
-    groups = grouped(tips, config.metadata.topic_partitions)
+    tps, unlisted = in_loop(stored_partitions(config, topic))
+    there = in_loop(_metadata_topic(config, create=bool(tps) and not dry_run))
+    groups = grouped(tps, config.metadata.topic_partitions)
     done = runner.each(groups, restore_work(config, dry_run, there), on_result)
-    partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tip))
+    partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tp))
     unread = not_done(one for partition in partitions for one in partition.unread)
     failures = (*not_listed(unlisted), *done.failures, *unread)
     if not dry_run:
         if topic is None and there and not failures:
             in_loop(_state_metadata_topic(config))
-        in_loop(_refresh_local_indexes(config, [partition.tip for partition in partitions]))
+        in_loop(_refresh_local_indexes(config, [partition.tp for partition in partitions]))
     frame = runner.frame([_row(p) for p in partitions], RESTORED_SCHEMA)
     return Done(partitions, failures, frame)
 
 
-def grouped(tips: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tips]:
-    """Groups `tips` by the partition of the metadata topic that has their events."""
+def grouped(tps: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tps]:
+    """Groups `tps` by the partition of the metadata topic that has their events."""
     groups: dict[int, list[TopicIdPartition]] = {}
-    for tip in tips:
-        groups.setdefault(metadata_partition(tip, topic_partitions), []).append(tip)
+    for tp in tps:
+        groups.setdefault(metadata_partition(tp, topic_partitions), []).append(tp)
     return [tuple(group) for _, group in sorted(groups.items())]
 
 
@@ -92,7 +92,7 @@ ToRestore = tuple[StoredArchive, TopicFollower | None]
 
 def restore_work(
     config: Config, dry_run: bool, topic_is_there: bool
-) -> StoreWork[ToRestore, Tips, RestoredGroup]:
+) -> StoreWork[ToRestore, Tps, RestoredGroup]:
     """Fails with RemoteStorageError, ClusterError."""
     return StoreWork(
         "restore",
@@ -119,22 +119,22 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
         yield archive, follower
 
 
-async def _restore_group(dry_run: bool, opened: ToRestore, tips: Tips, tell: Tell) -> RestoredGroup:
+async def _restore_group(dry_run: bool, opened: ToRestore, tps: Tps, tell: Tell) -> RestoredGroup:
     (rsm, rlmm), follower = opened
     lost: list[Fault] = []
 
-    async def look(tip: TopicIdPartition) -> None:
-        lost.extend((await metadata_faults(rsm, rlmm, tip)).faults)
+    async def look(tp: TopicIdPartition) -> None:
+        lost.extend((await metadata_faults(rsm, rlmm, tp)).faults)
 
     how: Any = {"wall_clock_ms": wall_clock_ms, "dry_run": dry_run}
     with each_object_alone():
-        await for_each(tips, look, PARTITIONS_AT_ONCE)
+        await for_each(tps, look, PARTITIONS_AT_ONCE)
         repaired = await repair_archive(rsm, rlmm, lost, **how)
-        done = await restore_archive(rlmm, follower, partitions=tips, **how)
+        done = await restore_archive(rlmm, follower, partitions=tps, **how)
     return RestoredGroup(tuple(done), repaired)
 
 
-async def _refresh_local_indexes(config: Config, tips: Iterable[TopicIdPartition]) -> None:
+async def _refresh_local_indexes(config: Config, tps: Iterable[TopicIdPartition]) -> None:
     if config.archive.local_index_dir is None:
         return
     async with (
@@ -144,9 +144,9 @@ async def _refresh_local_indexes(config: Config, tips: Iterable[TopicIdPartition
         if local_indexes is None:
             return
         refresher = LocalIndexRefresher(local_indexes, archive.rsm)
-        for tip in tips:
-            view = await archive.rlmm.refresh(tip, asyncio.get_running_loop().time())
-            while await refresher.refresh(tip, view):
+        for tp in tps:
+            view = await archive.rlmm.refresh(tp, asyncio.get_running_loop().time())
+            while await refresher.refresh(tp, view):
                 pass
 
 
@@ -172,5 +172,5 @@ def _metadata_log(config: Config, cluster: Cluster) -> KafkaMetadataLog:
 
 
 def _row(p: RestoredPartition) -> tuple[str, int, int, int, int, int, int | None]:
-    place = (p.tip.topic, p.tip.partition)
+    place = (p.tp.topic, p.tp.partition)
     return (*place, p.segments, p.restored, p.unreadable, p.not_in_store, p.raised_log_start)

@@ -72,8 +72,8 @@ def verify(
         for fault in report.faults:
             on_fault(fault)
 
-    tips, unlisted = in_loop(_partitions(config, topic))
-    done = runner.each(tips, verify_work(config), on_result)
+    tps, unlisted = in_loop(_partitions(config, topic))
+    done = runner.each(tps, verify_work(config), on_result)
     report, not_asked = in_loop(_with_stored(config, topic, together(done.results)))
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *done.failures, *not_done(report.unread))
@@ -113,10 +113,10 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
         yield archive, await opened.enter_async_context(metadata_topic)
 
 
-async def _verify_partition(opened: ToVerify, tip: TopicIdPartition, tell: Tell) -> VerifyReport:
+async def _verify_partition(opened: ToVerify, tp: TopicIdPartition, tell: Tell) -> VerifyReport:
     """Checks the store against its records, and against the metadata topic if there is one."""
     (rsm, rlmm), metadata_topic = opened
-    return await verify_partition(rsm, rlmm, tip, metadata_topic=metadata_topic, on_progress=tell)
+    return await verify_partition(rsm, rlmm, tp, metadata_topic=metadata_topic, on_progress=tell)
 
 
 async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPartition], Unlisted]:
@@ -126,7 +126,7 @@ async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPa
     async with _to_verify(for_executors(config)) as (_, metadata_topic):
         if metadata_topic is not None:
             every = await metadata_topic.list_partitions()
-            found.update(tip for tip in every if topic is None or tip.topic == topic)
+            found.update(tp for tp in every if topic is None or tp.topic == topic)
     return sorted(found), unlisted
 
 
@@ -200,7 +200,7 @@ async def _uploads_removed(config: Config) -> int:
 class ReindexedPartition:
     """`left`: faults that remain. `unread`: see `VerifyReport`."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     size_bytes: int
     repaired: RepairReport
     left: tuple[Fault, ...]
@@ -213,8 +213,8 @@ def reindex(
     """Verify and repair each partition of `topic` (None: of all topics). The frame has the faults
     that remain (FAULT_SCHEMA). Raises as `verify`.
     """
-    tips, unlisted = in_loop(stored_partitions(config, topic))
-    done = runner.each(tips, reindex_work(config, dry_run))
+    tps, unlisted = in_loop(stored_partitions(config, topic))
+    done = runner.each(tps, reindex_work(config, dry_run))
     left = fault_rows(fault for partition in done.results for fault in partition.left)
     unread = not_done(one for partition in done.results for one in partition.unread)
     frame = runner.frame(left, FAULT_SCHEMA)
@@ -233,18 +233,18 @@ def reindex_work(
 
 
 async def _reindex_partition(
-    config: Config, dry_run: bool, archive: StoredArchive, tip: TopicIdPartition, tell: Tell
+    config: Config, dry_run: bool, archive: StoredArchive, tp: TopicIdPartition, tell: Tell
 ) -> ReindexedPartition:
     rsm, rlmm = archive
-    found = await verify_partition(rsm, rlmm, tip, on_progress=tell)
+    found = await verify_partition(rsm, rlmm, tp, on_progress=tell)
     if found.clean:
         unread = tuple(found.unread)
-        return ReindexedPartition(tip, found.size_bytes, RepairReport(), (), unread)
+        return ReindexedPartition(tp, found.size_bytes, RepairReport(), (), unread)
     done = await _repair_partition(dry_run, archive, tuple(found.faults), tell)
     after = found
     if done.repairs and not dry_run:
         # The same checks, with a new manager that has read nothing yet, show if the repair worked.
         async with stored_archive(config) as anew:
-            after = await verify_partition(anew.rsm, anew.rlmm, tip)
+            after = await verify_partition(anew.rsm, anew.rlmm, tp)
     left, unread = tuple(after.faults), tuple(after.unread)
-    return ReindexedPartition(tip, found.size_bytes, done, left, unread)
+    return ReindexedPartition(tp, found.size_bytes, done, left, unread)

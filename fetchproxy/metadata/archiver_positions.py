@@ -217,13 +217,13 @@ class ArchiverPositions:
             f"store. Until it is back, or another takes over, {whose} not archived{until}"
         )
 
-    def gathered_from(self, tip: TopicIdPartition) -> int | None:
+    def gathered_from(self, tp: TopicIdPartition) -> int | None:
         """As of the last look; None: no archiver gathers the partition. Never blocks."""
-        own = None if self._here is None else self._here(tip)
+        own = None if self._here is None else self._here(tp)
         if own is not None:
             return own
         oldest = self._clock() - SILENT_MAX_S
-        key = (tip.topic_id, tip.partition)
+        key = (tp.topic_id, tp.partition)
         told = [
             said.positions[key]
             for said in self._said.values()

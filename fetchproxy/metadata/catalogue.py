@@ -46,16 +46,16 @@ class PartitionTable:
         "deletion",
         "history",
         "restoring",
-        "tip",
+        "tp",
     )
 
-    def __init__(self, tip: TopicIdPartition) -> None:
-        self.tip = tip
+    def __init__(self, tp: TopicIdPartition) -> None:
+        self.tp = tp
         self.changes = 0  # how many events were taken
         self._forget()
 
     def _forget(self) -> None:
-        self._rows = SegmentRows(self.tip)
+        self._rows = SegmentRows(self.tp)
         self._overlapping: dict[UUID, RemoteLogSegmentMetadata] = {}
         self._unfinished: dict[UUID, RemoteLogSegmentMetadata] = {}
         self._shown: SegmentRows | None = None  # the rows of the views; None: to be computed
@@ -65,12 +65,12 @@ class PartitionTable:
         self.restoring = False  # a restore has begun and not ended: the table is incomplete
 
     @classmethod
-    def load(cls, tip: TopicIdPartition, entries: bytes) -> PartitionTable:
+    def load(cls, tp: TopicIdPartition, entries: bytes) -> PartitionTable:
         """From the entries of a flat file that still count (`compact`). Raises CorruptSegment,
         naming entry and field; NewerMetadataVersion.
         """
-        table = cls(tip)
-        table._rows, others = load_rows(tip, entries, f"cached metadata of {tip}")
+        table = cls(tp)
+        table._rows, others = load_rows(tp, entries, f"cached metadata of {tp}")
         table._take_many(others)
         return table
 
@@ -140,7 +140,7 @@ class PartitionTable:
         unknown = tuple(sorted(unreadable))
         copying = any(segment.state is _STARTED for segment in self._unfinished.values())
         return PartitionView(
-            tip=self.tip,
+            tp=self.tp,
             segments=self._shown,
             copies_started=copying or bool(unknown),
             read_at=read_at,
@@ -161,7 +161,7 @@ class PartitionTable:
         below = self._rows.index_at_or_after(self.raised_log_start)
         rows = self._rows.replaced(0, below) if below else self._rows
         if self.history != FIRST_HISTORY:
-            rows = SegmentRows.of(self.tip, filter(self.history.shows, rows))
+            rows = SegmentRows.of(self.tp, filter(self.history.shows, rows))
         kept: list[RemoteLogSegmentMetadata] = []
         counts_from = self.history.counts_from
         for segment in sorted(
@@ -239,7 +239,7 @@ class PartitionTable:
                 groups.append([])
             groups[-1].append(segment)
             reached = max(reached, segment.end_offset)
-        self._rows = SegmentRows.of(self.tip, (group[0] for group in groups if len(group) == 1))
+        self._rows = SegmentRows.of(self.tp, (group[0] for group in groups if len(group) == 1))
         overlapping = chain.from_iterable(group for group in groups if len(group) > 1)
         self._overlapping = {segment.segment_id.id: segment for segment in overlapping}
 
@@ -262,16 +262,16 @@ class PartitionTable:
 
 
 def build_view(
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     segments: Iterable[RemoteLogSegmentMetadata],
     read_at: float,
     unreadable: Iterable[int] = (),
     raised_log_start: int = 0,
     history: LogHistory = FIRST_HISTORY,
 ) -> PartitionView:
-    table = PartitionTable(tip)
+    table = PartitionTable(tp)
     table.replace(segments, history)
-    table.take(LogStartOffset(tip, raised_log_start, 0, history.after_epoch))
+    table.take(LogStartOffset(tp, raised_log_start, 0, history.after_epoch))
     return table.view(read_at, unreadable)
 
 

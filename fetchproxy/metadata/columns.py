@@ -171,18 +171,18 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         "_made",
         "_size",
         "_starts",
-        "_tip",
+        "_tp",
     )
 
     def __init__(
         self,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         columns: Columns | None = None,
         first: int = 0,
         end: int | None = None,
     ) -> None:
         """Rows `first` up to but not including `end` of the columns."""
-        self._tip = tip
+        self._tp = tp
         self._columns = Columns.of((), EpochPool()) if columns is None else columns
         self._first = first
         self._end = len(self._columns) if end is None else end
@@ -193,8 +193,8 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         self._epoch = (-1, -1)  # the last argument and result of `epoch_at`
 
     @classmethod
-    def of(cls, tip: TopicIdPartition, segments: Iterable[RemoteLogSegmentMetadata]) -> SegmentRows:
-        return cls(tip, Columns.of(segments, EpochPool()))
+    def of(cls, tp: TopicIdPartition, segments: Iterable[RemoteLogSegmentMetadata]) -> SegmentRows:
+        return cls(tp, Columns.of(segments, EpochPool()))
 
     def __len__(self) -> int:
         return self._end - self._first
@@ -232,7 +232,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         )
 
     def __hash__(self) -> int:
-        return hash((self._tip, self._ends[self._first : self._end].tobytes()))
+        return hash((self._tp, self._ends[self._first : self._end].tobytes()))
 
     def __repr__(self) -> str:
         return f"SegmentRows({list(self)!r})"
@@ -245,7 +245,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         raw_id = bytes(columns.ids[16 * row : 16 * row + 16])
         epochs = columns.pool.packed[columns.epochs[row]]
         return RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(self._tip, _uuid(raw_id)),
+            segment_id=RemoteLogSegmentId(self._tp, _uuid(raw_id)),
             segment_leader_epochs=_unpack_epochs(epochs, values["start_offset"]),
             state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
             copied_end_offset=columns.copied.get(raw_id),
@@ -333,7 +333,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         if self._end < len(self._columns):  # another sequence has appended to these columns
             return self.replaced(len(self), len(self), [segment])
         self._columns.append(segment)
-        return SegmentRows(self._tip, self._columns, self._first)
+        return SegmentRows(self._tp, self._columns, self._first)
 
     def replaced(
         self, first: int, last: int, by: Sequence[RemoteLogSegmentMetadata] = ()
@@ -341,17 +341,17 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         """A sequence with `by` in place of segments `first` up to but not including `last`."""
         columns, at, end = self._columns, self._first + first, self._first + last
         if not by and last == len(self):
-            return SegmentRows(self._tip, columns, self._first, at)
+            return SegmentRows(self._tp, columns, self._first, at)
         if not by and first == 0 and 2 * end < len(columns):  # else removed rows would keep memory
-            return SegmentRows(self._tip, columns, end, self._end)
+            return SegmentRows(self._tp, columns, end, self._end)
         changed = columns.part(self._first, at)
         if by:
             changed += Columns.of(by, columns.pool)
-        return SegmentRows(self._tip, changed + columns.part(end, self._end))
+        return SegmentRows(self._tp, changed + columns.part(end, self._end))
 
 
 def load_rows(
-    tip: TopicIdPartition, entries: bytes, where: str
+    tp: TopicIdPartition, entries: bytes, where: str
 ) -> tuple[SegmentRows, list[MetadataEvent]]:
     """The finished segments of a flat file, and its other events.
 
@@ -376,8 +376,8 @@ def load_rows(
     columns = _columns(entries, taken, heads, tails) if taken else None
     if columns is None:
         others += taken
-    return SegmentRows(tip, columns), [
-        decode_entry(entries[body:end], tip, f"{where}, byte {body}") for _, body, end, _ in others
+    return SegmentRows(tp, columns), [
+        decode_entry(entries[body:end], tp, f"{where}, byte {body}") for _, body, end, _ in others
     ]
 
 

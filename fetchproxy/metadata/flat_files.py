@@ -85,11 +85,11 @@ class CachedEntries:
 class CacheFile:
     """The file of one partition. Open only during a call: there may be many thousands of files."""
 
-    __slots__ = ("_checksum", "_compacted", "_lost", "_size", "_tip", "path")
+    __slots__ = ("_checksum", "_compacted", "_lost", "_size", "_tp", "path")
 
-    def __init__(self, path: Path, tip: TopicIdPartition) -> None:
+    def __init__(self, path: Path, tp: TopicIdPartition) -> None:
         self.path = path
-        self._tip = tip
+        self._tp = tp
         self._size: int | None = None  # of the valid part; None: not loaded
         self._checksum = 0  # of that part
         self._lost: bytes | None = None  # the valid entries of a damaged file
@@ -111,8 +111,8 @@ class CacheFile:
         if damaged:
             log.warning(
                 "metadata_cache_damaged",
-                topic=self._tip.topic,
-                partition=self._tip.partition,
+                topic=self._tp.topic,
+                partition=self._tp.partition,
                 path=str(self.path),
                 good_bytes=end,
                 size_bytes=len(raw),
@@ -130,7 +130,7 @@ class CacheFile:
         size, lost = self._loaded_size(), self._lost
         entries = b"".join([encode_entry(event) for event in events])
         if size == 0 or lost is not None:
-            entries = compact((lost or b"") + entries, self._tip, str(self.path))
+            entries = compact((lost or b"") + entries, self._tp, str(self.path))
             # A first file is made durable by `sync`, before anything relies on it.
             self._write_anew(entries, metadata_topic_offset, durable=lost is not None)
         else:
@@ -183,7 +183,7 @@ class CacheFile:
         magic, topic_id, partition, _ = HEADER.unpack_from(good)
         if magic > MAGIC:
             raise NewerMetadataVersion(f"{self.path}: magic {magic}, known are those up to {MAGIC}")
-        own = MAGIC, self._tip.topic_id.bytes, self._tip.partition
+        own = MAGIC, self._tp.topic_id.bytes, self._tp.partition
         return (magic, topic_id, partition) == own
 
     def _understood(self, good: bytes) -> bytes:
@@ -191,11 +191,11 @@ class CacheFile:
         entries = good[HEADER.size : -_CHECKPOINT_BYTES]
         # Each append ends with a checkpoint. Bytes that only look like one cost a little time.
         appended = _CHECKPOINT_LEAD in entries
-        return compact(entries, self._tip, str(self.path)) if appended else entries
+        return compact(entries, self._tp, str(self.path)) if appended else entries
 
     def _write_anew(self, entries: bytes, metadata_topic_offset: int, *, durable: bool) -> None:
         header = HEADER.pack(
-            MAGIC, self._tip.topic_id.bytes, self._tip.partition, metadata_topic_offset
+            MAGIC, self._tp.topic_id.bytes, self._tp.partition, metadata_topic_offset
         )
         content = header + entries
         content += _checkpoint(metadata_topic_offset, crc32c(content))
@@ -295,10 +295,10 @@ class MetadataCache:
 
     def partitions(self) -> list[TopicIdPartition]:
         """The partitions that have a file, sorted; reads no file. Raises OSError."""
-        return sorted(tip for tip, _ in self._files())
+        return sorted(tp for tp, _ in self._files())
 
-    def file(self, tip: TopicIdPartition) -> CacheFile:
-        return CacheFile(self._path(tip), tip)
+    def file(self, tp: TopicIdPartition) -> CacheFile:
+        return CacheFile(self._path(tp), tp)
 
     def load_committed(self, metadata_topic_id: UUID) -> dict[int, int]:
         """The next offset to read, by metadata partition.
@@ -333,24 +333,24 @@ class MetadataCache:
 
         Removes the files of `deleted` partitions afterwards. Raises OSError.
         """
-        gone = {self._path(tip) for tip in deleted}
+        gone = {self._path(tp) for tp in deleted}
         files = sum(1 for _, path in self._files() if path not in gone)
         content = _text(metadata_topic_id, files, offsets)
         replace_file(self._directory / COMMITTED, content)
         for path in gone:
             path.unlink(missing_ok=True)
 
-    def _path(self, tip: TopicIdPartition) -> Path:
-        name = f"{tip.partition}-{uuid_text(tip.topic_id)}{SUFFIX}"
-        return self._directory / tip.topic / name
+    def _path(self, tp: TopicIdPartition) -> Path:
+        name = f"{tp.partition}-{uuid_text(tp.topic_id)}{SUFFIX}"
+        return self._directory / tp.topic / name
 
     def _files(self) -> Iterable[tuple[TopicIdPartition, Path]]:
         for folder in self._directory.iterdir():
             if is_topic_name(folder.name) and folder.is_dir():
                 for path in folder.iterdir():
-                    tip = _parse_name(folder.name, path.name)
-                    if tip is not None:
-                        yield tip, path
+                    tp = _parse_name(folder.name, path.name)
+                    if tp is not None:
+                        yield tp, path
 
     def _clear(self) -> None:
         # First the file that makes the others count.
@@ -458,26 +458,24 @@ class KeptEvents:
             return {}, []
         try:
             async with self._disk:
-                positions, tips = await asyncio.to_thread(self._open, self._directory, log_id)
+                positions, tps = await asyncio.to_thread(self._open, self._directory, log_id)
         except OSError as error:
             raise StorageUnavailable(f"metadata.cache_dir: {error}") from error
         self._positions, self._committed = dict(positions), positions
-        return positions, tips
+        return positions, tps
 
-    async def load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
+    async def load(self, tp: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         """The content of the partition's file. Raises StorageUnavailable if it cannot be read."""
         try:
             async with self._disk:
-                return await asyncio.to_thread(self._load, tip)
+                return await asyncio.to_thread(self._load, tp)
         except (OSError, CorruptSegment) as error:
-            raise StorageUnavailable(f"metadata cache of {tip}: {error}") from error
+            raise StorageUnavailable(f"metadata cache of {tp}: {error}") from error
 
-    def note(
-        self, tip: TopicIdPartition, events: Sequence[MetadataEvent], next_offset: int
-    ) -> None:
+    def note(self, tp: TopicIdPartition, events: Sequence[MetadataEvent], next_offset: int) -> None:
         """Note events that the partition's table took: all of its events below `next_offset`."""
         if self._cache is not None and not self._failed:
-            pending = self._pending.setdefault(tip, _Pending())
+            pending = self._pending.setdefault(tp, _Pending())
             pending.events.extend(events)
             pending.next_offset = next_offset
 
@@ -518,11 +516,11 @@ class KeptEvents:
             self._cache = MetadataCache(directory).__enter__()
         return self._cache.load_committed(log_id), self._cache.partitions()
 
-    def _load(self, tip: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
+    def _load(self, tp: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
         assert self._cache is not None  # files exist only then
-        file = self._files.setdefault(tip, self._cache.file(tip))
+        file = self._files.setdefault(tp, self._cache.file(tp))
         cached = file.load()
-        return PartitionTable.load(tip, cached.entries), cached
+        return PartitionTable.load(tp, cached.entries), cached
 
     def _write(
         self,
@@ -530,13 +528,13 @@ class KeptEvents:
         pending: dict[TopicIdPartition, _Pending],
         positions: dict[int, int],
     ) -> None:
-        files = [self._append(tip, taken) for tip, taken in pending.items()]
+        files = [self._append(tp, taken) for tp, taken in pending.items()]
         for file in files:
             file.sync()
-        deleted = [tip for tip, taken in pending.items() if taken.ends_deleted]
+        deleted = [tp for tp, taken in pending.items() if taken.ends_deleted]
         cache.commit(self._log_id, positions, deleted)
-        for tip in deleted:
-            del self._files[tip]
+        for tp in deleted:
+            del self._files[tp]
         for file in files:
             if file.wants_compaction:
                 try:
@@ -544,8 +542,8 @@ class KeptEvents:
                 except CorruptSegment as error:  # the next start reads its events again
                     log.error("metadata_cache_file_damaged", path=str(file.path), error=str(error))
 
-    def _append(self, tip: TopicIdPartition, taken: _Pending) -> CacheFile:
-        if tip not in self._files:
-            self._load(tip)  # a new partition: there was no file to read
-        self._files[tip].append(taken.events, taken.next_offset)
-        return self._files[tip]
+    def _append(self, tp: TopicIdPartition, taken: _Pending) -> CacheFile:
+        if tp not in self._files:
+            self._load(tp)  # a new partition: there was no file to read
+        self._files[tp].append(taken.events, taken.next_offset)
+        return self._files[tp]

@@ -50,24 +50,24 @@ class LeaderLog:
         self._ends = Gathering(self._ask_ends)
         self._edges = Gathering(self._ask_edges)
 
-    def known_epoch(self, tip: TopicIdPartition) -> int:
+    def known_epoch(self, tp: TopicIdPartition) -> int:
         """The last known leader's epoch. -1: no leader is known, or there is none. Never blocks."""
-        if not tip.topic_id.int:  # brokers before 2.8
-            topic = self._cluster.cached_topic_by_name(tip.topic)
+        if not tp.topic_id.int:  # brokers before 2.8
+            topic = self._cluster.cached_topic_by_name(tp.topic)
         else:
-            topic = self._cluster.cached_topic_by_id(tip.topic_id)
-        node_id, epoch = (-1, -1) if topic is None else topic.leaders.get(tip.partition, (-1, -1))
+            topic = self._cluster.cached_topic_by_id(tp.topic_id)
+        node_id, epoch = (-1, -1) if topic is None else topic.leaders.get(tp.partition, (-1, -1))
         return NO_EPOCH if node_id < 0 else epoch
 
-    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> Told:
+    async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> Told:
         """OffsetForLeaderEpoch: the epoch of the leader that answers, and the end of `epoch`. That
         leader's answers about older epochs never change. None: the brokers do not support the
         request, or do not report epochs.
         """
-        return await self._ends.ask((tip, epoch))
+        return await self._ends.ask((tp, epoch))
 
-    async def edges(self, tip: TopicIdPartition) -> LogEdges:
-        return await self._edges.ask(tip)
+    async def edges(self, tp: TopicIdPartition) -> LogEdges:
+        return await self._edges.ask(tp)
 
     async def _ask_ends(
         self,
@@ -77,34 +77,34 @@ class LeaderLog:
         waiting = list(asked)
         while waiting:  # more than once only if a partition is asked about two epochs
             epochs: dict[TopicIdPartition, int] = {}
-            for tip, epoch in waiting:
-                epochs.setdefault(tip, epoch)
+            for tp, epoch in waiting:
+                epochs.setdefault(tp, epoch)
 
             def told(
-                tip: TopicIdPartition,
+                tp: TopicIdPartition,
                 end: Told | ClusterError,
                 of: Mapping[TopicIdPartition, int] = epochs,
             ) -> None:
-                tell((tip, of[tip]), end)
+                tell((tp, of[tp]), end)
 
             await self._cluster.ask_epoch_ends(epochs, told)
-            waiting = [(tip, epoch) for tip, epoch in waiting if epochs[tip] != epoch]
+            waiting = [(tp, epoch) for tp, epoch in waiting if epochs[tp] != epoch]
 
     async def _ask_edges(
-        self, tips: Collection[TopicIdPartition], tell: Tell[TopicIdPartition, LogEdges]
+        self, tps: Collection[TopicIdPartition], tell: Tell[TopicIdPartition, LogEdges]
     ) -> None:
         now = asyncio.get_running_loop().time()
-        for tip, edges in (await self._cluster.log_edges_of(tips, not_older_than=now)).items():
-            tell(tip, edges)
+        for tp, edges in (await self._cluster.log_edges_of(tps, not_older_than=now)).items():
+            tell(tp, edges)
 
-    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+    async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions with an offset at `offset` or above.
 
         It has at least all of these that begin below `offset`. Empty if `offset` is not in the
         leader's own log.
         """
         fetched = await self._cluster.fetch(
-            tip,
+            tp,
             offset,
             bytes_max=_ABORTED_BYTES_MAX,
             wait_max_ms=0,
@@ -128,7 +128,7 @@ class Compared:
 
 async def compare_with_leader(
     leader: LeaderLog,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     lineage: Sequence[EpochStart],
     end_offset: int,
     joints: Sequence[Joint] = (),
@@ -145,28 +145,28 @@ async def compare_with_leader(
     while True:
         found = compare(lineage, end_offset, LeaderKnowledge(ends, log_start_epoch), joints)
         if isinstance(found, AskEpoch):
-            answer = await leader.epoch_end(tip, found.epoch)
+            answer = await leader.epoch_end(tp, found.epoch)
             if answer is None:
                 return Compared(Shared(end_offset))
             answering, end = answer
             if leader_epoch not in (NO_EPOCH, answering):
-                raise ClusterUnavailable(f"{tip}: the leader changed during requests to it")
+                raise ClusterUnavailable(f"{tp}: the leader changed during requests to it")
             leader_epoch = answering
             if end.end_offset < 0 and found.epoch > leader_epoch:
                 raise ClusterUnavailable(
-                    f"{tip}: leader epoch {found.epoch} is archived, but the leader's epoch is "
+                    f"{tp}: leader epoch {found.epoch} is archived, but the leader's epoch is "
                     f"{leader_epoch}"
                 )
             ends[found.epoch] = end
         elif isinstance(found, AskLogStart):
-            log_start_epoch = (await leader.edges(tip)).log_start_epoch
+            log_start_epoch = (await leader.edges(tp)).log_start_epoch
             ends.clear()  # these are older answers: the log may have begun lower then
         else:
             break
     if log_start_epoch is not None and found != Shared(end_offset):
-        again = (await leader.edges(tip)).log_start_epoch
+        again = (await leader.edges(tp)).log_start_epoch
         if again != log_start_epoch:
-            raise ClusterUnavailable(f"{tip}: the log start moved during requests to the leader")
+            raise ClusterUnavailable(f"{tp}: the log start moved during requests to the leader")
     anew = begins_again(lineage, end_offset, found)
     cut = cut_without_election(lineage, found, end_offset, leader_epoch)
     return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
@@ -241,111 +241,111 @@ class LeaderViews(PartitionViews):
         self._checked: dict[TopicIdPartition, _Checked] = {}
         self._flights = SingleFlight[None]()
 
-    def view(self, tip: TopicIdPartition) -> PartitionView | None:
-        view = self._rlmm.view(tip)
-        checked = self._checked.get(tip)
+    def view(self, tp: TopicIdPartition) -> PartitionView | None:
+        view = self._rlmm.view(tp)
+        checked = self._checked.get(tp)
         return view if view is None or checked is None else checked.show(view)
 
-    async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
-        view = await self._rlmm.refresh(tip, not_older_than)
-        checked = self._checked.get(tip)
+    async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
+        view = await self._rlmm.refresh(tp, not_older_than)
+        checked = self._checked.get(tp)
         return view if checked is None else checked.show(view)
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        await forget(self._checked, lambda tip: gone(tip.topic_id))
+        await forget(self._checked, lambda tp: gone(tp.topic_id))
 
-    def begins_again(self, tip: TopicIdPartition) -> bool:
+    def begins_again(self, tp: TopicIdPartition) -> bool:
         """The log of the leader that was asked last has no record of the archive. Never blocks."""
-        checked = self._checked.get(tip)
+        checked = self._checked.get(tp)
         return checked is not None and checked.begins_again
 
     def conditions(self, now: float) -> Iterator[Condition]:
-        for tip, checked in self._checked.items():
+        for tp, checked in self._checked.items():
             if checked.begins_again:
-                what = f"the log of {tip} begins again; run fetchproxy resolve {tip}"
-                yield of_partition(Kind.LOG_BEGINS_AGAIN, tip, what)
+                what = f"the log of {tp} begins again; run fetchproxy resolve {tp}"
+                yield of_partition(Kind.LOG_BEGINS_AGAIN, tp, what)
 
-    def wants_check(self, tip: TopicIdPartition) -> bool:
+    def wants_check(self, tp: TopicIdPartition) -> bool:
         """`check` has to ask the leader: no leader was asked, a new leader is known, or the view
         needs another answer. Never blocks.
         """
-        view = self._rlmm.view(tip)
+        view = self._rlmm.view(tp)
         return view is not None and self.settled(view) is None
 
     def settled(self, known: PartitionView) -> PartitionView | None:
         """The view to show for `known`, the uncut view. None: it needs a `check` first."""
-        checked = self._checked.get(known.tip)
+        checked = self._checked.get(known.tp)
         if checked is None:
             return None if known.segments else known
-        if known.segments and self._has_new_leader(known.tip, checked):
+        if known.segments and self._has_new_leader(known.tp, checked):
             return None
         shown = checked.show(known)
         return None if checked.lacks_answer else shown
 
     async def check(
-        self, tips: Iterable[TopicIdPartition], deadline: float
+        self, tps: Iterable[TopicIdPartition], deadline: float
     ) -> frozenset[TopicIdPartition]:
-        """Ask the leaders that have to be asked. Returns those of `tips` that must not be served
+        """Ask the leaders that have to be asked. Returns those of `tps` that must not be served
         now.
 
         A partition with a new leader is not served if that leader does not answer by `deadline`
         (loop time), because its log is unknown. A partition that was never checked is served,
         because no change of its leader is known. Never raises.
         """
-        due = await chosen(tips, self.wants_check, CHECKED_AT_ONCE)
+        due = await chosen(tps, self.wants_check, CHECKED_AT_ONCE)
         if not due:
             return frozenset()
         try:
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as asking:
                 for piece in pieces(due, COMPARED_AT_ONCE):
-                    for tip in piece:
-                        asking.create_task(self._ask(tip), name=f"compare {tip}")
+                    for tp in piece:
+                        asking.create_task(self._ask(tp), name=f"compare {tp}")
                     await asyncio.sleep(0)
         except TimeoutError:
             pass  # partitions without an answer are found below
         return frozenset(
-            tip
-            for tip in due
-            if (checked := self._checked.get(tip)) and self._has_new_leader(tip, checked)
+            tp
+            for tp in due
+            if (checked := self._checked.get(tp)) and self._has_new_leader(tp, checked)
         )
 
-    def _has_new_leader(self, tip: TopicIdPartition, checked: _Checked) -> bool:
+    def _has_new_leader(self, tp: TopicIdPartition, checked: _Checked) -> bool:
         """Whether another leader is known. Without a leader, the log does not change."""
-        return self._leader.known_epoch(tip) not in (NO_EPOCH, checked.leader_epoch)
+        return self._leader.known_epoch(tp) not in (NO_EPOCH, checked.leader_epoch)
 
-    async def _ask(self, tip: TopicIdPartition) -> None:
+    async def _ask(self, tp: TopicIdPartition) -> None:
         try:
-            await self._flights.run(tip, lambda: self._compare(tip))
+            await self._flights.run(tp, lambda: self._compare(tp))
         except ClusterError as error:
             self._warnings.warn(
                 "archive_not_compared_with_leader",
-                tip,
-                **tip.logged,
+                tp,
+                **tp.logged,
                 error=str(error),
             )
 
-    async def _compare(self, tip: TopicIdPartition) -> None:
-        view = self._rlmm.view(tip)
+    async def _compare(self, tp: TopicIdPartition) -> None:
+        view = self._rlmm.view(tp)
         end = None if view is None else view.log_end_offset
         if view is None or end is None:
             return
-        compared = await compare_with_leader(self._leader, tip, compared_lineage(view), end)
-        checked = self._checked[tip] = _Checked(compared, self._leader.known_epoch(tip))
+        compared = await compare_with_leader(self._leader, tp, compared_lineage(view), end)
+        checked = self._checked[tp] = _Checked(compared, self._leader.known_epoch(tp))
         shown = checked.show(view).log_end_offset or 0
         if checked.begins_again:
             self._warnings.warn(
                 "log_begins_again",
-                tip,
-                **tip.logged,
+                tp,
+                **tp.logged,
                 archive_end=end,
                 leader_epoch=compared.leader_epoch,
-                remedy=f"fetchproxy resolve {tip}",
+                remedy=f"fetchproxy resolve {tp}",
             )
         elif shown < end:
             self._warnings.warn(
                 "archive_parted_from_leader",
-                tip,
-                **tip.logged,
+                tp,
+                **tp.logged,
                 archive_end=end,
                 shared_end=shown,
                 leader_epoch=compared.leader_epoch,

@@ -104,7 +104,7 @@ class KafkaMetadataLog:
         """The value's offset; durable on return. After an error the value may have been appended or
         not, or may be later, also more than once.
         """
-        tip = self._tip(partition)
+        tp = self._tp(partition)
         wait_max_ms = self._cluster_config.request_max_ms
         batch = DefaultRecordBatchBuilder(
             _MAGIC, 0, False, _NO_PRODUCER, _NO_PRODUCER, _NO_PRODUCER, batch_size=0
@@ -120,24 +120,24 @@ class KafkaMetadataLog:
             )
             return _produced_at(await connection.call(request, ProduceResponse, wait_max_ms))
 
-        with _as_storage_errors(f"append to {tip}"):
-            return await self._cluster.ask_leader(tip, ask)
+        with _as_storage_errors(f"append to {tp}"):
+            return await self._cluster.ask_leader(tp, ask)
 
     async def bounds(self, partition: int) -> tuple[int, int]:
         """(first offset, next offset): values appended before the call are below the latter."""
         # By ListOffsets: a newly elected leader answers it only once it knows every acknowledged
         # record (KIP-207); the high watermark in a Fetch may lag then.
-        tip = self._tip(partition)
-        with _as_storage_errors(f"end of {tip}"):
-            edges = await self._cluster.log_edges(tip)
+        tp = self._tp(partition)
+        with _as_storage_errors(f"end of {tp}"):
+            edges = await self._cluster.log_edges(tp)
         return edges.log_start_offset, edges.high_watermark
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
         """Some values from an offset within the bounds on; may wait a little if there is none."""
-        tip = self._tip(partition)
-        with _as_storage_errors(f"read of {tip} at {from_offset}"):
+        tp = self._tp(partition)
+        with _as_storage_errors(f"read of {tp} at {from_offset}"):
             fetched = await self._cluster.fetch(
-                tip,
+                tp,
                 from_offset,
                 bytes_max=READ_BYTES,
                 wait_max_ms=_READ_WAIT_MS,
@@ -147,7 +147,7 @@ class KafkaMetadataLog:
                 raise StorageUnavailable("offset out of range; its bounds have to be read again")
             return _chunk(fetched.records, from_offset)
 
-    def _tip(self, partition: int) -> TopicIdPartition:
+    def _tp(self, partition: int) -> TopicIdPartition:
         if self._topic is None:
             raise StorageUnavailable(f"topic {self._config.topic_name} was not opened yet")
         return TopicIdPartition(self._topic.topic_id, self._topic.name, partition)

@@ -30,7 +30,7 @@ class PartitionView:
     *offset* after the first segment, and never begins at the first byte of the next one.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     segments: SegmentRows
     # A copy is in progress, or exists with unreadable metadata: missing offsets may still come.
     copies_started: bool

@@ -60,11 +60,11 @@ class PartitionViews(ABC):
     """Finds the segments of the archive for its readers."""
 
     @abstractmethod
-    def view(self, tip: TopicIdPartition) -> PartitionView | None:
+    def view(self, tp: TopicIdPartition) -> PartitionView | None:
         """The last known view, None if never read. Never blocks."""
 
     @abstractmethod
-    async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
+    async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
         """A view read at or after loop time `not_older_than` (seconds); single-flight, cached. An
         absent partition has an empty view. Raises RemoteStorageError if the read fails.
         """
@@ -136,7 +136,7 @@ class RemoteLogMetadataManager(PartitionViews):
         """Record a segment's new state. Raises ValueError on an illegal transition."""
 
     @abstractmethod
-    async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
+    async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
         """From now on all records below `offset` count as deleted. Returns the view after that.
 
         On return it is durable and visible to every other reader of the store. Never lowers an
@@ -145,7 +145,7 @@ class RemoteLogMetadataManager(PartitionViews):
         """
 
     @abstractmethod
-    async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
+    async def put_log_history(self, tp: TopicIdPartition, history: LogHistory) -> PartitionView:
         """Record a person's decision about a log that began again. Returns the view after that.
 
         Durable on return; it replaces the last decision. Raises RemoteStorageError: then it may
@@ -162,18 +162,18 @@ class RemoteLogMetadataManager(PartitionViews):
 
     @abstractmethod
     async def partition_deletion(
-        self, tip: TopicIdPartition, not_older_than: float
+        self, tp: TopicIdPartition, not_older_than: float
     ) -> RemotePartitionDeleteMetadata | None:
         """None: the partition is not marked. Raises RemoteStorageError, as `refresh`."""
 
     @abstractmethod
     def list_remote_log_segments(
-        self, tip: TopicIdPartition
+        self, tp: TopicIdPartition
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
         """Every segment as last known, by start offset, also unfinished copies and deletions."""
 
     @abstractmethod
-    def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
         """The partition's unreadable metadata, as of the last read. Never blocks."""
 
     @abstractmethod
@@ -195,15 +195,15 @@ async def counted(began_at: float) -> AsyncIterator[None]:
 
 
 async def delete_log_starts(
-    rsm: RemoteStorageManager, tip: TopicIdPartition, lower: Iterable[LogStartObject]
+    rsm: RemoteStorageManager, tp: TopicIdPartition, lower: Iterable[LogStartObject]
 ) -> None:
     """Delete log starts that a higher one replaces; one that stays does no harm."""
     try:
         for one in lower:
-            await rsm.delete_log_start_offset(tip, one)
+            await rsm.delete_log_start_offset(tp, one)
     except RemoteStorageError as error:
         log.warning(
             "old_log_start_not_deleted",
-            **tip.logged,
+            **tp.logged,
             error=str(error),
         )

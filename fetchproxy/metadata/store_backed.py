@@ -124,7 +124,7 @@ class StoredPartition:
             self.note(entry.stored, _decode_history(raw, entry))
             return
         if isinstance(entry, FinishedOffsetsObject):
-            self.note(entry.stored, _decode_finished(raw, entry, self.table.tip))
+            self.note(entry.stored, _decode_finished(raw, entry, self.table.tp))
             return
         content = _decode(raw, entry)
         if isinstance(content, MetadataProblem):
@@ -137,10 +137,10 @@ class StoredPartition:
         if known is not None and known[0] == entry.stored.version:
             return
         METADATA_UNREADABLE.inc()
-        tip = entry.segment_id.topic_id_partition
+        tp = entry.segment_id.topic_id_partition
         log.error(
             "segment_metadata_unreadable",
-            **tip.logged,
+            **tp.logged,
             segment_id=str(entry.segment_id.id),
             base_offset=entry.base_offset,
             error=problem.what,
@@ -180,13 +180,13 @@ class PartitionRead:
 
     def __init__(
         self,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         partition: StoredPartition,
         began_at: float,
         *,
         of_mirror: bool = False,
     ) -> None:
-        self.tip = tip
+        self.tp = tp
         self.partition = partition
         self._began_at = began_at
         self._of_mirror = of_mirror
@@ -208,7 +208,7 @@ class PartitionRead:
         partition = self.partition
         partition.log_starts = tuple(self._log_starts)
         for found in self._log_starts:
-            partition.table.take(LogStartOffset(self.tip, found.offset, -1, found.after_epoch))
+            partition.table.take(LogStartOffset(self.tp, found.offset, -1, found.after_epoch))
         waiting: list[Readable] = []
         for entry in self._listed:
             if partition.has_read(entry.stored):
@@ -272,13 +272,13 @@ def _decode_history(raw: bytes | DamagedObject, entry: LogHistoryObject) -> LogH
 
 
 def _decode_finished(
-    raw: bytes | DamagedObject, entry: FinishedOffsetsObject, tip: TopicIdPartition
+    raw: bytes | DamagedObject, entry: FinishedOffsetsObject, tp: TopicIdPartition
 ) -> FinishedOffsets | None:
     """None: the record is damaged, which `verify` reports."""
     if isinstance(raw, DamagedObject):
         return None
     try:
-        return decode_finished_offsets(raw, entry.stored.key, tip)
+        return decode_finished_offsets(raw, entry.stored.key, tp)
     except CorruptSegment:
         return None
 
@@ -366,22 +366,22 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     def of_mirror(self) -> bool:
         return self._serves and self._rsm.identity.is_mirror
 
-    def view(self, tip: TopicIdPartition) -> PartitionView | None:
+    def view(self, tp: TopicIdPartition) -> PartitionView | None:
         """If the view is older than `view_age_max_ms`, a new read begins meanwhile."""
-        return self._views.shown(tip, self._config.view_age_max_ms / 1000)
+        return self._views.shown(tp, self._config.view_age_max_ms / 1000)
 
-    async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
+    async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is the time when the listing *began*. Raises StorageUnavailable if no answer
         arrives for `read_max_ms`. The objects read by then are kept, so the next attempt is
         shorter.
         """
         # A later listing of the whole topic counts too: a partition that it lacks is empty.
-        topic = self._topic_views.entry(tip.topic_id)
-        if topic is not None and tip.partition not in topic[1]:
-            own = self._views.entry(tip)
+        topic = self._topic_views.entry(tp.topic_id)
+        if topic is not None and tp.partition not in topic[1]:
+            own = self._views.entry(tp)
             if own is None or own[0] < topic[0]:
-                self._views.offer(tip, topic[0], PartitionTable(tip).view(topic[0]))
-        return await self._views.get(tip, not_older_than)
+                self._views.offer(tp, topic[0], PartitionTable(tp).view(topic[0]))
+        return await self._views.get(tp, not_older_than)
 
     async def refresh_topic(
         self, topic_id: UUID, not_older_than: float
@@ -403,60 +403,60 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         Raises ValueError on an illegal transition. Raises RemoteStorageError if the write failed;
         the store may then have either state, and the next refresh shows which.
         """
-        tip = metadata.topic_id_partition
-        if self._views.cached(tip) is None:
-            await self.refresh(tip, float("-inf"))
-        partition = self._partition(tip)
+        tp = metadata.topic_id_partition
+        if self._views.cached(tp) is None:
+            await self.refresh(tp, float("-inf"))
+        partition = self._partition(tp)
         partition.table.check(metadata)
         if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         now = asyncio.get_running_loop().time()
         partition.put(metadata, now, 2 * self._read_max_ms / 1000)
-        shown = self._views.cached(tip)
+        shown = self._views.cached(tp)
         if shown is not None:
-            self._views.replace(tip, partition.view(shown.read_at))
-        self._names.setdefault(tip.topic_id, set()).add(tip.topic)
-        self._note_put(tip.topic_id)
+            self._views.replace(tp, partition.view(shown.read_at))
+        self._names.setdefault(tp.topic_id, set()).add(tp.topic)
+        self._note_put(tp.topic_id)
 
-    async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
-        shown = await self.refresh(tip, float("-inf"))
-        partition = self._partition(tip)
+    async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
+        shown = await self.refresh(tp, float("-inf"))
+        partition = self._partition(tp)
         if offset <= partition.table.raised_log_start:
             return shown
         after_epoch = partition.table.history.after_epoch
-        content = encode_log_start(tip, offset)
-        await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
-        partition.table.take(LogStartOffset(tip, offset, -1, after_epoch))
-        shown = self._views.cached(tip) or shown
+        content = encode_log_start(tp, offset)
+        await self._rsm.put_log_start_offset(tp, offset, content, after_epoch)
+        partition.table.take(LogStartOffset(tp, offset, -1, after_epoch))
+        shown = self._views.cached(tp) or shown
         view = partition.view(shown.read_at)
-        self._views.replace(tip, view)
+        self._views.replace(tp, view)
         raised = partition.table.raised
         lower = [one for one in partition.log_starts if one.offset < raised(one.after_epoch)]
-        await delete_log_starts(self._rsm, tip, lower)
+        await delete_log_starts(self._rsm, tp, lower)
         return view
 
-    async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
-        content = encode_log_history(tip, history)
-        await self._rsm.put_partition_note(tip, content)
-        return await self.refresh(tip, asyncio.get_running_loop().time())
+    async def put_log_history(self, tp: TopicIdPartition, history: LogHistory) -> PartitionView:
+        content = encode_log_history(tp, history)
+        await self._rsm.put_partition_note(tp, content)
+        return await self.refresh(tp, asyncio.get_running_loop().time())
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
         """The state is read first, so that one of two writers is refused."""
-        tip = deletion.topic_id_partition
-        known = await self._deletions.get(tip, asyncio.get_running_loop().time())
+        tp = deletion.topic_id_partition
+        known = await self._deletions.get(tp, asyncio.get_running_loop().time())
         check_deletion(None if known is None else known.state, deletion.state)
         if deletion.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
+            await self._rsm.put_partition_deletion(tp, encode_partition_deletion(deletion))
         else:
-            await self._rsm.forget_partition(tip)
-            self._topics.get(tip.topic_id, {}).pop(tip, None)
-            if (shown := self._views.cached(tip)) is not None:
-                self._views.replace(tip, PartitionTable(tip).view(shown.read_at))
+            await self._rsm.forget_partition(tp)
+            self._topics.get(tp.topic_id, {}).pop(tp, None)
+            if (shown := self._views.cached(tp)) is not None:
+                self._views.replace(tp, PartitionTable(tp).view(shown.read_at))
 
     async def partition_deletion(
-        self, tip: TopicIdPartition, not_older_than: float
+        self, tp: TopicIdPartition, not_older_than: float
     ) -> RemotePartitionDeleteMetadata | None:
-        return await self._deletions.get(tip, not_older_than)
+        return await self._deletions.get(tp, not_older_than)
 
     async def list_partitions(self, unlisted: Unlisted | None = None) -> Iterable[TopicIdPartition]:
         listed, failed = await self._listed.get(None, asyncio.get_running_loop().time())
@@ -467,40 +467,40 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return listed
 
     def list_remote_log_segments(
-        self, tip: TopicIdPartition
+        self, tp: TopicIdPartition
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
-        partition = self._known(tip)
+        partition = self._known(tp)
         return () if partition is None else tuple(partition.table.segments())
 
-    def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
-        partition = self._known(tip)
+    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+        partition = self._known(tp)
         return () if partition is None else partition.problems
 
-    def objects_known(self, tip: TopicIdPartition) -> int:
+    def objects_known(self, tp: TopicIdPartition) -> int:
         """How many metadata objects have been read, also by failed reads: it shows progress."""
-        partition = self._known(tip)
+        partition = self._known(tp)
         return 0 if partition is None else len(partition.objects)
 
-    def _partition(self, tip: TopicIdPartition) -> StoredPartition:
-        partition = self._known(tip)
+    def _partition(self, tp: TopicIdPartition) -> StoredPartition:
+        partition = self._known(tp)
         if partition is None:
-            partition = StoredPartition(PartitionTable(tip))
-            self._topics.setdefault(tip.topic_id, {})[tip] = partition
+            partition = StoredPartition(PartitionTable(tp))
+            self._topics.setdefault(tp.topic_id, {})[tp] = partition
         return partition
 
-    def _known(self, tip: TopicIdPartition) -> StoredPartition | None:
-        of_topic = self._topics.get(tip.topic_id)
-        return None if of_topic is None else of_topic.get(tip)
+    def _known(self, tp: TopicIdPartition) -> StoredPartition | None:
+        of_topic = self._topics.get(tp.topic_id)
+        return None if of_topic is None else of_topic.get(tp)
 
     async def _read_deletion(
-        self, tip: TopicIdPartition, _: float
+        self, tp: TopicIdPartition, _: float
     ) -> RemotePartitionDeleteMetadata | None:
-        async with within(self._read_max_ms / 1000, f"deletion of {tip}"):
-            raw = await self._rsm.get_partition_deletion(tip)
+        async with within(self._read_max_ms / 1000, f"deletion of {tp}"):
+            raw = await self._rsm.get_partition_deletion(tp)
         if raw is None:
             return None
         try:
-            return decode_partition_deletion(raw, f"delete-partition-state of {tip}")
+            return decode_partition_deletion(raw, f"delete-partition-state of {tp}")
         except CorruptSegment as error:
             # An unreadable state is not "no deletion", and no state to continue from. An operator
             # has to look.
@@ -520,8 +520,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return {name for names in self._names.values() for name in names}
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        def is_gone(tip: TopicIdPartition) -> bool:
-            return gone(tip.topic_id)
+        def is_gone(tp: TopicIdPartition) -> bool:
+            return gone(tp.topic_id)
 
         await forget(self._topics, gone)
         for reads in (self._views, self._deletions):
@@ -536,33 +536,33 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         unlisted: Unlisted = {}
         async with self._while_it_comes("list of partitions") as it_came:
             listed = await self._rsm.list_partitions(it_came, unlisted)
-        tips = {*listed, *self._tips_put_since(began_at)}
-        return tuple(sorted(tips, key=TopicIdPartition.order)), unlisted
+        tps = {*listed, *self._tps_put_since(began_at)}
+        return tuple(sorted(tps, key=TopicIdPartition.order)), unlisted
 
-    def _tips_put_since(self, began_at: float) -> list[TopicIdPartition]:
+    def _tps_put_since(self, began_at: float) -> list[TopicIdPartition]:
         """Partitions that a listing that began at `began_at` may have missed."""
         return [
-            tip
+            tp
             for of_topic in self._topics.values()
-            for tip, p in of_topic.items()
+            for tp, p in of_topic.items()
             if p.table.has_segments and p.put_at >= began_at
         ]
 
-    async def _read_partition(self, tip: TopicIdPartition, began_at: float) -> PartitionView:
+    async def _read_partition(self, tp: TopicIdPartition, began_at: float) -> PartitionView:
         if self._serves:
             await self._rsm.identity.check()  # whether this is a mirror
-        partition, collected = self._partition(tip), NOTHING
-        read = PartitionRead(tip, partition, began_at, of_mirror=self.of_mirror)
-        what = f"metadata of {tip}"
+        partition, collected = self._partition(tp), NOTHING
+        read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror)
+        what = f"metadata of {tp}"
         async with counted(began_at), self._while_it_comes(what) as it_came:
-            async for found in self._rsm.list_partition(tip):
+            async for found in self._rsm.list_partition(tp):
                 it_came()
                 read.add(found)
             # After the listing: objects newer than the collected copy are read one by one.
             if self._collected_once is not None and partition.built_at == float("-inf"):
-                collected = await self._collected_once.read(tip.topic_id)
+                collected = await self._collected_once.read(tp.topic_id)
             await self._get_listed([read], it_came, collected)
-        return read.land(self._views.entry(tip))
+        return read.land(self._views.entry(tp))
 
     async def _read_topic_views(
         self, topic_id: UUID, began_at: float
@@ -571,16 +571,16 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         async with counted(began_at):
             alone = await self._list_topic_and_get(topic_id, began_at, reads)
         # Partitions that are not listed any more land too, and those that were put meanwhile.
-        for tip, partition in self._topics.get(topic_id, {}).items():
-            if tip not in reads:
-                reads[tip] = PartitionRead(tip, partition, began_at)
-                reads[tip].begin()
+        for tp, partition in self._topics.get(topic_id, {}).items():
+            if tp not in reads:
+                reads[tp] = PartitionRead(tp, partition, began_at)
+                reads[tp].begin()
         views: dict[int, PartitionView] = {}
         for piece in pieces(reads.items(), VIEWS_AT_ONCE):
-            for tip, read in piece:
-                view = read.land(self._views.entry(tip))
-                self._views.offer(tip, began_at, view)
-                views[tip.partition] = view
+            for tp, read in piece:
+                view = read.land(self._views.entry(tp))
+                self._views.offer(tp, began_at, view)
+                views[tp.partition] = view
             await asyncio.sleep(0)
         if self._collecting is not None and alone:
             partitions = [read.partition for read in reads.values()]
@@ -596,12 +596,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._rsm.identity.check()
         async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
 
-            def take(tip: TopicIdPartition, found: Standing) -> None:
+            def take(tp: TopicIdPartition, found: Standing) -> None:
                 it_came()
-                read = reads.get(tip)
+                read = reads.get(tp)
                 if read is None:
-                    read = reads[tip] = PartitionRead(
-                        tip, self._partition(tip), began_at, of_mirror=self.of_mirror
+                    read = reads[tp] = PartitionRead(
+                        tp, self._partition(tp), began_at, of_mirror=self.of_mirror
                     )
                 read.add(found)
 

@@ -67,13 +67,13 @@ _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 
 
-def metadata_partition(tip: TopicIdPartition, partitions: int) -> int:
+def metadata_partition(tp: TopicIdPartition, partitions: int) -> int:
     """The metadata partition of a partition's events, as in Kafka's
     RemoteLogMetadataTopicPartitioner. Pure.
     """
-    most, least = tip.topic_id.int >> 64, tip.topic_id.int & _INT64_MASK
+    most, least = tp.topic_id.int >> 64, tp.topic_id.int & _INT64_MASK
     java_hash = 1  # Objects.hash(least and most significant 64 bits, partition), unsigned
-    for part in (least ^ (least >> 32), most ^ (most >> 32), tip.partition):
+    for part in (least ^ (least >> 32), most ^ (most >> 32), tp.partition):
         java_hash = (31 * java_hash + (part & _INT32_MASK)) & _INT32_MASK
     hashed: int = murmur2(java_hash.to_bytes(4, "big"))
     return (hashed & 0x7FFFFFFF) % partitions
@@ -141,12 +141,12 @@ class TopicFollower:
         await self._owned.aclose()
 
     # --- reading ---
-    async def table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
+    async def table(self, tp: TopicIdPartition, not_older_than: float) -> PartitionTable:
         """The partition's table after a read of the log at or after that loop time (s)."""
         await self._opened()
-        partition = self._partition(tip)
+        partition = self._partition(tp)
         await self._reads.get(partition.number, not_older_than)
-        return await self._table(partition, tip)
+        return await self._table(partition, tp)
 
     async def partitions(self, not_older_than: float) -> list[TopicIdPartition]:
         """Every partition that the log mentions; this reads the whole log."""
@@ -157,32 +157,32 @@ class TopicFollower:
             await self._reads.get(number, not_older_than)
 
         await for_each(numbers, read, min(len(numbers), READS_AT_ONCE_MAX))
-        return [tip for partition in self._partitions for tip in _known(partition)]
+        return [tp for partition in self._partitions for tp in _known(partition)]
 
-    def read_at(self, tip: TopicIdPartition) -> float | None:
+    def read_at(self, tp: TopicIdPartition) -> float | None:
         """The loop time (s) at which the last read of the partition's log began. Never blocks."""
-        return self._reads.cached(self._partition(tip).number) if self._partitions else None
+        return self._reads.cached(self._partition(tp).number) if self._partitions else None
 
-    def renew(self, tip: TopicIdPartition, oldest: float, pause_s: float) -> None:
+    def renew(self, tp: TopicIdPartition, oldest: float, pause_s: float) -> None:
         """Read again in the background if the last read began before `oldest`."""
         if self._partitions:
-            self._reads.renew(self._partition(tip).number, oldest, pause_s)
+            self._reads.renew(self._partition(tp).number, oldest, pause_s)
 
-    def loaded(self, tip: TopicIdPartition) -> PartitionTable | None:
-        return self._partition(tip).tables.get(tip) if self._partitions else None
+    def loaded(self, tp: TopicIdPartition) -> PartitionTable | None:
+        return self._partition(tp).tables.get(tp) if self._partitions else None
 
     async def topic_names(self) -> set[str]:
         every = chain.from_iterable(map(_known, self._partitions))
-        return {tip.topic async for tip in each_of(every)}
+        return {tp.topic async for tp in each_of(every)}
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
         """An empty table is as good as none: the topic's next event makes a new one."""
         for partition in self._partitions:
             await _forget_empty(partition, gone)
 
-    def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
         """Unreadable events that may have been about the partition. Never blocks."""
-        return self._partition(tip).problems if self._partitions else ()
+        return self._partition(tp).problems if self._partitions else ()
 
     # --- writing ---
     async def append(self, event: MetadataEvent) -> str | None:
@@ -215,17 +215,17 @@ class TopicFollower:
         try:
             async with self._within("metadata topic"):
                 topic = await self._log.open()
-            positions, tips = await self._kept.open(topic.topic_id)
+            positions, tps = await self._kept.open(topic.topic_id)
         except ConfigError as error:
             raise RemoteStorageError(str(error)) from error
         self._topic_name = topic.name
         numbers = range(len(topic.leaders))
         self._partitions = [_LogPartition(n, positions.get(n, 0)) for n in numbers]
-        for tip in tips:
-            self._partition(tip).unloaded.add(tip)
+        for tp in tps:
+            self._partition(tp).unloaded.add(tp)
 
-    def _partition(self, tip: TopicIdPartition) -> _LogPartition:
-        return self._partitions[metadata_partition(tip, len(self._partitions))]
+    def _partition(self, tp: TopicIdPartition) -> _LogPartition:
+        return self._partitions[metadata_partition(tp, len(self._partitions))]
 
     def _place(self, partition: _LogPartition, offset: int) -> str:
         return f"{self._topic_name}-{partition.number} offset {offset}"
@@ -269,9 +269,9 @@ class TopicFollower:
         except CorruptSegment as error:
             self._note_problem(partition, offset, error)
             return
-        tip = event.topic_id_partition
-        table = await self._table(partition, tip)
-        if offset < partition.ahead.get(tip, 0):
+        tp = event.topic_id_partition
+        table = await self._table(partition, tp)
+        if offset < partition.ahead.get(tp, 0):
             return  # a later state might judge it otherwise
         try:
             table.check(event)
@@ -282,7 +282,7 @@ class TopicFollower:
             return
         table.take(event)
         if not partition.problems:
-            self._kept.note(tip, [event], offset + 1)
+            self._kept.note(tp, [event], offset + 1)
 
     def _note_problem(self, partition: _LogPartition, offset: int, error: CorruptSegment) -> None:
         """The event may be about any partition with events here, and about any of its offsets.
@@ -300,22 +300,22 @@ class TopicFollower:
         partition.problems = (*partition.problems, MetadataProblem(place, 0, str(error)))
 
     # --- tables ---
-    async def _table(self, partition: _LogPartition, tip: TopicIdPartition) -> PartitionTable:
-        if (table := partition.tables.get(tip)) is not None:
+    async def _table(self, partition: _LogPartition, tp: TopicIdPartition) -> PartitionTable:
+        if (table := partition.tables.get(tp)) is not None:
             return table
         async with self._loading:
-            if (table := partition.tables.get(tip)) is not None:
+            if (table := partition.tables.get(tp)) is not None:
                 return table
-            if tip in partition.unloaded:
-                table, cached = await self._kept.load(tip)
+            if tp in partition.unloaded:
+                table, cached = await self._kept.load(tp)
                 if cached.metadata_topic_offset > partition.position:
-                    partition.ahead[tip] = cached.metadata_topic_offset
+                    partition.ahead[tp] = cached.metadata_topic_offset
                 elif cached.damaged:
                     await self._read_again(partition, table, cached.metadata_topic_offset)
-                partition.unloaded.discard(tip)
+                partition.unloaded.discard(tp)
             else:
-                table = PartitionTable(tip)
-            partition.tables[tip] = table
+                table = PartitionTable(tp)
+            partition.tables[tp] = table
         return table
 
     async def _read_again(
@@ -332,20 +332,20 @@ class TopicFollower:
                     event = decode_message(value, self._place(partition, offset))
                 except CorruptSegment:
                     continue  # known as a problem: it was read before
-                if event.topic_id_partition == table.tip and table.apply(event):
+                if event.topic_id_partition == table.tp and table.apply(event):
                     found.append(event)
             position = max(position, chunk.next_offset)
-        self._kept.note(table.tip, found, partition.position)
+        self._kept.note(table.tp, found, partition.position)
 
 
 async def _forget_empty(partition: _LogPartition, gone: Callable[[UUID], bool]) -> None:
     tables, ahead = partition.tables, partition.ahead
-    await forget(tables, lambda tip: gone(tip.topic_id) and tables[tip].is_empty)
-    await forget(ahead, lambda tip: ahead[tip] <= partition.position)
+    await forget(tables, lambda tp: gone(tp.topic_id) and tables[tp].is_empty)
+    await forget(ahead, lambda tp: ahead[tp] <= partition.position)
 
 
 def _known(partition: _LogPartition) -> list[TopicIdPartition]:
-    loaded = [tip for tip, table in partition.tables.items() if not table.is_empty]
+    loaded = [tp for tp, table in partition.tables.items() if not table.is_empty]
     return [*loaded, *partition.unloaded]
 
 
@@ -400,38 +400,38 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._owned.aclose()
 
     # --- reading ---
-    def view(self, tip: TopicIdPartition) -> PartitionView | None:
+    def view(self, tp: TopicIdPartition) -> PartitionView | None:
         """A view older than `view_age_max_ms` is read again in the background."""
-        if tip not in self._shown:
+        if tp not in self._shown:
             return None
         age_max_s = self._config.view_age_max_ms / 1000
         now = asyncio.get_running_loop().time()
-        self._follower.renew(tip, now - age_max_s, age_max_s)
-        return self._show(tip)
+        self._follower.renew(tp, now - age_max_s, age_max_s)
+        return self._show(tp)
 
-    async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
+    async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is when the topic's end was asked for.
 
         Raises RemoteStorageError also if the store has segments of a partition that the topic does
         not know: a caller that took this for an empty archive would skip or copy all of it. The
         same for a partition whose restore is running or was interrupted.
         """
-        table = await self._restored_table(tip, not_older_than)
-        if table.is_empty and tip not in self._in_store_checked:
-            await self._check_not_in_store(tip)
-        self._in_store_checked[tip] = None
-        return self._show(tip)
+        table = await self._restored_table(tp, not_older_than)
+        if table.is_empty and tp not in self._in_store_checked:
+            await self._check_not_in_store(tp)
+        self._in_store_checked[tp] = None
+        return self._show(tp)
 
     async def partition_deletion(
-        self, tip: TopicIdPartition, not_older_than: float
+        self, tp: TopicIdPartition, not_older_than: float
     ) -> RemotePartitionDeleteMetadata | None:
-        return (await self._restored_table(tip, not_older_than)).deletion
+        return (await self._restored_table(tp, not_older_than)).deletion
 
-    async def _restored_table(self, tip: TopicIdPartition, not_older_than: float) -> PartitionTable:
-        table = await self._follower.table(tip, not_older_than)
+    async def _restored_table(self, tp: TopicIdPartition, not_older_than: float) -> PartitionTable:
+        table = await self._follower.table(tp, not_older_than)
         if table.restoring:
             raise RemoteStorageError(
-                f"the metadata topic is being restored, and does not have all of {tip} yet; if no "
+                f"the metadata topic is being restored, and does not have all of {tp} yet; if no "
                 "restore is running, run `fetchproxy restore` again, as one was interrupted"
             )
         return table
@@ -451,22 +451,22 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             known = await self._rsm.list_topic(topic_id)
         views: dict[int, PartitionView] = {}
         for piece in pieces(known, VIEWS_AT_ONCE):
-            for tip in piece:
-                views[tip.partition] = await self.refresh(tip, oldest)
+            for tp in piece:
+                views[tp.partition] = await self.refresh(tp, oldest)
             await asyncio.sleep(0)
         return views
 
     def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
         """The follower has read the log lately, or begins to: no read is for one topic alone."""
         oldest = asyncio.get_running_loop().time() - age_max_s
-        for tip in [tip for tip in self._shown if tip.topic_id == topic_id]:
-            self._follower.renew(tip, oldest, age_max_s)
+        for tp in [tp for tp in self._shown if tp.topic_id == topic_id]:
+            self._follower.renew(tp, oldest, age_max_s)
 
     async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         """From the metadata topic. The store is listed once, if it answers, so that a lost metadata
         topic does not look like an empty archive.
         """
-        known = {tip.topic_id for tip in await self._follower.partitions(began_at)}
+        known = {tp.topic_id for tp in await self._follower.partitions(began_at)}
         with suppress(RemoteStorageError, TimeoutError):
             async with asyncio.timeout(IN_STORE_WAIT_MAX_S):
                 await self._in_store.get(None, float("-inf"))
@@ -479,29 +479,29 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self._follower.topic_names()
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        await forget(self._shown, lambda tip: gone(tip.topic_id))
-        await forget(self._in_store_checked, lambda tip: gone(tip.topic_id))
+        await forget(self._shown, lambda tp: gone(tp.topic_id))
+        await forget(self._in_store_checked, lambda tp: gone(tp.topic_id))
         await self._follower.forget_topics(gone)
 
     async def _list_store_topics(self, _: None, __: float) -> frozenset[UUID]:
         return frozenset(topic_id for _, topic_id in await self._rsm.list_topics())
 
     def list_remote_log_segments(
-        self, tip: TopicIdPartition
+        self, tp: TopicIdPartition
     ) -> tuple[RemoteLogSegmentMetadata, ...]:
-        table = self._follower.loaded(tip)
+        table = self._follower.loaded(tp)
         return () if table is None else tuple(table.segments())
 
-    def problems(self, tip: TopicIdPartition) -> tuple[MetadataProblem, ...]:
-        return self._follower.problems(tip)
+    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+        return self._follower.problems(tp)
 
-    def _show(self, tip: TopicIdPartition) -> PartitionView:
+    def _show(self, tp: TopicIdPartition) -> PartitionView:
         """Built from memory, after the partition was read once."""
-        table, read_at = self._table(tip), self._follower.read_at(tip)
+        table, read_at = self._table(tp), self._follower.read_at(tp)
         assert read_at is not None  # `refresh` came first
-        problems = self._follower.problems(tip)
+        problems = self._follower.problems(tp)
         made_from = (read_at, table.changes, len(problems))
-        shown = self._shown.get(tip)
+        shown = self._shown.get(tp)
         # During a restore the old view stays: `refresh` says that nothing newer is known.
         if shown is not None and (table.restoring or shown[0] == made_from):
             return shown[1]
@@ -510,24 +510,24 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             # The events may be about any offset that no segment covers.
             ends = (end for _, end in view.segments.bounds())
             view = table.view(read_at, (0, *(end + 1 for end in ends)))
-        self._shown[tip] = made_from, view
+        self._shown[tp] = made_from, view
         return view
 
-    async def _check_not_in_store(self, tip: TopicIdPartition) -> None:
-        if not await self._is_in_store(tip):
+    async def _check_not_in_store(self, tp: TopicIdPartition) -> None:
+        if not await self._is_in_store(tp):
             return
         # Another instance's new copy is in the topic before it is in the store.
-        table = await self._follower.table(tip, asyncio.get_running_loop().time())
+        table = await self._follower.table(tp, asyncio.get_running_loop().time())
         if table.is_empty:
             raise RemoteStorageError(
-                f"the store has segments of {tip} that are missing in the metadata topic: "
+                f"the store has segments of {tp} that are missing in the metadata topic: "
                 f"rebuild it with `fetchproxy restore`, or set metadata.manager=store"
             )
 
-    async def _is_in_store(self, tip: TopicIdPartition) -> bool:
-        what = f"list of the segments of {tip} in the store"
+    async def _is_in_store(self, tp: TopicIdPartition) -> bool:
+        what = f"list of the segments of {tp} in the store"
         async with within(self._read_max_ms / 1000, what):
-            async for found in self._rsm.list_partition(tip):
+            async for found in self._rsm.list_partition(tp):
                 if isinstance(found, SegmentMetadataObject):
                     return True
         return False
@@ -540,8 +540,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         transition, also if another writer was first, and RemoteStorageError: then it may have
         happened or not, and may be repeated.
         """
-        tip = metadata.topic_id_partition
-        table = await self._fresh(tip)
+        tp = metadata.topic_id_partition
+        table = await self._fresh(tp)
         table.check(metadata)
         if metadata.state is State.COPY_SEGMENT_FINISHED:
             await self._put_finished(metadata, table)
@@ -565,49 +565,49 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 await self._rsm.put_segment_metadata(known, encode_segment(known))
             raise
 
-    async def raise_log_start_offset(self, tip: TopicIdPartition, offset: int) -> PartitionView:
+    async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
         """To the store first, so that a topic lost later can be rebuilt from it."""
-        table = await self._fresh(tip)
+        table = await self._fresh(tp)
         before = table.raised_log_start
         if offset > before:
             after_epoch = table.history.after_epoch
-            content = encode_log_start(tip, offset)
-            await self._rsm.put_log_start_offset(tip, offset, content, after_epoch)
-            await self._append(LogStartOffset(tip, offset, self._wall_clock_ms(), after_epoch))
+            content = encode_log_start(tp, offset)
+            await self._rsm.put_log_start_offset(tp, offset, content, after_epoch)
+            await self._append(LogStartOffset(tp, offset, self._wall_clock_ms(), after_epoch))
             if before:
-                await delete_log_starts(self._rsm, tip, [LogStartObject(before, after_epoch)])
-        return self._show(tip)
+                await delete_log_starts(self._rsm, tp, [LogStartObject(before, after_epoch)])
+        return self._show(tp)
 
-    async def put_log_history(self, tip: TopicIdPartition, history: LogHistory) -> PartitionView:
+    async def put_log_history(self, tp: TopicIdPartition, history: LogHistory) -> PartitionView:
         """To the store first, as for a log start."""
-        await self._fresh(tip)
-        content = encode_log_history(tip, history)
-        await self._rsm.put_partition_note(tip, content)
-        await self._append(LogHistorySaid(tip, history, self._wall_clock_ms()))
-        return self._show(tip)
+        await self._fresh(tp)
+        content = encode_log_history(tp, history)
+        await self._rsm.put_partition_note(tp, content)
+        await self._append(LogHistorySaid(tp, history, self._wall_clock_ms()))
+        return self._show(tp)
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
         """The last state goes to the store first, the others to the topic.
 
         So a crash between both writes leaves a deletion to repeat.
         """
-        tip = deletion.topic_id_partition
-        (await self._fresh(tip)).check(deletion)
+        tp = deletion.topic_id_partition
+        (await self._fresh(tp)).check(deletion)
         if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            await self._rsm.forget_partition(tip)
+            await self._rsm.forget_partition(tp)
             await self._append(deletion)
         else:
             await self._append(deletion)
-            await self._rsm.put_partition_deletion(tip, encode_partition_deletion(deletion))
+            await self._rsm.put_partition_deletion(tp, encode_partition_deletion(deletion))
 
-    async def _fresh(self, tip: TopicIdPartition) -> PartitionTable:
+    async def _fresh(self, tp: TopicIdPartition) -> PartitionTable:
         """As of now, because other instances' writes decide which transitions are legal."""
-        await self.refresh(tip, asyncio.get_running_loop().time())
-        return self._table(tip)
+        await self.refresh(tp, asyncio.get_running_loop().time())
+        return self._table(tp)
 
-    def _table(self, tip: TopicIdPartition) -> PartitionTable:
+    def _table(self, tp: TopicIdPartition) -> PartitionTable:
         """None is loaded if the topic was forgotten since: then it was empty."""
-        return self._follower.loaded(tip) or PartitionTable(tip)
+        return self._follower.loaded(tp) or PartitionTable(tp)
 
     async def _append(self, event: MetadataEvent) -> None:
         refusal = await self._follower.append(event)

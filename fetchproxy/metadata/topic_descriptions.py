@@ -54,7 +54,7 @@ class TopicDescriptions:
         self.by_id = {one.topic_id: one for one in said}
         return self.by_id
 
-    def log_start(self, tip: TopicIdPartition) -> int:
+    def log_start(self, tp: TopicIdPartition) -> int:
         """Where the log of a partition without archived records begins; 0 if nobody knows."""
-        said = self.by_id.get(tip.topic_id)
-        return 0 if said is None else said.empty.get(tip.partition, 0)
+        said = self.by_id.get(tp.topic_id)
+        return 0 if said is None else said.empty.get(tp.partition, 0)

@@ -306,7 +306,7 @@ class Load:
 
     key: Hashable
     what: str  # for logs: "chunk 3 of …"
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     size_bytes: int
     attempt: Callable[[], Awaitable[Chunk | None]]
     on_corrupt: Callable[[CorruptSegment], None]
@@ -397,13 +397,13 @@ class FetcherPool:
         try:
             if await self._found_nearby(load):
                 return
-            REMOTE_FETCH_REQUESTS.labels(load.tip.topic).inc()
+            REMOTE_FETCH_REQUESTS.labels(load.tp.topic).inc()
             while (failure := await self._attempt(load)) is not None:
                 if not self._may_retry(load, failure, loop.time()):
                     load.error = failure
                     if isinstance(failure, CorruptSegment):
                         load.on_corrupt(failure)
-                    REMOTE_FETCH_ERRORS.labels(load.tip.topic).inc()
+                    REMOTE_FETCH_ERRORS.labels(load.tp.topic).inc()
                     return
                 if not isinstance(failure, CorruptSegment):
                     BACKOFFS.inc()
@@ -520,8 +520,8 @@ class FetcherPool:
             self._health.failed(now, began_at, failure)
         log.debug(
             "remote_read_failed",
-            topic=load.tip.topic,
-            partition=load.tip.partition,
+            topic=load.tp.topic,
+            partition=load.tp.partition,
             read=load.what,
             failures=load.failures,
             error=str(failure),

@@ -128,7 +128,7 @@ class PendingRead:
 
     @property
     def key(self) -> PendingKey:
-        return self.request.tip, self.request.fetch_offset, self.request.isolation
+        return self.request.tp, self.request.fetch_offset, self.request.isolation
 
 
 @dataclass(eq=False, repr=False)
@@ -150,7 +150,7 @@ class PendingReads:
         return len(self._reads)
 
     def get(self, request: RemoteReadRequest) -> PendingRead | None:
-        return self._reads.get((request.tip, request.fetch_offset, request.isolation))
+        return self._reads.get((request.tp, request.fetch_offset, request.isolation))
 
     def ask(
         self,
@@ -183,7 +183,7 @@ class PendingReads:
         read = PendingRead(request, now)
         self._reads[read.key] = read
         self._set_unwatched(read)
-        name = f"remote read {request.tip} at {request.fetch_offset}"
+        name = f"remote read {request.tp} at {request.fetch_offset}"
         read.task = self._tasks.create_task(self._drive(read), name=name)
         # A task that is cancelled before its first step runs none of its own code.
         read.task.add_done_callback(lambda _: self._land(read))
@@ -216,14 +216,14 @@ class PendingReads:
                 if not self._go_on(read, need, read.load):
                     break
         except Exception:  # a bug in one read must not end all of them
-            log.exception("remote_read_crashed", read=str(read.request.tip))
+            log.exception("remote_read_crashed", read=str(read.request.tp))
         self._land(read)
 
     def _lacks(self, read: PendingRead) -> Need | None:
         """The next thing to load. None: `read` has an answer, which may be an error."""
-        view = self._rlmm.view(read.request.tip)
+        view = self._rlmm.view(read.request.tp)
         if view is not None and view.read_at < read.view_from:
-            return NeedView(read.request.tip, read.view_from)
+            return NeedView(read.request.tp, read.view_from)
         now = asyncio.get_running_loop().time()
         outcome = self._reader.read(read.request, 1, True, read.created_at, now, read.held)
         return None if isinstance(outcome, Served | RemoteReadResult) else outcome
@@ -370,12 +370,12 @@ class RemoteFetchPurgatory:
             self._ask(request, now)
 
     async def first_offset_at_or_after(
-        self, tip: TopicIdPartition, timestamp_ms: int, client: Hashable = None
+        self, tp: TopicIdPartition, timestamp_ms: int, client: Hashable = None
     ) -> tuple[int, int, int] | None:
         """See `TimestampLookup`. Raises StorageUnavailable when closed."""
         if self._closed:
             raise StorageUnavailable("the read side is closed")
-        return await self._by_time.first_offset_at_or_after(tip, timestamp_ms, client)
+        return await self._by_time.first_offset_at_or_after(tp, timestamp_ms, client)
 
     def first_offset_in_memory(
         self, view: PartitionView, timestamp_ms: int
@@ -472,7 +472,7 @@ class RemoteFetchPurgatory:
         if since is None or now - since < self._error_after_s:
             return NOTHING_YET
         error = StorageUnavailable(
-            f"{fetch.requests[i].tip}: the store fails since {now - since:.0f} s: "
+            f"{fetch.requests[i].tp}: the store fails since {now - since:.0f} s: "
             f"{self._health.status(now).last_error}"
         )
         return RemoteReadResult((), (), error, 0)

@@ -111,7 +111,7 @@ class ReadAhead:
 
     def served(
         self,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         offsets: tuple[int, int],
         chunk: Hashable,
         chunks: int = 1,
@@ -126,7 +126,7 @@ class ReadAhead:
         """
         if not self._chunks_max:
             return 0
-        log, partition = tip.topic_id.int, tip.partition
+        log, partition = tp.topic_id.int, tp.partition
         stream = self._streams.get((log, partition, offsets[0]))
         if waited_beside and stream is not None:
             waited = waited or stream.window < BESIDE_OTHERS_MAX
@@ -165,7 +165,7 @@ class ReadAheadLoads:
         for chunk in served.chunks:
             chunk.awaited = False  # counts once, for its first reader
         count = self._streams.served(
-            request.tip, offsets, place.key, len(served.chunks), waited, beside
+            request.tp, offsets, place.key, len(served.chunks), waited, beside
         )
         if not count:
             return

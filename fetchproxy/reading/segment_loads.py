@@ -66,16 +66,16 @@ class SegmentLoads:
         attempt: Callable[[], Awaitable[Chunk | None]]
         nearby: Callable[[], Awaitable[Chunk | None]] | None = None
         if isinstance(need, NeedView):
-            tip, what, size = need.tip, f"view of {need.tip}", 0
+            tp, what, size = need.tp, f"view of {need.tp}", 0
             attempt = partial(self._load_view, need)
         elif isinstance(need, NeedChunk):
-            tip = need.metadata.topic_id_partition
+            tp = need.metadata.topic_id_partition
             what, size = f"chunk {need.number} of {_name(need)}", need.byte_range.length
             attempt = partial(self._load_chunk, need, client)
             if self._disk_cache is not None:
                 nearby = partial(self._load_cached, need, self._disk_cache)
         else:
-            tip, size = need.metadata.topic_id_partition, INDEX_RESERVED_BYTES
+            tp, size = need.metadata.topic_id_partition, INDEX_RESERVED_BYTES
             if isinstance(need, NeedLayout):
                 what, attempt = f"index of {_name(need)}", partial(self._load_layout, need)
             else:
@@ -87,7 +87,7 @@ class SegmentLoads:
         on_corrupt = partial(self.give_up, need)
         return self._pool.load(
             Load(
-                *(need.key, what, tip, size, attempt, on_corrupt, wanted_until, ahead, client),
+                *(need.key, what, tp, size, attempt, on_corrupt, wanted_until, ahead, client),
                 nearby,
                 opening,
             )
@@ -98,7 +98,7 @@ class SegmentLoads:
         until = asyncio.get_running_loop().time() + self._memory.damaged_for_s
         self._memory.damaged[need.key] = error, until
         if isinstance(need, NeedView):
-            log.error("corrupt_metadata", topic=need.tip.topic, error=str(error))
+            log.error("corrupt_metadata", topic=need.tp.topic, error=str(error))
             return
         if isinstance(error, SegmentLocked):
             log.error("segment_locked", **need.metadata.logged, error=str(error))
@@ -110,7 +110,7 @@ class SegmentLoads:
         log.error("corrupt_segment", **need.metadata.logged, error=str(error))
 
     async def _load_view(self, need: NeedView) -> None:
-        await self._rlmm.refresh(need.tip, need.not_older_than)
+        await self._rlmm.refresh(need.tp, need.not_older_than)
 
     async def _load_layout(self, need: NeedLayout) -> None:
         index = None

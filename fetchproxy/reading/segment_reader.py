@@ -43,7 +43,7 @@ class RemoteReadRequest(NamedTuple):
     asks; the fetchers serve clients evenly. None: the proxy itself asks.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     fetch_offset: int
     bytes_max: int
     isolation: IsolationLevel
@@ -109,12 +109,12 @@ _ABORTED_TXN_BYTES = 120
 class NeedView:
     """A read cannot go on before the archive's view is at least this recent (loop time, s)."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     not_older_than: float
 
     @property
     def key(self) -> Hashable:
-        return "view", self.tip
+        return "view", self.tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +280,9 @@ class SegmentReader:
         after `fresh_since`. `held`: chunks that the caller keeps alive, cached or not. `view`: the
         partition's view, if the caller has just looked it up.
         """
-        view = view or self._rlmm.view(request.tip)
+        view = view or self._rlmm.view(request.tp)
         if view is None:
-            return NeedView(request.tip, fresh_since)
+            return NeedView(request.tp, fresh_since)
         place = self.locate(view, request.fetch_offset, fresh_since, now)
         if not isinstance(place, NeedChunk):
             return _failed(place) if isinstance(place, FetchProxyError) else place
@@ -331,21 +331,21 @@ class SegmentReader:
             metadata = view.segment_at_or_after(wanted)
             if metadata is None or metadata.start_offset > wanted:
                 if view.read_at < fresh_since:
-                    return NeedView(view.tip, fresh_since)
+                    return NeedView(view.tp, fresh_since)
                 if view.uncertain_at(wanted):
                     return CorruptSegment(
-                        f"{view.tip}: the metadata of the segment with {offset} is unreadable, or "
+                        f"{view.tp}: the metadata of the segment with {offset} is unreadable, or "
                         "is not in this mirror yet"
                     )
                 gap = view.gap_around(wanted)
                 if gap is None:
                     return OffsetNotArchived(
-                        f"{view.tip}: offset {offset} is in no segment; the archive holds "
+                        f"{view.tp}: offset {offset} is in no segment; the archive holds "
                         f"{view.log_start_offset} to {view.log_end_offset}"
                     )
                 if not self._skips_gaps:
                     return OffsetLost(
-                        f"{view.tip}: offsets {gap[0]} to {gap[1]} were lost before they could be "
+                        f"{view.tp}: offsets {gap[0]} to {gap[1]} were lost before they could be "
                         "archived"
                     )
                 wanted = gap[1] + 1

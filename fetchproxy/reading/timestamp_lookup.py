@@ -74,7 +74,7 @@ class TimestampLookup:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def first_offset_at_or_after(
-        self, tip: TopicIdPartition, timestamp_ms: int, client: Hashable = None
+        self, tp: TopicIdPartition, timestamp_ms: int, client: Hashable = None
     ) -> FoundRecord | None:
         """The first archived record, by offset, with at least that timestamp.
 
@@ -88,14 +88,14 @@ class TimestampLookup:
         caller's time-out allows, and then raised. Raises RemoteStorageError, CorruptSegment.
         """
         try:
-            return await self._search(tip, timestamp_ms, client)
+            return await self._search(tp, timestamp_ms, client)
         except ObjectNotFound:
             # The segment was probably deleted after the view was read: search a fresh view once.
-            await self._load(NeedView(tip, asyncio.get_running_loop().time()), client)
+            await self._load(NeedView(tp, asyncio.get_running_loop().time()), client)
         try:
-            return await self._search(tip, timestamp_ms, client)
+            return await self._search(tp, timestamp_ms, client)
         except ObjectNotFound as error:
-            raise CorruptSegment(f"an object of {tip} is lost: {error}") from error
+            raise CorruptSegment(f"an object of {tp} is lost: {error}") from error
 
     def in_memory(self, view: PartitionView, timestamp_ms: int) -> FoundRecord | None:
         """The same record, if it was found before or lies in the first chunk that may have it.
@@ -133,12 +133,12 @@ class TimestampLookup:
         return found
 
     async def _search(
-        self, tip: TopicIdPartition, timestamp_ms: int, client: Hashable
+        self, tp: TopicIdPartition, timestamp_ms: int, client: Hashable
     ) -> FoundRecord | None:
-        view = self._rlmm.view(tip)
+        view = self._rlmm.view(tp)
         if view is None:
-            await self._load(NeedView(tip, asyncio.get_running_loop().time()), client)
-            view = self._rlmm.view(tip)
+            await self._load(NeedView(tp, asyncio.get_running_loop().time()), client)
+            view = self._rlmm.view(tp)
         # Timestamps need not rise from segment to segment: the largest one of each is compared.
         index = None if view is None else view.index_at_or_after_timestamp(timestamp_ms)
         while view is not None and index is not None:

@@ -133,13 +133,13 @@ class ArchiveReading:
 
         async def read_waiting() -> None:
             while waiting:
-                tip = waiting.pop()
+                tp = waiting.pop()
                 try:
-                    views[tip] = await read_view(self._rlmm, tip, now, max_s)
+                    views[tp] = await read_view(self._rlmm, tp, now, max_s)
                 except ObjectFailing as error:
                     if failing is None:
                         raise
-                    failing[tip] = error
+                    failing[tp] = error
 
         try:
             async with asyncio.TaskGroup() as readers:
@@ -176,7 +176,7 @@ class ArchiveReading:
         there = list(cache.partitions())
         self._known = _places(there)
         chosen = [t for t in there if self._options.topics.takes(t.topic, t.partition)]
-        tables = (PartitionTable.load(tip, cache.file(tip).load().entries) for tip in chosen)
+        tables = (PartitionTable.load(tp, cache.file(tp).load().entries) for tp in chosen)
         return _last_incarnations(table.view(0.0) for table in tables)
 
     def check_topics(self) -> None:
@@ -226,8 +226,8 @@ class ArchiveReading:
         Also raises RemoteStorageError.
         """
         if self._options.fail_on_data_loss:
-            for tip, said in sorted((await self.holes(asked)).items()):
-                raise DataLoss(f"{tip}: {said}; {PASSED_OVER}")
+            for tp, said in sorted((await self.holes(asked)).items()):
+                raise DataLoss(f"{tp}: {said}; {PASSED_OVER}")
 
     async def holes(self, asked: Iterable[Asked]) -> dict[TopicIdPartition, str]:
         """As `planning.holes_of`, which has the one rule for holes."""
@@ -265,7 +265,7 @@ class ArchiveReading:
         start = await self._resolved(self._options.starting, view)
         if start is None and self._options.starting_after_end_is_error:
             raise ConfigError(
-                f"remotelog: no record of {view.tip} has the starting timestamp or a later one "
+                f"remotelog: no record of {view.tp} has the starting timestamp or a later one "
                 "(startingOffsetsByTimestampStrategy=latest starts at the end then)"
             )
         return view.log_end_offset or 0 if start is None else start
@@ -302,7 +302,7 @@ class ArchiveReading:
     ) -> int | None:
         """The offset of `bound`. None: its timestamp is after the last record."""
         first, last = view.log_start_offset or 0, view.log_end_offset or 0
-        given = bound.by_partition.get((view.tip.topic, view.tip.partition), bound.everywhere)
+        given = bound.by_partition.get((view.tp.topic, view.tp.partition), bound.everywhere)
         if bound.kind is BoundKind.EARLIEST:
             return first
         if bound.kind is BoundKind.LATEST:
@@ -318,7 +318,7 @@ class ArchiveReading:
             return first if given == EARLIEST else last
         if not first <= given <= last and self._options.fail_on_data_loss and not clipped:
             raise DataLoss(
-                f"{view.tip}: offset {given} is not in the archive, which has {first} to "
+                f"{view.tp}: offset {given} is not in the archive, which has {first} to "
                 f"{last - 1}; with failOnDataLoss=false reading begins or ends there"
             )
         return min(max(given, first), last)
@@ -373,17 +373,17 @@ def _last_incarnations(views: Iterable[PartitionView]) -> Views:
     newest: dict[str, tuple[int, bytes]] = {}
     for view in archived:
         at_ms = view.segments[-1].event_timestamp_ms if view.segments else -1
-        said = (at_ms, view.tip.topic_id.bytes)
-        newest[view.tip.topic] = max(said, newest.get(view.tip.topic, said))
+        said = (at_ms, view.tp.topic_id.bytes)
+        newest[view.tp.topic] = max(said, newest.get(view.tp.topic, said))
     return {
-        (view.tip.topic, view.tip.partition): view
+        (view.tp.topic, view.tp.partition): view
         for view in archived
-        if newest[view.tip.topic][1] == view.tip.topic_id.bytes
+        if newest[view.tp.topic][1] == view.tp.topic_id.bytes
     }
 
 
-def _places(tips: Iterable[TopicIdPartition]) -> frozenset[Place]:
-    return frozenset((tip.topic, tip.partition) for tip in tips)
+def _places(tps: Iterable[TopicIdPartition]) -> frozenset[Place]:
+    return frozenset((tp.topic, tp.partition) for tp in tps)
 
 
 def plan_input(options: SourceOptions) -> list[Asked]:
@@ -571,7 +571,7 @@ class FollowedArchive:
         if end >= offset:
             return None
         what = (
-            f"{view.tip}: offsets {end} to {offset - 1} were read and are not in the archive any "
+            f"{view.tp}: offsets {end} to {offset - 1} were read and are not in the archive any "
             f"more, which ends at {end - 1}: the log was truncated, or segments are lost"
         )
         if self._options.fail_on_data_loss:
@@ -606,7 +606,7 @@ class FollowedArchive:
 
 
 def _ids(views: Views) -> dict[str, str]:
-    return {topic: str(view.tip.topic_id) for (topic, _), view in views.items()}
+    return {topic: str(view.tp.topic_id) for (topic, _), view in views.items()}
 
 
 def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
@@ -614,11 +614,11 @@ def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
     end = view.log_end_offset or 0
     if span.start < first:
         raise DataLoss(
-            f"{view.tip}: offset {span.start} is not in the archive any more, which begins at "
+            f"{view.tp}: offset {span.start} is not in the archive any more, which begins at "
             f"{first}; with failOnDataLoss=false reading goes on there"
         )
     if span.end > end:
         raise DataLoss(
-            f"{view.tip}: offset {span.end - 1} is not in the archive any more, which ends at "
+            f"{view.tp}: offset {span.end - 1} is not in the archive any more, which ends at "
             f"{end - 1}; {PASSED_OVER}"
         )

@@ -210,7 +210,7 @@ def find_crossing(ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions)
     an error. Raises ConfigError, RemoteStorageError, CorruptSegment.
     """
     views = in_loop(_views(parsed))
-    archived_ids = {topic: uuid_text(view.tip.topic_id) for (topic, _), view in views.items()}
+    archived_ids = {topic: uuid_text(view.tp.topic_id) for (topic, _), view in views.items()}
     for topic, topic_id in ids.items():
         if archived_ids.get(topic, topic_id) != topic_id:
             raise ConfigError(

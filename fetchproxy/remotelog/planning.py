@@ -59,7 +59,7 @@ async def holes_of(
     asked: Iterable[Asked],
     *,
     views_of_store: bool = True,
-    problems: Callable[[TopicIdPartition], Iterable[MetadataProblem]] = lambda tip: (),
+    problems: Callable[[TopicIdPartition], Iterable[MetadataProblem]] = lambda tp: (),
 ) -> dict[TopicIdPartition, str]:
     """The first hole of the worst kind within the requested offsets, in words, by partition.
 
@@ -76,11 +76,11 @@ async def holes_of(
             try:
                 holes = _clipped(await _holes(rsm, view, views_of_store), offsets)
             except ObjectFailing as error:  # what it would tell is not known
-                found[view.tip] = str(error)
+                found[view.tp] = str(error)
                 return
-            said = _in_words(holes, view, offsets, problems(view.tip))
+            said = _in_words(holes, view, offsets, problems(view.tp))
             if said is not None:
-                found[view.tip] = said
+                found[view.tp] = said
 
     await for_each(asked, look, PARTITIONS_AT_ONCE)
     return found
@@ -121,7 +121,7 @@ def _has_all(view: PartitionView, asked: Offsets) -> bool:
 
 async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool) -> NotHeld:
     try:
-        stated = await read_finished_offsets(rsm.objects, view.tip)
+        stated = await read_finished_offsets(rsm.objects, view.tp)
     except ObjectFailing:
         raise
     except CorruptSegment:
@@ -136,12 +136,12 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
     if found == NotHeld():
         return found
     if not of_store:
-        gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tip)]
+        gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tp)]
         end = view.log_end_offset or 0
         return _clipped(not_held(held, stated, gaps), (0, end - 1))
     # `look_at_offsets` reads finished offsets first: a copy or truncation under way is not a hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        return (await look_at_offsets(rsm.objects, rlmm, view.tip)).found
+        return (await look_at_offsets(rsm.objects, rlmm, view.tp)).found
 
 
 def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
@@ -165,7 +165,7 @@ class SegmentPart(NamedTuple):
     as there may be millions to send.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     raw_id: bytes
     start_offset: int
     stored_end_offset: int
@@ -179,7 +179,7 @@ class SegmentPart(NamedTuple):
 
     @property
     def segment_id(self) -> RemoteLogSegmentId:
-        return RemoteLogSegmentId(self.tip, UUID(bytes=self.raw_id))
+        return RemoteLogSegmentId(self.tp, UUID(bytes=self.raw_id))
 
     @property
     def is_whole(self) -> bool:
@@ -191,14 +191,14 @@ class SegmentPart(NamedTuple):
 class ReadTask:
     """The parts that one Spark task reads, in the order of offsets."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     parts: tuple[SegmentPart, ...]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Plain tuples take a third of the time and of the bytes to pickle."""
-        tip = self.tip
+        tp = self.tp
         plain = tuple([part[1:] for part in self.parts])
-        return _task_of, (tip.topic_id.bytes, tip.topic, tip.partition, plain)
+        return _task_of, (tp.topic_id.bytes, tp.topic, tp.partition, plain)
 
     @property
     def offsets(self) -> OffsetSpan:
@@ -212,8 +212,8 @@ class ReadTask:
 def _task_of(
     topic_id: bytes, topic: str, partition: int, parts: tuple[tuple[Any, ...], ...]
 ) -> ReadTask:
-    tip = TopicIdPartition(UUID(bytes=topic_id), topic, partition)
-    return ReadTask(tip, tuple([SegmentPart(tip, *part) for part in parts]))
+    tp = TopicIdPartition(UUID(bytes=topic_id), topic, partition)
+    return ReadTask(tp, tuple([SegmentPart(tp, *part) for part in parts]))
 
 
 def plan_tasks(
@@ -228,7 +228,7 @@ def plan_tasks(
     `partitions_min`: the least number of tasks, if there are bytes to share. `records_max`: the
     most offsets of one task; 0: as many as its bytes hold.
     """
-    ordered = sorted(asked, key=lambda one: (one[0].tip.topic, one[0].tip.partition))
+    ordered = sorted(asked, key=lambda one: (one[0].tp.topic, one[0].tp.partition))
     if partitions_min:
         wholes = (part for view, span in ordered for part in parts_of(view, span))
         total = sum(part.segment_size_bytes for part in wholes)
@@ -249,12 +249,12 @@ def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[Re
     for part in parts_of(view, span, bytes_max):
         part_bytes = part.byte_to - part.byte_from
         if gathered and gathered_bytes + part_bytes > bytes_max:
-            yield ReadTask(view.tip, tuple(gathered))
+            yield ReadTask(view.tp, tuple(gathered))
             gathered, gathered_bytes = [], 0
         gathered.append(part)
         gathered_bytes += part_bytes
     if gathered:
-        yield ReadTask(view.tip, tuple(gathered))
+        yield ReadTask(view.tp, tuple(gathered))
 
 
 def _short_tasks(
@@ -274,16 +274,16 @@ def _short_tasks(
             gathered.append(whole._replace(offset_from=at, offset_end=at + count))
             at, room, bytes_left = at + count, room - count, bytes_left - count * record_bytes
             if not room or bytes_left < record_bytes:
-                yield ReadTask(view.tip, tuple(gathered))
+                yield ReadTask(view.tp, tuple(gathered))
                 gathered, room, bytes_left = [], records_max, float(bytes_max)
     if gathered:
-        yield ReadTask(view.tip, tuple(gathered))
+        yield ReadTask(view.tp, tuple(gathered))
 
 
-async def view_now(rsm: RemoteStorageManager, tip: TopicIdPartition) -> PartitionView:
+async def view_now(rsm: RemoteStorageManager, tp: TopicIdPartition) -> PartitionView:
     """What the store says now. Raises RemoteStorageError, CorruptSegment."""
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        return await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        return await rlmm.refresh(tp, asyncio.get_running_loop().time())
 
 
 def parts_of(
@@ -294,7 +294,7 @@ def parts_of(
     """
     for segment, asked in segments_with(view, span):
         raw_id, start, _, stored_end, size, aborted, packed = segment
-        said = view.tip, raw_id, start, stored_end, size, aborted, packed
+        said = view.tp, raw_id, start, stored_end, size, aborted, packed
         count = -(-size // bytes_max)
         borders = [size * number // count for number in range(count + 1)] if count else []
         for bytes_of_piece in pairwise(borders):

@@ -61,18 +61,18 @@ Failing = dict[TopicIdPartition, RemoteStorageError]
 
 async def read_view(
     rlmm: StoreBackedRemoteLogMetadataManager,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     not_older_than: float,
     max_s: float,
 ) -> PartitionView:
     """Raises as `with_retries`. A segment whose metadata object alone fails is no part of a view
     that somebody plans with: the segment is there, and reading it may succeed later.
     """
-    refresh = partial(rlmm.refresh, tip, not_older_than)
-    view = await with_retries(f"the metadata of {tip}", refresh, max_s)
-    for problem in rlmm.problems(tip):
+    refresh = partial(rlmm.refresh, tp, not_older_than)
+    view = await with_retries(f"the metadata of {tp}", refresh, max_s)
+    for problem in rlmm.problems(tp):
         if problem.may_pass:
-            raise ObjectFailing(f"the metadata of {tip}: {problem.what}")
+            raise ObjectFailing(f"the metadata of {tp}: {problem.what}")
     return view
 
 
@@ -109,13 +109,13 @@ async def read_elsewhere(
             found = pickle.loads(await process.stdout.readexactly(length))
             if isinstance(found, FetchProxyError):
                 raise found
-            for tip, view in found.items():
+            for tp, view in found.items():
                 if isinstance(view, PartitionView):
-                    views[tip] = view
+                    views[tp] = view
                 elif failing is None:
                     raise view
                 else:
-                    failing[tip] = view
+                    failing[tp] = view
             taken = []
     except (OSError, EOFError) as error:
         log.warning("planning_process_ended", error=str(error), exit_code=process.returncode)
@@ -133,28 +133,28 @@ async def _answer(answers: BinaryIO) -> None:
         options, alone = pickle.load(sys.stdin.buffer)
         async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
             while True:
-                tips = pickle.load(sys.stdin.buffer)
+                tps = pickle.load(sys.stdin.buffer)
                 with each_object_alone() if alone else nullcontext():
-                    found = await _read(rlmm, tips, options.plan_max_ms / 1000)
+                    found = await _read(rlmm, tps, options.plan_max_ms / 1000)
                 content = pickle.dumps(found)
                 answers.write(_LENGTH.pack(len(content)) + content)
                 answers.flush()
 
 
 async def _read(
-    rlmm: StoreBackedRemoteLogMetadataManager, tips: list[TopicIdPartition], max_s: float
+    rlmm: StoreBackedRemoteLogMetadataManager, tps: list[TopicIdPartition], max_s: float
 ) -> Mapping[TopicIdPartition, PartitionView | ObjectFailing] | FetchProxyError:
     views: dict[TopicIdPartition, PartitionView | ObjectFailing] = {}
     now = asyncio.get_running_loop().time()
 
-    async def read(tip: TopicIdPartition) -> None:
+    async def read(tp: TopicIdPartition) -> None:
         try:
-            views[tip] = await read_view(rlmm, tip, now, max_s)
+            views[tp] = await read_view(rlmm, tp, now, max_s)
         except ObjectFailing as error:
-            views[tip] = error
+            views[tp] = error
 
     try:
-        await for_each(tips, read, len(tips))
+        await for_each(tps, read, len(tps))
     except FetchProxyError as error:
         return error
     return views

@@ -304,7 +304,7 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
         return [
             (view, OffsetSpan(max(span.start, least), min(span.end, end)))
             for view, span in plan_input(self._options)
-            if filters.takes_partition(view.tip.topic, view.tip.partition)
+            if filters.takes_partition(view.tp.topic, view.tp.partition)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

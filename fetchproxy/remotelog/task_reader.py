@@ -62,7 +62,7 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
     start, end = task.offsets
     log.info(
         "archive_task_read",
-        partition=str(task.tip),
+        partition=str(task.tp),
         offsets=f"{start} to {end - 1}",
         rows=rows,
         segments=len({part.raw_id for part in task.parts}),
@@ -121,7 +121,7 @@ def read_task(
     and object.
     """
     share_one_heap()
-    arrow = ArrowBatches(columns, task.tip.topic, task.tip.partition, exact=exact)
+    arrow = ArrowBatches(columns, task.tp.topic, task.tp.partition, exact=exact)
     rsm = opened_store(options)
     with closing(LoopThread("store", rsm)) as loop:
         reading = _TaskReading(options, task, rsm, loop, arrow, passed_over or PassedOver())
@@ -187,7 +187,7 @@ class _TaskReading:
             yield from self._ranges_of(part)
 
     def _ranges_of(self, part: SegmentPart) -> Iterator[_Range]:
-        where = f"{self._task.tip}, offsets {part.offset_from} to {part.offset_end - 1}"
+        where = f"{self._task.tp}, offsets {part.offset_from} to {part.offset_end - 1}"
         try:
             index, aborted = self._indexes(part, where)
         except ObjectNotFound as error:
@@ -218,8 +218,8 @@ class _TaskReading:
             return
         self._gone.add(part.raw_id)
         key = self._key
-        look = partial(view_now, self._rsm, part.tip)
-        view = self._begin(f"the metadata of {part.tip}", look).result()
+        look = partial(view_now, self._rsm, part.tp)
+        view = self._begin(f"the metadata of {part.tp}", look).result()
         found = list(parts_of(view, OffsetSpan(first, end)))
         if any(other.raw_id in self._gone for other in found):
             found = []  # it was not replaced: its object is missing
@@ -309,10 +309,10 @@ class _TaskReading:
         decoder.records_skipped = 0
 
     def _damaged(self, position: int, offset: int, what: str) -> None:
-        tip = self._task.tip
+        tp = self._task.tp
         if not self._options.skip_corrupt:
             raise CorruptSegment(
-                f"{tip}, offset {offset}: {self._key}, byte {position}: {what} "
+                f"{tp}, offset {offset}: {self._key}, byte {position}: {what} "
                 "(corruptBatches=skip leaves such batches out)"
             )
         self._note(offset, what, position)
@@ -320,7 +320,7 @@ class _TaskReading:
     def _unreadable(self, position: int, offset: int, what: str) -> None:
         if self._options.fail_on_data_loss:
             raise CorruptSegment(
-                f"{self._task.tip}, offset {offset}: {self._key}, byte {position}: {what}; the "
+                f"{self._task.tp}, offset {offset}: {self._key}, byte {position}: {what}; the "
                 "batch's checksum is right, so the broker had these records, which no Kafka client "
                 f"can read ({PASSED_OVER})"
             )
@@ -333,7 +333,7 @@ class _TaskReading:
             self._note(first, f"the batch is {too_large_for(self._options)}", position)
         elif left_out is None:
             raise RecordsTooLarge(
-                f"{self._task.tip}, offsets {first} to {last}: {self._key}, byte {position}: the "
+                f"{self._task.tp}, offsets {first} to {last}: {self._key}, byte {position}: the "
                 f"batch is {too_large_for(self._options)} ({PASSED_OVER})"
             )
         else:
@@ -355,8 +355,8 @@ class _TaskReading:
         self._passed_over.records += offset_end - offset_from
 
     def _note(self, offset: int, what: str, byte: int | None = None) -> None:
-        tip = self._task.tip
-        place = {"topic": tip.topic, "partition": tip.partition, "offset": offset}
+        tp = self._task.tp
+        place = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
         self._faults.append({**place, "object": self._key, "byte": byte, "what": what})
         self._passed_over.faults += 1
 
@@ -369,8 +369,8 @@ class _TaskReading:
             folder = Path(self._options.corrupt_report)
             folder.mkdir(parents=True, exist_ok=True)
             lines = "".join(f"{json.dumps(fault)}\n" for fault in self._faults)
-            tip, first = self._task.tip, self._task.offsets.start
-            name = f"{file_stem(tip.topic)}-{tip.partition}-{first:020d}.json"
+            tp, first = self._task.tp, self._task.offsets.start
+            name = f"{file_stem(tp.topic)}-{tp.partition}-{first:020d}.json"
             (folder / name).write_text(lines)
 
 

@@ -169,7 +169,7 @@ class KafkaFiles:
 class GatheredSegment:
     """A closed segment, ready to be copied any number of times."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     start_offset: int  # the position that reading began at, see RemoteLogSegmentMetadata
     end_offset: int  # inclusive
     max_timestamp_ms: int
@@ -189,7 +189,7 @@ class GatheredSegment:
         """Like `check_log`, at no cost: checks only that the file exists and its size is right."""
         size_bytes = (await asyncio.to_thread(self.log.stat)).st_size
         if size_bytes != self.size_bytes:
-            raise CorruptSegment(f"{self.tip}: the spool file {self.log} has changed its size")
+            raise CorruptSegment(f"{self.tp}: the spool file {self.log} has changed its size")
 
     async def check_log(self) -> None:
         """Checks that the file has the gathered bytes. Raises CorruptSegment, OSError.
@@ -198,7 +198,7 @@ class GatheredSegment:
         """
         crc, size_bytes = await asyncio.to_thread(file_crc, self.log)
         if (crc, size_bytes) != (self.log_crc, self.size_bytes):
-            raise CorruptSegment(f"{self.tip}: the spool file {self.log} has changed")
+            raise CorruptSegment(f"{self.tp}: the spool file {self.log} has changed")
 
 
 class SegmentSummary:
@@ -208,8 +208,8 @@ class SegmentSummary:
     `first_timestamp_ms`: of the first record; None before it.
     """
 
-    def __init__(self, tip: TopicIdPartition, start_offset: int) -> None:
-        self._tip = tip
+    def __init__(self, tp: TopicIdPartition, start_offset: int) -> None:
+        self._tp = tp
         self.start_offset = start_offset
         self.position = start_offset  # the next offset that is wanted
         self.size_bytes = 0
@@ -241,7 +241,7 @@ class SegmentSummary:
             self._index.add(header)
             is_abort = header.is_control and control_type(records, header) == CONTROL_ABORT
         except (ValueError, WireError) as error:
-            raise CorruptSegment(f"{self._tip}: {error}") from None
+            raise CorruptSegment(f"{self._tp}: {error}") from None
         self._leaders.add(leader_epoch)
         # -1: its writer knew no epoch. Such a batch belongs to the epoch before it, as in Kafka.
         if header.partition_leader_epoch not in (self._epoch, -1):
@@ -276,7 +276,7 @@ class SegmentSummary:
     def close(self, log: Path, *, settled: bool) -> GatheredSegment:
         """`log` holds the added batches, of which there has to be at least one."""
         return GatheredSegment(
-            tip=self._tip,
+            tp=self._tp,
             start_offset=self.start_offset,
             end_offset=self.position - 1,
             max_timestamp_ms=self._max_timestamp_ms,

@@ -100,12 +100,12 @@ def json_document(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
-def of_partition(tip: TopicIdPartition, version: int) -> dict[str, object]:
+def of_partition(tp: TopicIdPartition, version: int) -> dict[str, object]:
     return {
         "version": version,
-        "topic": tip.topic,
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": tip.partition,
+        "topic": tp.topic,
+        "topic_id": uuid_text(tp.topic_id),
+        "partition": tp.partition,
     }
 
 
@@ -384,7 +384,7 @@ def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
 
 
 def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
-    tip = fields.partition()
+    tp = fields.partition()
     version = fields.integer("version", 1, INT32)
     clipped = version == _CLIPPED_VERSION or (
         version > _CLIPPED_VERSION and "copied_end_offset" in fields.names()
@@ -395,16 +395,16 @@ def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
             values[field.attribute] = field.if_absent
         elif field.json:
             low = field.least(values)
-            values[field.attribute] = _json_value(fields, field, low, tip, clipped)
+            values[field.attribute] = _json_value(fields, field, low, tp, clipped)
     return legal_segment(RemoteLogSegmentMetadata(**values))
 
 
 def _json_value(
-    fields: Fields, field: StoredField, low: int, tip: TopicIdPartition, clipped: bool
+    fields: Fields, field: StoredField, low: int, tp: TopicIdPartition, clipped: bool
 ) -> Any:
     name = field.json
     if field.kind is FieldKind.UUID:
-        return RemoteLogSegmentId(tip, fields.uuid(name))
+        return RemoteLogSegmentId(tp, fields.uuid(name))
     if field.kind is FieldKind.STATE:
         return fields.member(name, RemoteLogSegmentState)
     if field.kind is FieldKind.BOOLEAN:
@@ -425,8 +425,8 @@ def _json_value(
 LOG_START_VERSION = 1
 
 
-def encode_log_start(tip: TopicIdPartition, offset: int) -> bytes:
-    return json_document(of_partition(tip, LOG_START_VERSION) | {"log_start_offset": offset})
+def encode_log_start(tp: TopicIdPartition, offset: int) -> bytes:
+    return json_document(of_partition(tp, LOG_START_VERSION) | {"log_start_offset": offset})
 
 
 # Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata.
@@ -504,14 +504,14 @@ def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
     return json_document(place | said | {"crc32c": _checksum(finished)})
 
 
-def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> FinishedOffsets:
+def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> FinishedOffsets:
     """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
 
     def read(fields: Fields) -> FinishedOffsets:
-        if fields.partition() != tip:
+        if fields.partition() != tp:
             raise CorruptSegment(f"it is of {fields.partition()}")
         said = {name: fields.integer(name, *of) for name, of in _FINISHED_FIELDS.items()}
-        found = FinishedOffsets(tip, **said)
+        found = FinishedOffsets(tp, **said)
         if fields.text("crc32c") != _checksum(found):
             raise CorruptSegment("its checksum does not match")
         return found
@@ -519,15 +519,15 @@ def decode_finished_offsets(raw: bytes, key: str, tip: TopicIdPartition) -> Fini
     return decode_document(raw, key, FINISHED_OFFSETS_VERSION, read)
 
 
-def encode_archive_gap(tip: TopicIdPartition, first: int, last: int) -> bytes:
+def encode_archive_gap(tp: TopicIdPartition, first: int, last: int) -> bytes:
     said = {"first_lost_offset": first, "last_lost_offset": last}
-    return json_document(of_partition(tip, FINISHED_OFFSETS_VERSION) | said)
+    return json_document(of_partition(tp, FINISHED_OFFSETS_VERSION) | said)
 
 
 def _checksum(finished: FinishedOffsets) -> str:
-    tip = finished.topic_id_partition
+    tp = finished.topic_id_partition
     values = tuple(getattr(finished, name) for name in _FINISHED_FIELDS)
-    said = f"{tip.topic} {uuid_text(tip.topic_id)} {tip.partition} {values}"
+    said = f"{tp.topic} {uuid_text(tp.topic_id)} {tp.partition} {values}"
     return f"{crc32c(said.encode()):08x}"
 
 
@@ -539,8 +539,8 @@ def _checksum(finished: FinishedOffsets) -> str:
 LOG_HISTORY_VERSION = 1
 
 
-def encode_log_history(tip: TopicIdPartition, history: LogHistory) -> bytes:
-    return json_document(of_partition(tip, LOG_HISTORY_VERSION) | asdict(history))
+def encode_log_history(tp: TopicIdPartition, history: LogHistory) -> bytes:
+    return json_document(of_partition(tp, LOG_HISTORY_VERSION) | asdict(history))
 
 
 def decode_log_history(raw: bytes, key: str) -> LogHistory:

@@ -191,10 +191,10 @@ def topic_folder(prefix: str, topic: str, topic_id: UUID) -> str:
     return f"{prefix}{topic}-{uuid_text(topic_id)}/"
 
 
-def partition_folder(prefix: str, tip: TopicIdPartition) -> str:
-    if not 0 <= tip.partition <= _PARTITION_MAX:
-        raise ValueError(f"illegal partition {tip.partition}")
-    return f"{topic_folder(prefix, tip.topic, tip.topic_id)}{tip.partition}/"
+def partition_folder(prefix: str, tp: TopicIdPartition) -> str:
+    if not 0 <= tp.partition <= _PARTITION_MAX:
+        raise ValueError(f"illegal partition {tp.partition}")
+    return f"{topic_folder(prefix, tp.topic, tp.topic_id)}{tp.partition}/"
 
 
 def segment_key(
@@ -204,10 +204,10 @@ def segment_key(
     return f"{folder}{_offset_text(base_offset)}-{uuid_text(segment_id.id)}.{file.value}"
 
 
-def log_start_key(prefix: str, tip: TopicIdPartition, offset: int, after_epoch: int = -1) -> str:
+def log_start_key(prefix: str, tp: TopicIdPartition, offset: int, after_epoch: int = -1) -> str:
     """`after_epoch`: of the log start's history (`model.LogHistory`)."""
     history = "" if after_epoch < 0 else f".after-epoch-{after_epoch}"
-    return f"{partition_folder(prefix, tip)}{_offset_text(offset)}{history}{_LOG_START_SUFFIX}"
+    return f"{partition_folder(prefix, tp)}{_offset_text(offset)}{history}{_LOG_START_SUFFIX}"
 
 
 def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
@@ -219,17 +219,17 @@ def parse_log_start_key(prefix: str, key: str) -> tuple[int, int] | None:
     return (offset, after_epoch) if offset <= _OFFSET_MAX and after_epoch <= _EPOCH_MAX else None
 
 
-def log_history_key(prefix: str, tip: TopicIdPartition) -> str:
-    return f"{partition_folder(prefix, tip)}{_LOG_HISTORY_OBJECT}"
+def log_history_key(prefix: str, tp: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tp)}{_LOG_HISTORY_OBJECT}"
 
 
 def is_log_history_key(prefix: str, key: str) -> bool:
     return _name_in_partition(prefix, key) == _LOG_HISTORY_OBJECT
 
 
-def archive_gap_key(prefix: str, tip: TopicIdPartition, first: int, last: int) -> str:
+def archive_gap_key(prefix: str, tp: TopicIdPartition, first: int, last: int) -> str:
     """Both offsets are inclusive."""
-    folder = partition_folder(prefix, tip)
+    folder = partition_folder(prefix, tp)
     return f"{folder}{_offset_text(first)}-{_offset_text(last)}{_GAP_SUFFIX}"
 
 
@@ -241,16 +241,16 @@ def parse_archive_gap_key(prefix: str, key: str) -> tuple[int, int] | None:
     return (first, last) if first <= last <= _OFFSET_MAX else None
 
 
-def finished_offsets_key(prefix: str, tip: TopicIdPartition) -> str:
-    return f"{partition_folder(prefix, tip)}{_FINISHED_OBJECT}"
+def finished_offsets_key(prefix: str, tp: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tp)}{_FINISHED_OBJECT}"
 
 
 def is_finished_offsets_key(prefix: str, key: str) -> bool:
     return _name_in_partition(prefix, key) == _FINISHED_OBJECT
 
 
-def partition_deletion_key(prefix: str, tip: TopicIdPartition) -> str:
-    return f"{partition_folder(prefix, tip)}{_DELETION_OBJECT}"
+def partition_deletion_key(prefix: str, tp: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tp)}{_DELETION_OBJECT}"
 
 
 def is_partition_object_key(prefix: str, key: str) -> bool:
@@ -262,8 +262,8 @@ def is_partition_object_key(prefix: str, key: str) -> bool:
     )
 
 
-def retention_step_key(prefix: str, tip: TopicIdPartition) -> str:
-    return f"{partition_folder(prefix, tip)}{_RETENTION_STEP_OBJECT}"
+def retention_step_key(prefix: str, tp: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tp)}{_RETENTION_STEP_OBJECT}"
 
 
 def archive_wide_folders(prefix: str) -> tuple[str, ...]:
@@ -336,12 +336,12 @@ def concerns_folder(prefix: str) -> str:
     return f"{prefix}{_CONCERNS_FOLDER}"
 
 
-def concern_key(prefix: str, tip: TopicIdPartition | None, name: str) -> str:
-    """`tip` None: the concern is about the archive as a whole."""
+def concern_key(prefix: str, tp: TopicIdPartition | None, name: str) -> str:
+    """`tp` None: the concern is about the archive as a whole."""
     if not _CONCERN.fullmatch(name):
         raise ValueError(f"illegal name of a concern {name!r}")
     folder = concerns_folder(prefix)
-    return f"{folder if tip is None else partition_folder(folder, tip)}{name}"
+    return f"{folder if tp is None else partition_folder(folder, tp)}{name}"
 
 
 def parse_concern_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, str] | None:
@@ -351,8 +351,8 @@ def parse_concern_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, s
         return None
     if folder + slash == concerns_folder(prefix):
         return None, name
-    tip = parse_partition_folder(concerns_folder(prefix), folder + slash)
-    return None if tip is None else (tip, name)
+    tp = parse_partition_folder(concerns_folder(prefix), folder + slash)
+    return None if tp is None else (tp, name)
 
 
 def parse_topic_folder(name: str) -> tuple[str, UUID] | None:
@@ -387,13 +387,13 @@ def _name_in_partition(prefix: str, key: str) -> str:
 def parse_segment_key(prefix: str, key: str) -> SegmentKey | None:
     folder, slash, name = key.rpartition("/")
     found = _SEGMENT.fullmatch(name)
-    tip = None if found is None else parse_partition_folder(prefix, folder + slash)
-    if found is None or tip is None:
+    tp = None if found is None else parse_partition_folder(prefix, folder + slash)
+    if found is None or tp is None:
         return None
     offset, segment_id = int(found[1]), parse_uuid(found[2])
     if segment_id is None or offset > _OFFSET_MAX:
         return None
-    return SegmentKey(RemoteLogSegmentId(tip, segment_id), offset, SegmentFile(found[3]))
+    return SegmentKey(RemoteLogSegmentId(tp, segment_id), offset, SegmentFile(found[3]))
 
 
 def layout_text(version: int = LAYOUT_VERSION) -> bytes:

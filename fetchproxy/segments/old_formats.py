@@ -142,12 +142,12 @@ def converted(records: memoryview, position: int = 0) -> Conversion:
     return Conversion(bytes(out + run.batch()), pos, None)
 
 
-def log_damage(tip: TopicIdPartition, offset: int, fault: WireError) -> LogDamaged:
+def log_damage(tp: TopicIdPartition, offset: int, fault: WireError) -> LogDamaged:
     """The error for a `Conversion.fault` at or after `offset` of the brokers' log."""
     what = f"the broker's log is damaged at or after offset {offset}: {fault}"
     if isinstance(fault, TooLargeToUnpack):
         what = f"the message at or after offset {offset} is too large to unpack here: {fault}"
-    return LogDamaged(f"{tip}: {what}")
+    return LogDamaged(f"{tp}: {what}")
 
 
 def _size_at(records: memoryview, pos: int) -> int | None:

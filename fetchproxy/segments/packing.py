@@ -220,15 +220,15 @@ class Packing:
 def block_label(
     segment_id: RemoteLogSegmentId, log_bytes: int, block_bytes: int, number: int
 ) -> bytes:
-    tip = segment_id.topic_id_partition
+    tp = segment_id.topic_id_partition
     return _LABEL.pack(
-        tip.topic_id.bytes, tip.partition, segment_id.id.bytes, log_bytes, block_bytes, number
+        tp.topic_id.bytes, tp.partition, segment_id.id.bytes, log_bytes, block_bytes, number
     )
 
 
 def file_label(segment_id: RemoteLogSegmentId, file: SegmentFile) -> bytes:
-    tip = segment_id.topic_id_partition
-    place = tip.topic_id.bytes + _PLACE.pack(tip.partition) + segment_id.id.bytes
+    tp = segment_id.topic_id_partition
+    place = tp.topic_id.bytes + _PLACE.pack(tp.partition) + segment_id.id.bytes
     return place + file.value.encode()
 
 

@@ -174,8 +174,8 @@ MetadataEvent = (
 
 def encode_message(event: MetadataEvent) -> bytes:
     head, data = _encode(event)
-    tip = event.topic_id_partition
-    place = encode_string(tip.topic, False) + tip.topic_id.bytes + tip.partition.to_bytes(4, "big")
+    tp = event.topic_id_partition
+    place = encode_string(tp.topic, False) + tp.topic_id.bytes + tp.partition.to_bytes(4, "big")
     return head + place + data
 
 
@@ -201,17 +201,17 @@ def decode_message(raw: bytes, where: str) -> MetadataEvent:
     return _decoded(raw, None, where)
 
 
-def decode_entry(raw: bytes, tip: TopicIdPartition, where: str) -> MetadataEvent:
-    """`raw`: an entry of `tip`'s file, without its length. Raises as `decode_message`."""
-    return _decoded(raw, tip, where)
+def decode_entry(raw: bytes, tp: TopicIdPartition, where: str) -> MetadataEvent:
+    """`raw`: an entry of `tp`'s file, without its length. Raises as `decode_message`."""
+    return _decoded(raw, tp, where)
 
 
-def _decoded(raw: bytes, tip: TopicIdPartition | None, where: str) -> MetadataEvent:
-    """`tip` None: the record has it after its head."""
+def _decoded(raw: bytes, tp: TopicIdPartition | None, where: str) -> MetadataEvent:
+    """`tp` None: the record has it after its head."""
     try:
         fields = _Fields(raw)
         kind, version = fields.record_head()
-        event = _decode(fields, kind, version, tip or fields.partition())
+        event = _decode(fields, kind, version, tp or fields.partition())
         if fields.remaining:
             raise CorruptSegment(f"{fields.remaining} bytes behind the last field")
         return event
@@ -326,21 +326,19 @@ def _packed(metadata: RemoteLogSegmentMetadata, field: StoredField) -> Any:
     return NO_OFFSET if value is None else value
 
 
-def _decode(
-    fields: _Fields, kind: RecordType, version: int, tip: TopicIdPartition
-) -> MetadataEvent:
+def _decode(fields: _Fields, kind: RecordType, version: int, tp: TopicIdPartition) -> MetadataEvent:
     if kind is RecordType.REMOTE_LOG_SEGMENT_METADATA:
-        return _decode_segment(fields, version, tip)
+        return _decode_segment(fields, version, tp)
     if kind is RecordType.DELETE_PARTITION_STATE:
         epoch = fields.integer("epoch", Cursor.int32, NO_EPOCH)
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
         state = fields.state("remotePartitionState", RemotePartitionDeleteState)
-        return RemotePartitionDeleteMetadata(tip, state, at_ms, epoch)
+        return RemotePartitionDeleteMetadata(tp, state, at_ms, epoch)
     if kind is RecordType.LOG_START_OFFSET:
         offset = fields.integer("logStartOffset", Cursor.int64, 0)
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
         after_epoch = fields.integer("afterEpoch", Cursor.int32, 0) if version else NO_EPOCH
-        return LogStartOffset(tip, offset, at_ms, after_epoch)
+        return LogStartOffset(tp, offset, at_ms, after_epoch)
     if kind is RecordType.LOG_HISTORY:
         history = LogHistory(
             after_epoch=fields.integer("afterEpoch", Cursor.int32, NO_EPOCH),
@@ -350,31 +348,29 @@ def _decode(
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
         if version:
             history = replace(history, earlier=_decode_earlier(fields))
-        return LogHistorySaid(tip, history, at_ms)
+        return LogHistorySaid(tp, history, at_ms)
     if kind is RecordType.RESTORE:
         restoring = fields.boolean("restoring")
-        return Restore(tip, restoring, fields.integer("eventTimestamp", Cursor.int64, -1))
+        return Restore(tp, restoring, fields.integer("eventTimestamp", Cursor.int64, -1))
     raise CorruptSegment(f"{kind.name} is not an event")
 
 
 def _decode_segment(
-    fields: _Fields, version: int, tip: TopicIdPartition
+    fields: _Fields, version: int, tp: TopicIdPartition
 ) -> RemoteLogSegmentMetadata:
     values: dict[str, Any] = {}
     for field in FIELDS:
         value = field.if_absent
         if version >= field.since:
-            value = _read(fields, field, field.least(values), version, tip)
+            value = _read(fields, field, field.least(values), version, tp)
         values[field.attribute] = value
     return legal_segment(RemoteLogSegmentMetadata(**values))
 
 
-def _read(
-    fields: _Fields, field: StoredField, low: int, version: int, tip: TopicIdPartition
-) -> Any:
+def _read(fields: _Fields, field: StoredField, low: int, version: int, tp: TopicIdPartition) -> Any:
     name, kind = field.record, field.kind
     if kind is FieldKind.UUID:
-        return RemoteLogSegmentId(tip, fields.read(name, Cursor.uuid))
+        return RemoteLogSegmentId(tp, fields.read(name, Cursor.uuid))
     if kind is FieldKind.EPOCHS:
         return _decode_epochs(fields)
     if kind is FieldKind.STATE:
@@ -448,7 +444,7 @@ _FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 _GONE = int(RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 
 
-def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
+def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:
     """The entries that still count: the last of each segment, by start offset, and the like.
 
     A deleted segment leaves no entry, and a deleted partition none at all. Finished segments come
@@ -467,7 +463,7 @@ def compact(entries: bytes, tip: TopicIdPartition, where: str) -> bytes:
             continue
         if entries[body] == RecordType.CACHE_FILE_CHECKPOINT:
             continue
-        event = decode_entry(entries[body:end], tip, f"{where}, byte {begin}")
+        event = decode_entry(entries[body:end], tp, f"{where}, byte {begin}")
         if isinstance(event, RemoteLogSegmentMetadata):
             last[event.segment_id.id.bytes] = int(event.state), event.start_offset, raw
         elif isinstance(event, LogStartOffset):

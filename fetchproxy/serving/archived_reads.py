@@ -66,16 +66,16 @@ class ArchivedReads:
         """
         if self.owed_s:
             return
-        free = ((key, tip) for key, tip in remote if tip not in held) if held else remote
+        free = ((key, tp) for key, tp in remote if tp not in held) if held else remote
         keys = list(islice(free, PARTITIONS_READ_MAX - len(self.read_for())))
         if not keys:
             return
         isolation = IsolationLevel(self.request.isolation_level)
         reads = []
-        for key, tip in keys:
+        for key, tp in keys:
             entry = self.asked[key]
             offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
-            reads.append(RemoteReadRequest(tip, offset, bytes_max, isolation, self.client))
+            reads.append(RemoteReadRequest(tp, offset, bytes_max, isolation, self.client))
         delayed = self.purgatory.watch(
             reads,
             bytes_max=self.bytes_max,
@@ -114,8 +114,8 @@ class ArchivedReads:
         found = {}
         for keys, delayed in self.watched:
             for index, result in delayed.results().items():
-                key, tip = keys[index]
-                found[key] = (tip, result)
+                key, tp = keys[index]
+                found[key] = (tp, result)
         return found
 
 
@@ -129,17 +129,17 @@ class SkippedOffsets:
     def __init__(self) -> None:
         self._logged: LRUCache[tuple[TopicIdPartition, int], None] = LRUCache(LOSSES_KNOWN_MAX)
 
-    def note(self, tip: TopicIdPartition, first: int, last: int) -> None:
+    def note(self, tp: TopicIdPartition, first: int, last: int) -> None:
         """An answer has led a reader past the lost offsets `first` to `last`, both inclusive."""
-        READERS_LED_ON.labels(tip.topic).inc()
-        OFFSETS_SKIPPED.labels(tip.topic).inc(last - first + 1)
-        if (tip, last) in self._logged:
+        READERS_LED_ON.labels(tp.topic).inc()
+        OFFSETS_SKIPPED.labels(tp.topic).inc(last - first + 1)
+        if (tp, last) in self._logged:
             return
-        self._logged[tip, last] = None
+        self._logged[tp, last] = None
         log.warning(
             "lost_offsets_skipped",
-            topic=tip.topic,
-            partition=tip.partition,
+            topic=tp.topic,
+            partition=tp.partition,
             first_lost_offset=first,
             last_lost_offset=last,
         )

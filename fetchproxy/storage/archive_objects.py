@@ -23,9 +23,9 @@ from fetchproxy.storage.stores.object_store import (
 
 @dataclass(frozen=True, slots=True)
 class ConcernObject:
-    """`tip`: None if it concerns the whole archive. `name`: a `health.Kind`, or a newer kind."""
+    """`tp`: None if it concerns the whole archive. `name`: a `health.Kind`, or a newer kind."""
 
-    tip: TopicIdPartition | None
+    tp: TopicIdPartition | None
     name: str
     key: str
     version: str  # changes with the content
@@ -106,26 +106,26 @@ class ArchiveObjects:
     # --- concerns: problems that archivers report; the folder is usually empty --------------------
 
     @measured
-    async def put_concern(self, tip: TopicIdPartition | None, name: str, content: bytes) -> None:
-        await self._store.put(keys.concern_key(self._prefix, tip, name), content)
+    async def put_concern(self, tp: TopicIdPartition | None, name: str, content: bytes) -> None:
+        await self._store.put(keys.concern_key(self._prefix, tp, name), content)
 
     @measured
     async def get_concern(self, found: ConcernObject) -> bytes | None:
         return await self._get(found.key)
 
     @measured
-    async def delete_concern(self, tip: TopicIdPartition | None, name: str) -> None:
-        await self._store.delete(keys.concern_key(self._prefix, tip, name))
+    async def delete_concern(self, tp: TopicIdPartition | None, name: str) -> None:
+        await self._store.delete(keys.concern_key(self._prefix, tp, name))
 
     @measured
     async def list_concerns(self) -> list[ConcernObject]:
         return await self._concerns(keys.concerns_folder(self._prefix))
 
     @measured
-    async def forget_concerns(self, tip: TopicIdPartition) -> None:
+    async def forget_concerns(self, tp: TopicIdPartition) -> None:
         """Delete all concerns of a partition; may be repeated after a failure."""
         for found in await self._concerns(
-            keys.partition_folder(keys.concerns_folder(self._prefix), tip)
+            keys.partition_folder(keys.concerns_folder(self._prefix), tp)
         ):
             await self._store.delete(found.key)
 
@@ -154,55 +154,55 @@ class ArchiveObjects:
 
     # --- records: the offsets that a partition's archive must hold --------------------------------
 
-    def folder(self, tip: TopicIdPartition) -> str:
-        return keys.partition_folder(self._prefix, tip)
+    def folder(self, tp: TopicIdPartition) -> str:
+        return keys.partition_folder(self._prefix, tp)
 
-    def finished_offsets_key(self, tip: TopicIdPartition) -> str:
-        return keys.finished_offsets_key(self._prefix, tip)
+    def finished_offsets_key(self, tp: TopicIdPartition) -> str:
+        return keys.finished_offsets_key(self._prefix, tp)
 
     @measured
     async def put_archive_gap(
-        self, tip: TopicIdPartition, first: int, last: int, content: bytes
+        self, tp: TopicIdPartition, first: int, last: int, content: bytes
     ) -> None:
         """Only the key counts; `content` is for people. May be repeated."""
-        await self._store.put(keys.archive_gap_key(self._prefix, tip, first, last), content)
+        await self._store.put(keys.archive_gap_key(self._prefix, tp, first, last), content)
 
-    async def list_archive_gaps(self, tip: TopicIdPartition) -> AsyncIterator[tuple[int, int]]:
+    async def list_archive_gaps(self, tp: TopicIdPartition) -> AsyncIterator[tuple[int, int]]:
         """Offsets that were lost before they could be copied, both inclusive."""
-        async for found in self._store.list(keys.partition_folder(self._prefix, tip)):
+        async for found in self._store.list(keys.partition_folder(self._prefix, tp)):
             gap = keys.parse_archive_gap_key(self._prefix, found.key)
             if gap is not None:
                 yield gap
 
     @measured
-    async def put_finished_offsets(self, tip: TopicIdPartition, content: bytes) -> None:
-        await self._store.put(keys.finished_offsets_key(self._prefix, tip), content)
+    async def put_finished_offsets(self, tp: TopicIdPartition, content: bytes) -> None:
+        await self._store.put(keys.finished_offsets_key(self._prefix, tp), content)
 
     @measured
-    async def get_finished_offsets(self, tip: TopicIdPartition) -> bytes | None:
-        return await self._get(keys.finished_offsets_key(self._prefix, tip))
+    async def get_finished_offsets(self, tp: TopicIdPartition) -> bytes | None:
+        return await self._get(keys.finished_offsets_key(self._prefix, tp))
 
     @measured
-    async def forget_records(self, tip: TopicIdPartition) -> None:
+    async def forget_records(self, tp: TopicIdPartition) -> None:
         """For a partition without segments; may be repeated after a failure."""
-        gaps = [gap async for gap in self.list_archive_gaps(tip)]
+        gaps = [gap async for gap in self.list_archive_gaps(tp)]
         for gap in gaps:
-            await self._store.delete(keys.archive_gap_key(self._prefix, tip, *gap))
-        await self._store.delete(keys.finished_offsets_key(self._prefix, tip))
+            await self._store.delete(keys.archive_gap_key(self._prefix, tp, *gap))
+        await self._store.delete(keys.finished_offsets_key(self._prefix, tp))
 
     # --- planned deletions, so that a restarted process and other processes see them --------------
 
     @measured
-    async def put_retention_step(self, tip: TopicIdPartition, content: bytes) -> None:
-        await self._store.put(keys.retention_step_key(self._prefix, tip), content)
+    async def put_retention_step(self, tp: TopicIdPartition, content: bytes) -> None:
+        await self._store.put(keys.retention_step_key(self._prefix, tp), content)
 
     @measured
-    async def get_retention_step(self, tip: TopicIdPartition) -> bytes | None:
-        return await self._get(keys.retention_step_key(self._prefix, tip))
+    async def get_retention_step(self, tp: TopicIdPartition) -> bytes | None:
+        return await self._get(keys.retention_step_key(self._prefix, tp))
 
     @measured
-    async def delete_retention_step(self, tip: TopicIdPartition) -> None:
-        await self._store.delete(keys.retention_step_key(self._prefix, tip))
+    async def delete_retention_step(self, tp: TopicIdPartition) -> None:
+        await self._store.delete(keys.retention_step_key(self._prefix, tp))
 
     @measured
     async def put_cluster_topics(self, cluster_id: str, content: bytes) -> None:

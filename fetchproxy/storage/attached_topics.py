@@ -115,11 +115,11 @@ class AttachedObjectStore(ObjectStore):
             return await self._own.get_range(key, byte_range)
         return await mount.attached.store.get_range(mount.key_there(key), byte_range)
 
-    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        mount = self._mount(keys.partition_folder(self._prefix, tip))
+    def origin(self, tp: TopicIdPartition) -> TopicIdPartition:
+        mount = self._mount(keys.partition_folder(self._prefix, tp))
         if mount is None:
-            return tip
-        return TopicIdPartition(mount.topic_id, mount.attached.topic, tip.partition)
+            return tp
+        return TopicIdPartition(mount.topic_id, mount.attached.topic, tp.partition)
 
     @property
     def page_objects(self) -> int | None:
@@ -236,8 +236,8 @@ class AttachedObjectStore(ObjectStore):
         there = keys.parse_segment_key(mount.attached.prefix, mount.key_there(key))
         if there is None or metadata.segment_id != there.segment_id:
             return content  # another segment's metadata must not pass for this segment's
-        tip = parsed.segment_id.topic_id_partition
-        renamed = RemoteLogSegmentId(tip, metadata.segment_id.id)
+        tp = parsed.segment_id.topic_id_partition
+        renamed = RemoteLogSegmentId(tp, metadata.segment_id.id)
         return encode_segment(replace(metadata, segment_id=renamed))
 
     def _stores(self) -> Sequence[ObjectStore]:

@@ -454,9 +454,9 @@ def segment(
     segment_id: int = 1,
     has_aborted_txns: bool = False,
 ) -> RemoteLogSegmentMetadata:
-    tip = TopicIdPartition(topic_id=topic_id, topic=topic, partition=partition)
+    tp = TopicIdPartition(topic_id=topic_id, topic=topic, partition=partition)
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, UUID(int=segment_id)),
+        segment_id=RemoteLogSegmentId(tp, UUID(int=segment_id)),
         start_offset=start_offset,
         end_offset=start_offset + 9,
         max_timestamp_ms=0,

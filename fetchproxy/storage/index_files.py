@@ -456,11 +456,11 @@ class LocalIndexes:
         if self._lock is not None:
             self._lock.close()
 
-    def partition(self, tip: TopicIdPartition) -> LocalRemoteLogIndex:
+    def partition(self, tp: TopicIdPartition) -> LocalRemoteLogIndex:
         """Does no I/O. The result's methods block: call them by `in_thread`."""
-        if tip not in self._partitions:
-            self._partitions[tip] = self._new(self._folder / partition_folder("", tip))
-        return self._partitions[tip]
+        if tp not in self._partitions:
+            self._partitions[tp] = self._new(self._folder / partition_folder("", tp))
+        return self._partitions[tp]
 
     def describe(self, metadata: RemoteLogSegmentMetadata) -> IndexedSegment:
         return IndexedSegment(
@@ -478,8 +478,8 @@ class LocalIndexes:
         """The segment's index; None: the caller has to ask the store. A damaged index is dropped,
         and `LocalIndexRefresher` fetches it again. Raises nothing.
         """
-        tip = metadata.topic_id_partition
-        index = self.partition(tip)
+        tp = metadata.topic_id_partition
+        index = self.partition(tp)
         outcome, found = "failed", None
         try:
             async with asyncio.timeout(READ_MAX_S):
@@ -505,12 +505,12 @@ class LocalIndexes:
         except (OSError, TimeoutError) as error:
             log.warning("local_index_not_dropped", **metadata.logged, error=repr(error))
 
-    async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
+    async def keep_only(self, tps: Iterable[TopicIdPartition]) -> None:
         """Remove the files of all other partitions. Raises OSError."""
-        tips = set(tips)
-        kept = {self._folder / partition_folder("", tip) for tip in tips}
-        for tip in [tip for tip in self._partitions if tip not in tips]:
-            await self.in_thread(self._partitions.pop(tip).keep, ())
+        tps = set(tps)
+        kept = {self._folder / partition_folder("", tp) for tp in tps}
+        for tp in [tp for tp in self._partitions if tp not in tps]:
+            await self.in_thread(self._partitions.pop(tp).keep, ())
         await self.in_thread(self._remove_others, kept)
 
     def _remove_others(self, kept: set[Path]) -> None:

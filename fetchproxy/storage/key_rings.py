@@ -44,11 +44,11 @@ KeyContext = Mapping[str, str]
 
 def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
     """`digest`: `Packing.digest`."""
-    tip = segment_id.topic_id_partition
+    tp = segment_id.topic_id_partition
     described = {"described": digest} if digest else {}
     return described | {
-        "topic_id": uuid_text(tip.topic_id),
-        "partition": str(tip.partition),
+        "topic_id": uuid_text(tp.topic_id),
+        "partition": str(tp.partition),
         "segment_id": uuid_text(segment_id.id),
     }
 

@@ -113,9 +113,9 @@ async def listed_partitions(
         folder = keys.topic_folder(prefix, *topic)
         try:
             async for name in store.list_folders(folder):
-                tip = keys.parse_partition_folder(prefix, f"{folder}{name}/")
-                if tip is not None:
-                    found.append(tip)
+                tp = keys.parse_partition_folder(prefix, f"{folder}{name}/")
+                if tp is not None:
+                    found.append(tp)
         except RemoteStorageError as error:
             if unlisted is None or not error.may_be_of_object:
                 raise
@@ -154,9 +154,9 @@ async def take_topic_objects(
     def take_found(found: StoredObject) -> None:
         said = standing(prefix, found)
         if said is not None:
-            tip = keys.parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
-            if tip is not None:
-                take(tip, said)
+            tp = keys.parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
+            if tp is not None:
+                take(tp, said)
 
     async def take_part(digits: str, after: str) -> None:
         """List the objects after key `after` of partitions whose numbers begin with `digits`."""

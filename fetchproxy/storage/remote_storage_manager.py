@@ -207,70 +207,70 @@ class RemoteStorageManager:
         """`key`: from `list_partition`. Raises ObjectNotFound if deleted since; DamagedObject."""
         return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
 
-    async def list_partition(self, tip: TopicIdPartition) -> AsyncIterator[Standing]:
+    async def list_partition(self, tp: TopicIdPartition) -> AsyncIterator[Standing]:
         """The objects that describe the partition's state, by offset, in one listing."""
         await self.identity.check()
-        async for found in self._listed(keys.partition_folder(self._prefix, tip)):
+        async for found in self._listed(keys.partition_folder(self._prefix, tp)):
             said = standing(self._prefix, found)
             if said is not None:
                 yield said
 
     @measured
     async def put_log_start_offset(
-        self, tip: TopicIdPartition, offset: int, content: bytes, after_epoch: int = -1
+        self, tp: TopicIdPartition, offset: int, content: bytes, after_epoch: int = -1
     ) -> None:
         """Only the key counts; `content` is for people. Lower log start offsets stay stored."""
         await self.identity.check_to_put()
-        await self._store.put(keys.log_start_key(self._prefix, tip, offset, after_epoch), content)
+        await self._store.put(keys.log_start_key(self._prefix, tp, offset, after_epoch), content)
 
     @measured
-    async def put_partition_note(self, tip: TopicIdPartition, content: bytes) -> None:
+    async def put_partition_note(self, tp: TopicIdPartition, content: bytes) -> None:
         """Store an operator's decision about a log that began again."""
-        await self._store.put(keys.log_history_key(self._prefix, tip), content)
+        await self._store.put(keys.log_history_key(self._prefix, tp), content)
 
     @measured
-    async def delete_log_start_offset(self, tip: TopicIdPartition, lower: LogStartObject) -> None:
+    async def delete_log_start_offset(self, tp: TopicIdPartition, lower: LogStartObject) -> None:
         """Delete a log start offset that a higher one has replaced."""
         await self._store.delete(
-            keys.log_start_key(self._prefix, tip, lower.offset, lower.after_epoch)
+            keys.log_start_key(self._prefix, tp, lower.offset, lower.after_epoch)
         )
 
     @measured
-    async def put_partition_deletion(self, tip: TopicIdPartition, content: bytes) -> None:
+    async def put_partition_deletion(self, tp: TopicIdPartition, content: bytes) -> None:
         """Store the progress of the partition's deletion."""
         await self.identity.check_to_put()
-        await self._store.put(keys.partition_deletion_key(self._prefix, tip), content)
+        await self._store.put(keys.partition_deletion_key(self._prefix, tp), content)
 
     @measured
-    async def get_partition_deletion(self, tip: TopicIdPartition) -> bytes | None:
+    async def get_partition_deletion(self, tp: TopicIdPartition) -> bytes | None:
         await self.identity.check()
         try:
-            key = keys.partition_deletion_key(self._prefix, tip)
+            key = keys.partition_deletion_key(self._prefix, tp)
             return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
         except ObjectNotFound:
             return None
 
     @measured
-    async def forget_partition(self, tip: TopicIdPartition) -> None:
+    async def forget_partition(self, tp: TopicIdPartition) -> None:
         """For a partition without segments; may be repeated after a failure. The object that marks
         the deletion goes last.
         """
-        async for found in self.list_partition(tip):
+        async for found in self.list_partition(tp):
             if isinstance(found, LogStartObject):
-                await self.delete_log_start_offset(tip, found)
+                await self.delete_log_start_offset(tp, found)
             elif isinstance(found, LogHistoryObject):
                 await self._store.delete(found.stored.key)
-        await self.objects.forget_records(tip)
-        await self.objects.delete_retention_step(tip)
-        await self.objects.forget_concerns(tip)
-        await self._store.delete(keys.partition_deletion_key(self._prefix, tip))
+        await self.objects.forget_records(tp)
+        await self.objects.delete_retention_step(tp)
+        await self.objects.forget_concerns(tp)
+        await self._store.delete(keys.partition_deletion_key(self._prefix, tp))
 
     async def list_segment_objects(
-        self, tip: TopicIdPartition
+        self, tp: TopicIdPartition
     ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
         """All objects of segments, even without metadata; a segment's objects are adjacent."""
         await self.identity.check()
-        async for found in self._listed(keys.partition_folder(self._prefix, tip)):
+        async for found in self._listed(keys.partition_folder(self._prefix, tp)):
             parsed = keys.parse_segment_key(self._prefix, found.key)
             if parsed is not None:
                 yield parsed, found
@@ -312,9 +312,9 @@ class RemoteStorageManager:
             )
         return raw, packing.log_bytes
 
-    async def list_packed(self, tip: TopicIdPartition) -> AsyncIterator[StoredSegment]:
+    async def list_packed(self, tp: TopicIdPartition) -> AsyncIterator[StoredSegment]:
         """Each segment that has a `.packing`, even without metadata."""
-        async for key, _ in self.list_segment_objects(tip):
+        async for key, _ in self.list_segment_objects(tp):
             if key.file is SegmentFile.PACKING:
                 yield ListedSegment(key.segment_id, key.base_offset, 0, False, True)
 

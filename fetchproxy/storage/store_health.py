@@ -447,16 +447,16 @@ class StoreHealth:
         """`what`: how the segment's metadata differs from the metadata it was encrypted with; None:
         they are the same. Only one segment of each partition is reported.
         """
-        tip, segment_id = segment.segment_id.topic_id_partition, segment.segment_id.id
+        tp, segment_id = segment.segment_id.topic_id_partition, segment.segment_id.id
         if what is not None:
-            self._changed.setdefault(tip, segment_id)
-        if self._changed.get(tip) != segment_id:
+            self._changed.setdefault(tp, segment_id)
+        if self._changed.get(tp) != segment_id:
             return
         if what is None:
-            del self._changed[tip]
-            self._health.clear(Kind.SEGMENT_METADATA_CHANGED, tip)
+            del self._changed[tp]
+            self._health.clear(Kind.SEGMENT_METADATA_CHANGED, tp)
         else:
-            self._health.report(of_partition(Kind.SEGMENT_METADATA_CHANGED, tip, what), tip)
+            self._health.report(of_partition(Kind.SEGMENT_METADATA_CHANGED, tp, what), tp)
 
     @contextmanager
     def reading(
@@ -482,9 +482,9 @@ class StoreHealth:
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
         """Nobody reads what is left of a topic, so no read ends its conditions."""
-        for tip in [tip for tip in self._changed if gone(tip.topic_id)]:
-            del self._changed[tip]
-            self._health.forget(Kind.SEGMENT_METADATA_CHANGED, tip)
+        for tp in [tp for tp in self._changed if gone(tp.topic_id)]:
+            del self._changed[tp]
+            self._health.forget(Kind.SEGMENT_METADATA_CHANGED, tp)
         for refusals in (self._refused, self.damaged):
             refusals.forget_topics(gone)
 

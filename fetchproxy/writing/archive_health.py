@@ -117,7 +117,7 @@ class OffsetsLook:
 async def look_at_offsets(
     records: ArchiveObjects,
     rlmm: RemoteLogMetadataManager,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     refresh: Callable[[], Awaitable[PartitionView]] | None = None,
     also: Callable[[], Iterable[Offsets]] = tuple,
 ) -> OffsetsLook:
@@ -134,19 +134,19 @@ async def look_at_offsets(
         stated: FinishedOffsets | None = None
         damaged: CorruptSegment | None = None
         try:
-            stated = await read_finished_offsets(records, tip)
+            stated = await read_finished_offsets(records, tp)
         except CorruptSegment as error:
             damaged = error
         now = asyncio.get_running_loop().time()
-        view = await (rlmm.refresh(tip, now) if refresh is None else refresh())
-        done = [s for s in rlmm.list_remote_log_segments(tip) if s.is_finished]
+        view = await (rlmm.refresh(tp, now) if refresh is None else refresh())
+        done = [s for s in rlmm.list_remote_log_segments(tp) if s.is_finished]
         held = Held(
             segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
             uncertain=view.unreadable,
             log_start_offset=view.raised_log_start,
             newest_epoch=max((s.last_epoch for s in done), default=-1),
         )
-        gaps = [gap async for gap in records.list_archive_gaps(tip)]
+        gaps = [gap async for gap in records.list_archive_gaps(tp)]
         return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
 
     found = await look()
@@ -154,7 +154,7 @@ async def look_at_offsets(
         found = await look()  # finds no fault if they were truncated or deleted meanwhile
     if found.found.missing:
         now = asyncio.get_running_loop().time()
-        if await rlmm.partition_deletion(tip, now) is not None:
+        if await rlmm.partition_deletion(tp, now) is not None:
             found = replace(found, found=replace(found.found, missing=()))
     return found
 
@@ -163,9 +163,9 @@ def in_no_segment(first: int, last: int) -> str:
     return f"offsets {first} to {last} were archived and are in no segment"
 
 
-def offsets_in_words(tip: TopicIdPartition, found: NotHeld) -> list[Condition]:
+def offsets_in_words(tp: TopicIdPartition, found: NotHeld) -> list[Condition]:
     def said(kind: Kind, offsets: Offsets, what: str) -> Condition:
-        return of_partition(kind, tip, f"{tip}: {what}", offsets)
+        return of_partition(kind, tp, f"{tp}: {what}", offsets)
 
     recorded = "were lost before they could be copied (recorded gap)"
     unknown = "are in no segment, and it is not known if they ever were"
@@ -191,23 +191,23 @@ def metadata_in_words(
     segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
 ) -> list[Condition]:
     """Conditions that need no look at the store. `segments` is called only if needed."""
-    tip, found = view.tip, []
+    tp, found = view.tp, []
     if problems:
         what = (
-            f"{tip}: metadata of {len(problems)} segments cannot be read, {problems[0].what}; run "
+            f"{tp}: metadata of {len(problems)} segments cannot be read, {problems[0].what}; run "
             "fetchproxy verify"
         )
-        found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tip, what))
+        found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tp, what))
     if view.history == FIRST_HISTORY:
         return found
     aside = [s for s in segments() if s.is_finished and not view.history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
         what = (
-            f"{tip}: {len(aside)} segments with offsets {first} to {last} of another history of "
-            f"the log are put aside; fetchproxy resolve {tip} --keep shows them again"
+            f"{tp}: {len(aside)} segments with offsets {first} to {last} of another history of "
+            f"the log are put aside; fetchproxy resolve {tp} --keep shows them again"
         )
-        found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tip, what, (first, last)))
+        found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tp, what, (first, last)))
     return found
 
 
@@ -220,14 +220,14 @@ def with_stored(
 
 
 async def partition_health(
-    records: ArchiveObjects, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
+    records: ArchiveObjects, rlmm: RemoteLogMetadataManager, tp: TopicIdPartition
 ) -> list[Condition]:
     """All conditions of a partition that the store shows. Raises RemoteStorageError."""
-    look = await look_at_offsets(records, rlmm, tip)
-    found = offsets_in_words(tip, look.found)
-    view = rlmm.view(tip)
+    look = await look_at_offsets(records, rlmm, tp)
+    found = offsets_in_words(tp, look.found)
+    view = rlmm.view(tp)
     if view is not None:
         found += metadata_in_words(
-            view, rlmm.problems(tip), lambda: rlmm.list_remote_log_segments(tip)
+            view, rlmm.problems(tp), lambda: rlmm.list_remote_log_segments(tp)
         )
     return found

@@ -52,7 +52,7 @@ class NotArchived:
     `failed`: False if nothing has gone wrong. `again`: the same pass may succeed later.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     offsets: Offsets | None
     cause: str
     remedy: str
@@ -60,7 +60,7 @@ class NotArchived:
     again: bool = False
 
     def __str__(self) -> str:
-        return f"{self.tip}: {self.what}"
+        return f"{self.tp}: {self.what}"
 
     @property
     def what(self) -> str:
@@ -107,15 +107,15 @@ class ArchivePass(Archiver):
         `discovery` has the refused topics. Raises as `archive`, and ClusterError.
         """
         topics = await self.discovery.look()
-        tips = partitions_of(topics)
-        not_archived = await self.archive(tips)
+        tps = partitions_of(topics)
+        not_archived = await self.archive(tps)
         try:
             await self.recorder.record(topics)
         except (ClusterError, RemoteStorageError) as error:  # the next run describes them
             log.warning("topics_not_described", error=str(error))
-        return tips, not_archived
+        return tps, not_archived
 
-    async def archive(self, tips: Iterable[TopicIdPartition]) -> list[NotArchived]:
+    async def archive(self, tps: Iterable[TopicIdPartition]) -> list[NotArchived]:
         """Copy up to the current last stable offset; the last segment may be short. Returns what
         was not archived, by partition. No partition's failure ends the others; those whose failure
         may pass are tried again.
@@ -128,28 +128,28 @@ class ArchivePass(Archiver):
         async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
             telling = workers.create_task(told.run(), name="archive positions")
             try:
-                found = await self._all(list(tips), spool)
+                found = await self._all(list(tps), spool)
             finally:
                 telling.cancel()
             await self._publish()
-        return sorted(found, key=lambda one: (one.tip, one.offsets or (-1, -1)))
+        return sorted(found, key=lambda one: (one.tp, one.offsets or (-1, -1)))
 
-    async def _all(self, tips: list[TopicIdPartition], spool: Spool) -> list[NotArchived]:
+    async def _all(self, tps: list[TopicIdPartition], spool: Spool) -> list[NotArchived]:
         found: list[NotArchived] = []
         for number in range(1, self.tries_max + 1):
             this = _Round()
-            await for_each(tips, partial(self._try, spool, this), self.config.workers_max)
+            await for_each(tps, partial(self._try, spool, this), self.config.workers_max)
             if this.crashes:
                 raise ExceptionGroup("partitions crashed", this.crashes)
             found += [one for one in this.found if not one.again]
             failures = [one for one in this.found if one.again]
-            tips = [one.tip for one in failures]
+            tps = [one.tp for one in failures]
             if not failures or number == self.tries_max:
                 return found + failures
             pause_s = PAUSES.pause_ms(number, self._rng.random()) / 1000
             log.warning(
                 "partitions_tried_again",
-                partitions=len(tips),
+                partitions=len(tps),
                 tries_left=self.tries_max - number,
                 pause_s=round(pause_s, 1),
                 error=str(failures[0]),
@@ -157,34 +157,34 @@ class ArchivePass(Archiver):
             await asyncio.sleep(pause_s)
         return found
 
-    async def _try(self, spool: Spool, this: _Round, tip: TopicIdPartition) -> None:
+    async def _try(self, spool: Spool, this: _Round, tp: TopicIdPartition) -> None:
         if this.away is not None:
             cause = f"not tried, as others failed before: {this.away.cause}"
-            this.found.append(replace(this.away, tip=tip, offsets=None, cause=cause))
+            this.found.append(replace(this.away, tp=tp, offsets=None, cause=cause))
             return
         lost: list[Offsets] = []
         missed: list[NotArchived] = []
         try:
-            missed = await self._archive(tip, spool, lost)
+            missed = await self._archive(tp, spool, lost)
         except (FetchProxyError, OSError) as error:
-            missed = [self._failure(tip, error)]
+            missed = [self._failure(tp, error)]
         except Exception as error:  # one partition's defect must not end the others
-            log.exception("partition_process_crashed", **tip.logged)
+            log.exception("partition_process_crashed", **tp.logged)
             this.crashes.append(error)
-        this.note([*(_lost(tip, offsets) for offsets in lost), *missed])
+        this.note([*(_lost(tp, offsets) for offsets in lost), *missed])
 
-    def _failure(self, tip: TopicIdPartition, error: FetchProxyError | OSError) -> NotArchived:
+    def _failure(self, tp: TopicIdPartition, error: FetchProxyError | OSError) -> NotArchived:
         if isinstance(error, LogTruncated):
-            self.concerns.hold(Kind.PARTITION_STOPPED, tip, str(error))
+            self.concerns.hold(Kind.PARTITION_STOPPED, tp, str(error))
         elif isinstance(error, LogDamaged):
-            self.concerns.hold(Kind.LOG_DAMAGED, tip, str(error))
-        edges, view = self.cluster.cached_log_edges(tip), self.rlmm.view(tip)
+            self.concerns.hold(Kind.LOG_DAMAGED, tp, str(error))
+        edges, view = self.cluster.cached_log_edges(tp), self.rlmm.view(tp)
         end = None if view is None else view.log_end_offset
         offsets = None if edges is None else _above(end, edges, edges.last_stable_offset)
         # What a store denies, it denies a second later too.
         again = may_pass(error) and getattr(error, "retriable", True)
         return NotArchived(
-            tip, offsets, str(error) or type(error).__name__, _remedy(error), again=again
+            tp, offsets, str(error) or type(error).__name__, _remedy(error), again=again
         )
 
     async def _publish(self) -> None:
@@ -193,12 +193,12 @@ class ArchivePass(Archiver):
         except RemoteStorageError as error:
             log.warning("concerns_not_published", error=str(error))
 
-    def _gathered_from(self, tip: TopicIdPartition) -> int | None:
-        archiver = self._at_work.get(tip)
+    def _gathered_from(self, tp: TopicIdPartition) -> int | None:
+        archiver = self._at_work.get(tp)
         return None if archiver is None else archiver.position
 
     async def _archive(
-        self, tip: TopicIdPartition, spool: Spool, lost: list[Offsets]
+        self, tp: TopicIdPartition, spool: Spool, lost: list[Offsets]
     ) -> list[NotArchived]:
         """Archive up to the last stable offset of the beginning, or until no more is available;
         returns what an open transaction keeps from the archive. `lost` gets what was lost before it
@@ -207,10 +207,10 @@ class ArchivePass(Archiver):
         Then delete what retention has passed. Segments hidden now lose their objects in a later
         pass.
         """
-        edges = await self.cluster.log_edges(tip)
-        log_start = self.log_starts.get(tip, edges.log_start_offset)
-        archiver = self.archiver(tip, spool, on_lost=lost.append, log_start_offset=log_start)
-        self._at_work[tip] = archiver
+        edges = await self.cluster.log_edges(tp)
+        log_start = self.log_starts.get(tp, edges.log_start_offset)
+        archiver = self.archiver(tp, spool, on_lost=lost.append, log_start_offset=log_start)
+        self._at_work[tp] = archiver
         try:
             while await archiver.process(close_short=True):
                 end = archiver.archive_end
@@ -218,36 +218,36 @@ class ArchivePass(Archiver):
                     break
             end = archiver.archive_end
         finally:
-            del self._at_work[tip]
+            del self._at_work[tp]
             await archiver.release()
-        self.concerns.release(Kind.PARTITION_STOPPED, tip)
-        self.concerns.release(Kind.LOG_DAMAGED, tip)
-        while await self.expirer.expire(tip):
+        self.concerns.release(Kind.PARTITION_STOPPED, tp)
+        self.concerns.release(Kind.LOG_DAMAGED, tp)
+        while await self.expirer.expire(tp):
             continue
-        await self.local_retention.trim(tip)
+        await self.local_retention.trim(tp)
         log.info(
             "partition_archived",
-            **tip.logged,
+            **tp.logged,
             archive_end=end,
             last_stable_offset=edges.last_stable_offset,
         )
         if edges.high_watermark <= max(edges.last_stable_offset, end or 0):
             return []
-        return await self._pinned(tip, end)
+        return await self._pinned(tp, end)
 
-    async def _pinned(self, tip: TopicIdPartition, end: int | None) -> list[NotArchived]:
+    async def _pinned(self, tp: TopicIdPartition, end: int | None) -> list[NotArchived]:
         """What is above the last stable offset still, or nothing."""
-        edges = await self.cluster.log_edges(tip)
+        edges = await self.cluster.log_edges(tp)
         offsets = _above(end, edges, edges.high_watermark)
         if offsets is None or edges.last_stable_offset >= edges.high_watermark:
             return []
         try:
-            oldest = await oldest_open_transaction(self.cluster, tip)
+            oldest = await oldest_open_transaction(self.cluster, tp)
         except ClusterError as error:
-            log.info("producers_not_described", **tip.logged, error=str(error))
+            log.info("producers_not_described", **tp.logged, error=str(error))
             oldest = None
         cause = pinned_in_words(edges.last_stable_offset, oldest)
-        return [NotArchived(tip, offsets, cause, ended_by(tip, oldest), failed=False)]
+        return [NotArchived(tp, offsets, cause, ended_by(tp, oldest), failed=False)]
 
 
 class _Round:
@@ -274,9 +274,9 @@ def _above(end: int | None, edges: LogEdges, to: int) -> Offsets | None:
     return (first, to - 1) if first < to else None
 
 
-def _lost(tip: TopicIdPartition, offsets: Offsets) -> NotArchived:
+def _lost(tp: TopicIdPartition, offsets: Offsets) -> NotArchived:
     return NotArchived(
-        tip,
+        tp,
         offsets,
         "the brokers deleted them before they could be copied",
         "they cannot be recovered: raise the brokers' retention, or archive more often",

@@ -69,18 +69,18 @@ class ArchiverConcerns:
             self._decided[kind].add(subject)
             self._unsaid.add((kind, subject))
 
-    def forget(self, tip: TopicIdPartition, *kinds: Kind) -> None:
+    def forget(self, tp: TopicIdPartition, *kinds: Kind) -> None:
         """Another archiver, or none, checks the partition from now on."""
         for kind in kinds:
-            self.health.forget(kind, tip)
-            self._decided[kind].discard(tip)
-            self._unsaid.discard((kind, tip))
+            self.health.forget(kind, tp)
+            self._decided[kind].discard(tp)
+            self._unsaid.discard((kind, tp))
 
     def merged(self, stored: StoredConcerns, now: float) -> Iterator[Condition]:
         """This archiver's concerns, and those of `stored` that others have decided. In no order."""
         yield from self.health.all(now)
         for one, said in stored.items():
-            if one.tip not in self._decided.get(one.name, ()):
+            if one.tp not in self._decided.get(one.name, ()):
                 yield said
 
     def _held(self, kind: Kind, subject: Subject) -> Condition | None:
@@ -95,7 +95,7 @@ class ArchiverConcerns:
 
     async def _publish(self, objects: ArchiveObjects) -> None:
         self._stored = await read_concerns(objects, self._stored)
-        stored = {(one.name, one.tip): said for one, said in self._stored.items()}
+        stored = {(one.name, one.tp): said for one, said in self._stored.items()}
         for kind, subject in list(self._unsaid):
             if (kind, subject) not in self._unsaid:
                 continue  # forgotten meanwhile: it is another archiver's
@@ -135,7 +135,7 @@ async def read_concerns(
             raw = await objects.get_concern(one)
             found[one] = None if raw is None else _decode(raw, one)
         except DamagedObject as damage:
-            found[one] = of_partition(one.name, one.tip, str(damage))
+            found[one] = of_partition(one.name, one.tp, str(damage))
 
     await for_each([one for one in listed if found[one] is None], read, READ_AT_ONCE)
     return {one: said for one, said in found.items() if said is not None}
@@ -155,7 +155,7 @@ def _decode(raw: bytes, listed: ConcernObject) -> Condition:
         what, offsets = decode_document(raw, listed.key, VERSION, _said)
     except CorruptSegment as error:
         what, offsets = str(error), None
-    return of_partition(listed.name, listed.tip, what, offsets)
+    return of_partition(listed.name, listed.tp, what, offsets)
 
 
 def _said(fields: Fields) -> tuple[str, Offsets | None]:

@@ -84,9 +84,9 @@ class SegmentCopier:
     def __post_init__(self) -> None:
         self._running: dict[TopicIdPartition, CopyProgress] = {}
 
-    def running(self, tip: TopicIdPartition) -> CopyProgress | None:
+    def running(self, tp: TopicIdPartition) -> CopyProgress | None:
         """The partition's copy in progress, if any. Never blocks."""
-        return self._running.get(tip)
+        return self._running.get(tp)
 
     async def copy(
         self,
@@ -105,9 +105,9 @@ class SegmentCopier:
         """
         await segment.check_size()  # a lost file must not look like a store error
         metadata = self._metadata(segment)
-        metrics.REMOTE_COPY_REQUESTS.labels(segment.tip.topic).inc()
+        metrics.REMOTE_COPY_REQUESTS.labels(segment.tp.topic).inc()
         now = asyncio.get_running_loop().time()
-        self._running[segment.tip] = CopyProgress(
+        self._running[segment.tp] = CopyProgress(
             metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
         )
         deadline = now + self.copy_max_ms / 1000
@@ -121,7 +121,7 @@ class SegmentCopier:
         else:
             return await self._finish(segment, metadata, deadline)
         finally:
-            del self._running[segment.tip]
+            del self._running[segment.tp]
 
     async def remove(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Remove a failed copy. Best effort: the rest is found later as a dangling attempt. Objects
@@ -166,8 +166,8 @@ class SegmentCopier:
             raise
         late = asyncio.get_running_loop().time() >= deadline
         if late and await self._has_taken_back(metadata):
-            raise StorageUnavailable(f"copy of {segment.tip} was finished too late")
-        metrics.REMOTE_COPY_BYTES.labels(segment.tip.topic).inc(segment.size_bytes)
+            raise StorageUnavailable(f"copy of {segment.tp} was finished too late")
+        metrics.REMOTE_COPY_BYTES.labels(segment.tp.topic).inc(segment.size_bytes)
         return finished
 
     async def _record_in_the_end(
@@ -224,7 +224,7 @@ class SegmentCopier:
         """
         refusals: list[Exception] = []
         late = StorageUnavailable(
-            f"copy of {segment.tip} at {segment.start_offset} took over {self.copy_max_ms} ms"
+            f"copy of {segment.tp} at {segment.start_offset} took over {self.copy_max_ms} ms"
         )
         if asyncio.get_running_loop().time() >= deadline:
             raise late
@@ -247,7 +247,7 @@ class SegmentCopier:
 
     def _metadata(self, segment: GatheredSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(segment.tip, self.uuid_factory()),
+            segment_id=RemoteLogSegmentId(segment.tp, self.uuid_factory()),
             start_offset=segment.start_offset,
             end_offset=segment.end_offset,
             max_timestamp_ms=segment.max_timestamp_ms,

@@ -57,14 +57,14 @@ class LocalIndexRefresher:
         # Segments without a usable index: they are left out, and readers ask the store.
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
-    async def refresh(self, tip: TopicIdPartition, view: PartitionView) -> bool:
+    async def refresh(self, tp: TopicIdPartition, view: PartitionView) -> bool:
         """True: more to fetch. Raises RemoteStorageError, OSError; the next turn goes on."""
-        index = self._local.partition(tip)
+        index = self._local.partition(tp)
         last = view.segments[-1].segment_id if view.segments else None
         # Enough to notice a change of the archive without a look at every segment.
         ends = view.log_start_offset, view.log_end_offset
         seen = (len(view.segments), ends, last, index.losses)
-        if self._done.get(tip) == seen:
+        if self._done.get(tp) == seen:
             return False
         missing = await self._local.in_thread(self._missing, index, view)
         fetched = missing[:FETCHES_MAX]
@@ -76,31 +76,31 @@ class LocalIndexRefresher:
                     raise raw
                 await self._local.in_thread(index.append, self._local.describe(metadata), raw)
             except (CorruptSegment, ValueError) as error:
-                self._left_out.setdefault(tip, set()).add(metadata.segment_id.id)
+                self._left_out.setdefault(tp, set()).add(metadata.segment_id.id)
                 log.error("segment_not_indexed", **metadata.logged, error=str(error))
                 return True  # the next turn leaves it out and appends the rest
         if len(fetched) < len(missing):
             return True
-        self._done[tip] = seen
+        self._done[tp] = seen
         return False
 
     def _missing(
         self, index: LocalRemoteLogIndex, view: PartitionView
     ) -> list[RemoteLogSegmentMetadata]:
         """Drop entries that are not of the archive; return the segments to append. Blocks."""
-        left_out = self._left_out.get(view.tip, set())
+        left_out = self._left_out.get(view.tp, set())
         wanted = [s for s in view.segments if s.segment_id.id not in left_out]
         kept = index.keep([self._local.describe(metadata) for metadata in wanted])
         return wanted[kept:]
 
-    async def keep_only(self, tips: Iterable[TopicIdPartition]) -> None:
+    async def keep_only(self, tps: Iterable[TopicIdPartition]) -> None:
         """Remove the local indexes of all other partitions; a failure is logged."""
-        tips = set(tips)
-        for tip in (self._done.keys() | self._left_out.keys()) - tips:
-            self._done.pop(tip, None)
-            self._left_out.pop(tip, None)
+        tps = set(tps)
+        for tp in (self._done.keys() | self._left_out.keys()) - tps:
+            self._done.pop(tp, None)
+            self._left_out.pop(tp, None)
         try:
-            await self._local.keep_only(tips)
+            await self._local.keep_only(tps)
         except OSError as error:
             log.warning("local_index_leftovers_not_deleted", error=str(error))
 

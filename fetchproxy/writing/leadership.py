@@ -44,7 +44,7 @@ class Leadership:
 
     on_change: Callable[[], None] = staticmethod(lambda: None)
 
-    def leads(self, tip: TopicIdPartition) -> bool:
+    def leads(self, tp: TopicIdPartition) -> bool:
         """Whether it leads the partition now. Never blocks. Called before each step that writes."""
         return True
 
@@ -143,8 +143,8 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         self._member = GroupMember(cluster, settings, self, rng)
 
     # --- Leadership ---
-    def leads(self, tip: TopicIdPartition) -> bool:
-        if (tip.topic, tip.partition) not in self._owned:
+    def leads(self, tp: TopicIdPartition) -> bool:
+        if (tp.topic, tp.partition) not in self._owned:
             return False
         return self._member.holds(asyncio.get_running_loop().time())
 
@@ -276,8 +276,8 @@ class LogDirsLeadership(Leadership):
         self._node_ids = frozenset(node_ids)
         self._led: frozenset[TopicIdPartition] = frozenset()
 
-    def leads(self, tip: TopicIdPartition) -> bool:
-        return tip in self._led
+    def leads(self, tp: TopicIdPartition) -> bool:
+        return tp in self._led
 
     def manage(self, topics: Iterable[TopicInfo]) -> None:
         led = frozenset(

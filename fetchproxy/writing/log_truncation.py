@@ -194,9 +194,9 @@ class LogTruncation:
     _: KW_ONLY
     wall_clock_ms: Callable[[], int]
 
-    def leader_epoch(self, tip: TopicIdPartition) -> int:
+    def leader_epoch(self, tp: TopicIdPartition) -> int:
         """The last known leader epoch; -1: none. A read from a leader makes its epoch known."""
-        return self.leader.known_epoch(tip)
+        return self.leader.known_epoch(tp)
 
     async def confirm(self, segment: GatheredSegment, archive: Resumed) -> int:
         """Check that the archive and `segment` after it are the leader's log; return the leader's
@@ -205,14 +205,14 @@ class LogTruncation:
         """
         epochs, lineage = rising(segment.leader_epochs), archive.lineage
         if lineage and epochs and epochs[0].epoch < lineage[-1].epoch:
-            raise LogDiverged(f"{segment.tip}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
+            raise LogDiverged(f"{segment.tp}: epoch {epochs[0].epoch} after {lineage[-1].epoch}")
         whole, joints = joints_of(archive.compared, archive.archive_end, segment)
         end = segment.end_offset + 1
-        shared, compared = await self._compare(segment.tip, whole, end, joints)
+        shared, compared = await self._compare(segment.tp, whole, end, joints)
         if shared < end:
-            raise LogDiverged(f"{segment.tip}: gathered to {end}, the leader's log from {shared}")
+            raise LogDiverged(f"{segment.tp}: gathered to {end}, the leader's log from {shared}")
         await self._check_same_leader(segment)
-        return self._epoch_of(segment.tip, compared)
+        return self._epoch_of(segment.tp, compared)
 
     async def _check_same_leader(self, segment: GatheredSegment) -> None:
         """Where epochs do not count, only the leader that was read from is known to have the
@@ -220,37 +220,37 @@ class LogTruncation:
         """
         if segment.leader_epoch < 0 or NOT_COUNTED not in (e.epoch for e in segment.leader_epochs):
             return
-        told = await self.leader.epoch_end(segment.tip, segment.leader_epoch)
+        told = await self.leader.epoch_end(segment.tp, segment.leader_epoch)
         if told is not None and told[0] != segment.leader_epoch:
             raise LogDiverged(
-                f"{segment.tip}: read from the leader of epoch {segment.leader_epoch}, and the "
+                f"{segment.tp}: read from the leader of epoch {segment.leader_epoch}, and the "
                 f"epoch is {told[0]} now"
             )
 
-    async def agrees(self, tip: TopicIdPartition, archive: Resumed) -> int | None:
+    async def agrees(self, tp: TopicIdPartition, archive: Resumed) -> int | None:
         """The leader's epoch if its log equals the archive up to the archive's end. None: its log
         differs. Raises as `confirm`, and LogBeginsAgain if the log has no record of the archive.
         """
         end = archive.archive_end
         if end is None:
             if archive.raised_log_start > archive.kept_below:
-                await self._check_log_start(tip, archive.raised_log_start)
-            return self.leader_epoch(tip)
-        shared, compared = await self._compare(tip, archive.compared, end)
-        self._refuse_new_beginning(tip, compared, end)
-        return self._epoch_of(tip, compared) if shared >= end else None
+                await self._check_log_start(tp, archive.raised_log_start)
+            return self.leader_epoch(tp)
+        shared, compared = await self._compare(tp, archive.compared, end)
+        self._refuse_new_beginning(tp, compared, end)
+        return self._epoch_of(tp, compared) if shared >= end else None
 
-    async def _check_log_start(self, tip: TopicIdPartition, raised_log_start: int) -> None:
+    async def _check_log_start(self, tp: TopicIdPartition, raised_log_start: int) -> None:
         """For a partition without a segment. DeleteRecords asks the broker first, so the leader's
         log begins no lower than `raised_log_start`, or it begins again. Raises LogBeginsAgain,
         ClusterError.
         """
-        edges = await self.leader.edges(tip)
+        edges = await self.leader.edges(tp)
         if edges.log_start_offset < raised_log_start:
             raise LogBeginsAgain(
-                f"the log of {tip} begins again: everything below offset {raised_log_start} was "
+                f"the log of {tp} begins again: everything below offset {raised_log_start} was "
                 f"deleted, and it begins at offset {edges.log_start_offset}; nothing is archived "
-                f"until you run: fetchproxy resolve {tip}"
+                f"until you run: fetchproxy resolve {tp}"
             )
 
     async def truncate(self, view: PartitionView) -> None:
@@ -258,12 +258,12 @@ class LogTruncation:
         one read. May be repeated, also by two archivers at once. Raises LogBeginsAgain if that
         would remove everything, LogTruncated, ClusterError, RemoteStorageError.
         """
-        tip, end = view.tip, view.log_end_offset
-        segments = self.rlmm.list_remote_log_segments(tip)  # read with `view`: others may add
+        tp, end = view.tp, view.log_end_offset
+        segments = self.rlmm.list_remote_log_segments(tp)  # read with `view`: others may add
         if end is None:
             return
-        shared, compared = await self._compare(tip, compared_lineage(view), end)
-        self._refuse_new_beginning(tip, compared, end)
+        shared, compared = await self._compare(tp, compared_lineage(view), end)
+        self._refuse_new_beginning(tp, compared, end)
         if shared >= end:
             return
         offset = max(await self._decided_below(view, shared), view.history.kept_below)
@@ -271,25 +271,25 @@ class LogTruncation:
         # Log it first, so that a partial truncation is on record.
         log.error(
             "archive_truncated",
-            **tip.logged,
+            **tp.logged,
             truncation_offset=offset,
             shared_end=shared,
             archive_end=end,
-            leader_epoch=self._epoch_of(tip, compared),
+            leader_epoch=self._epoch_of(tp, compared),
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
         await self._carry_out(plan)
         lost = end - max(offset, view.log_start_offset or 0)
-        ARCHIVE_TRUNCATED_OFFSETS.labels(tip.topic, str(tip.partition)).inc(lost)
+        ARCHIVE_TRUNCATED_OFFSETS.labels(tp.topic, str(tp.partition)).inc(lost)
 
     async def drop(
-        self, tip: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
+        self, tp: TopicIdPartition, segments: Sequence[RemoteLogSegmentMetadata]
     ) -> None:
         """Drop segments on an operator's decision, the highest first. Raises RemoteStorageError."""
         log.error(
             "archive_truncated",
-            **tip.logged,
+            **tp.logged,
             truncation_offset=min(segment.start_offset for segment in segments),
             archive_end=max(segment.end_offset for segment in segments) + 1,
             segments_dropped=len(segments),
@@ -298,12 +298,12 @@ class LogTruncation:
 
     async def remove_buried(self, view: PartitionView) -> bool:
         """Remove the `buried_copies`. False: there are none. Raises RemoteStorageError."""
-        plan = buried_copies(self.rlmm.list_remote_log_segments(view.tip), view)
+        plan = buried_copies(self.rlmm.list_remote_log_segments(view.tp), view)
         if not plan:
             return False
         log.warning(
             "dead_copies_removed",
-            **view.tip.logged,
+            **view.tp.logged,
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
         )
@@ -312,48 +312,48 @@ class LogTruncation:
 
     async def _compare(
         self,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         lineage: Sequence[EpochStart],
         end_offset: int,
         joints: Sequence[Joint] = (),
     ) -> tuple[int, Compared]:
         """The offset at which the leader's log stops being the same, and the whole comparison."""
-        compared = await compare_with_leader(self.leader, tip, lineage, end_offset, joints)
+        compared = await compare_with_leader(self.leader, tp, lineage, end_offset, joints)
         if isinstance(compared.result, Undecided):
             raise LogTruncated(
-                f"{tip}, archived up to {end_offset}: {compared.result.what}; choose which "
-                f"log counts: fetchproxy resolve {tip}"
+                f"{tp}, archived up to {end_offset}: {compared.result.what}; choose which "
+                f"log counts: fetchproxy resolve {tp}"
             )
         return compared.result.end_offset, compared
 
-    def _epoch_of(self, tip: TopicIdPartition, compared: Compared) -> int:
+    def _epoch_of(self, tp: TopicIdPartition, compared: Compared) -> int:
         epoch = compared.leader_epoch
-        return self.leader_epoch(tip) if epoch == NO_EPOCH else epoch
+        return self.leader_epoch(tp) if epoch == NO_EPOCH else epoch
 
     @staticmethod
-    def _refuse_new_beginning(tip: TopicIdPartition, compared: Compared, end_offset: int) -> None:
+    def _refuse_new_beginning(tp: TopicIdPartition, compared: Compared, end_offset: int) -> None:
         if compared.begins_again:
             raise LogBeginsAgain(
-                f"the log of {tip} begins again: none of the archived records, up to offset "
+                f"the log of {tp} begins again: none of the archived records, up to offset "
                 f"{end_offset}, is in it; nothing is archived or deleted until you run: "
-                f"fetchproxy resolve {tip}"
+                f"fetchproxy resolve {tp}"
             )
         if compared.cut_without_election:
             raise LogBeginsAgain(
-                f"the log of {tip} has lost archived records, up to offset {end_offset}, without a "
+                f"the log of {tp} has lost archived records, up to offset {end_offset}, without a "
                 f"newer leader epoch than {compared.leader_epoch}, so no election has cut it; "
-                f"nothing is archived or deleted until you run: fetchproxy resolve {tip}"
+                f"nothing is archived or deleted until you run: fetchproxy resolve {tp}"
             )
 
     async def _decided_below(self, view: PartitionView, offset: int) -> int:
-        edges = await self.leader.edges(view.tip)
+        edges = await self.leader.edges(view.tp)
         below = view.segment_at_or_after(offset - 1) if view.covers(offset - 1) else None
         archived: tuple[AbortedTxn, ...] = ()
         if below is not None and below.has_aborted_txns:
             archived = decode_aborted(await self.rsm.fetch_index(below, SegmentFile.TXN))
         leader = None
         if offset >= edges.log_start_offset:
-            leader = await self.leader.aborted_from(view.tip, offset)
+            leader = await self.leader.aborted_from(view.tp, offset)
         return decided_below(offset, edges.last_stable_offset, below, archived, leader)
 
     async def _carry_out(self, plan: TruncationPlan) -> None:

@@ -275,7 +275,7 @@ MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segme
 class MergedPartition:
     """`replaced` segments became `merged` ones of `size_bytes` in all (dry run: would become)."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     merged: int = 0
     replaced: int = 0
     size_bytes: int = 0
@@ -299,24 +299,24 @@ class PartitionMerger:
     # Also take over segments that are not encrypted, in a partition that has encrypted ones.
     encrypt_plain: bool = False
 
-    async def plan(self, tip: TopicIdPartition) -> list[Segments]:
+    async def plan(self, tp: TopicIdPartition) -> list[Segments]:
         """The groups to merge; none for a partition being deleted. Raises RemoteStorageError."""
-        return (await self._plan(tip))[0]
+        return (await self._plan(tp))[0]
 
-    async def dry_run(self, tip: TopicIdPartition) -> MergedPartition:
+    async def dry_run(self, tp: TopicIdPartition) -> MergedPartition:
         """Raises RemoteStorageError."""
-        groups, refused = await self._plan(tip)
+        groups, refused = await self._plan(tp)
         size = sum(segment.segment_size_bytes for group in groups for segment in group)
         replaced = sum(map(len, groups))
-        return MergedPartition(tip, len(groups), replaced, size, refused=refused)
+        return MergedPartition(tp, len(groups), replaced, size, refused=refused)
 
-    async def _plan(self, tip: TopicIdPartition) -> tuple[list[Segments], list[str]]:
+    async def _plan(self, tp: TopicIdPartition) -> tuple[list[Segments], list[str]]:
         """The groups to merge, and why segments are left out.
 
         A merged segment is encrypted, and so proven to be of a holder of the key ring. A segment
         that is not encrypted may be of anybody who can write to the store.
         """
-        found = await self._look(tip)
+        found = await self._look(tp)
         if found is None:
             return [], []
         groups = plan_merges(*found, bytes_max=self.bytes_max)
@@ -349,19 +349,19 @@ class PartitionMerger:
         except (CorruptSegment, ObjectNotFound):
             return True
 
-    async def _look(self, tip: TopicIdPartition) -> tuple[Segments, PartitionView] | None:
+    async def _look(self, tp: TopicIdPartition) -> tuple[Segments, PartitionView] | None:
         """The current segments and view. None: the partition is being deleted."""
         now = asyncio.get_running_loop().time()
-        if await self.rlmm.partition_deletion(tip, now) is not None:
+        if await self.rlmm.partition_deletion(tp, now) is not None:
             return None
-        view = await self.rlmm.refresh(tip, now)
-        return self.rlmm.list_remote_log_segments(tip), view
+        view = await self.rlmm.refresh(tp, now)
+        return self.rlmm.list_remote_log_segments(tp), view
 
-    async def merge(self, tip: TopicIdPartition) -> MergedPartition:
+    async def merge(self, tp: TopicIdPartition) -> MergedPartition:
         """Carry out the plan; finished merges count. What could not be read is tried once more at
         the end. Raises RemoteStorageError, OSError (disk).
         """
-        done = MergedPartition(tip)
+        done = MergedPartition(tp)
         with each_object_alone():
             await self._carry_out(done)
             if before := done.unread:
@@ -375,8 +375,8 @@ class PartitionMerger:
         return done
 
     async def _carry_out(self, done: MergedPartition) -> None:
-        tip = done.tip
-        groups, refused = await self._plan(tip)
+        tp = done.tp
+        groups, refused = await self._plan(tp)
         done.refused += [why for why in refused if why not in done.refused]
         for sources in groups:
             try:
@@ -388,7 +388,7 @@ class PartitionMerger:
             except (CorruptSegment, ObjectNotFound) as error:
                 if await self._stand(sources):
                     offsets = f"{sources[0].start_offset} to {sources[-1].end_offset}"
-                    why = f"{tip}, offsets {offsets}: {error}"
+                    why = f"{tp}, offsets {offsets}: {error}"
                     to = done.unread if error.retriable else done.refused
                     to += [] if why in to else [why]
                     self._note("merge_refused", sources, error)
@@ -400,8 +400,8 @@ class PartitionMerger:
             done.size_bytes += finished.segment_size_bytes
 
     async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
-        tip = sources[0].topic_id_partition
-        writer = SegmentWriter(tip, sources[0].start_offset, self.spool)
+        tp = sources[0].topic_id_partition
+        writer = SegmentWriter(tp, sources[0].start_offset, self.spool)
         try:
             whole, lineage = await merged_log(self.rsm, sources, writer, self.chunk_bytes)
             finished = await self.copier.copy(whole, lineage, lambda: self._confirm(sources))
@@ -430,10 +430,10 @@ class PartitionMerger:
 
     @staticmethod
     def _note(event: str, sources: Segments, error: Exception) -> None:
-        tip = sources[0].topic_id_partition
+        tp = sources[0].topic_id_partition
         log.warning(
             event,
-            **tip.logged,
+            **tp.logged,
             base_offset=sources[0].start_offset,
             end_offset=sources[-1].end_offset,
             error=str(error),

@@ -200,7 +200,7 @@ class OwnArchive:
         stored = await self.rsm.list_partitions() if by_topic else []
         partitions = set(await self.rlmm.list_partitions())
         log.info("archive_found", partitions=len(partitions))
-        unknown = [tip for tip in stored if tip not in partitions]
+        unknown = [tp for tp in stored if tp not in partitions]
         if not unknown:
             self.health.clear(Kind.PARTITIONS_UNKNOWN)
             return
@@ -230,7 +230,7 @@ class OwnArchive:
 
     async def _check_has_what_was_trimmed(self) -> None:
         """For a place new to this machine: it may be another archive of the same cluster."""
-        known = {tip.topic_id for tip in await self.rlmm.list_partitions()}
+        known = {tp.topic_id for tp in await self.rlmm.list_partitions()}
         there = f"the archive at {self._place} has none of the topics of archive.topics"
         await self._check_nothing_trimmed(there, known)
 
@@ -240,15 +240,15 @@ class OwnArchive:
         topics = matching_topics(pattern, await self.cluster.topics(0), own)
         if not known.isdisjoint(topic.topic_id for topic in topics):
             return
-        tips = partitions_of([topic for topic in topics if await self._trims(topic)])
+        tps = partitions_of([topic for topic in topics if await self._trims(topic)])
         now = asyncio.get_running_loop().time()
-        edges = await self.cluster.log_edges_of(tips, not_older_than=now)
-        for tip, found in sorted(edges.items()):
+        edges = await self.cluster.log_edges_of(tps, not_older_than=now)
+        for tp, found in sorted(edges.items()):
             if isinstance(found, ClusterError):
                 raise found
             if found.log_start_offset > 0:
                 raise ConfigError(
-                    f"store.url: {there}. The brokers have no records of {tip} below offset "
+                    f"store.url: {there}. The brokers have no records of {tp} below offset "
                     f"{found.log_start_offset}; with local_retention these may be only in an "
                     "archive. Is store.url correct? To create a new archive there, give --create"
                 )

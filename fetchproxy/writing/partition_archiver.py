@@ -57,7 +57,7 @@ class PartitionArchiver:
     on if nothing is archived. None: from the log start at the first turn on.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     _: KW_ONLY
     gatherer: SegmentGatherer
     rlmm: RemoteLogMetadataManager
@@ -102,7 +102,7 @@ class PartitionArchiver:
         end = gathered.position if gathered else None
         offsets = 0 if end is None or self.position == NOT_KNOWN else end - self.position
         return PartitionArchiveStatus(
-            tip=self.tip,
+            tp=self.tp,
             archive_start=resumed.archive_start if resumed else None,
             archive_end=self.archive_end,
             log_start_offset=gatherer.log_start_offset,
@@ -113,7 +113,7 @@ class PartitionArchiver:
             raised_log_start=resumed.raised_log_start if resumed else 0,
             closed_segments=1 if gatherer.closed else 0,
             first_unarchived_ms=gathered.first_timestamp_ms if gathered else None,
-            copy=self.copier.running(self.tip),
+            copy=self.copier.running(self.tp),
         )
 
     async def process(self, *, close_short: bool = False) -> bool:
@@ -177,7 +177,7 @@ class PartitionArchiver:
         return self._resumed
 
     async def _fresh_view(self) -> PartitionView:
-        return await self.rlmm.refresh(self.tip, asyncio.get_running_loop().time())
+        return await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
 
     async def _look(self) -> Resumed:
         view = await self._fresh_view()
@@ -197,12 +197,12 @@ class PartitionArchiver:
     # --- the leader's lineage ---
     async def _has_parted(self, resumed: Resumed) -> bool:
         """True: a new leader's log differs. The archive has been truncated and is read again."""
-        if resumed.leader_epoch == self.truncation.leader_epoch(self.tip):
+        if resumed.leader_epoch == self.truncation.leader_epoch(self.tp):
             return False
         return await self._truncate_if_parted(resumed)
 
     async def _truncate_if_parted(self, resumed: Resumed) -> bool:
-        resumed.leader_epoch = await self.truncation.agrees(self.tip, resumed)
+        resumed.leader_epoch = await self.truncation.agrees(self.tp, resumed)
         if resumed.leader_epoch is not None:
             return False
         await self.release()
@@ -220,7 +220,7 @@ class PartitionArchiver:
             await self.release()  # the log is still below a deleted or kept range
             return False
         raise LogTruncated(
-            f"{self.tip} is archived up to offset {resumed.archive_end}, but the leader's log ends "
+            f"{self.tp} is archived up to offset {resumed.archive_end}, but the leader's log ends "
             "below that, and no leader epoch explains it"
         )
 
@@ -228,7 +228,7 @@ class PartitionArchiver:
         """Gather again: a new leader's log may be sound although it does not continue the gathered
         data. Raises `error` if it does not continue the archive either, or is damaged itself.
         """
-        place = (resumed.position, self.truncation.leader_epoch(self.tip))
+        place = (resumed.position, self.truncation.leader_epoch(self.tp))
         if not self._gathered or self._gathered_anew_at == place:
             raise error
         self._gathered_anew_at = place
@@ -238,7 +238,7 @@ class PartitionArchiver:
 
     def _note_dropped(self, base_offset: int | None, error: Exception) -> None:
         log.warning(
-            "gathered_segment_dropped", **self.tip.logged, base_offset=base_offset, error=str(error)
+            "gathered_segment_dropped", **self.tp.logged, base_offset=base_offset, error=str(error)
         )
 
     # --- gather ---
@@ -269,9 +269,9 @@ class PartitionArchiver:
             return
         for first, last in await self.records.lost(view, gap.log_start_offset):
             self.on_lost((first, last))
-            ARCHIVE_GAPS.labels(self.tip.topic, str(self.tip.partition)).inc()
+            ARCHIVE_GAPS.labels(self.tp.topic, str(self.tp.partition)).inc()
             log.error(
-                "archive_gap", **self.tip.logged, first_lost_offset=first, last_lost_offset=last
+                "archive_gap", **self.tp.logged, first_lost_offset=first, last_lost_offset=last
             )
 
     # --- copy ---
@@ -292,7 +292,7 @@ class PartitionArchiver:
             if await self._truncate_if_parted(resumed):
                 self._note_dropped(segment.start_offset, error)
             elif _contradicts_itself(segment, resumed.leader_epoch):
-                log.info("leader_epochs_left_out", **self.tip.logged, error=str(error))
+                log.info("leader_epochs_left_out", **self.tp.logged, error=str(error))
                 epochs = uncounted(segment.start_offset)
                 self.gatherer.closed = replace(segment, leader_epochs=epochs)
             else:
@@ -317,7 +317,7 @@ class PartitionArchiver:
         """Another archiver, or a copy of ours with a lost answer, has extended the archive."""
         log.info(
             "archive_further_than_expected",
-            **self.tip.logged,
+            **self.tp.logged,
             expected_end=resumed.archive_end,
             archive_end=view.log_end_offset,
         )
@@ -330,7 +330,7 @@ class PartitionArchiver:
         resumed.leader_epoch = await self.truncation.confirm(segment, resumed)
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
-            raise CopyOvertaken(f"{self.tip} is already archived up to {view.log_end_offset}")
+            raise CopyOvertaken(f"{self.tp} is already archived up to {view.log_end_offset}")
         await self.records.begin(view, segment.start_offset)
 
 
@@ -369,12 +369,12 @@ class ManagedPartition:
     led: bool = False  # by this archiver, at the last change of leadership
 
     @property
-    def tip(self) -> TopicIdPartition:
-        return self.archiver.tip
+    def tp(self) -> TopicIdPartition:
+        return self.archiver.tp
 
     @property
     def leads(self) -> bool:
-        return self.leadership.leads(self.tip)
+        return self.leadership.leads(self.tp)
 
     async def process(self) -> bool:
         """One turn. True: more is available. Raises the errors of the steps; an error of step 1
@@ -386,8 +386,8 @@ class ManagedPartition:
             if self.leads:
                 failure = await self._attempt(Step.COPY, self.archiver.compare_with_leader())
                 if failure is None:
-                    failure = await self._attempt(Step.DELETE, self.expirer.expire(self.tip))
-                    trimmed = await self._attempt(Step.DELETE, self.local_retention.trim(self.tip))
+                    failure = await self._attempt(Step.DELETE, self.expirer.expire(self.tp))
+                    trimmed = await self._attempt(Step.DELETE, self.local_retention.trim(self.tp))
                     failure = failure or trimmed
                 self.step = Step.COPY
                 more = await self.archiver.process()
@@ -402,8 +402,8 @@ class ManagedPartition:
 
     async def release(self) -> None:
         """Forget the partition's local state: this archiver does not lead it any more."""
-        self.expirer.forget(self.tip)
-        self.local_retention.forget(self.tip)
+        self.expirer.forget(self.tp)
+        self.local_retention.forget(self.tp)
         await self.archiver.release()
 
     async def _attempt(self, step: Step, work: Awaitable[object]) -> Exception | None:
@@ -421,10 +421,10 @@ class ManagedPartition:
         self.step = Step.REFRESH
         now = asyncio.get_running_loop().time()
         oldest = now - self.refresh_interval_ms / 1000
-        self.view = await self.archiver.rlmm.refresh(self.tip, oldest)
+        self.view = await self.archiver.rlmm.refresh(self.tp, oldest)
         if self.refresher is None:
             return False
-        return await self.refresher.refresh(self.tip, self.view)
+        return await self.refresher.refresh(self.tp, self.view)
 
     # --- how it stands ---
     def status(
@@ -433,7 +433,7 @@ class ManagedPartition:
         """The status. The range is from step 3; a leader's end includes its own copies since.
         `edges`: of the brokers' log, read independently of the turns.
         """
-        retention_used, deleted_in_ms = self.watch.margin(self.tip)
+        retention_used, deleted_in_ms = self.watch.margin(self.tp)
         known, view = self.archiver.status(), self.view
         start, end = known.archive_start, known.archive_end
         bytes_per_offset = known.bytes_per_offset
@@ -456,7 +456,7 @@ class ManagedPartition:
             last_stable_offset=stable,
             high_watermark=high_watermark,
             bytes_per_offset=bytes_per_offset,
-            last_error=self.last_error or self.local_retention.refusal(self.tip.topic),
+            last_error=self.last_error or self.local_retention.refusal(self.tp.topic),
             last_success_ms=self.last_success_ms,
             stopped=self.stopped,
             leads=self.leads,
@@ -472,8 +472,8 @@ class ManagedPartition:
         # No await from here until the turn is over.
         self.last_error = str(error)
         self.stopped = True
-        self.concerns.hold(Kind.PARTITION_STOPPED, self.tip, str(error))
-        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
+        self.concerns.hold(Kind.PARTITION_STOPPED, self.tp, str(error))
+        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tp)
 
     @property
     def brings_nothing(self) -> bool:
@@ -489,46 +489,46 @@ class ManagedPartition:
     def note_failure(self, error: Exception) -> None:
         message = str(error) or type(error).__name__
         if isinstance(error, OSError):
-            self.watch.disk_failed(self.tip, error)
+            self.watch.disk_failed(self.tp, error)
         if self.stopped:
             return  # the operator must see why it stopped, not this error
         # A failing store fails for all partitions: log one line a minute for all of them.
-        about = "store" if isinstance(error, RemoteStorageError) else self.tip.topic
-        self.warnings.warn("partition_process_failed", about, **self.tip.logged, error=message)
+        about = "store" if isinstance(error, RemoteStorageError) else self.tp.topic
+        self.warnings.warn("partition_process_failed", about, **self.tp.logged, error=message)
         self.failed(message, error)
 
     def failed(self, message: str, error: Exception) -> None:
         """Report the failure. The caller has logged it."""
         self.last_error, self.failure = message, error
         if isinstance(error, LogDamaged):
-            self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
-            self.concerns.hold(Kind.LOG_DAMAGED, self.tip, message)
+            self.concerns.health.forget(Kind.PARTITION_FAILING, self.tp)
+            self.concerns.hold(Kind.LOG_DAMAGED, self.tp, message)
         else:
-            failing = of_partition(Kind.PARTITION_FAILING, self.tip, message)
-            self.concerns.health.hold(failing, self.tip)
+            failing = of_partition(Kind.PARTITION_FAILING, self.tp, message)
+            self.concerns.health.hold(failing, self.tp)
 
     def note_success(self, now_ms: int) -> None:
         if self.last_error is not None:
-            self.warnings.info("partition_recovered", self.tip.topic, **self.tip.logged)
+            self.warnings.info("partition_recovered", self.tp.topic, **self.tp.logged)
         self.stopped = False
         self.failure = None
-        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tip)
-        self.watch.disk_works(self.tip)
+        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tp)
+        self.watch.disk_works(self.tp)
         if self.leads:
-            self.concerns.release(Kind.PARTITION_STOPPED, self.tip)
-            self.concerns.release(Kind.LOG_DAMAGED, self.tip)
+            self.concerns.release(Kind.PARTITION_STOPPED, self.tp)
+            self.concerns.release(Kind.LOG_DAMAGED, self.tp)
         else:  # its leader's report stands
-            self.concerns.forget(self.tip, Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED)
+            self.concerns.forget(self.tp, Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED)
         self.last_error = None
         self.last_success_ms = now_ms
 
     async def drop(self) -> None:
         """Another archiver, or none, manages the partition from now on."""
         lasting = Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED
-        self.concerns.forget(self.tip, *lasting, Kind.PARTITION_FAILING)
-        self.watch.forget(self.tip)
-        self.watch.disk_works(self.tip)
-        log.info("partition_unassigned", **self.tip.logged)
+        self.concerns.forget(self.tp, *lasting, Kind.PARTITION_FAILING)
+        self.watch.forget(self.tp)
+        self.watch.disk_works(self.tp)
+        log.info("partition_unassigned", **self.tp.logged)
         await self.release()
 
 

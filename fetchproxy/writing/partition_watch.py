@@ -174,22 +174,22 @@ class PartitionWatch:
         self._disk_errors: dict[TopicIdPartition, str] = {}
         metrics.ARCHIVER_DISK_FAILING.set(0)
 
-    def margin(self, tip: TopicIdPartition) -> tuple[float | None, int | None]:
+    def margin(self, tp: TopicIdPartition) -> tuple[float | None, int | None]:
         """`retention_used` and `deleted_in_ms` of the partition's status at the last look."""
-        watched = self._watched.get(tip, _Watched())
+        watched = self._watched.get(tp, _Watched())
         return watched.used, watched.deleted_in_ms
 
-    def forget(self, tip: TopicIdPartition) -> None:
+    def forget(self, tp: TopicIdPartition) -> None:
         """This archiver does not manage the partition any more."""
-        self._watched.pop(tip, None)
+        self._watched.pop(tp, None)
         self._concerns.forget(
-            tip,
+            tp,
             Kind.ARCHIVE_MARGIN_SMALL,
             Kind.UNARCHIVED_RECORDS_DELETED,
             Kind.OPEN_TRANSACTION,
             Kind.SEGMENT_COPY_STALLED,
         )
-        metrics.ARCHIVE_RETENTION_USED_SHARE.remove(tip.topic, tip.partition)
+        metrics.ARCHIVE_RETENTION_USED_SHARE.remove(tp.topic, tp.partition)
 
     async def look(
         self, statuses: Iterable[PartitionArchiveStatus], now: float, now_ms: int
@@ -204,12 +204,12 @@ class PartitionWatch:
             if number % _IN_A_ROW == 0:
                 await asyncio.sleep(0)
             if not status.leads:
-                self.forget(status.tip)
-                if self._gathered is not None and self._gathered(status.tip) is None:
-                    not_led[status.tip] = self._not_led.get(status.tip, now)
+                self.forget(status.tp)
+                if self._gathered is not None and self._gathered(status.tp) is None:
+                    not_led[status.tp] = self._not_led.get(status.tp, now)
                 continue
             leading += 1
-            watched = self._watched.setdefault(status.tip, _Watched())
+            watched = self._watched.setdefault(status.tp, _Watched())
             copy_s = status.copy_seconds(now)
             if copy_s is not None:
                 ages.append(copy_s)
@@ -231,7 +231,7 @@ class PartitionWatch:
         health, kind, copy = self._concerns.health, Kind.SEGMENT_COPY_STALLED, status.copy
         if watched.stalled is not None and (copy is None or copy.segment_id != watched.stalled):
             watched.stalled = None
-            health.clear(kind, status.tip)
+            health.clear(kind, status.tp)
         if copy is None or age_s is None or age_s < self._stalled_after_s:
             return
         watched.stalled = copy.segment_id
@@ -239,13 +239,13 @@ class PartitionWatch:
         health.report(
             of_partition(
                 kind,
-                status.tip,
+                status.tp,
                 f"a copy has taken {int(age_s // 10) * 10} s so far; the archiver ends it after "
                 f"{int(ended_after_s)} s",
                 since=copy.started_at,
                 until=copy.started_at + ended_after_s,
             ),
-            status.tip,
+            status.tp,
             segment_id=str(copy.segment_id),
             base_offset=copy.base_offset,
             size_bytes=copy.size_bytes,
@@ -253,13 +253,13 @@ class PartitionWatch:
             ended_after_s=ended_after_s,
         )
 
-    def disk_failed(self, tip: TopicIdPartition, error: OSError) -> None:
-        self._disk_errors[tip] = error.strerror or str(error)
+    def disk_failed(self, tp: TopicIdPartition, error: OSError) -> None:
+        self._disk_errors[tp] = error.strerror or str(error)
         self._look_at_disk()
 
-    def disk_works(self, tip: TopicIdPartition) -> None:
+    def disk_works(self, tp: TopicIdPartition) -> None:
         """The partition was archived, or this archiver does not archive it any more."""
-        if self._disk_errors.pop(tip, None) is not None:
+        if self._disk_errors.pop(tp, None) is not None:
             self._look_at_disk()
 
     def _look_at_disk(self) -> None:
@@ -275,7 +275,7 @@ class PartitionWatch:
             return
         first, error = next(iter(self._disk_errors.items()))
         which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
-        known = [ms for tip in self._disk_errors if (ms := self.margin(tip)[1]) is not None]
+        known = [ms for tp in self._disk_errors if (ms := self.margin(tp)[1]) is not None]
         least_ms = min(known, default=None)
         what = (
             f"The archiver's disk fails ({self._disk}: {error}): until it has room again {which} "
@@ -285,7 +285,7 @@ class PartitionWatch:
 
     def _look_at_not_led(self, now: float) -> None:
         kind, health = Kind.PARTITIONS_NOT_LED, self._concerns.health
-        long = {tip: at for tip, at in self._not_led.items() if now - at >= NOT_LED_MIN_S}
+        long = {tp: at for tp, at in self._not_led.items() if now - at >= NOT_LED_MIN_S}
         if not long:
             health.clear(kind)
             return
@@ -318,10 +318,10 @@ class PartitionWatch:
         if size_bytes is None and watched.first is not None and watched.first[1] is not None:
             size_bytes = round((status.lag_offsets or 0) * watched.first[1].bytes_per_offset)
         used = retention_used(limits, age_ms=age_ms, unarchived_bytes=size_bytes)
-        tip, small = status.tip, Kind.ARCHIVE_MARGIN_SMALL
+        tp, small = status.tp, Kind.ARCHIVE_MARGIN_SMALL
         if used is None:
             watched.used = watched.deleted_in_ms = None
-            self._concerns.release(small, tip)
+            self._concerns.release(small, tp)
             return
         by_bytes = _share(size_bytes, limits.bytes)
         if watched.since is None or (by_bytes or 0) < watched.since[1]:
@@ -331,13 +331,13 @@ class PartitionWatch:
         watched.deleted_in_ms = None
         if status.lag_offsets != 0:
             watched.deleted_in_ms = deleted_in(limits, age_ms, by_bytes, (since, now_ms - at_ms))
-        metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tip.topic, str(tip.partition)).set(used)
+        metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tp.topic, str(tp.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
             percent = int(used * 20) * 5  # in steps of 5, so the sentence does not change each time
             self._concerns.hold(
                 small,
-                tip,
-                f"{tip}: the records from offset {status.first_unarchived} on are not archived and "
+                tp,
+                f"{tp}: the records from offset {status.first_unarchived} on are not archived and "
                 f"have used up {percent} % of the brokers' retention; at 100 % the brokers delete "
                 f"them; cause: {_cause(status, watched)}",
                 until=deleted_at(watched.deleted_in_ms),
@@ -346,16 +346,16 @@ class PartitionWatch:
                 margin_offsets=status.margin_offsets,
             )
         elif used < MARGIN_WARN_SHARE * _MARGIN_CLEAR_SHARE:
-            self._concerns.release(small, tip)
+            self._concerns.release(small, tp)
 
     def _look_at_transaction(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> None:
         """A transaction that is open for long, or about to cost records."""
-        kind, tip, stable = Kind.OPEN_TRANSACTION, status.tip, status.last_stable_offset
+        kind, tp, stable = Kind.OPEN_TRANSACTION, status.tp, status.last_stable_offset
         if stable is None or not status.is_pinned:
             watched.stable = watched.oldest = watched.asked_ms = None
-            self._concerns.release(kind, tip)
+            self._concerns.release(kind, tp)
             return
         # Where the brokers delete its first records, Kafka moves it to the log start.
         moved = watched.stable is not None and stable not in (
@@ -367,19 +367,19 @@ class PartitionWatch:
         seen_ms = now_ms - watched.stable[1]
         urgent = watched.used is not None and watched.used >= MARGIN_WARN_SHARE
         if not urgent and seen_ms < PINNED_MIN_MS:
-            self._concerns.release(kind, tip)
+            self._concerns.release(kind, tp)
             return
         if watched.asked_ms is None or now_ms - watched.asked_ms >= ASKED_AGAIN_AFTER_MS:
-            self._held_up[tip] = now_ms
+            self._held_up[tp] = now_ms
         if not urgent and seen_ms < OPEN_TRANSACTION_MAX_MS:
-            self._concerns.release(kind, tip)
+            self._concerns.release(kind, tp)
             return
         self._concerns.hold(
             kind,
-            tip,
-            f"{tip}: {pinned_in_words(stable, watched.oldest)}, for at least {lasting(seen_ms)}"
+            tp,
+            f"{tp}: {pinned_in_words(stable, watched.oldest)}, for at least {lasting(seen_ms)}"
             f"{_written_at(watched)}: nothing from there on is archived; "
-            f"{ended_by(tip, watched.oldest)}",
+            f"{ended_by(tp, watched.oldest)}",
             until=deleted_at(watched.deleted_in_ms),
             lag_offsets=status.lag_offsets,
         )
@@ -394,14 +394,14 @@ class PartitionWatch:
         elif log_start > max(watched.begun_at, status.raised_log_start):
             lost = max(watched.begun_at, status.raised_log_start), log_start - 1
         if lost is None:
-            self._concerns.release(deleted, status.tip)
+            self._concerns.release(deleted, status.tp)
             return
         # The sentence omits the last offset, which rises while the loss goes on.
         what = (
-            f"{status.tip}: the brokers have deleted records from offset {lost[0]} on before they "
+            f"{status.tp}: the brokers have deleted records from offset {lost[0]} on before they "
             f"could be archived; cause: {_cause(status, watched)}"
         )
-        self._concerns.hold(deleted, status.tip, what, lost)
+        self._concerns.hold(deleted, status.tp, what, lost)
 
     def _oldest_age_ms(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
@@ -439,7 +439,7 @@ class PartitionWatch:
             batch = watched.first[1]
             return None if batch is None else batch.timestamp_ms
         if offset is not None and since_ms is not None and now_ms > since_ms:
-            self._unread[status.tip] = offset
+            self._unread[status.tp] = offset
         return None
 
     async def ask(self, cluster: Cluster) -> None:
@@ -447,22 +447,22 @@ class PartitionWatch:
         than the time between two looks.
         """
 
-        async def read(tip: TopicIdPartition) -> None:
-            watched, offset = self._watched.get(tip), self._unread[tip]
+        async def read(tp: TopicIdPartition) -> None:
+            watched, offset = self._watched.get(tp), self._unread[tp]
             if watched is None:
                 return  # it has gone meanwhile
             with suppress(ClusterError):  # the next look asks again
-                watched.first = offset, await first_batch_at(cluster, tip, offset)
+                watched.first = offset, await first_batch_at(cluster, tp, offset)
 
-        async def describe(tip: TopicIdPartition) -> None:
-            watched = self._watched.get(tip)
+        async def describe(tp: TopicIdPartition) -> None:
+            watched = self._watched.get(tp)
             if watched is None:
                 return
-            watched.asked_ms = self._held_up[tip]
+            watched.asked_ms = self._held_up[tp]
             try:
-                watched.oldest = await oldest_open_transaction(cluster, tip)
+                watched.oldest = await oldest_open_transaction(cluster, tp)
             except ClusterError as error:  # such as no READ: the condition says how to find it
-                log.info("producers_not_described", **tip.logged, error=str(error))
+                log.info("producers_not_described", **tp.logged, error=str(error))
 
         for questions, ask in ((self._held_up, describe), (self._unread, read)):
             with suppress(TimeoutError):
@@ -481,7 +481,7 @@ def _cause(status: PartitionArchiveStatus, watched: _Watched) -> str:
     """Why records wait, and what to do. Ends without a stop."""
     if status.is_pinned and status.last_stable_offset is not None:
         pinned = pinned_in_words(status.last_stable_offset, watched.oldest)
-        return f"{pinned}; {ended_by(status.tip, watched.oldest)}"
+        return f"{pinned}; {ended_by(status.tp, watched.oldest)}"
     if status.last_error is not None:
         return f"the archiver's last error: {status.last_error}"
     return "copies are slower than producers, or have just begun"

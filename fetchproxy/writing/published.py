@@ -51,13 +51,13 @@ _WITHDRAW_MAX_S = 2.0
 
 @dataclass(eq=False, repr=False)
 class PublishedPositions:
-    """One per archiver. `tips` are its partitions; `gathered_from` as in ArchiverPositions.
+    """One per archiver. `tps` are its partitions; `gathered_from` as in ArchiverPositions.
     `for_people`: texts about this archiver, given the topics that it gathers.
     """
 
     rsm: RemoteStorageManager
     instance: UUID
-    tips: Callable[[], Iterable[TopicIdPartition]]
+    tps: Callable[[], Iterable[TopicIdPartition]]
     gathered_from: Callable[[TopicIdPartition], int | None]
     for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
 
@@ -91,11 +91,11 @@ class PublishedPositions:
 
     async def _current(self) -> tuple[Positions, ForPeople]:
         found: dict[tuple[UUID, int], int] = {}
-        for piece in pieces(list(self.tips())):
-            for tip in piece:
-                at = self.gathered_from(tip)
+        for piece in pieces(list(self.tps())):
+            for tp in piece:
+                at = self.gathered_from(tp)
                 if at is not None:
-                    found[tip.topic_id, tip.partition] = at
+                    found[tp.topic_id, tp.partition] = at
             await asyncio.sleep(0)
         return found, self.for_people({topic_id for topic_id, _ in found})
 
@@ -139,20 +139,20 @@ class PublishedPositions:
 class ArchiveRecords:
     """One partition's records, for the archiver that copies it. Raises RemoteStorageError."""
 
-    def __init__(self, rsm: RemoteStorageManager, tip: TopicIdPartition) -> None:
+    def __init__(self, rsm: RemoteStorageManager, tp: TopicIdPartition) -> None:
         self._records = rsm.objects
-        self._tip = tip
+        self._tp = tp
         self._stated: FinishedOffsets | None = None  # as last read or written
         self._log_start_offset = 0
 
     async def read(self) -> None:
         """Read the record again, one object: another archiver may have changed it."""
         try:
-            self._stated = await read_finished_offsets(self._records, self._tip)
+            self._stated = await read_finished_offsets(self._records, self._tp)
         except ObjectNotReadable:
             raise  # it is whole: a new one would state less
         except CorruptSegment as error:
-            log.error("finished_offsets_unreadable", **self._tip.logged, error=str(error))
+            log.error("finished_offsets_unreadable", **self._tp.logged, error=str(error))
             self._stated = None
 
     async def begin(self, view: PartitionView, start_offset: int) -> None:
@@ -161,7 +161,7 @@ class ArchiveRecords:
         self._log_start_offset = view.raised_log_start
         if stated is None:
             # Offsets below were archived before there were records, or never existed.
-            stated = FinishedOffsets(self._tip, start_offset if end is None else end)
+            stated = FinishedOffsets(self._tp, start_offset if end is None else end)
             await self._state(stated)
         await self._record_gap(gap_before(start_offset, end, view.raised_log_start, stated))
 
@@ -172,7 +172,7 @@ class ArchiveRecords:
         end = view.log_end_offset
         if end is None:
             return []  # the archive begins at the log start
-        stated = self._stated or FinishedOffsets(self._tip, end)
+        stated = self._stated or FinishedOffsets(self._tp, end)
         if self._stated is None:
             await self._state(stated)
         return await self._record_gap(
@@ -183,11 +183,11 @@ class ArchiveRecords:
         """Returns the parts that were not on record."""
         if gap is None:
             return []
-        recorded = sorted([one async for one in self._records.list_archive_gaps(self._tip)])
+        recorded = sorted([one async for one in self._records.list_archive_gaps(self._tp)])
         new = list(uncovered(*gap, recorded))
         for first, last in new:
-            content = encode_archive_gap(self._tip, first, last)
-            await self._records.put_archive_gap(self._tip, first, last, content)
+            content = encode_archive_gap(self._tp, first, last)
+            await self._records.put_archive_gap(self._tp, first, last, content)
         return new
 
     async def finished(self, segment: RemoteLogSegmentMetadata) -> None:
@@ -205,7 +205,7 @@ class ArchiveRecords:
         except RemoteStorageError as error:
             log.warning(
                 "finished_offsets_not_written",
-                **self._tip.logged,
+                **self._tp.logged,
                 end_offset=segment.end_offset,
                 error=str(error),
             )
@@ -218,17 +218,17 @@ class ArchiveRecords:
 
     async def _state(self, stated: FinishedOffsets) -> None:
         content = encode_finished_offsets(stated)
-        await self._records.put_finished_offsets(self._tip, content)
+        await self._records.put_finished_offsets(self._tp, content)
         self._stated = stated
 
 
 async def read_finished_offsets(
-    records: ArchiveObjects, tip: TopicIdPartition
+    records: ArchiveObjects, tp: TopicIdPartition
 ) -> FinishedOffsets | None:
     """None: there is no record. Raises CorruptSegment, RemoteStorageError."""
-    raw = await records.get_finished_offsets(tip)
-    key = records.finished_offsets_key(tip)
-    return None if raw is None else decode_finished_offsets(raw, key, tip)
+    raw = await records.get_finished_offsets(tp)
+    key = records.finished_offsets_key(tp)
+    return None if raw is None else decode_finished_offsets(raw, key, tp)
 
 
 def gap_before(

@@ -168,15 +168,15 @@ class Archiver:
     def opened_spool(self) -> Spool:
         return Spool(self.config.spool_dir, encrypted=self.rsm.packed.encrypts)
 
-    def archiver(self, tip: TopicIdPartition, spool: Spool, **more: Any) -> PartitionArchiver:
+    def archiver(self, tp: TopicIdPartition, spool: Spool, **more: Any) -> PartitionArchiver:
         """`more`: further fields of the PartitionArchiver."""
         return PartitionArchiver(
-            tip,
-            gatherer=self.source(tip, spool),
+            tp,
+            gatherer=self.source(tp, spool),
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
-            records=ArchiveRecords(self.rsm, tip),
+            records=ArchiveRecords(self.rsm, tp),
             **more,
         )
 
@@ -243,11 +243,11 @@ class RemoteLogManager(Archiver):
 
     def status(self) -> list[PartitionArchiveStatus]:
         """The status of every partition of this archiver, sorted. Never blocks."""
-        return [self._status(tip) for tip in sorted(self._partitions)]
+        return [self._status(tp) for tp in sorted(self._partitions)]
 
-    def status_of(self, tip: TopicIdPartition) -> PartitionArchiveStatus | None:
+    def status_of(self, tp: TopicIdPartition) -> PartitionArchiveStatus | None:
         """None: this archiver does not manage the partition. Never blocks."""
-        return self._status(tip) if self.manages(tip) else None
+        return self._status(tp) if self.manages(tp) else None
 
     @property
     def leads_and_follows(self) -> tuple[int, int]:
@@ -255,19 +255,19 @@ class RemoteLogManager(Archiver):
         leads = sum(map(self._leadership.leads, self._partitions))
         return leads, len(self._partitions) - leads
 
-    def manages(self, tip: TopicIdPartition) -> bool:
+    def manages(self, tp: TopicIdPartition) -> bool:
         """Whether this archiver leads or follows the partition, or has stopped it. Never blocks."""
-        return tip in self._partitions
+        return tp in self._partitions
 
-    def gathered_from(self, tip: TopicIdPartition) -> int | None:
+    def gathered_from(self, tp: TopicIdPartition) -> int | None:
         """The offset from which on this archiver gathers the partition. None: it does not, or its
         turns fail for a reason that no retry mends, so readers must not wait for it. NOT_KNOWN: the
         offset is not known, or after a start the archiver's partitions are not.
         Never blocks.
         """
-        partition = self._partitions.get(tip)
+        partition = self._partitions.get(tp)
         if partition is None:
-            may_be = not self._discovered and self.discovery.names(tip.topic)
+            may_be = not self._discovered and self.discovery.names(tp.topic)
             return NOT_KNOWN if may_be else None
         if partition.stopped or not partition.leads or partition.brings_nothing:
             return None
@@ -305,7 +305,7 @@ class RemoteLogManager(Archiver):
         while True:
             await asyncio.sleep(self.limits.discovery_interval_ms / 1000)
             first = [partitions_of([topic])[0] for topic in self._found if topic.leaders]
-            led = {tip.topic_id for tip in first if self._leadership.leads(tip)}
+            led = {tp.topic_id for tp in first if self._leadership.leads(tp)}
             try:
                 await self.recorder.record([t for t in self._found if t.topic_id in led])
                 failing = False
@@ -329,24 +329,24 @@ class RemoteLogManager(Archiver):
         self._found = found = await self.discovery.look()
         self._leadership.manage(found)
         wanted = partitions_of(found)
-        for tip in wanted:
-            self._assign(tip, spool)
+        for tp in wanted:
+            self._assign(tp, spool)
         self._wake.set()
         self._discovered = True
-        for tip in self._partitions.keys() - set(wanted):
-            await self._unassign(tip)
+        for tp in self._partitions.keys() - set(wanted):
+            await self._unassign(tp)
         if self._refresher is not None:
             await self._refresher.keep_only(wanted)
 
-    def _assign(self, tip: TopicIdPartition, spool: Spool) -> None:
-        if tip not in self._partitions:
-            self._partitions[tip] = self._managed(tip, spool)
-            log.info("partition_assigned", **tip.logged)
-        self._schedule.assign(tip)
+    def _assign(self, tp: TopicIdPartition, spool: Spool) -> None:
+        if tp not in self._partitions:
+            self._partitions[tp] = self._managed(tp, spool)
+            log.info("partition_assigned", **tp.logged)
+        self._schedule.assign(tp)
 
-    def _managed(self, tip: TopicIdPartition, spool: Spool) -> ManagedPartition:
+    def _managed(self, tp: TopicIdPartition, spool: Spool) -> ManagedPartition:
         return ManagedPartition(
-            archiver=self.archiver(tip, spool, may_go_on=lambda: self._leadership.leads(tip)),
+            archiver=self.archiver(tp, spool, may_go_on=lambda: self._leadership.leads(tp)),
             leadership=self._leadership,
             expirer=self.expirer,
             local_retention=self.local_retention,
@@ -359,19 +359,19 @@ class RemoteLogManager(Archiver):
 
     def _leadership_changed(self) -> None:
         """A newly led partition is due at once; one that is not led any more is released."""
-        for tip, partition in self._partitions.items():
+        for tp, partition in self._partitions.items():
             if partition.led != partition.leads:
                 partition.led = partition.leads
-                self._schedule.hasten(tip)
+                self._schedule.hasten(tp)
         self._wake.set()
 
-    async def _unassign(self, tip: TopicIdPartition) -> None:
-        if self._schedule.unassign(tip):
-            await self._drop(tip)
+    async def _unassign(self, tp: TopicIdPartition) -> None:
+        if self._schedule.unassign(tp):
+            await self._drop(tp)
 
-    async def _drop(self, tip: TopicIdPartition) -> None:
-        partition = self._partitions.pop(tip)
-        withdraw(tip)
+    async def _drop(self, tp: TopicIdPartition) -> None:
+        partition = self._partitions.pop(tp)
+        withdraw(tp)
         await partition.drop()
 
     async def _watch_forever(self) -> None:
@@ -395,25 +395,25 @@ class RemoteLogManager(Archiver):
 
     def _watched(self) -> Iterator[PartitionArchiveStatus]:
         """Yields one at a time: a partition may go while the others are checked."""
-        for tip in list(self._partitions):
-            if self.manages(tip):
-                self._publish(tip)
-                yield self._status(tip)
+        for tp in list(self._partitions):
+            if self.manages(tp):
+                self._publish(tp)
+                yield self._status(tp)
 
     # --- work ---
     async def _work_forever(self) -> None:
         while True:
-            tip = await self._next_due()
-            await self._process(tip, self._partitions[tip])
+            tp = await self._next_due()
+            await self._process(tp, self._partitions[tp])
             self._wake.set()
 
     async def _next_due(self) -> TopicIdPartition:
         loop = asyncio.get_running_loop()
         while True:
             self._wake.clear()
-            tip = self._schedule.take_due(loop.time())
-            if tip is not None:
-                return tip
+            tp = self._schedule.take_due(loop.time())
+            if tp is not None:
+                return tp
             # No await between the look and the wait, so no wake-up is lost.
             due_at = self._schedule.next_due_at()
             try:
@@ -422,29 +422,29 @@ class RemoteLogManager(Archiver):
             except TimeoutError:
                 continue
 
-    async def _process(self, tip: TopicIdPartition, partition: ManagedPartition) -> None:
+    async def _process(self, tp: TopicIdPartition, partition: ManagedPartition) -> None:
         loop = asyncio.get_running_loop()
         try:
             more = await self._turn(partition)
         except LogTruncated as error:
             await partition.stop(error)
             # The partition stays scheduled: an operator's decision takes effect without a restart.
-            kept = self._schedule.succeeded(tip, loop.time())
+            kept = self._schedule.succeeded(tp, loop.time())
         except (FetchProxyError, OSError) as error:
             partition.note_failure(error)
-            kept = self._schedule.failed(tip, loop.time())
+            kept = self._schedule.failed(tp, loop.time())
         except Exception as error:
             # The top of a background loop: one partition's defect must not end other partitions'
             # turns.
-            log.exception("partition_process_crashed", **tip.logged)
+            log.exception("partition_process_crashed", **tp.logged)
             partition.failed(repr(error), error)
-            kept = self._schedule.failed(tip, loop.time())
+            kept = self._schedule.failed(tp, loop.time())
         else:
             partition.note_success(self.wall_clock_ms())
-            kept = self._schedule.succeeded(tip, loop.time(), more_waits=more)
-        self._publish(tip)
+            kept = self._schedule.succeeded(tp, loop.time(), more_waits=more)
+        self._publish(tp)
         if not kept:
-            await self._drop(tip)
+            await self._drop(tp)
 
     async def _turn(self, partition: ManagedPartition) -> bool:
         """Limits the whole turn too: a broker or a disk may hang in unforeseen ways."""
@@ -461,14 +461,14 @@ class RemoteLogManager(Archiver):
                 f"a turn took longer than {limit_ms} ms and was ended"
             ) from None
 
-    def _publish(self, tip: TopicIdPartition) -> None:
+    def _publish(self, tp: TopicIdPartition) -> None:
         """Publishes only a leader's figures: a follower's would contradict them."""
-        partition = self._partitions[tip]
+        partition = self._partitions[tp]
         if partition.leads:
-            publish(self._status(tip))
+            publish(self._status(tp))
         else:
-            withdraw(tip)
+            withdraw(tp)
 
-    def _status(self, tip: TopicIdPartition) -> PartitionArchiveStatus:
-        topic_config = self.topic_config(tip.topic_id)
-        return self._partitions[tip].status(topic_config, self.cluster.cached_log_edges(tip))
+    def _status(self, tp: TopicIdPartition) -> PartitionArchiveStatus:
+        topic_config = self.topic_config(tp.topic_id)
+        return self._partitions[tp].status(topic_config, self.cluster.cached_log_edges(tp))

@@ -33,29 +33,29 @@ class ProcessingSchedule:
         self._heap: list[tuple[float, int, TopicIdPartition]] = []
         self._turns = 0
 
-    def assign(self, tip: TopicIdPartition) -> None:
+    def assign(self, tp: TopicIdPartition) -> None:
         """A new partition is due at once, before all others. A known one keeps its time."""
-        entry = self._entries.get(tip)
+        entry = self._entries.get(tp)
         if entry is None:
-            self._entries[tip] = entry = _Entry()
-            self._push(tip, entry, 0.0)
+            self._entries[tp] = entry = _Entry()
+            self._push(tp, entry, 0.0)
         entry.deleted = False
 
-    def hasten(self, tip: TopicIdPartition) -> None:
+    def hasten(self, tp: TopicIdPartition) -> None:
         """Make the partition due at once, as if new, unless a worker has it."""
-        entry = self._entries.get(tip)
+        entry = self._entries.get(tp)
         if entry is not None and not entry.in_process:
-            self._push(tip, entry, 0.0)
+            self._push(tp, entry, 0.0)
 
-    def unassign(self, tip: TopicIdPartition) -> bool:
+    def unassign(self, tp: TopicIdPartition) -> bool:
         """True: the partition is removed. False: a worker still has it, or it was never here."""
-        entry = self._entries.get(tip)
+        entry = self._entries.get(tp)
         if entry is None:
             return False
         if entry.in_process:
             entry.deleted = True
             return False
-        del self._entries[tip]
+        del self._entries[tp]
         return True
 
     def take_due(self, now: float) -> TopicIdPartition | None:
@@ -63,45 +63,45 @@ class ProcessingSchedule:
         due_at = self.next_due_at()
         if due_at is None or due_at > now:
             return None
-        _, _, tip = heapq.heappop(self._heap)
-        self._entries[tip].in_process = True
-        return tip
+        _, _, tp = heapq.heappop(self._heap)
+        self._entries[tp].in_process = True
+        return tp
 
     def next_due_at(self) -> float | None:
         """When the next partition is due. None: no partition waits."""
         while self._heap:
-            due_at, turn, tip = self._heap[0]
-            entry = self._entries.get(tip)
+            due_at, turn, tp = self._heap[0]
+            entry = self._entries.get(tp)
             if entry is not None and entry.turn == turn and not entry.in_process:
                 return due_at
             heapq.heappop(self._heap)
         return None
 
-    def succeeded(self, tip: TopicIdPartition, now: float, *, more_waits: bool = False) -> bool:
+    def succeeded(self, tp: TopicIdPartition, now: float, *, more_waits: bool = False) -> bool:
         """The worker brings the partition back. It is due one process interval from now, or
         (`more_waits`) after those that are due already. False: it was unassigned meanwhile and is
         removed.
         """
-        self._entries[tip].failures = 0
-        return self._bring_back(tip, now if more_waits else now + self._process_s)
+        self._entries[tp].failures = 0
+        return self._bring_back(tp, now if more_waits else now + self._process_s)
 
-    def failed(self, tip: TopicIdPartition, now: float) -> bool:
+    def failed(self, tp: TopicIdPartition, now: float) -> bool:
         """As `succeeded`, but due one retry interval from now, doubled at each further failure."""
-        entry = self._entries[tip]
+        entry = self._entries[tp]
         intervals = min(2**entry.failures, RETRY_INTERVALS_MAX)
         entry.failures += intervals < RETRY_INTERVALS_MAX
-        return self._bring_back(tip, now + self._retry_s * intervals)
+        return self._bring_back(tp, now + self._retry_s * intervals)
 
-    def _bring_back(self, tip: TopicIdPartition, due_at: float) -> bool:
-        entry = self._entries[tip]
+    def _bring_back(self, tp: TopicIdPartition, due_at: float) -> bool:
+        entry = self._entries[tp]
         if entry.deleted:
-            del self._entries[tip]
+            del self._entries[tp]
             return False
         entry.in_process = False
-        self._push(tip, entry, due_at)
+        self._push(tp, entry, due_at)
         return True
 
-    def _push(self, tip: TopicIdPartition, entry: _Entry, due_at: float) -> None:
+    def _push(self, tp: TopicIdPartition, entry: _Entry, due_at: float) -> None:
         self._turns += 1
         entry.turn = self._turns
-        heapq.heappush(self._heap, (due_at, entry.turn, tip))
+        heapq.heappush(self._heap, (due_at, entry.turn, tp))

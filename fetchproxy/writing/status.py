@@ -65,7 +65,7 @@ class PartitionArchiveStatus:
     only the archive's range. `last_success_ms`: epoch ms of the last turn without an error.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     last_error: str | None = None
     last_success_ms: int | None = None
     stopped: bool = False  # by an error that no retry can mend
@@ -146,7 +146,7 @@ def publish(status: PartitionArchiveStatus) -> None:
     """Set the partition's gauges; unknown values stay as they were. Its counters start at 0 when it
     is led here: otherwise `increase()` does not see a first gap.
     """
-    place = (status.tip.topic, str(status.tip.partition))
+    place = (status.tp.topic, str(status.tp.partition))
     if place not in metrics.ARCHIVE_GAPS._metrics:
         for counter in (metrics.ARCHIVE_GAPS, metrics.ARCHIVE_TRUNCATED_OFFSETS):
             counter.labels(*place)
@@ -155,14 +155,14 @@ def publish(status: PartitionArchiveStatus) -> None:
             metrics.REMOTE_COPY_BYTES,
             metrics.REMOTE_COPY_ERRORS,
         ):
-            counter.labels(status.tip.topic)
+            counter.labels(status.tp.topic)
     for field, gauge in _GAUGES.items():
         value = getattr(status, field)
         if value is not None:
             gauge.labels(*place).set(value)
 
 
-def withdraw(tip: TopicIdPartition) -> None:
+def withdraw(tp: TopicIdPartition) -> None:
     """This archiver does not archive the partition any more: remove its gauges."""
     for gauge in _GAUGES.values():
-        gauge.remove(tip.topic, tip.partition)
+        gauge.remove(tp.topic, tp.partition)

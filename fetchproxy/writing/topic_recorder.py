@@ -78,6 +78,6 @@ class TopicRecorder:
         gone = mine - self._archived - {t.topic_id for t in await self._cluster.topics()}
         if not gone or not cluster_id:
             return
-        self._archived |= {tip.topic_id for tip in await self._rlmm.list_partitions()}
+        self._archived |= {tp.topic_id for tp in await self._rlmm.list_partitions()}
         for topic_id in gone - self._archived:
             await self._rsm.objects.delete_topic_description(topic_id)

@@ -12,7 +12,7 @@ from uuid import UUID
 from derivable_archive import PRODUCERS, GeneratedLog
 from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import walk
-from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch
+from planted_archive import ABORT, COMMIT, TP, PlantedArchive, batch
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.lineage import extend_lineage
@@ -107,7 +107,7 @@ class SoundArchive:
         content = b"".join(batches)
         headers = list(walk(content))
         start = headers[0].base_offset
-        summary = SegmentSummary(TIP, start)
+        summary = SegmentSummary(TP, start)
         if log is not None:
             summary.report((p, first) for p, first, marker in log.aborted if marker >= start)
         for header in headers:
@@ -155,7 +155,7 @@ class SoundArchive:
             await self.archive.store.delete(self.archive.key(first, file))
         self.archive.segments.remove(first)
         log_start = first.end_offset + 1
-        await self.archive.rsm.put_log_start_offset(TIP, log_start, b"{}")
+        await self.archive.rsm.put_log_start_offset(TP, log_start, b"{}")
         await self.archive.state(recorded_from=0, log_start_offset=log_start)
 
 
@@ -235,7 +235,7 @@ class Damager:
     async def twin(self) -> None:
         """Some of a segment's objects once more, under an id of their own."""
         segment = self._some()
-        twin_id = RemoteLogSegmentId(TIP, UUID(int=self.rng.getrandbits(128)))
+        twin_id = RemoteLogSegmentId(TP, UUID(int=self.rng.getrandbits(128)))
         twin = replace(segment, segment_id=twin_id)
         self.twins[twin_id.id] = segment
         for file in FILES:
@@ -267,7 +267,7 @@ class Damager:
 
     async def other_object(self) -> None:
         """What is on record of the partition."""
-        folder = self.archive.rsm.objects.folder(TIP)
+        folder = self.archive.rsm.objects.folder(TP)
         every = [key for key in await contents(self.archive) if key.startswith(folder)]
         keys = [key for key in every if self.archive.rsm.parse_key(key) is None]
         if keys:
@@ -322,7 +322,7 @@ def meaning(archive: PlantedArchive, objects: Objects, key: str) -> object:
         if parsed is None:
             if not key.endswith("finished-offsets"):
                 return "there"
-            return decode_finished_offsets(raw, key, TIP)
+            return decode_finished_offsets(raw, key, TP)
         if parsed.file is METADATA:
             return replace(decode_segment(raw, key), event_timestamp_ms=0)
         if parsed.file is LOG:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fetchproxy_protocol.record_batch import walk
 from hypothesis import strategies as st
-from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch
+from planted_archive import ABORT, COMMIT, TP, PlantedArchive, batch
 
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import EpochStart
@@ -74,7 +74,7 @@ async def archived(log: GeneratedLog) -> PlantedArchive:
     lineage: Sequence[EpochStart] = ()
     start = 0
     for batches in log.segments():
-        summary = SegmentSummary(TIP, start)
+        summary = SegmentSummary(TP, start)
         content = b"".join(batches)
         headers = list(walk(content))
         last = headers[-1].last_offset

@@ -35,7 +35,7 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 ABORT, COMMIT = 0, 1
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
@@ -88,7 +88,7 @@ class PlantedArchive:
         aborted: tuple[AbortedTxn, ...] = (),
         lineage: tuple[EpochStart, ...] = (EpochStart(0, 0),),
         epochs: tuple[EpochStart, ...] | None = None,
-        tip: TopicIdPartition = TIP,
+        tp: TopicIdPartition = TP,
         index_interval_bytes: int = 300,
     ) -> RemoteLogSegmentMetadata:
         """A finished segment; whatever is not given is what is true."""
@@ -96,7 +96,7 @@ class PlantedArchive:
         headers = list(walk(log))
         first = headers[0].base_offset if start is None else start
         metadata = RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(tip, UUID(int=len(self.segments) + 1)),
+            segment_id=RemoteLogSegmentId(tp, UUID(int=len(self.segments) + 1)),
             start_offset=first,
             end_offset=headers[-1].last_offset,
             max_timestamp_ms=max(header.max_timestamp for header in headers),
@@ -120,26 +120,26 @@ class PlantedArchive:
         await self.rsm.put_segment_metadata(metadata, encode_segment(metadata))
         self.segments.append(metadata)
         if self.recorded:
-            await self.state(tip)
+            await self.state(tp)
         return metadata
 
-    async def state(self, tip: TopicIdPartition = TIP, **changes: int) -> None:
+    async def state(self, tp: TopicIdPartition = TP, **changes: int) -> None:
         """All segments of the partition are on record, as an archiver leaves it."""
-        own = [s for s in self.segments if s.topic_id_partition == tip]
+        own = [s for s in self.segments if s.topic_id_partition == tp]
         last = max(own, key=lambda s: s.end_offset)
         stated = FinishedOffsets(
-            tip,
+            tp,
             recorded_from=min(s.start_offset for s in own),
             end_offset=last.end_offset,
             leader_epoch=max((e.epoch for s in own for e in s.segment_leader_epochs), default=-1),
         )
         await self.rsm.objects.put_finished_offsets(
-            tip, encode_finished_offsets(replace(stated, **changes))
+            tp, encode_finished_offsets(replace(stated, **changes))
         )
 
-    async def record_gap(self, first: int, last: int, tip: TopicIdPartition = TIP) -> None:
-        content = encode_archive_gap(tip, first, last)
-        await self.rsm.objects.put_archive_gap(tip, first, last, content)
+    async def record_gap(self, first: int, last: int, tp: TopicIdPartition = TP) -> None:
+        content = encode_archive_gap(tp, first, last)
+        await self.rsm.objects.put_archive_gap(tp, first, last, content)
 
     def key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
         return self.rsm.object_key(metadata, file)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from memory_object_store import MemoryObjectStore
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 
 from fetchproxy.auditing.mirroring import MirrorOptions, PartitionMirror, Place
 from fetchproxy.config.schema import MetadataConfig
@@ -78,7 +78,7 @@ async def test_mirror(file: SegmentFile, tmp_path: Path) -> None:
 
         async def run() -> tuple[int, list[str]]:
             options, pace = MirrorOptions(), CopyPace(0)
-            mirror = PartitionMirror(here, there, TIP, spool, pace, options, lambda *_: None)
+            mirror = PartitionMirror(here, there, TP, spool, pace, options, lambda *_: None)
             done = await mirror.run()
             return done.copied, [fault.what for fault in done.faults]
 
@@ -95,7 +95,7 @@ async def test_a_log_whose_offsets_cannot_be_read_now_is_not_taken_for_one_witho
     segment = archive.segments[1]
     objects = {
         key.file: found
-        async for key, found in archive.rsm.list_segment_objects(TIP)
+        async for key, found in archive.rsm.list_segment_objects(TP)
         if key.segment_id == segment.segment_id
     }
     assert await offsets_held(archive.rsm, objects) == (20, 39)
@@ -108,4 +108,4 @@ async def test_a_record_that_cannot_be_read_now_is_not_replaced_by_one_that_stat
     store, archive = await planted()
     (store.denied,) = [f.key async for f in store.list("") if f.key.endswith("finished-offsets")]
     with pytest.raises(ObjectNotReadable):
-        await ArchiveRecords(archive.rsm, TIP).read()
+        await ArchiveRecords(archive.rsm, TP).read()

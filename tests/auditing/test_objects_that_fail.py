@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 from memory_object_store import MemoryObjectStore
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 from virtual_loop import run_virtual
 
 from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions, PartitionMirror, Place
@@ -235,7 +235,7 @@ async def mirrored(
     here, there = place(source), place(target)
     async with here.rlmm, there.rlmm, Spool(folder) as spool:
         options, pace = MirrorOptions(), CopyPace(0)
-        copying = PartitionMirror(here, there, TIP, spool, pace, options, lambda *_: None)
+        copying = PartitionMirror(here, there, TP, spool, pace, options, lambda *_: None)
         return await copying.run()
 
 
@@ -288,7 +288,7 @@ async def test_the_old_place_keeps_what_the_new_one_may_not_have(
     async def deleted() -> DeletedPartition:
         here, there = place(source), place(target)
         async with here.rlmm, there.rlmm:
-            return await delete_moved_partition((here, there), TIP, lambda *_: None)
+            return await delete_moved_partition((here, there), TP, lambda *_: None)
 
     target.failing = {bad: FOR_GOOD}
     done = await deleted()
@@ -333,13 +333,13 @@ async def test_merge(tmp_path: Path) -> None:
         )
         merger = PartitionMerger(archive.rsm, rlmm, copier, spool, bytes_max=5_000)
         store.failing = {bad: FOR_GOOD}
-        done = await merger.merge(TIP)
+        done = await merger.merge(TP)
         assert (done.merged, done.replaced, done.refused) == (1, 6, [])
         (why,) = done.unread
         assert "offsets 0 to 119" in why
         assert bad in why
         store.failing = {bad: TRIES_MAX}
-        done = await merger.merge(TIP)
+        done = await merger.merge(TP)
         assert (done.merged, done.replaced, done.unread) == (1, 6, [])
 
 
@@ -351,7 +351,7 @@ def test_restore_counts_it_apart_from_damage() -> None:
         async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
             with each_object_alone():
                 (done,) = await restore_archive(
-                    rlmm, None, wall_clock_ms=lambda: 0, partitions=[TIP], dry_run=True
+                    rlmm, None, wall_clock_ms=lambda: 0, partitions=[TP], dry_run=True
                 )
         assert (done.segments, done.restored, done.unreadable) == (2, 2, 0)
         assert [one.object_key for one in done.unread] == [bad]
@@ -374,7 +374,7 @@ def test_a_throttled_object_too() -> None:
     run(main())
 
 
-OTHER = TopicIdPartition(TIP.topic_id, TIP.topic, 1)
+OTHER = TopicIdPartition(TP.topic_id, TP.topic, 1)
 
 
 async def planned(store: Failing, monkeypatch: pytest.MonkeyPatch, **more: str) -> BackfillInput:
@@ -382,7 +382,7 @@ async def planned(store: Failing, monkeypatch: pytest.MonkeyPatch, **more: str) 
         return RemoteStorageManager(store, "archive")
 
     monkeypatch.setattr(archive_reading, "opened_store", opened)
-    options = {"store": "file:///of/the/test", "topics": TIP.topic, **more}
+    options = {"store": "file:///of/the/test", "topics": TP.topic, **more}
     return await backfill_input(parse_options(options))
 
 
@@ -394,14 +394,14 @@ def test_a_backfill_leaves_out_its_partition_alone(
 
     async def main() -> None:
         store, archive = await planted(3)
-        await archive.add([batch(0), batch(10)], tip=OTHER)
+        await archive.add([batch(0), batch(10)], tp=OTHER)
         key = archive.key(archive.segments[0], SegmentFile.METADATA)
         store.failing = {key: FOR_GOOD}
         store.asked.clear()
         begun_at = asyncio.get_running_loop().time()
         asked, (failure,) = await planned(store, monkeypatch, failOnDataLoss=lenient)
-        assert [view.tip for view, _ in asked] == [OTHER]
-        assert (failure.what, failure.retriable) == (str(TIP), True)
+        assert [view.tp for view, _ in asked] == [OTHER]
+        assert (failure.what, failure.retriable) == (str(TP), True)
         assert f"{key}: status 503 from the test (tried 4 times)" in failure.error
         assert store.asked[key] == 2 * TRIES_MAX
         assert asyncio.get_running_loop().time() < begun_at + 60
@@ -419,11 +419,11 @@ def test_a_backfill_says_why_an_object_is_refused(monkeypatch: pytest.MonkeyPatc
         store = Denying()
         archive = PlantedArchive(store)
         await archive.rsm.identity.check_to_put()
-        for tip in (TIP, OTHER):
-            await archive.add([batch(0), batch(10)], tip=tip)
+        for tp in (TP, OTHER):
+            await archive.add([batch(0), batch(10)], tp=tp)
         store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): FOR_GOOD}
         asked, (failure,) = await planned(store, monkeypatch)
-        assert [view.tip for view, _ in asked] == [OTHER]
+        assert [view.tp for view, _ in asked] == [OTHER]
         assert "the metadata of the segment at offset 0 cannot be read (" in failure.error
         assert "status 403 from the test" in failure.error
         assert "give access to this object or its key" in failure.error
@@ -436,7 +436,7 @@ def test_a_backfill_plan_tries_it_again_at_the_end(monkeypatch: pytest.MonkeyPat
         store, archive = await planted(3)
         store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): TRIES_MAX}
         asked, failures = await planned(store, monkeypatch)
-        assert ([view.tip for view, _ in asked], failures) == ([TIP], ())
+        assert ([view.tp for view, _ in asked], failures) == ([TP], ())
 
     run(main())
 
@@ -449,7 +449,7 @@ def test_a_backfill_by_time_names_an_index_that_fails(monkeypatch: pytest.Monkey
         begun_at = asyncio.get_running_loop().time()
         asked, (failure,) = await planned(store, monkeypatch, startingTimestamp="5")
         assert asked == []
-        assert (failure.what, f"{key}: status 503" in failure.error) == (str(TIP), True)
+        assert (failure.what, f"{key}: status 503" in failure.error) == (str(TP), True)
         assert asyncio.get_running_loop().time() < begun_at + 60
 
     run(main())
@@ -462,11 +462,11 @@ def test_a_backfill_does_not_take_a_failing_record_for_none(
 
     async def main() -> None:
         store, archive = await planted(2)
-        await archive.add([batch(0), batch(10)], tip=OTHER)
-        store.failing = {f"{TIP.partition}/finished-offsets": FOR_GOOD}
+        await archive.add([batch(0), batch(10)], tp=OTHER)
+        store.failing = {f"{TP.partition}/finished-offsets": FOR_GOOD}
         asked, (failure,) = await planned(store, monkeypatch)
-        assert [view.tip for view, _ in asked] == [OTHER]
-        assert (failure.what, "finished-offsets: status 503" in failure.error) == (str(TIP), True)
+        assert [view.tp for view, _ in asked] == [OTHER]
+        assert (failure.what, "finished-offsets: status 503" in failure.error) == (str(TP), True)
 
     run(main())
 
@@ -477,7 +477,7 @@ def test_a_backfill_waits_for_a_store_that_fails(monkeypatch: pytest.MonkeyPatch
         store.failing = {".metadata": 3 * TRIES_MAX}
         begun_at = asyncio.get_running_loop().time()
         asked, failures = await planned(store, monkeypatch)
-        assert ([view.tip for view, _ in asked], failures) == ([TIP], ())
+        assert ([view.tp for view, _ in asked], failures) == ([TP], ())
         assert asyncio.get_running_loop().time() > begun_at + 1
 
     run(main())
@@ -486,11 +486,11 @@ def test_a_backfill_waits_for_a_store_that_fails(monkeypatch: pytest.MonkeyPatch
 def test_another_process_that_plans_says_which_object_fails() -> None:
     async def main() -> None:
         store, archive = await planted(2)
-        await archive.add([batch(0)], tip=OTHER)
+        await archive.add([batch(0)], tp=OTHER)
         store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): FOR_GOOD}
         with each_object_alone():
             async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
-                found = pickle.loads(pickle.dumps(await _read(rlmm, [TIP, OTHER], 600)))
-        assert [type(found[tip]) for tip in (TIP, OTHER)] == [ObjectFailing, PartitionView]
+                found = pickle.loads(pickle.dumps(await _read(rlmm, [TP, OTHER], 600)))
+        assert [type(found[tp]) for tp in (TP, OTHER)] == [ObjectFailing, PartitionView]
 
     run(main())

@@ -10,7 +10,7 @@ import pytest
 from derivable_archive import GeneratedLog, archived, logs
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch, flip
+from planted_archive import ABORT, COMMIT, TP, PlantedArchive, batch, flip
 from whole_archive import verify_archive
 
 from fetchproxy.auditing.faults import RepairReport, VerifyReport
@@ -226,7 +226,7 @@ async def test_a_twin_with_unreadable_metadata_does_not_come_back() -> None:
 async def test_what_was_deleted_does_not_come_back() -> None:
     archive = await three_segments()
     await archive.store.delete(archive.key(archive.segments[0], METADATA))
-    await archive.rsm.put_log_start_offset(TIP, 30, b"30")
+    await archive.rsm.put_log_start_offset(TP, 30, b"30")
     report = await archive.verify()
     assert report.clean
     await archive.store.put(archive.key(archive.segments[0], METADATA), b"damaged")

@@ -14,7 +14,7 @@ from derivable_archive import GeneratedLog, archived, logs
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_metadata_log import MemoryMetadataLog
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 
 from fetchproxy.auditing.restore import (
     RestoredPartition,
@@ -42,7 +42,7 @@ Deletion = RemotePartitionDeleteState
 METADATA = SegmentFile.METADATA
 CONFIG = MetadataConfig()
 SEGMENT = RemoteLogSegmentMetadata(
-    segment_id=RemoteLogSegmentId(TIP, UUID(int=9)),
+    segment_id=RemoteLogSegmentId(TP, UUID(int=9)),
     start_offset=0,
     end_offset=9,
     max_timestamp_ms=0,
@@ -92,13 +92,13 @@ async def same_view_of_both(archive: PlantedArchive, log: MemoryMetadataLog) -> 
     ):
         every = list(await stored.list_partitions())
         assert list(await rlmm.list_partitions()) == every
-        for tip in every:
-            theirs, ours = await stored.refresh(tip, now), await rlmm.refresh(tip, now)
+        for tp in every:
+            theirs, ours = await stored.refresh(tp, now), await rlmm.refresh(tp, now)
             assert tuple(ours.segments) == tuple(theirs.segments)
             assert ours.raised_log_start == theirs.raised_log_start
-            assert rlmm.list_remote_log_segments(tip) == stored.list_remote_log_segments(tip)
-            assert await rlmm.partition_deletion(tip, now) == await stored.partition_deletion(
-                tip, now
+            assert rlmm.list_remote_log_segments(tp) == stored.list_remote_log_segments(tp)
+            assert await rlmm.partition_deletion(tp, now) == await stored.partition_deletion(
+                tp, now
             )
 
 
@@ -115,7 +115,7 @@ def test_an_empty_topic_shows_what_the_store_shows(
             if state is not State.DELETE_SEGMENT_FINISHED:
                 await archive.restate(replace(segment, state=state))
         if log_start:
-            await archive.rsm.put_log_start_offset(TIP, log_start, b"")
+            await archive.rsm.put_log_start_offset(TP, log_start, b"")
         log = MemoryMetadataLog()
         await restore(archive, log)
         await same_view_of_both(archive, log)
@@ -143,7 +143,7 @@ async def two_segments() -> PlantedArchive:
 async def test_a_dry_run_writes_nothing(exists: bool) -> None:
     archive, log = await two_segments(), MemoryMetadataLog()
     [planned] = await restore(archive, log, dry_run=True, exists=exists)
-    assert (planned.tip, planned.segments, planned.restored) == (TIP, 2, 2)
+    assert (planned.tp, planned.segments, planned.restored) == (TP, 2, 2)
     assert events_in(log) == 0
     assert await restore(archive, log) == [planned]
 
@@ -165,7 +165,7 @@ async def test_what_the_topic_knows_is_left_as_it_is() -> None:
 
 async def test_a_topic_deletion_goes_on_where_it_was() -> None:
     archive, log = await two_segments(), MemoryMetadataLog()
-    started = RemotePartitionDeleteMetadata(TIP, Deletion.DELETE_PARTITION_STARTED, 9, 3)
+    started = RemotePartitionDeleteMetadata(TP, Deletion.DELETE_PARTITION_STARTED, 9, 3)
     async with StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored:
         await stored.put_partition_deletion(
             replace(started, state=Deletion.DELETE_PARTITION_MARKED)
@@ -195,7 +195,7 @@ def test_states_lead_to_what_the_store_says(stored: State, known: State | None) 
 
 
 def test_the_steps_of_a_deletion() -> None:
-    started = RemotePartitionDeleteMetadata(TIP, Deletion.DELETE_PARTITION_STARTED, 9)
+    started = RemotePartitionDeleteMetadata(TP, Deletion.DELETE_PARTITION_STARTED, 9)
     marked = replace(started, state=Deletion.DELETE_PARTITION_MARKED)
     assert missing_deletion(None, None) == []
     assert missing_deletion(None, started) == [marked, started]
@@ -209,7 +209,7 @@ def _segment(state: State) -> RemoteLogSegmentMetadata:
 
 async def known_to(rlmm: TopicBasedRemoteLogMetadataManager) -> int:
     """The number of segments that a reader is shown. Raises RemoteStorageError."""
-    view = await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+    view = await rlmm.refresh(TP, asyncio.get_running_loop().time())
     return len(view.segments)
 
 
@@ -228,12 +228,12 @@ async def test_a_restore_that_was_killed_is_not_half_an_archive(killed_at: int) 
         with pytest.raises(RemoteStorageError):
             await rlmm.put(replace(SEGMENT, state=State.COPY_SEGMENT_STARTED))
         with pytest.raises(RemoteStorageError):
-            await rlmm.partition_deletion(TIP, now)
-        assert list(await rlmm.list_partitions()) == [TIP]
+            await rlmm.partition_deletion(TP, now)
+        assert list(await rlmm.list_partitions()) == [TP]
         with pytest.raises(RemoteStorageError):
-            await rlmm.refresh_topic(TIP.topic_id, now)
+            await rlmm.refresh_topic(TP.topic_id, now)
         report = await archive.verify(metadata_topic=rlmm)
-        assert [fault.object_key for fault in report.faults] == [archive.rsm.objects.folder(TIP)]
+        assert [fault.object_key for fault in report.faults] == [archive.rsm.objects.folder(TP)]
         await restore(archive, log)
         assert await known_to(rlmm) == 3
         assert (await archive.verify(metadata_topic=rlmm)).clean
@@ -251,13 +251,13 @@ async def test_whoever_is_running_is_not_shown_half_of_it(tmp_path: Path) -> Non
         assert await known_to(rlmm) == 2
         third, fourth = await archive.add([batch(40)]), await archive.add([batch(50)])
         events = bracketed(
-            TIP, [*missing_states(None, third), *missing_states(None, fourth)], False, 1
+            TP, [*missing_states(None, third), *missing_states(None, fourth)], False, 1
         )
         for event in events[:3]:
             log.logs[0].append(encode_message(event))
         with pytest.raises(RemoteStorageError):
             await known_to(rlmm)
-        shown = rlmm.view(TIP)
+        shown = rlmm.view(TP)
         assert shown is not None
         assert len(shown.segments) == 2
     manager = TopicBasedRemoteLogMetadataManager(log, archive.rsm, config, wall_clock_ms)
@@ -275,7 +275,7 @@ async def test_verify_asks_the_metadata_topic_what_there_should_be() -> None:
     first, last = archive.segments
     for file in SegmentFile:
         await archive.store.delete(archive.key(last, file))
-    await archive.store.delete(archive.rsm.objects.finished_offsets_key(TIP))
+    await archive.store.delete(archive.rsm.objects.finished_offsets_key(TP))
     async with topic_based(archive, log) as rlmm:
         [fault] = (await archive.verify(metadata_topic=rlmm)).faults
         assert (fault.object_key, fault.offset) == (archive.key(last, METADATA), last.start_offset)
@@ -287,11 +287,11 @@ async def test_verify_asks_the_metadata_topic_what_there_should_be() -> None:
         assert (await archive.verify(metadata_topic=rlmm)).clean
         # What the topic has never heard of is served to nobody.
         stranger = await archive.add([batch(90)])
-        await archive.state(TIP, recorded_from=90, end_offset=99)
+        await archive.state(TP, recorded_from=90, end_offset=99)
         [fault] = (await archive.verify(metadata_topic=rlmm)).faults
         assert fault.object_key == archive.key(stranger, METADATA)
         await archive.store.delete(archive.key(stranger, METADATA))
-        await archive.state(TIP, recorded_from=90, end_offset=-1)
+        await archive.state(TP, recorded_from=90, end_offset=-1)
         await archive.restate(replace(first, end_offset=first.end_offset - 1))
         faults = (await archive.verify(metadata_topic=rlmm)).faults
         assert any("the metadata topic COPY_SEGMENT_FINISHED up to" in f.what for f in faults)

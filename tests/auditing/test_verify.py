@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted_archive import ABORT, COMMIT, TIP, PlantedArchive, batch, flip, gaps_of
+from planted_archive import ABORT, COMMIT, TP, PlantedArchive, batch, flip, gaps_of
 from whole_archive import verify_archive
 
 from fetchproxy.config.schema import MetadataConfig
@@ -79,7 +79,7 @@ async def transactional() -> PlantedArchive:
 
 async def test_a_sound_archive_is_clean_and_its_gap_is_told() -> None:
     archive = await sound()
-    await archive.add((batch(base) for base in range(5, 45, 10)), tip=OTHER)
+    await archive.add((batch(base) for base in range(5, 45, 10)), tp=OTHER)
     report = await archive.verify()
     assert report.clean, report.faults
     assert (report.partitions, report.segments, report.segments_unfinished) == (2, 4, 0)
@@ -316,7 +316,7 @@ async def test_a_later_segment_tells_where_an_older_leaders_log_was_cut() -> Non
     assert "older than in the leader epochs of the segment from 30" in found.what
     assert set(faults) == {lost}
     async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
-        await rlmm.put_log_history(TIP, LogHistory(-1, kept_below=30, kept_epoch=0))
+        await rlmm.put_log_history(TP, LogHistory(-1, kept_below=30, kept_epoch=0))
     assert archive.key(stale, METADATA) not in {
         fault.object_key for fault in (await archive.verify()).faults
     }
@@ -347,7 +347,7 @@ async def test_where_a_kept_archive_ends_the_new_logs_batch_may_reach_over_it() 
         "overlap: batch begins at offset 13, expected 20"
     ]
     async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
-        await rlmm.put_log_history(TIP, LogHistory(-1, kept_below=20, kept_epoch=0))
+        await rlmm.put_log_history(TP, LogHistory(-1, kept_below=20, kept_epoch=0))
     assert (await archive.verify()).faults == []
 
 
@@ -443,7 +443,7 @@ async def test_transactions_that_began_below_the_archive_are_believed() -> None:
 async def test_only_finished_segments_of_the_partitions_asked_for() -> None:
     archive = await sound()
     archive.recorded = False
-    payments = await archive.add([batch(0)], tip=OTHER)
+    payments = await archive.add([batch(0)], tp=OTHER)
     started = replace(payments, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
     await archive.change(archive.segments[0], LOG, flip(100))
     await archive.restate(started)
@@ -451,7 +451,7 @@ async def test_only_finished_segments_of_the_partitions_asked_for() -> None:
     report = await archive.verify(partitions=[OTHER])
     assert report.clean
     assert (report.partitions, report.segments, report.segments_unfinished) == (1, 0, 1)
-    assert not (await archive.verify(partitions=[TIP])).clean
+    assert not (await archive.verify(partitions=[TP])).clean
     assert (await archive.verify(partitions=[])).partitions == 0
 
 
@@ -470,7 +470,7 @@ async def test_what_is_deleted_meanwhile_is_no_fault() -> None:
     archive = await sound()
 
     elsewhere = PlantedArchive()
-    await elsewhere.rsm.put_log_start_offset(TIP, 120, b"{}")
+    await elsewhere.rsm.put_log_start_offset(TP, 120, b"{}")
     raised = {k: v for k, v in elsewhere.store._objects.items() if k.endswith(".log-start-offset")}
 
     def delete_soon(done: int, total: int) -> None:

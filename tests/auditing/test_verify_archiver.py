@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import test_archiver_kafka as kafka_traffic
 import test_archiver_mock as mock_traffic
-from archive_harness import Archive, archived_up_to, open_archive, running_archiver, tips, until
+from archive_harness import Archive, archived_up_to, open_archive, running_archiver, tps, until
 from confluent_kafka import Producer
 from planted_archive import gaps_of
 from whole_archive import verify_archive
@@ -54,12 +54,12 @@ async def test_a_transactional_archive(
             kafka_server.bootstrap, archive, topic, segment_bytes_max=1_024, fetch_bytes_max=2_048
         ) as (manager, cluster),
     ):
-        (tip,) = await tips(cluster, topic)
-        end = await kafka_traffic.end_of(cluster, tip)
+        (tp,) = await tps(cluster, topic)
+        end = await kafka_traffic.end_of(cluster, tp)
         await until(manager, archived_up_to(topic, {0: end}))
         report = await verified(archive)
         assert report.clean, report.faults
-        segments = (await archive.view(tip)).segments
+        segments = (await archive.view(tp)).segments
         with_aborted = [segment for segment in segments if segment.has_aborted_txns]
         assert len(with_aborted) > 3
         # And it is the indexes that make it so: with one emptied it is not.

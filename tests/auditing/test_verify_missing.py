@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted_archive import TIP, PlantedArchive, batch, gaps_of
+from planted_archive import TP, PlantedArchive, batch, gaps_of
 
 from fetchproxy.auditing.faults import VerifyReport
 from fetchproxy.model import EpochStart, RemoteLogSegmentState
@@ -52,7 +52,7 @@ async def test_segments_that_are_gone_are_a_fault(
     assert (await archive.verify()).not_known == []
     await lose(archive, numbers)
     report = await archive.verify()
-    folder = archive.rsm.objects.folder(TIP)
+    folder = archive.rsm.objects.folder(TP)
     what = f"offsets {first} to {last} were archived and are in no segment"
     assert told(report) == [(folder, first, what)]
     assert gaps_of(report) == []
@@ -80,12 +80,12 @@ async def test_a_gap_that_another_archiver_has_filled_is_none() -> None:
 async def test_what_was_deleted_is_not_missed() -> None:
     archive = await four_segments()
     await lose(archive, [0, 1])
-    await archive.rsm.put_log_start_offset(TIP, 45, b"{}")
+    await archive.rsm.put_log_start_offset(TP, 45, b"{}")
     assert [offset for _, offset, _ in told(await archive.verify())] == [45]
-    await archive.rsm.put_log_start_offset(TIP, 60, b"{}")
+    await archive.rsm.put_log_start_offset(TP, 60, b"{}")
     assert (await archive.verify()).clean
     await lose(archive, [2, 3])
-    await archive.rsm.put_log_start_offset(TIP, 120, b"{}")
+    await archive.rsm.put_log_start_offset(TP, 120, b"{}")
     assert (await archive.verify()).clean
 
 
@@ -99,7 +99,7 @@ async def test_of_an_archive_from_before_there_were_records_nothing_is_made_up()
         "orders-0: whether offsets 60 to 89, which are in no segment, were archived",
     ]
     # An archiver that keeps records has gone on from 60.
-    await archive.state(TIP, recorded_from=60, end_offset=119)
+    await archive.state(TP, recorded_from=60, end_offset=119)
     report = await archive.verify()
     assert [offset for _, offset, _ in told(report)] == [60]
     assert [str(what) for what in report.not_known] == [
@@ -129,20 +129,20 @@ async def test_an_end_of_a_log_that_is_no_more_is_not_missed() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0), batch(10)])
     await archive.add([batch(20, epoch=2)], lineage=(EpochStart(0, 0), EpochStart(2, 20)))
-    await archive.state(TIP, end_offset=99, leader_epoch=1)
+    await archive.state(TP, end_offset=99, leader_epoch=1)
     assert (await archive.verify()).clean
-    await archive.state(TIP, end_offset=99, leader_epoch=2)
+    await archive.state(TP, end_offset=99, leader_epoch=2)
     assert not (await archive.verify()).clean
 
 
 async def test_a_statement_that_cannot_be_read_is_a_fault() -> None:
     archive = await four_segments()
-    key = archive.rsm.objects.finished_offsets_key(TIP)
+    key = archive.rsm.objects.finished_offsets_key(TP)
     await archive.store.put(key, b"damaged")
     [found] = told(await archive.verify())
     assert found[0] == key
     assert "writes it anew with its next segment" in found[2]
-    other = TIP._replace(partition=1)
+    other = TP._replace(partition=1)
     await archive.store.put(key, encode_finished_offsets(FinishedOffsets(other, 0, 9)))
     assert "it is of orders-1" in told(await archive.verify())[0][2]
 
@@ -151,8 +151,8 @@ async def test_a_partition_that_is_forgotten_leaves_no_record() -> None:
     archive = await four_segments()
     await archive.record_gap(500, 509)
     await lose(archive, range(4))
-    await archive.rsm.forget_partition(TIP)
-    folder = archive.rsm.objects.folder(TIP)
+    await archive.rsm.forget_partition(TP)
+    folder = archive.rsm.objects.folder(TP)
     assert [found.key async for found in archive.store.list(folder)] == []
 
 
@@ -171,7 +171,7 @@ def test_each_offset_is_judged_by_itself(
     log_start: int,
     said: tuple[int, int] | None,
 ) -> None:
-    stated = None if said is None else FinishedOffsets(TIP, said[0], said[1], 0)
+    stated = None if said is None else FinishedOffsets(TP, said[0], said[1], 0)
     found = not_held(Held(segments, (), log_start, 0), stated, gaps)
     every = range(60)
     held = _offsets(segments)
@@ -188,14 +188,14 @@ def test_each_offset_is_judged_by_itself(
 
 
 def test_what_an_unreadable_segment_may_hold_is_not_judged() -> None:
-    stated = FinishedOffsets(TIP, 0, 99, 0)
+    stated = FinishedOffsets(TP, 0, 99, 0)
     held = Held([(0, 9), (50, 59)], (30, 80), 0, 0)
     assert not_held(held, stated, ()) == NotHeld(missing=((10, 29), (60, 79)))
 
 
 def test_a_statement_is_read_as_it_was_written() -> None:
-    for stated in (FinishedOffsets(TIP, 7), FinishedOffsets(TIP, 0, 2**63 - 1, 2**31 - 1)):
-        assert decode_finished_offsets(encode_finished_offsets(stated), "key", TIP) == stated
+    for stated in (FinishedOffsets(TP, 7), FinishedOffsets(TP, 0, 2**63 - 1, 2**31 - 1)):
+        assert decode_finished_offsets(encode_finished_offsets(stated), "key", TP) == stated
 
 
 def _offsets(ranges: Iterable[tuple[int, int]]) -> set[int]:

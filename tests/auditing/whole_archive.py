@@ -31,11 +31,11 @@ async def verify_archive(
             await verify_partition(
                 rsm,
                 rlmm,
-                tip,
+                tp,
                 metadata_topic=metadata_topic,
                 on_progress=on_progress,
                 chunk_bytes=chunk_bytes,
             )
-            for tip in sorted(partitions)
+            for tp in sorted(partitions)
         ]
     )

@@ -62,12 +62,12 @@ def packed_batch(base: int, codec: int, packed: bytes, records: int) -> bytes:
 async def plant(folder: Path) -> None:
     planted = PlantedArchive(MemoryObjectStore())
     for base in range(0, LOG_START, 100):
-        await planted.add([batch(base + 10 * n) for n in range(10)], tip=ORDERS)
+        await planted.add([batch(base + 10 * n) for n in range(10)], tp=ORDERS)
     for number, (name, (codec, made)) in enumerate(BOMBS.items()):
-        tip = TopicIdPartition(UUID(int=100 + number), name, 0)
+        tp = TopicIdPartition(UUID(int=100 + number), name, 0)
         packed = made()
         bases = range(0, 200_000 * BATCHES_EACH, 200_000)
-        await planted.add([packed_batch(base, codec, packed, 200_000) for base in bases], tip=tip)
+        await planted.add([packed_batch(base, codec, packed, 200_000) for base in bases], tp=tp)
     for number in range(MANY_TOPICS):
         said = TopicDescription(UUID(int=1_000 + number), many_name(number), PARTITIONS_EACH)
         await planted.rsm.objects.put_topic_description(said.topic_id, encode_topic(said))

@@ -43,7 +43,7 @@ def produce(producer: Producer, count: int, partition: int = 0, size: int = 100)
     producer.flush(5)
 
 
-async def tip_of(cluster: Cluster, partition: int = 0) -> TopicIdPartition:
+async def tp_of(cluster: Cluster, partition: int = 0) -> TopicIdPartition:
     topic = await cluster.topic_by_name(TOPIC)
     return TopicIdPartition(topic.topic_id, TOPIC, partition)
 
@@ -85,11 +85,11 @@ async def test_fetch_gives_whole_raw_batches(
 ) -> None:
     produce(mock_producer, 500, partition=1)
     async with Cluster(config) as cluster:
-        tip = await tip_of(cluster, 1)
+        tp = await tp_of(cluster, 1)
         offset, batches = 0, 0
         while offset < 500:
             fetched = await cluster.fetch(
-                tip,
+                tp,
                 offset,
                 bytes_max=1024,
                 wait_max_ms=0,
@@ -103,20 +103,20 @@ async def test_fetch_gives_whole_raw_batches(
                 offset = header.last_offset + 1
                 batches += 1
         assert batches > 1
-        edges = await cluster.log_edges(tip)
+        edges = await cluster.log_edges(tp)
         assert (edges.log_start_offset, edges.high_watermark) == (0, 500)
-        assert cluster.cached_log_edges(tip) == edges
+        assert cluster.cached_log_edges(tp) == edges
         now = asyncio.get_running_loop().time()
-        assert cluster.knows_log_edges(tip, now - 60)
-        assert not cluster.knows_log_edges(tip, now + 1)
-        assert not cluster.knows_log_edges(tip._replace(partition=0), now - 60)
+        assert cluster.knows_log_edges(tp, now - 60)
+        assert not cluster.knows_log_edges(tp, now + 1)
+        assert not cluster.knows_log_edges(tp._replace(partition=0), now - 60)
 
 
 async def test_out_of_range_is_an_answer(mock_producer: Producer, config: ClusterConfig) -> None:
     produce(mock_producer, 10)
     async with Cluster(config) as cluster:
         fetched = await cluster.fetch(
-            await tip_of(cluster),
+            await tp_of(cluster),
             1000,
             bytes_max=1024,
             wait_max_ms=0,
@@ -132,21 +132,21 @@ async def test_edges_are_cached_but_never_too_old(
     produce(mock_producer, 10)
     loop = asyncio.get_running_loop()
     async with Cluster(config) as cluster:
-        tip = await tip_of(cluster)
+        tp = await tp_of(cluster)
         lately = loop.time()
-        assert (await cluster.log_edges(tip, not_older_than=lately)).high_watermark == 10
+        assert (await cluster.log_edges(tp, not_older_than=lately)).high_watermark == 10
         produce(mock_producer, 10)
-        assert (await cluster.log_edges(tip, not_older_than=lately)).high_watermark == 10
-        assert (await cluster.log_edges(tip)).high_watermark == 20
+        assert (await cluster.log_edges(tp, not_older_than=lately)).high_watermark == 10
+        assert (await cluster.log_edges(tp)).high_watermark == 20
 
 
 async def test_a_long_poll_blocks_nobody(mock_producer: Producer, config: ClusterConfig) -> None:
     produce(mock_producer, 10)
     async with Cluster(config) as cluster, asyncio.TaskGroup() as group:
-        tip = await tip_of(cluster)
+        tp = await tp_of(cluster)
         poll = group.create_task(
             cluster.fetch(
-                tip,
+                tp,
                 10,
                 bytes_max=1024,
                 wait_max_ms=2_000,
@@ -155,10 +155,10 @@ async def test_a_long_poll_blocks_nobody(mock_producer: Producer, config: Cluste
         )
         await asyncio.sleep(0.05)
         fetched = await cluster.fetch(
-            tip, 0, bytes_max=1024, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
+            tp, 0, bytes_max=1024, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
         )
         assert len(fetched.records) > 0
-        assert (await cluster.log_edges(tip)).high_watermark == 10
+        assert (await cluster.log_edges(tp)).high_watermark == 10
         assert not poll.done()
 
 
@@ -167,18 +167,18 @@ async def test_cancelled_fetch_leaves_the_cluster_usable(
 ) -> None:
     produce(mock_producer, 10)
     async with Cluster(config) as cluster:
-        tip = await tip_of(cluster)
+        tp = await tp_of(cluster)
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await cluster.fetch(
-                        tip,
+                        tp,
                         10,
                         bytes_max=1024,
                         wait_max_ms=5_000,
                         isolation=IsolationLevel.READ_COMMITTED,
                     )
-        assert (await cluster.log_edges(tip)).high_watermark == 10
+        assert (await cluster.log_edges(tp)).high_watermark == 10
 
 
 async def test_one_live_bootstrap_address_is_enough(

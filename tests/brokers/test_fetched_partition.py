@@ -16,15 +16,15 @@ from fetchproxy.brokers.messages import decode_fetch
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
 
-TIP = TopicIdPartition(UUID(int=7), "orders", 3)
+TP = TopicIdPartition(UUID(int=7), "orders", 3)
 VERSIONS = range(VERSIONS_SPOKEN[ApiKey.FETCH][0], VERSIONS_SPOKEN[ApiKey.FETCH][1] + 1)
 
 
 def payload_of(version: int, answer_error: int = 0, **fields: Any) -> memoryview:
-    """An answer without size prefix about `TIP`."""
+    """An answer without size prefix about `TP`."""
     topic = FetchResponse.FetchableTopicResponse
     values = {
-        "partition_index": TIP.partition,
+        "partition_index": TP.partition,
         "error_code": 0,
         "high_watermark": 100,
         "last_stable_offset": 90,
@@ -39,9 +39,7 @@ def payload_of(version: int, answer_error: int = 0, **fields: Any) -> memoryview
         error_code=answer_error,
         session_id=0,
         responses=[
-            topic(
-                topic=TIP.topic, topic_id=TIP.topic_id, partitions=[topic.PartitionData(**values)]
-            )
+            topic(topic=TP.topic, topic_id=TP.topic_id, partitions=[topic.PartitionData(**values)])
         ],
     )
     message.API_VERSION = version
@@ -70,7 +68,7 @@ def test_all_versions_are_read(
             high_watermark=offset,
         ),
         version,
-        TIP,
+        TP,
     )
     assert (found.error_code, found.high_watermark) == (0, offset)
     assert (found.last_stable_offset, found.log_start_offset) == (90, 10)
@@ -81,7 +79,7 @@ def test_all_versions_are_read(
 @pytest.mark.parametrize("version", VERSIONS)
 def test_records_are_not_copied(version: int) -> None:
     payload = payload_of(version, records=b"some batches")
-    found = decode_fetch(payload, version, TIP)
+    found = decode_fetch(payload, version, TP)
     at = bytes(payload).index(b"some batches")
     payload[at : at + 4] = b"SOME"
     assert bytes(found.records) == b"SOME batches"
@@ -90,17 +88,17 @@ def test_records_are_not_copied(version: int) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_errors_are_raised_but_for_out_of_range(version: int) -> None:
     out_of_range = payload_of(version, error_code=1, high_watermark=-1, records=None)
-    found = decode_fetch(out_of_range, version, TIP)
+    found = decode_fetch(out_of_range, version, TP)
     assert (found.error_code, found.high_watermark, bytes(found.records)) == (1, -1, b"")
     with pytest.raises(ClusterError, match=r"orders.*error 56") as raised:
-        decode_fetch(payload_of(version, error_code=56), version, TIP)
+        decode_fetch(payload_of(version, error_code=56), version, TP)
     assert raised.value.error_code == 56
 
 
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each >= 7])
 def test_an_error_of_the_whole_is_raised(version: int) -> None:
     with pytest.raises(ClusterError, match="error 70"):
-        decode_fetch(payload_of(version, answer_error=70), version, TIP)
+        decode_fetch(payload_of(version, answer_error=70), version, TP)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -109,7 +107,7 @@ def test_every_cut_is_refused(version: int) -> None:
     tags = 3 if version >= 12 else 0  # behind the records: of partition, topic and answer
     for end in range(len(payload) - tags):
         with pytest.raises(ClusterError):
-            decode_fetch(payload[:end], version, TIP)
+            decode_fetch(payload[:end], version, TP)
 
 
 def test_an_answer_about_nothing_is_refused() -> None:
@@ -118,4 +116,4 @@ def test_an_answer_about_nothing_is_refused() -> None:
     message.with_header(correlation_id=1)
     payload = memoryview(message.encode(header=True, framed=True))[4:]
     with pytest.raises(ClusterError, match="without the partition"):
-        decode_fetch(payload, 17, TIP)
+        decode_fetch(payload, 17, TP)

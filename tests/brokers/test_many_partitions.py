@@ -199,12 +199,12 @@ def metadata_request(*names: str) -> Any:
     return MetadataRequest(topics=[asked(name=name, topic_id=UUID(int=0)) for name in names])
 
 
-def tips_of(name: str, partitions: int = PARTITIONS) -> list[TopicIdPartition]:
+def tps_of(name: str, partitions: int = PARTITIONS) -> list[TopicIdPartition]:
     return [TopicIdPartition(TOPICS[name], name, n) for n in range(partitions)]
 
 
-def edges_of(tip: TopicIdPartition) -> LogEdges:
-    return LogEdges(tip.partition, tip.partition * 10, tip.partition * 9, 5)
+def edges_of(tp: TopicIdPartition) -> LogEdges:
+    return LogEdges(tp.partition, tp.partition * 10, tp.partition * 9, 5)
 
 
 def now() -> float:
@@ -265,75 +265,75 @@ async def test_without_brokers_topics_are_not_known() -> None:
 
 async def test_edges_of_many_take_three_requests_a_broker() -> None:
     fleet = Fleet()
-    tips = [*tips_of("topic-0"), *tips_of("topic-1"), *tips_of("topic-2")]
+    tps = [*tps_of("topic-0"), *tps_of("topic-1"), *tps_of("topic-2")]
     async with running(fleet) as cluster:
         asked_from = now()
-        found = await cluster.log_edges_of(tips, not_older_than=asked_from)
-        assert found == {tip: edges_of(tip) for tip in tips}
+        found = await cluster.log_edges_of(tps, not_older_than=asked_from)
+        assert found == {tp: edges_of(tp) for tp in tps}
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         assert len(fleet.names) == 1
         # Kept, for one and for many.
-        assert await cluster.log_edges(tips[5], not_older_than=asked_from) == edges_of(tips[5])
-        assert cluster.cached_log_edges(tips[7]) == edges_of(tips[7])
-        await cluster.log_edges_of(tips, not_older_than=asked_from)
+        assert await cluster.log_edges(tps[5], not_older_than=asked_from) == edges_of(tps[5])
+        assert cluster.cached_log_edges(tps[7]) == edges_of(tps[7])
+        await cluster.log_edges_of(tps, not_older_than=asked_from)
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
-        await cluster.log_edges_of(tips, not_older_than=now())
+        await cluster.log_edges_of(tps, not_older_than=now())
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 6 * len(NODES)
 
 
 async def test_who_asks_at_the_same_time_shares_the_requests() -> None:
     fleet = Fleet()
-    tips = tips_of("topic-0")
+    tps = tps_of("topic-0")
     async with running(fleet) as cluster, asyncio.TaskGroup() as group:
         await cluster.topics_by_name(TOPICS)
         since = now()
-        many = [group.create_task(cluster.log_edges_of(tips, not_older_than=since))]
+        many = [group.create_task(cluster.log_edges_of(tps, not_older_than=since))]
         while not fleet.asked[ApiKey.LIST_OFFSETS]:  # noqa: ASYNC110 - a request under way
             await asyncio.sleep(0)
-        many.append(group.create_task(cluster.log_edges_of(tips[:9], not_older_than=since)))
-        one = group.create_task(cluster.log_edges(tips[3], not_older_than=since))
+        many.append(group.create_task(cluster.log_edges_of(tps[:9], not_older_than=since)))
+        one = group.create_task(cluster.log_edges(tps[3], not_older_than=since))
         await asyncio.wait([*many, one])
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
-        assert one.result() == edges_of(tips[3])
+        assert one.result() == edges_of(tps[3])
 
 
 async def test_who_leaves_takes_the_answer_from_nobody() -> None:
     fleet = Fleet()
-    tips = tips_of("topic-0")
+    tps = tps_of("topic-0")
     async with running(fleet) as cluster, asyncio.TaskGroup() as group:
         since = now()
-        first = group.create_task(cluster.log_edges_of(tips, not_older_than=since))
+        first = group.create_task(cluster.log_edges_of(tps, not_older_than=since))
         await asyncio.sleep(0)
-        second = group.create_task(cluster.log_edges_of(tips, not_older_than=since))
+        second = group.create_task(cluster.log_edges_of(tps, not_older_than=since))
         await asyncio.sleep(0)
         first.cancel()
-        assert await second == {tip: edges_of(tip) for tip in tips}
+        assert await second == {tp: edges_of(tp) for tp in tps}
 
 
 async def test_leaders_that_moved_are_found() -> None:
     fleet = Fleet()
-    tips = tips_of("topic-0")
+    tps = tps_of("topic-0")
     async with running(fleet) as cluster:
         await cluster.topics_by_name(TOPICS)
         fleet.moved = 1
-        found = await cluster.log_edges_of(tips, not_older_than=now())
-        assert found == {tip: edges_of(tip) for tip in tips}
+        found = await cluster.log_edges_of(tps, not_older_than=now())
+        assert found == {tp: edges_of(tp) for tp in tps}
 
 
 async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
     fleet = Fleet()
     fleet.broken = ("topic-0", 4)
-    tips = tips_of("topic-0", 10)
+    tps = tps_of("topic-0", 10)
     absent = TopicIdPartition(TOPICS["topic-0"], "topic-0", PARTITIONS)
     async with running(fleet, request_max_ms=1_500) as cluster:
-        wanted = [*tips, absent]
+        wanted = [*tps, absent]
         asking = asyncio.ensure_future(cluster.log_edges_of(wanted, not_older_than=now()))
-        while cluster.cached_log_edges(tips[3]) is None:  # noqa: ASYNC110 - a broker's answer
+        while cluster.cached_log_edges(tps[3]) is None:  # noqa: ASYNC110 - a broker's answer
             await asyncio.sleep(0.001)
         assert not asking.done()  # known although the whole is not
         found = await asking
         assert {t: e for t, e in found.items() if isinstance(e, LogEdges)} == {
-            tip: edges_of(tip) for tip in tips if tip.partition != 4
+            tp: edges_of(tp) for tp in tps if tp.partition != 4
         }
         codes = {t.partition: e.error_code for t, e in found.items() if isinstance(e, ClusterError)}
         assert codes == {4: BROKEN_DISK, PARTITIONS: UNKNOWN_TOPIC}
@@ -453,14 +453,14 @@ def test_epoch_questions_are_written_as_kafka_does(version: int) -> None:
 
 async def test_epochs_of_many_take_one_request_a_broker() -> None:
     fleet = Fleet()
-    tips = [*tips_of("topic-0"), *tips_of("topic-1")]
+    tps = [*tps_of("topic-0"), *tps_of("topic-1")]
     async with running(fleet) as cluster:
         log = LeaderLog(cluster)
         async with asyncio.TaskGroup() as group:
-            ends = [group.create_task(log.epoch_end(tip, 3)) for tip in tips]
-            other = group.create_task(log.epoch_end(tips[1], 4))
-        for tip, end in zip(tips, ends, strict=True):
-            assert end.result() == (7, EpochEnd(3, 300 + tip.partition))
+            ends = [group.create_task(log.epoch_end(tp, 3)) for tp in tps]
+            other = group.create_task(log.epoch_end(tps[1], 4))
+        for tp, end in zip(tps, ends, strict=True):
+            assert end.result() == (7, EpochEnd(3, 300 + tp.partition))
         assert other.result() == (7, EpochEnd(4, 401))
         assert fleet.asked[ApiKey.OFFSET_FOR_LEADER_EPOCH] == len(NODES) + 1
 
@@ -468,19 +468,19 @@ async def test_epochs_of_many_take_one_request_a_broker() -> None:
 async def test_epochs_are_told_while_another_partition_is_still_asked_about() -> None:
     fleet = Fleet()
     fleet.broken = ("topic-0", 4)
-    tips = tips_of("topic-0", 10)
+    tps = tps_of("topic-0", 10)
     async with running(fleet, request_max_ms=1_500) as cluster, asyncio.TaskGroup() as group:
         log = LeaderLog(cluster)
-        asking = [group.create_task(refused(log, tip)) for tip in tips]
+        asking = [group.create_task(refused(log, tp)) for tp in tps]
         await asking[3]
         assert not asking[4].done()
         await asyncio.wait(asking)
-        assert [task.result() for task in asking] == [tip.partition == 4 for tip in tips]
+        assert [task.result() for task in asking] == [tp.partition == 4 for tp in tps]
 
 
-async def refused(log: LeaderLog, tip: TopicIdPartition) -> bool:
+async def refused(log: LeaderLog, tp: TopicIdPartition) -> bool:
     try:
-        await log.epoch_end(tip, 3)
+        await log.epoch_end(tp, 3)
     except ClusterError as error:
         return error.error_code == BROKEN_DISK
     return False
@@ -488,12 +488,12 @@ async def refused(log: LeaderLog, tip: TopicIdPartition) -> bool:
 
 async def test_who_asks_first_and_leaves_takes_the_answer_from_nobody() -> None:
     fleet = Fleet()
-    tips = tips_of("topic-0", 3)
+    tps = tps_of("topic-0", 3)
     async with running(fleet) as cluster, asyncio.TaskGroup() as group:
         log = LeaderLog(cluster)
-        asking = [group.create_task(log.epoch_end(tip, 3)) for tip in tips]
+        asking = [group.create_task(log.epoch_end(tp, 3)) for tp in tps]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asking[0].cancel()
-        for tip, task in zip(tips[1:], asking[1:], strict=True):
-            assert await task == (7, EpochEnd(3, 300 + tip.partition))
+        for tp, task in zip(tps[1:], asking[1:], strict=True):
+            assert await task == (7, EpochEnd(3, 300 + tp.partition))

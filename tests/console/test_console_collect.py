@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from memory_object_store import MemoryObjectStore
 from prometheus_client import generate_latest
-from test_console_partitions import TIP, segment
+from test_console_partitions import TP, segment
 from test_partition_watch import LAGGING
 
 from fetchproxy.brokers.cluster import Cluster
@@ -191,7 +191,7 @@ async def test_archived_ranges_are_shown_without_brokers(process: Process) -> No
 
 
 async def test_gauges_of_what_the_archiver_manages_are_the_archivers(process: Process) -> None:
-    process.work[TIP] = LAGGING
+    process.work[TP] = LAGGING
     await process.archive(segment(0, 9))
     await process.collector.look()
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 9),)
@@ -203,8 +203,8 @@ async def test_what_the_process_learns_itself_is_shown_without_a_look(process: P
     await process.collector.look()
     await process.archive(segment(10, 19))
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 19),)
-    failing = of_partition(Kind.PARTITION_FAILING, TIP, "copy failed: password=hunter2")
-    process.concerns.health.hold(failing, TIP)
+    failing = of_partition(Kind.PARTITION_FAILING, TP, "copy failed: password=hunter2")
+    process.concerns.health.hold(failing, TP)
     [shown] = (await process.collector()).conditions
     assert (shown["kind"], shown["what"]) == (failing.kind, "copy failed: password=•••")
     assert (await process.collector()).headlines == (), "it is tried again"
@@ -230,13 +230,13 @@ async def test_a_folder_that_cannot_be_listed_is_named_and_the_others_are_looked
     process: Process,
 ) -> None:
     await process.rsm.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
-    other = TopicIdPartition(TIP.topic_id, TIP.topic, TIP.partition + 1)
+    other = TopicIdPartition(TP.topic_id, TP.topic, TP.partition + 1)
     one = segment(0, 9)
-    for tip in (TIP, other):
+    for tp in (TP, other):
         # Another process archives it: only a look at the store shows it.
-        put = replace(one, segment_id=RemoteLogSegmentId(tip, one.segment_id.id))
+        put = replace(one, segment_id=RemoteLogSegmentId(tp, one.segment_id.id))
         await process.rsm.put_segment_metadata(put, encode_segment(put))
-    process.store.unlisted = partition_folder("", TIP)
+    process.store.unlisted = partition_folder("", TP)
     await process.collector.look()
     status = await process.collector()
     ranges = {row.partition: row.archived for row in status.partitions}
@@ -281,9 +281,9 @@ async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_b
 
 async def test_between_full_looks_one_listing_is_enough(process: Process) -> None:
     for partition in range(5):
-        tip = TopicIdPartition(TIP.topic_id, "orders", partition)
+        tp = TopicIdPartition(TP.topic_id, "orders", partition)
         one = segment(0, 9)
-        await process.archive(replace(one, segment_id=RemoteLogSegmentId(tip, one.segment_id.id)))
+        await process.archive(replace(one, segment_id=RemoteLogSegmentId(tp, one.segment_id.id)))
     await process.collector.look()
     before = process.store.listings
     await process.collector.look()
@@ -312,7 +312,7 @@ async def test_what_an_operator_has_to_see_to_is_a_headline(process: Process) ->
     assert (await process.collector()).headlines == ()
     process.concerns.hold(
         Kind.LOCAL_TRIMMING_STOPPED,
-        TIP,
+        TP,
         "nothing is trimmed: https://user:hunter2@store/x is missing",
     )
     status = await process.collector()
@@ -355,17 +355,17 @@ async def test_events_and_counts_are_the_processs_own(process: Process) -> None:
 
 async def test_gauges_go_with_their_partition_and_those_of_its_name_stay(process: Process) -> None:
     def shown() -> list[tuple[str, ...]]:
-        return [key for key in metrics.ARCHIVE_END_OFFSET._metrics if key[0] == TIP.topic]
+        return [key for key in metrics.ARCHIVE_END_OFFSET._metrics if key[0] == TP.topic]
 
     process.collector.limits = ConsoleLimits(archive_refresh_interval_ms=0)
     old = segment(0, 9)
-    again = TIP._replace(topic_id=UUID(int=99))
+    again = TP._replace(topic_id=UUID(int=99))
     new = replace(old, segment_id=RemoteLogSegmentId(again, UUID(int=2)), end_offset=19)
     for finished in (old, new):
         await process.archive(finished)
     await process.collector.look()
     for finished in (old, new):
-        assert shown() == [(TIP.topic, str(TIP.partition))]
+        assert shown() == [(TP.topic, str(TP.partition))]
         await process.rsm.delete_log_segment_data(finished)
         await process.collector.look()
     assert shown() == []

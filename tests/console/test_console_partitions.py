@@ -20,12 +20,12 @@ from fetchproxy.model import (
 from fetchproxy.writing.copier import CopyProgress
 from fetchproxy.writing.status import PartitionArchiveStatus
 
-TIP = TopicIdPartition(UUID(int=7), "orders", 3)
+TP = TopicIdPartition(UUID(int=7), "orders", 3)
 
 
 def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=start + 1)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=start + 1)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=0,
@@ -38,8 +38,8 @@ def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
 
 
 def test_ranges_are_cut_at_recorded_gaps() -> None:
-    view = build_view(TIP, [segment(5, 9), segment(10, 19), segment(30, 39)], 0.0)
-    status = partition_status(TIP, view, LogEdges(35, 60, 55))
+    view = build_view(TP, [segment(5, 9), segment(10, 19), segment(30, 39)], 0.0)
+    status = partition_status(TP, view, LogEdges(35, 60, 55))
     assert status.archived == (OffsetRange(5, 19), OffsetRange(30, 39))
     assert status.gaps == (OffsetRange(20, 29),)
     assert (status.segments, status.size_bytes) == (3, 300)
@@ -49,29 +49,29 @@ def test_ranges_are_cut_at_recorded_gaps() -> None:
 
 
 def test_what_is_not_known_is_not_zero() -> None:
-    status = partition_status(TIP, None, None)
+    status = partition_status(TP, None, None)
     assert status.archived == ()
     assert (status.lag_offsets, status.margin_offsets) == (None, None)
     assert (status.log_start_offset, status.log_end_offset) == (None, None)
-    view = build_view(TIP, [segment(0, 9)], 0.0)
-    assert partition_status(TIP, view, None).lag_offsets is None
+    view = build_view(TP, [segment(0, 9)], 0.0)
+    assert partition_status(TP, view, None).lag_offsets is None
 
 
 def test_an_empty_archive_lags_by_the_whole_log() -> None:
-    status = partition_status(TIP, build_view(TIP, [], 0.0), LogEdges(100, 160, 150))
+    status = partition_status(TP, build_view(TP, [], 0.0), LogEdges(100, 160, 150))
     assert status.lag_offsets == 60
     assert status.margin_offsets is None
 
 
 def test_what_the_broker_has_deleted_is_loss_and_not_lag() -> None:
-    view = build_view(TIP, [segment(0, 9)], 0.0)
-    assert partition_status(TIP, view, LogEdges(15, 30, 30)).margin_offsets == -5
+    view = build_view(TP, [segment(0, 9)], 0.0)
+    assert partition_status(TP, view, LogEdges(15, 30, 30)).margin_offsets == -5
     assert lag_offsets(10, LogEdges(15, 30, 30)) == 15
     assert lag_offsets(40, LogEdges(15, 30, 30)) == 0
 
 
 LEADS = PartitionArchiveStatus(
-    tip=TIP,
+    tp=TP,
     archive_start=0,
     archive_end=10,
     log_start_offset=0,
@@ -86,7 +86,7 @@ LEADS = PartitionArchiveStatus(
 
 
 def test_what_the_archiver_does_is_in_the_line() -> None:
-    line = partition_status(TIP, None, None)
+    line = partition_status(TP, None, None)
     assert with_work(line, None, 103.0) is line
     leader = with_work(line, LEADS, 103.0)
     assert (leader.role, leader.copy_seconds, leader.retention_used) == ("leader", 3.0, 0.1235)

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 import aiohttp
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
@@ -51,7 +51,7 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
         rng = random.Random(1)
         parts = Parts(CONFIG, Limits(), planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
         concerns = ArchiverConcerns(planted.rsm.objects)
-        concerns.hold(Kind.PARTITION_STOPPED, TIP, f"{TIP}: it begins again")
+        concerns.hold(Kind.PARTITION_STOPPED, TP, f"{TP}: it begins again")
         around = Surroundings(parts.mode, parts.health, concerns=lambda: concerns)
         collector = StatusCollector(CONFIG, planted.rsm, rlmm, cluster, around)
         await parts.brokers.look()
@@ -137,7 +137,7 @@ async def test_all_places_name_the_same_conditions() -> None:
     assert [e["event"] for e in logs].count(Kind.BROKERS_AWAY) == 1
     assert {e["log_level"] for e in logged.values()} == {Level.ERROR}
     assert logged[Kind.STORE_FAILING]["operation"] == "read"
-    assert logged[Kind.PARTITION_STOPPED]["topic"] == TIP.topic
+    assert logged[Kind.PARTITION_STOPPED]["topic"] == TP.topic
 
 
 async def test_what_a_failing_store_means_is_in_its_sentence() -> None:

@@ -10,14 +10,14 @@ from fetchproxy.observability.health import Condition, Kind, of_partition, of_to
 from fetchproxy.writing.archive_health import NotHeld, offsets_in_words
 
 
-def tip(topic: str, partition: int) -> TopicIdPartition:
+def tp(topic: str, partition: int) -> TopicIdPartition:
     return TopicIdPartition(UUID(int=1), topic, partition)
 
 
 CONDITIONS = (
-    of_partition(Kind.PARTITION_STOPPED, tip("orders", 7), "it begins again"),
-    of_partition(Kind.PARTITION_FAILING, tip("orders", 4_999), "the store is away"),
-    *offsets_in_words(tip("orders", 3), NotHeld(gaps=((0, 9),))),  # on record: nobody has to act
+    of_partition(Kind.PARTITION_STOPPED, tp("orders", 7), "it begins again"),
+    of_partition(Kind.PARTITION_FAILING, tp("orders", 4_999), "the store is away"),
+    *offsets_in_words(tp("orders", 3), NotHeld(gaps=((0, 9),))),  # on record: nobody has to act
 )
 
 
@@ -60,7 +60,7 @@ def test_conditions_are_of_what_is_shown_and_one_of_each_kind() -> None:
     stopped, failing, gap = CONDITIONS
     process = Condition(Kind.TOPIC_DELETION_STOPPED, "the archive of another cluster")
     refused = of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")
-    another = of_partition(Kind.PARTITION_FAILING, tip("orders", 4_000), "the store is away")
+    another = of_partition(Kind.PARTITION_FAILING, tp("orders", 4_000), "the store is away")
     found = (process, refused, stopped, failing, another, gap)
     assert filled(Asked()).conditions_shown(found) == found
     of_row = filled(Asked(rows_max=1, name_part="orders-7")).conditions_shown(found)

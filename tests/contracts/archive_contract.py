@@ -25,14 +25,14 @@ async def topic_objects(
     manager: RemoteStorageManager, topic: str
 ) -> list[tuple[TopicIdPartition, Standing]]:
     found: list[tuple[TopicIdPartition, Standing]] = []
-    await manager.take_topic_objects(topic, TOPIC_ID, lambda tip, said: found.append((tip, said)))
+    await manager.take_topic_objects(topic, TOPIC_ID, lambda tp, said: found.append((tp, said)))
     return found
 
 
 async def metadata_objects(
-    manager: RemoteStorageManager, tip: TopicIdPartition
+    manager: RemoteStorageManager, tp: TopicIdPartition
 ) -> list[SegmentMetadataObject]:
-    found = [one async for one in manager.list_partition(tip)]
+    found = [one async for one in manager.list_partition(tp)]
     return [one for one in found if isinstance(one, SegmentMetadataObject)]
 
 
@@ -72,16 +72,16 @@ class ArchiveContract(RemoteStorageManagerContract):
     ) -> None:
         metadata = segment()
         await manager.copy_log_segment_data(metadata, data)
-        tip = metadata.topic_id_partition
-        assert [found async for found in manager.list_partition(tip)] == []
+        tp = metadata.topic_id_partition
+        assert [found async for found in manager.list_partition(tp)] == []
 
     async def test_new_state_replaces_the_metadata(self, manager: RemoteStorageManager) -> None:
         metadata = segment()
-        tip = metadata.topic_id_partition
+        tp = metadata.topic_id_partition
         await manager.put_segment_metadata(metadata, b"started")
-        [started] = await metadata_objects(manager, tip)
+        [started] = await metadata_objects(manager, tp)
         await manager.put_segment_metadata(metadata, b"finished")
-        [finished] = await metadata_objects(manager, tip)
+        [finished] = await metadata_objects(manager, tp)
         assert started.stored.key == finished.stored.key
         assert started.stored.version != finished.stored.version
         assert await manager.get_segment_metadata(finished.stored.key) == b"finished"
@@ -111,17 +111,17 @@ class ArchiveContract(RemoteStorageManagerContract):
 
     async def test_a_topics_cluster(self, manager: RemoteStorageManager) -> None:
         """The cluster object is next to the topic's partitions and does not count as one."""
-        tip = segment().topic_id_partition
-        assert await manager.objects.get_topic_cluster(tip.topic, tip.topic_id) is None
-        await manager.objects.put_topic_cluster(tip.topic, tip.topic_id, "one")
-        await manager.objects.put_topic_cluster(tip.topic, tip.topic_id, "two")
-        assert await manager.objects.get_topic_cluster(tip.topic, tip.topic_id) == "two"
+        tp = segment().topic_id_partition
+        assert await manager.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
+        await manager.objects.put_topic_cluster(tp.topic, tp.topic_id, "one")
+        await manager.objects.put_topic_cluster(tp.topic, tp.topic_id, "two")
+        assert await manager.objects.get_topic_cluster(tp.topic, tp.topic_id) == "two"
         assert await manager.list_partitions() == []
         await manager.put_segment_metadata(segment(), b"{}")
-        assert await manager.list_topic(tip.topic_id) == [tip]
-        await manager.objects.forget_topic(tip.topic, tip.topic_id)
-        await manager.objects.forget_topic(tip.topic, tip.topic_id)
-        assert await manager.objects.get_topic_cluster(tip.topic, tip.topic_id) is None
+        assert await manager.list_topic(tp.topic_id) == [tp]
+        await manager.objects.forget_topic(tp.topic, tp.topic_id)
+        await manager.objects.forget_topic(tp.topic, tp.topic_id)
+        assert await manager.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
 
     async def test_topics_and_all_that_says_how_one_stands(
         self, manager: RemoteStorageManager, store: ObjectStore
@@ -140,10 +140,10 @@ class ArchiveContract(RemoteStorageManagerContract):
         )
         found = await topic_objects(manager, "weather-eu.v1_raw")
         segments = {
-            (tip, one.segment_id) for tip, one in found if isinstance(one, SegmentMetadataObject)
+            (tp, one.segment_id) for tp, one in found if isinstance(one, SegmentMetadataObject)
         }
         assert segments == {(m.topic_id_partition, m.segment_id) for m in mine}
-        starts = [(tip, one.offset) for tip, one in found if isinstance(one, LogStartObject)]
+        starts = [(tp, one.offset) for tp, one in found if isinstance(one, LogStartObject)]
         assert starts == [(raised, 5)]
         assert await topic_objects(manager, "weather-eu") == []
 
@@ -171,10 +171,10 @@ class ArchiveContract(RemoteStorageManagerContract):
         for number, offset in enumerate(offsets):
             await manager.put_segment_metadata(segment(offset, segment_id=number), b"%d" % number)
         await manager.put_segment_metadata(segment(7, partition=1), b"other partition")
-        tip = segment().topic_id_partition
-        listed = await metadata_objects(manager, tip)
+        tp = segment().topic_id_partition
+        listed = await metadata_objects(manager, tp)
         assert [found.base_offset for found in listed] == offsets
-        assert {found.segment_id.topic_id_partition for found in listed} == {tip}
+        assert {found.segment_id.topic_id_partition for found in listed} == {tp}
         for found in listed:
             content = await manager.get_segment_metadata(found.stored.key)
             assert content == b"%d" % found.segment_id.id.int

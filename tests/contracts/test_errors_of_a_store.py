@@ -56,16 +56,16 @@ async def work(manager: RemoteStorageManager, log: Path) -> None:
         wanted = ByteRange(at, min(at + 4_000_000, len(whole)))
         found = await manager.fetch_log_segment(segment(segment_id=1), wanted)
         assert found == whole[wanted.start : wanted.end]
-    tip = segment().topic_id_partition
+    tp = segment().topic_id_partition
     for number in range(SEGMENTS):
         of = segment(number * 10, segment_id=number + 1)
         assert await manager.fetch_index(of, SegmentFile.INDEX) == b"index"
-        assert await manager.list_partitions() == [tip]
-    listed = [key async for key, _ in manager.list_segment_objects(tip)]
+        assert await manager.list_partitions() == [tp]
+    listed = [key async for key, _ in manager.list_segment_objects(tp)]
     assert len(listed) == 4 * SEGMENTS
     for number in range(SEGMENTS // 2):
         await manager.delete_log_segment_data(segment(number * 10, segment_id=number + 1))
-    listed = [key async for key, _ in manager.list_segment_objects(tip)]
+    listed = [key async for key, _ in manager.list_segment_objects(tp)]
     assert len(listed) == 4 * (SEGMENTS - SEGMENTS // 2)
 
 

@@ -65,5 +65,5 @@ def layout(folder: Path) -> str:
     return (folder / PREFIX / LAYOUT_OBJECT).read_text()
 
 
-def partition(tip: TopicIdPartition, number: int) -> TopicIdPartition:
-    return TopicIdPartition(tip.topic_id, tip.topic, number)
+def partition(tp: TopicIdPartition, number: int) -> TopicIdPartition:
+    return TopicIdPartition(tp.topic_id, tp.topic, number)

@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 from made_batches import CODECS, Record, made_batch
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.model import TopicIdPartition
 from lab.errors import PartMissing
@@ -177,9 +177,9 @@ def small_segments(folder: Path, partitions: int = 2, segments: int = 30) -> Wri
     """Of 100 records each, an hour between two records."""
     made = WrittenArchive(folder)
     for partition in range(partitions):
-        tip = TopicIdPartition(TIP.topic_id, TIP.topic, partition)
+        tp = TopicIdPartition(TP.topic_id, TP.topic, partition)
         for base in range(0, 100 * segments, 100):
-            made.add([_batch(at) for at in range(base, base + 100, 10)], tip=tip)
+            made.add([_batch(at) for at in range(base, base + 100, 10)], tp=tp)
     return made
 
 

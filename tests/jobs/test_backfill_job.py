@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from made_batches import CODECS, Record, made_batch, marker
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, ObjectNotFound
 from fetchproxy.jobs import backfill_files as parquet_range
@@ -331,8 +331,8 @@ def test_a_hole_is_in_no_range_and_is_filled_once_it_is_mended(
 
 
 def test_a_partition_with_a_hole_stops_no_other(archive: WrittenArchive, tmp_path: Path) -> None:
-    other = TopicIdPartition(TIP.topic_id, TIP.topic, 1)
-    archive.add(batches(0), tip=other)
+    other = TopicIdPartition(TP.topic_id, TP.topic, 1)
+    archive.add(batches(0), tp=other)
     archive.path(archive.segments[1], SegmentFile.METADATA).unlink()
     planned = plan_backfill(target(archive, tmp_path / "out"), 10**9)
     assert [(f.what, f.error) for f in planned.left_out] == [
@@ -480,7 +480,7 @@ def test_readers_find_the_files_of_any_topic(tmp_path: Path, topic: str) -> None
     """They leave out files whose names begin with `_` or `.`, without a word."""
     archive = WrittenArchive(tmp_path / "archive")
     for partition in (0, 2**31 - 1):
-        archive.add(batches(0, 2), tip=TopicIdPartition(TIP.topic_id, topic, partition))
+        archive.add(batches(0, 2), tp=TopicIdPartition(TP.topic_id, topic, partition))
     out = tmp_path / "out"
     to = target(archive, out, topics=topic)
     run(to, 10**9)
@@ -572,11 +572,11 @@ def test_a_topic_that_was_made_again_stops_no_other(
 ) -> None:
     to = target(archive, tmp_path / "out", topics="orders,others")
     others = TopicIdPartition(UUID(int=7), "others", 0)
-    archive.add(batches(0), tip=others)
+    archive.add(batches(0), tp=others)
     run(to, 10**9)
     again = TopicIdPartition(UUID(int=8), "orders", 0)
-    archive.add(batches(0), tip=again, event_timestamp_ms=1)
-    archive.add(batches(100), tip=others)
+    archive.add(batches(0), tp=again, event_timestamp_ms=1)
+    archive.add(batches(100), tp=others)
     planned = plan_backfill(to, 10**9)
     (failure,) = planned.left_out
     assert (failure.what, failure.retriable) == ("orders-0", False)
@@ -587,7 +587,7 @@ def test_a_topic_that_was_made_again_stops_no_other(
 def test_a_partition_that_cannot_be_searched_stops_no_other(
     archive: WrittenArchive, tmp_path: Path
 ) -> None:
-    archive.add(batches(0), tip=TopicIdPartition(TIP.topic_id, TIP.topic, 1))
+    archive.add(batches(0), tp=TopicIdPartition(TP.topic_id, TP.topic, 1))
     archive.path(archive.segments[0], SegmentFile.INDEX).unlink()
     to = target(archive, tmp_path / "out", startingTimestamp=str(START_MS))
     planned = plan_backfill(to, 10**9)
@@ -634,4 +634,4 @@ def test_rows_can_be_iterated_only_once_they_are_all_there(
     with pytest.raises(ObjectNotFound):
         parquet_range.write_range(to.folder, tasks[0].range, half(), "snappy", PassedOver())
     assert not list((tmp_path / "out").rglob("*.parquet*"))
-    assert TIP.topic == tasks[0].range.topic
+    assert TP.topic == tasks[0].range.topic

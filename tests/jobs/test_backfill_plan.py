@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from retention_segments import TIP, archives, segment
+from retention_segments import TP, archives, segment
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_plan import (
@@ -25,7 +25,7 @@ from fetchproxy.remotelog.planning import OffsetSpan
 from fetchproxy.writing.published import uncovered
 
 SETTINGS = {"isolationLevel": "read_committed"}
-ID = str(TIP.topic_id)
+ID = str(TP.topic_id)
 
 
 def whole(view: PartitionView) -> OffsetSpan:
@@ -60,7 +60,7 @@ def row(*sizes: int) -> list[RemoteLogSegmentMetadata]:
 
 
 def test_segments_share_a_range_and_large_ones_are_cut() -> None:
-    view = build_view(TIP, row(4, 4, 4, 25, 3), 0.0)
+    view = build_view(TP, row(4, 4, 4, 25, 3), 0.0)
     assert offsets(planned(view)) == [(0, 8), (8, 12), (12, 20), (20, 28), (28, 37), (37, 40)]
 
 
@@ -81,7 +81,7 @@ def test_each_archived_offset_is_in_one_range_over_all_runs(
     done = tuple(one for one in first.ranges if data.draw(st.booleans()))
     # Meanwhile the archive has grown and all of it was merged into one segment.
     end = (view.log_end_offset or 0) + 9
-    grown = build_view(TIP, [segment(99, view.log_start_offset or 0, end)], 1.0)
+    grown = build_view(TP, [segment(99, view.log_start_offset or 0, end)], 1.0)
     second = planned(grown, first, done, later_bytes_max)
     assert set(first.ranges) - set(done) <= set(second.ranges)
     every = sorted([*done, *second.ranges])
@@ -94,23 +94,23 @@ def test_each_archived_offset_is_in_one_range_over_all_runs(
 
 
 def test_what_was_planned_keeps_its_ranges() -> None:
-    small = build_view(TIP, row(4, 4), 0.0)
+    small = build_view(TP, row(4, 4), 0.0)
     first = planned(small)
     assert offsets(first) == [(0, 8)]
-    grown = build_view(TIP, row(4, 4, 4), 0.0)
+    grown = build_view(TP, row(4, 4, 4), 0.0)
     assert offsets(planned(grown, first)) == [(0, 8), (8, 12)]
 
 
 def test_other_settings_are_refused() -> None:
-    first = replace(planned(build_view(TIP, row(4), 0.0)), settings={"isolationLevel": "other"})
+    first = replace(planned(build_view(TP, row(4), 0.0)), settings={"isolationLevel": "other"})
     with pytest.raises(ConfigError, match=r"begun with isolationLevel=other.*read_committed"):
-        planned(build_view(TIP, row(4), 0.0), first)
+        planned(build_view(TP, row(4), 0.0), first)
 
 
 def test_a_topic_that_was_made_again_is_refused() -> None:
-    first = planned(build_view(TIP, row(4), 0.0))
-    other = TopicIdPartition(UUID(int=2), TIP.topic, TIP.partition)
-    view = replace(build_view(TIP, row(4, 4), 0.0), tip=other)
+    first = planned(build_view(TP, row(4), 0.0))
+    other = TopicIdPartition(UUID(int=2), TP.topic, TP.partition)
+    view = replace(build_view(TP, row(4, 4), 0.0), tp=other)
     asked = [(view, whole(view))]
     (refused,) = of_other_topics(first.ranges, asked)
     assert refused.what == "orders-0"
@@ -119,7 +119,7 @@ def test_a_topic_that_was_made_again_is_refused() -> None:
 
 
 def test_a_plan_is_read_back_and_damage_is_named() -> None:
-    plan = planned(build_view(TIP, row(4, 9), 0.0))
+    plan = planned(build_view(TP, row(4, 9), 0.0))
     assert Plan.decode(plan.encode(), "x") == plan
     other = plan.encode().replace(b'"version": %d' % VERSION, b'"version": %d' % (VERSION - 1))
     for raw in (b"", b"[]", b"{}", other):

@@ -21,7 +21,7 @@ from hypothesis import Phase, given, settings
 from kafka import KafkaProducer
 from made_batches import CODECS, Record, made_batch
 from topic_copier_process import RECORDS_MAX
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import ClusterConfig, Config
@@ -72,7 +72,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
                     )
                     for at in range(base, base + 100, 10)
                 ],
-                tip=TopicIdPartition(TIP.topic_id, TIP.topic, partition),
+                tp=TopicIdPartition(TP.topic_id, TP.topic, partition),
             )
     return made
 

@@ -16,7 +16,7 @@ import pytest
 from planted_archive import batch
 from stored_archives import config_at
 from typer.testing import CliRunner
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.auditing.mirroring import MirrorOptions
 from fetchproxy.cli.keys import rewrap_archive
@@ -39,7 +39,7 @@ from fetchproxy.serving.standalone.topics import ArchiveWatch
 from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores import retries
 
-OTHER = TopicIdPartition(TIP.topic_id, TIP.topic, 1)
+OTHER = TopicIdPartition(TP.topic_id, TP.topic, 1)
 THIRD = TopicIdPartition(UUID(int=2), "payments", 0)
 
 
@@ -72,13 +72,13 @@ def mounts(monkeypatch: pytest.MonkeyPatch) -> Mounts:
 @pytest.fixture
 def archive(tmp_path: Path) -> WrittenArchive:
     made = WrittenArchive(tmp_path / "archive")
-    for tip in (TIP, OTHER, THIRD):
-        made.add([batch(0), batch(10)], tip=tip)
+    for tp in (TP, OTHER, THIRD):
+        made.add([batch(0), batch(10)], tp=tp)
     return made
 
 
-def folder_of(archive: WrittenArchive, tip: TopicIdPartition) -> Path:
-    (folder,) = archive.folder.glob(f"{tip.topic}-*/{tip.partition}")
+def folder_of(archive: WrittenArchive, tp: TopicIdPartition) -> Path:
+    (folder,) = archive.folder.glob(f"{tp.topic}-*/{tp.partition}")
     return folder
 
 
@@ -102,9 +102,9 @@ def each_job(archive: WrittenArchive, out: Path) -> Iterator[tuple[str, int, tup
 def test_a_partitions_folder(
     archive: WrittenArchive, mounts: Mounts, tmp_path: Path, error: int
 ) -> None:
-    mounts.away, mounts.error = folder_of(archive, TIP), error
+    mounts.away, mounts.error = folder_of(archive, TP), error
     for job, done, failures in each_job(archive, tmp_path):
-        assert [failure.what for failure in failures] == [str(TIP)], (job, failures)
+        assert [failure.what for failure in failures] == [str(TP)], (job, failures)
         assert str(mounts.away.relative_to(archive.folder)) in failures[0].error, job
         assert os.strerror(error) in failures[0].error, job
         assert done == 2, job
@@ -114,11 +114,11 @@ def test_a_partitions_folder(
 
 
 def test_a_topics_folder(archive: WrittenArchive, mounts: Mounts, tmp_path: Path) -> None:
-    mounts.away = folder_of(archive, TIP).parent
+    mounts.away = folder_of(archive, TP).parent
     for job, done, failures in each_job(archive, tmp_path):
         # `mirror` also copies a note about the topic.
         named = {failure.what for failure in failures} - {f"{mounts.away.name}/cluster-id"}
-        assert named == {TIP.topic}, (job, failures)
+        assert named == {TP.topic}, (job, failures)
         assert f"{mounts.away}: {os.strerror(EIO)}" in failures[0].error, job
         assert done == 1, job
     mounts.away = None
@@ -128,21 +128,21 @@ def test_a_topics_folder(archive: WrittenArchive, mounts: Mounts, tmp_path: Path
 
 async def test_a_backfill(archive: WrittenArchive, mounts: Mounts) -> None:
     options = parse_options({"store": archive.url, "topicPattern": ".*"})
-    folder = folder_of(archive, TIP)
+    folder = folder_of(archive, TP)
     for away, named, left in (
-        (folder, str(TIP), [OTHER, THIRD]),
-        (folder.parent, TIP.topic, [THIRD]),
-        (None, None, [TIP, OTHER, THIRD]),
+        (folder, str(TP), [OTHER, THIRD]),
+        (folder.parent, TP.topic, [THIRD]),
+        (None, None, [TP, OTHER, THIRD]),
     ):
         mounts.away = away
         asked, failures = await backfill_input(options)
-        assert sorted(view.tip for view, _ in asked) == sorted(left)
+        assert sorted(view.tp for view, _ in asked) == sorted(left)
         assert [failure.what for failure in failures] == ([named] if named else [])
 
 
 @pytest.mark.parametrize("whole_topic", [False, True])
 def test_segments(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) -> None:
-    folder = folder_of(archive, TIP)
+    folder = folder_of(archive, TP)
     mounts.away = folder.parent if whole_topic else folder
     done = CliRunner().invoke(app, ["segments", "--store", archive.url, "--json"])
     assert done.exit_code == EXIT_USER_ERROR, done.output
@@ -153,7 +153,7 @@ def test_segments(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) ->
 
 @pytest.mark.parametrize("whole_topic", [False, True])
 async def test_keys_rewrap(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) -> None:
-    folder = folder_of(archive, TIP)
+    folder = folder_of(archive, TP)
     mounts.away = folder.parent if whole_topic else folder
     async with open_store(archive.url, StoreConfig()) as rsm:
         (fault,) = (await rewrap_archive(rsm)).faults
@@ -173,17 +173,17 @@ async def test_archive_only_serves_the_others(
         watch = ArchiveWatch(rlmm, TopicDescriptions(rsm.objects), refresh_interval_s=0.0)
         await watch.load()
         known = watch.catalogue
-        assert known.by_name[TIP.topic].partition_count == 2
-        mounts.away = folder_of(archive, TIP)
-        views = await watch.views([TIP, OTHER])
-        assert [isinstance(views[tip], PartitionView) for tip in (TIP, OTHER)] == [False, True]
+        assert known.by_name[TP.topic].partition_count == 2
+        mounts.away = folder_of(archive, TP)
+        views = await watch.views([TP, OTHER])
+        assert [isinstance(views[tp], PartitionView) for tp in (TP, OTHER)] == [False, True]
         mounts.away = mounts.away.parent
         archive_grown = WrittenArchive(archive.folder)
         archive_grown.segments = list(archive.segments)
         await archive_grown._add(batch(0), THIRD._replace(partition=1), None, (), 300, 0)
         await watch.load()
-        assert watch.catalogue.by_name[TIP.topic] == known.by_name[TIP.topic]
+        assert watch.catalogue.by_name[TP.topic] == known.by_name[TP.topic]
         assert watch.catalogue.by_name[THIRD.topic].partition_count == 2
         mounts.away = None
-        views = await watch.views([TIP, OTHER])
+        views = await watch.views([TP, OTHER])
         assert all(isinstance(view, PartitionView) for view in views.values())

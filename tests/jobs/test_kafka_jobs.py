@@ -74,20 +74,20 @@ def archived(config: Config) -> list[ArchivedPartition]:
 
 
 def verified(config: Config) -> VerifyReport:
-    tips, _ = in_loop(stored_partitions(config, None))
-    return together(map(verify_work(config), tips))
+    tps, _ = in_loop(stored_partitions(config, None))
+    return together(map(verify_work(config), tps))
 
 
 def test_the_plan_says_what_there_is_to_copy(
     kafka_server: KafkaServer, config: Config, data: TopicData
 ) -> None:
     plan = plan_archive(config)
-    assert {p.tip.partition: p.offsets for p in plan.partitions} == dict.fromkeys(range(3), 300)
+    assert {p.tp.partition: p.offsets for p in plan.partitions} == dict.fromkeys(range(3), 300)
     assert {p.archive_end for p in plan.partitions} == {None}
     archived(config)
     produce(kafka_server.bootstrap, data, 7, partition_count=1)
     after = plan_archive(config).partitions
-    assert [(p.tip.partition, p.offsets) for p in after] == [(0, 7), (1, 0), (2, 0)]
+    assert [(p.tp.partition, p.offsets) for p in after] == [(0, 7), (1, 0), (2, 0)]
 
 
 def test_a_pass_copies_all_and_a_second_one_nothing(
@@ -222,8 +222,8 @@ def test_a_lost_metadata_topic_is_written_again(
         metadata__topic_partitions="2",
         metadata__topic_replication_factor="1",
     )
-    tips, _ = in_loop(stored_partitions(by_topic, None))
-    groups = grouped(tips, by_topic.metadata.topic_partitions)
+    tps, _ = in_loop(stored_partitions(by_topic, None))
+    groups = grouped(tps, by_topic.metadata.topic_partitions)
     assert in_loop(_metadata_topic(by_topic, create=False)) is False
     planned = list(map(restore_work(by_topic, True, False), groups))
     assert sum(len(group.repaired.repairs) for group in planned) == 1
@@ -239,7 +239,7 @@ def test_a_lost_metadata_topic_is_written_again(
     # A merge that goes by the store's own metadata would delete what the topic names.
     before = sorted((tmp_path / "store").rglob("*.log"))
     with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
-        merge_work(config, MergeOptions())(tips[0])
+        merge_work(config, MergeOptions())(tps[0])
     assert sorted((tmp_path / "store").rglob("*.log")) == before
     # An archiver that follows that topic goes on where the archive ends.
     produce(kafka_server.bootstrap, data, 50, partition_count=PARTITIONS)
@@ -266,9 +266,9 @@ def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
     config = for_executors(config_for(broker, data.topic, tmp_path, **keys))
     with ProxyProcess(broker, store, tmp_path, archive=data.topic, settings=proxied) as proxy:
         archive_and_trim(broker, store, data)
-        (tip,), _ = in_loop(stored_partitions(config, None))
+        (tp,), _ = in_loop(stored_partitions(config, None))
         small = len(logs(tmp_path))
-        done = merge_work(config, MergeOptions(bytes_max=60_000))(tip)
+        done = merge_work(config, MergeOptions(bytes_max=60_000))(tp)
         assert done.merged > 1
         assert len(logs(tmp_path)) == small + done.merged
         left = small - done.replaced + done.merged

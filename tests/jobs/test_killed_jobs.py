@@ -156,8 +156,8 @@ def missing(kafka: KafkaServer, archive: Path, settings: dict[str, str]) -> int:
         **settings,
     }
     config = load_config(None, {}, [Setting(key, value, "test") for key, value in keys.items()])
-    tips, _ = in_loop(stored_partitions(config_at(archive.as_uri()), None))
-    groups = grouped(tips, config.metadata.topic_partitions)
+    tps, _ = in_loop(stored_partitions(config_at(archive.as_uri()), None))
+    groups = grouped(tps, config.metadata.topic_partitions)
     dry = [restore_work(config, True, True)(group) for group in groups]
     return sum(p.restored for group in dry for p in group.partitions)
 
@@ -201,19 +201,19 @@ def test_an_archive_that_is_killed_ends_as_a_clean_one(
 def seen(folder: Path) -> list[tuple[int, int, int, bytes]]:
     """(partition, first and last offset, log) of every segment that readers see."""
     config = config_at(folder.as_uri())
-    tips, _ = in_loop(stored_partitions(config, None))
+    tps, _ = in_loop(stored_partitions(config, None))
 
     async def segments() -> list[tuple[int, int, int, bytes]]:
         async with stored_archive(config) as opened:
             return [
                 (
-                    tip.partition,
+                    tp.partition,
                     segment.start_offset,
                     segment.end_offset,
                     (folder / opened.rsm.object_key(segment, SegmentFile.LOG)).read_bytes(),
                 )
-                for tip in tips
-                for segment in (await opened.rlmm.refresh(tip, 0.0)).segments
+                for tp in tps
+                for segment in (await opened.rlmm.refresh(tp, 0.0)).segments
             ]
 
     return in_loop(segments())

@@ -17,7 +17,7 @@ from kills_between_writes import Writes, is_killed
 from made_batches import CODECS, Record, made_batch
 from stored_archives import config_at
 from test_killed_jobs import missing
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.archive import for_executors, in_loop, wall_clock_ms
 from fetchproxy.config.load import Setting, load_config
@@ -72,7 +72,7 @@ def copies(made: WrittenArchive, tmp_path: Path) -> Callable[[], Path]:
 
 def rows_read(folder: Path) -> Rows:
     """Of the archive, as the data source gives them."""
-    options = parse_options({"store": folder.as_uri(), "topics": TIP.topic})
+    options = parse_options({"store": folder.as_uri(), "topics": TP.topic})
     tasks = plan_tasks(plan_input(options), partition_bytes_max=2**40)
     return [
         row
@@ -119,7 +119,7 @@ def test_a_backfill(copies: Callable[[], Path]) -> None:
         return archive.with_name(f"{archive.name}-out")
 
     def work(archive: Path) -> None:
-        source = parse_options({"store": archive.as_uri(), "topics": TIP.topic})
+        source = parse_options({"store": archive.as_uri(), "topics": TP.topic})
         to = Target(source, OutputFolder(str(out(archive))), "snappy")
         for task in plan_backfill(to, 500).tasks:
             backfill_range(to, task)
@@ -145,13 +145,13 @@ def test_a_merge(copies: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) ->
         for later_ms in (0, 86_400_000, 2 * 86_400_000):
             clock = partial(later, later_ms)
             monkeypatch.setattr("fetchproxy.jobs.merge.wall_clock_ms", clock)
-            merge_work(config_of(archive), MergeOptions(bytes_max=1_500))(TIP)
+            merge_work(config_of(archive), MergeOptions(bytes_max=1_500))(TP)
 
     for archive in each_kill(copies, lambda archive: [], files, work):
         assert rows_read(archive) == TRUTH
         work(archive)
         assert rows_read(archive) == TRUTH
-        report = verify_work(config_at(archive.as_uri()))(TIP)
+        report = verify_work(config_at(archive.as_uri()))(TP)
         assert report.clean, report.faults
         assert report.segments < 6
 
@@ -169,12 +169,12 @@ def test_a_reindex(made: WrittenArchive, copies: Callable[[], Path]) -> None:
         return archive / made.path(made.segments[i], file).relative_to(made.folder)
 
     def work(archive: Path) -> None:
-        reindex_work(config_of(archive), False)(TIP)
+        reindex_work(config_of(archive), False)(TP)
 
     for archive in each_kill(damaged, lambda archive: [], files, work):
         work(archive)
         assert rows_read(archive) == TRUTH
-        report = verify_work(config_at(archive.as_uri()))(TIP)
+        report = verify_work(config_at(archive.as_uri()))(TP)
         assert report.clean, report.faults
 
 
@@ -198,7 +198,7 @@ def test_a_restore(
         }
         config = load_config(None, {}, [Setting(k, v, "test") for k, v in keys.items()])
         created(config)
-        (group,) = grouped([TIP], 1)
+        (group,) = grouped([TP], 1)
 
         def work() -> object:
             return restore_work(config, False, True)(group)  # noqa: B023
@@ -210,10 +210,10 @@ def test_a_restore(
             assert number > 6, "each segment has an event"
             assert missing(kafka_server, archive, settings) == 0
             return
-        assert not verify_work(config)(TIP).clean
+        assert not verify_work(config)(TP).clean
         work()
         assert missing(kafka_server, archive, settings) == 0
-        assert verify_work(config)(TIP).clean
+        assert verify_work(config)(TP).clean
 
 
 def created(config: Config) -> None:

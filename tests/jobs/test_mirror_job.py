@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from kills_between_writes import Writes, is_killed
 from mirrors import deleted, filled, layout, mirrored, more, objects, partition, url_of
-from planted_archive import TIP, PlantedArchive, batch, flip
+from planted_archive import TP, PlantedArchive, batch, flip
 from stored_archives import PREFIX, config_of
 from written_archive import WrittenArchive
 
@@ -65,8 +65,8 @@ def soon_heard(monkeypatch: pytest.MonkeyPatch) -> None:
 async def delete(archive: PlantedArchive, number: int) -> None:
     """As an archiver does after retention: the log start is raised first."""
     metadata = archive.segments[number]
-    tip = metadata.topic_id_partition
-    await archive.rsm.put_log_start_offset(tip, metadata.end_offset + 1, b"")
+    tp = metadata.topic_id_partition
+    await archive.rsm.put_log_start_offset(tp, metadata.end_offset + 1, b"")
     await archive.restate(replace(metadata, state=DELETION))
     await archive.rsm.delete_log_segment_data(metadata)
 
@@ -77,17 +77,17 @@ async def delete(archive: PlantedArchive, number: int) -> None:
 async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
-    await archive.rsm.objects.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
+    await archive.rsm.objects.put_topic_cluster(TP.topic, TP.topic_id, "one")
     await archive.rsm.objects.put_cluster_topics("one", b"topics")
-    await archive.rsm.objects.put_concern(TIP, "partition_stopped", b"{}")
-    await archive.add([batch(0)], tip=partition(TIP, 1))
+    await archive.rsm.objects.put_concern(TP, "partition_stopped", b"{}")
+    await archive.add([batch(0)], tp=partition(TP, 1))
     first = mirrored(a, b)
     assert [p.copied for p in first.partitions] == [3, 1]
     assert objects(b) == objects(a)
     again = mirrored(a, b)
     assert [(p.copied, p.bytes_copied) for p in again.partitions] == [(0, 0), (0, 0)]
     await archive.add([batch(60)])
-    await archive.rsm.objects.delete_concern(TIP, "partition_stopped")
+    await archive.rsm.objects.delete_concern(TP, "partition_stopped")
     assert [p.copied for p in mirrored(a, b).partitions] == [1, 0]
     assert objects(b) == objects(a)
 
@@ -95,22 +95,22 @@ async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new
 async def test_a_topic_that_the_copys_store_cannot_hold_is_named_before_a_record_is_copied(
     archive: PlantedArchive, a: Path, b: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long_name = TopicIdPartition(UUID(int=77), TIP.topic + "x" * 50, 0)
-    await archive.add([batch(0)], tip=long_name)
-    room = len(TIP.topic) + 25  # of a folder's name: the topic, a separator and its id
+    long_name = TopicIdPartition(UUID(int=77), TP.topic + "x" * 50, 0)
+    await archive.add([batch(0)], tp=long_name)
+    room = len(TP.topic) + 25  # of a folder's name: the topic, a separator and its id
     monkeypatch.setattr(FilesystemObjectStore, "part_bytes_max", room)
     done = mirrored(a, b)
     [failed] = done.failures
     assert (failed.what, failed.retriable) == (str(long_name), False)
     assert "--to cannot hold this topic: its name has" in failed.error
-    assert [one.tip for one in done.partitions] == [TIP], "the others are copied"
+    assert [one.tp for one in done.partitions] == [TP], "the others are copied"
     assert not list((b / PREFIX).glob(f"{long_name.topic}*"))
     assert mirrored(a, b, cut_over=True).refused == "not everything was copied"
 
 
 async def test_what_is_of_the_place_stays_there(archive: PlantedArchive, a: Path, b: Path) -> None:
-    await archive.rsm.objects.put_archiver_positions(TIP.topic_id, b"{}")
-    await archive.rsm.objects.put_collected_metadata(TIP.topic_id, b"{}")
+    await archive.rsm.objects.put_archiver_positions(TP.topic_id, b"{}")
+    await archive.rsm.objects.put_collected_metadata(TP.topic_id, b"{}")
     (a / PREFIX / "strangers").mkdir()
     (a / PREFIX / "strangers" / "file").write_bytes(b"x")
     mirrored(a, b)
@@ -178,8 +178,8 @@ async def test_what_the_archive_has_lost_stays_in_the_mirror(
 async def test_a_partition_that_is_gone_stays_in_the_mirror(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
-    other = partition(TIP, 1)
-    segment = await archive.add([batch(0)], tip=other)
+    other = partition(TP, 1)
+    segment = await archive.add([batch(0)], tp=other)
     mirrored(a, b)
     before = objects(b)
     await archive.rsm.delete_log_segment_data(segment)
@@ -204,7 +204,7 @@ async def test_foreign_objects_in_the_archive_are_left_there(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
     """As a file manager or another program leaves them, under names that no archive has."""
-    folder = archive.rsm.objects.folder(TIP)
+    folder = archive.rsm.objects.folder(TP)
     for name in ("topics/ü", "clusters/a b", f"{folder}~lock", f"{folder}x (1).log"):
         path = a / PREFIX / name.removeprefix(f"{PREFIX}/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -311,7 +311,7 @@ async def test_what_is_read_back_otherwise_is_not_given_metadata(
     ):
         wrong = replace(target, store=Shortening(b / PREFIX))
         mirror = PartitionMirror(
-            source, wrong, TIP, spool, CopyPace(0), MirrorOptions(), lambda done, total: None
+            source, wrong, TP, spool, CopyPace(0), MirrorOptions(), lambda done, total: None
         )
         with pytest.raises(DamagedObject, match="read back"):
             await mirror.run()
@@ -359,7 +359,7 @@ async def test_notes_come_first_and_segments_in_the_order_of_offsets(
         mirror = PartitionMirror(
             source,
             replace(target, store=store),
-            TIP,
+            TP,
             spool,
             CopyPace(0),
             MirrorOptions(),
@@ -449,13 +449,13 @@ async def test_nobody_archives_into_a_mirror(
         with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
             await own.put_segment_metadata(archive.segments[0], b"{}")
     async with RemoteStorageManager(FilesystemObjectStore(b), PREFIX, must_exist=True) as reader:
-        assert await reader.list_partitions() == [TIP]
+        assert await reader.list_partitions() == [TP]
 
 
 async def test_after_a_cut_over_the_archive_is_at_the_other_place(
     archive: PlantedArchive, a: Path, b: Path, tmp_path: Path
 ) -> None:
-    whose = encode_identity(ArchiveIdentity(TIP.topic_id, "cluster-1", "topic events"))
+    whose = encode_identity(ArchiveIdentity(TP.topic_id, "cluster-1", "topic events"))
     (a / PREFIX / LAYOUT_OBJECT).write_bytes(whose)
     assert mirrored(a, b, cut_over=True).cut_over
     assert (b / PREFIX / LAYOUT_OBJECT).read_bytes() == whose
@@ -473,7 +473,7 @@ async def test_after_a_cut_over_the_archive_is_at_the_other_place(
 async def test_an_archiver_that_is_heard_refuses_the_cut_over(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
-    path = a / archive.rsm.objects.archiver_positions_key(TIP.topic_id)
+    path = a / archive.rsm.objects.archiver_positions_key(TP.topic_id)
     path.parent.mkdir()
     ended = threading.Event()
 
@@ -502,7 +502,7 @@ async def test_the_old_place_is_emptied_after_the_grace(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
     (a / PREFIX / "stranger.txt").write_bytes(b"x")
-    await archive.rsm.objects.put_topic_cluster(TIP.topic, TIP.topic_id, "one")
+    await archive.rsm.objects.put_topic_cluster(TP.topic, TP.topic_id, "one")
     with pytest.raises(ArchiveMismatch, match="has not moved"):
         deleted(a, b)
     before = objects(a)
@@ -669,7 +669,7 @@ async def test_the_archive_changes_while_it_is_mirrored(
             await more(archive)
             if number % 2:
                 await delete(archive, number // 2)
-            await archive.rsm.objects.put_concern(TIP, "partition_stopped", b"%d" % number)
+            await archive.rsm.objects.put_concern(TP, "partition_stopped", b"%d" % number)
         done.set()
 
     async def mirror() -> None:
@@ -716,7 +716,7 @@ def test_an_executor_does_the_same(archive: PlantedArchive, a: Path, b: Path) ->
     mirrored(a, b)
     os.unlink(b / archive.key(archive.segments[0], SegmentFile.METADATA))
     places = Places(for_executors(config_of(a)), url_of(b))
-    assert mirror_work(places, MirrorOptions())(TIP).copied == 1
+    assert mirror_work(places, MirrorOptions())(TP).copied == 1
     assert objects(b) == objects(a)
 
 

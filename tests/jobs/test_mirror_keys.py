@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from mirrors import deleted, mirrored, objects, url_of
-from planted_archive import TIP, batch, flip
+from planted_archive import TP, batch, flip
 from stored_archives import PREFIX, config_of
 from typer.testing import CliRunner
 from whole_archive import verify_archive
@@ -88,7 +88,7 @@ class Encrypted:
                 report = await verify_archive(place.rsm, place.rlmm)
                 assert not report.faults, report.faults
                 whole = b""
-                for segment in place.rlmm.list_remote_log_segments(TIP):
+                for segment in place.rlmm.list_remote_log_segments(TP):
                     size = ByteRange(0, segment.segment_size_bytes)
                     whole += bytes(await place.rsm.fetch_log_segment(segment, size))
                 return whole

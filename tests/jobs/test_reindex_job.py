@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from planted_archive import TIP, PlantedArchive, batch, flip
+from planted_archive import TP, PlantedArchive, batch, flip
 from stored_archives import config_of, planted
 
 from fetchproxy.auditing.faults import RepairReport
@@ -38,7 +38,7 @@ def test_indexes_and_metadata_come_back_from_the_logs(
 ) -> None:
     config = config_of(tmp_path)
     before = {s.start_offset: s for s in archive.segments}
-    planned = reindex_work(config, True)(TIP)
+    planned = reindex_work(config, True)(TP)
     # The index beside the lost metadata comes along: it names its log below a prefix.
     assert [text.rpartition(".")[2] for text in planned.repaired.repairs] == [
         "index: derived from the log",
@@ -46,17 +46,17 @@ def test_indexes_and_metadata_come_back_from_the_logs(
         "metadata: derived from the log",
     ]
     assert len(planned.left) == 2
-    assert not verify_work(config)(TIP).clean
-    done = reindex_work(config, False)(TIP)
+    assert not verify_work(config)(TP).clean
+    done = reindex_work(config, False)(TP)
     assert done.repaired == planned.repaired
     assert done.left == ()
-    report = verify_work(config)(TIP)
+    report = verify_work(config)(TP)
     assert report.clean
     assert (report.segments, report.size_bytes) == (
         len(before),
         sum(s.segment_size_bytes for s in before.values()),
     )
-    again = reindex_work(config, False)(TIP)
+    again = reindex_work(config, False)(TP)
     assert (again.repaired, again.left) == (RepairReport(), ())
 
 
@@ -65,7 +65,7 @@ def test_a_corrupt_log_stays_a_fault_and_keeps_nothing_else_from_being_mended(
 ) -> None:
     broken = archive.segments[1]
     asyncio.run(archive.change(broken, SegmentFile.LOG, flip(100)))
-    done = reindex_work(config_of(tmp_path), False)(TIP)
+    done = reindex_work(config_of(tmp_path), False)(TP)
     assert len(done.repaired.repairs) == 1
     assert ".index" in done.repaired.repairs[0]
     assert any("CRC-32C" in refusal for refusal in done.repaired.refusals)
@@ -73,7 +73,7 @@ def test_a_corrupt_log_stays_a_fault_and_keeps_nothing_else_from_being_mended(
 
 
 def test_partitions_whose_events_lie_together_share_a_task() -> None:
-    tips = [TopicIdPartition(UUID(int=9), "t", partition) for partition in range(200)]
-    groups = grouped(tips, 7)
+    tps = [TopicIdPartition(UUID(int=9), "t", partition) for partition in range(200)]
+    groups = grouped(tps, 7)
     assert len(groups) == 7
-    assert sorted(tip for group in groups for tip in group) == sorted(tips)
+    assert sorted(tp for group in groups for tp in group) == sorted(tps)

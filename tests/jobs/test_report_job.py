@@ -13,7 +13,7 @@ import legal_logs
 import pyarrow.dataset as ds
 import pytest
 from fetchproxy_protocol.record_batch import HEADER_BYTES, SEARCHED_BYTES_MAX
-from planted_archive import TIP, PlantedArchive, batch, flip
+from planted_archive import TP, PlantedArchive, batch, flip
 from retention_segments import segment
 from stored_archives import config_of, planted
 
@@ -59,7 +59,7 @@ def held(*days_ago: float, size: int = 280) -> list[Held]:
 # --- what is held ---
 def test_each_offset_counts_once() -> None:
     every = [segment(1, 0, 99), segment(2, 80, 179), segment(3, 200, 249)]
-    view = build_view(TIP, every, 0.0, raised_log_start=50)
+    view = build_view(TP, every, 0.0, raised_log_start=50)
     found = held_by(view)
     assert [h.records for h in found] == [50, 80, 50]
     assert [h.size_bytes for h in found] == [50, 80, 50]
@@ -172,7 +172,7 @@ def archive(tmp_path: Path) -> PlantedArchive:
 
 
 def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> None:
-    found = report_work(config_of(tmp_path), NOW_MS)(TIP)
+    found = report_work(config_of(tmp_path), NOW_MS)(TP)
     assert found.records == 40
     assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
     assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 0)
@@ -184,7 +184,7 @@ def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> N
 
 def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None:
     config = config_of(tmp_path, archive__remote_log_retention_ms=str(DAY_MS))
-    found = report_work(config, NOW_MS)(TIP)
+    found = report_work(config, NOW_MS)(TP)
     rows = table_rows([found])
     for name, schema in SCHEMAS.items():
         assert rows[name]

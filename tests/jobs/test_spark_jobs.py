@@ -37,15 +37,15 @@ def bounds(archive: WrittenArchive) -> list[tuple[int, int, int]]:
 
     async def seen() -> list[tuple[int, int, int]]:
         async with stored_archive(config) as opened:
-            views = [await opened.rlmm.refresh(tip, 0.0) for tip in tips]
+            views = [await opened.rlmm.refresh(tp, 0.0) for tp in tps]
             return sorted(
-                (view.tip.partition, first, last)
+                (view.tp.partition, first, last)
                 for view in views
                 for first, last in view.segments.bounds()
             )
 
     config = config_at(archive.url)
-    tips, _ = in_loop(stored_partitions(config, None))
+    tps, _ = in_loop(stored_partitions(config, None))
     return in_loop(seen())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from planted_archive import TIP, PlantedArchive, batch, flip
+from planted_archive import TP, PlantedArchive, batch, flip
 from stored_archives import PREFIX, config_of, planted
 from test_spread import Session
 
@@ -30,7 +30,7 @@ def archive(tmp_path: Path) -> PlantedArchive:
         made = planted(tmp_path)
         first = await made.add([batch(0), batch(10)])
         await made.add([batch(20), batch(30)])
-        lost = await made.add([batch(0)], tip=OTHER)
+        lost = await made.add([batch(0)], tp=OTHER)
         await made.change(first, SegmentFile.LOG, flip(70))
         await made.store.delete(made.key(lost, SegmentFile.INDEX))
         return made
@@ -44,7 +44,7 @@ def test_partition_by_partition_finds_what_the_whole_run_finds(
     whole = asyncio.run(archive.verify())
     assert len(whole.faults) == 2
     config = config_of(tmp_path)
-    found = together(map(verify_work(config), (TIP, OTHER)))
+    found = together(map(verify_work(config), (TP, OTHER)))
     # The archive is opened at its folder here, there as a prefix of the store.
     faults = [replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in found.faults]
     assert replace(found, faults=faults) == whole
@@ -84,4 +84,4 @@ def test_a_fault_is_a_row_that_says_where(archive: PlantedArchive, tmp_path: Pat
 
 def test_a_store_that_is_away_is_no_clean_partition(tmp_path: Path) -> None:
     with pytest.raises(RemoteStorageError):
-        verify_work(config_of(tmp_path / "nowhere"))(TIP)
+        verify_work(config_of(tmp_path / "nowhere"))(TP)

@@ -30,7 +30,7 @@ from fetchproxy.model import (
 Manager = RemoteLogMetadataManager
 DeleteState = RemotePartitionDeleteState
 State = RemoteLogSegmentState
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
 
 
@@ -42,7 +42,7 @@ class Backing(ABC):
         """A further instance."""
 
     @abstractmethod
-    def reads(self, tip: TopicIdPartition) -> int:
+    def reads(self, tp: TopicIdPartition) -> int:
         """The number of reads of the partition that have begun."""
 
     @abstractmethod
@@ -65,11 +65,11 @@ def segment(
     start: int,
     end: int,
     state: State = State.COPY_SEGMENT_STARTED,
-    tip: TopicIdPartition = TIP,
+    tp: TopicIdPartition = TP,
     at_ms: int = 0,
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(tp, UUID(int=number)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=end,
@@ -82,7 +82,7 @@ def segment(
 
 
 def deletion(state: DeleteState, at_ms: int = 0) -> RemotePartitionDeleteMetadata:
-    return RemotePartitionDeleteMetadata(TIP, state, at_ms, epoch=3)
+    return RemotePartitionDeleteMetadata(TP, state, at_ms, epoch=3)
 
 
 async def copied(manager: Manager, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
@@ -98,7 +98,7 @@ def now() -> float:
 
 
 def read_at(manager: Manager) -> float:
-    view = manager.view(TIP)
+    view = manager.view(TP)
     assert view is not None
     return view.read_at
 
@@ -111,32 +111,32 @@ async def until(happened: Callable[[], bool]) -> None:
 class MetadataContract:
     async def test_an_absent_partition_is_an_empty_view(self, backing: Backing) -> None:
         async with backing.manager() as manager:
-            assert manager.view(TIP) is None
-            view = await manager.refresh(TIP, now())
+            assert manager.view(TP) is None
+            view = await manager.refresh(TP, now())
             assert view.segments == ()
             assert not view.copies_started
-            assert manager.view(TIP) == view
+            assert manager.view(TP) == view
 
     async def test_only_finished_segments_are_visible(self, backing: Backing) -> None:
         async with backing.manager() as writer, backing.manager() as reader:
             metadata = segment(1, 0, 9)
             await writer.put(metadata)
             for manager in (writer, reader):
-                view = await manager.refresh(TIP, now())
+                view = await manager.refresh(TP, now())
                 assert view.segments == ()
                 assert view.copies_started
             finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, 1)
             await writer.put(finished)
             for manager in (writer, reader):
-                view = await manager.refresh(TIP, now())
+                view = await manager.refresh(TP, now())
                 assert view.segments == (finished,)
                 assert not view.copies_started
 
     async def test_put_shows_in_its_own_view_when_it_returns(self, backing: Backing) -> None:
         async with backing.manager() as manager:
-            before = await manager.refresh(TIP, now())
+            before = await manager.refresh(TP, now())
             finished = await copied(manager, segment(1, 0, 9))
-            view = manager.view(TIP)
+            view = manager.view(TP)
             assert view is not None
             assert tuple(view.segments) == (finished,)
             assert view.read_at >= before.read_at
@@ -146,15 +146,15 @@ class MetadataContract:
             finished = await copied(manager, segment(1, 0, 9))
             deleting = finished.with_state(State.DELETE_SEGMENT_STARTED, 2)
             await manager.put(deleting)
-            view = await manager.refresh(TIP, now())
+            view = await manager.refresh(TP, now())
             assert view.segments == ()
-            assert manager.list_remote_log_segments(TIP) == (deleting,)
+            assert manager.list_remote_log_segments(TP) == (deleting,)
             await manager.put(deleting)  # a retry
             await self.delete_data(backing, deleting)
             await manager.put(deleting.with_state(State.DELETE_SEGMENT_FINISHED, 3))
-            assert manager.list_remote_log_segments(TIP) == ()
-            assert (await manager.refresh(TIP, now())).segments == ()
-            assert manager.list_remote_log_segments(TIP) == ()
+            assert manager.list_remote_log_segments(TP) == ()
+            assert (await manager.refresh(TP, now())).segments == ()
+            assert manager.list_remote_log_segments(TP) == ()
 
     async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
         """Delete the data as the archiver does between the two states of a deletion."""
@@ -169,7 +169,7 @@ class MetadataContract:
             for manager in (writer, other):  # `other` has not read yet, so it reads first
                 with pytest.raises(ValueError, match="FINISHED to COPY_SEGMENT_STARTED"):
                     await manager.put(finished.with_state(State.COPY_SEGMENT_STARTED, 5))
-                view = await manager.refresh(TIP, now())
+                view = await manager.refresh(TP, now())
                 assert view.segments == (finished,)
 
     async def test_overlap_and_gap(self, backing: Backing) -> None:
@@ -177,7 +177,7 @@ class MetadataContract:
             first = await copied(manager, segment(1, 0, 9, at_ms=5))
             await copied(manager, segment(2, 0, 9, at_ms=6))
             after = await copied(manager, segment(3, 20, 29))
-            view = await manager.refresh(TIP, now())
+            view = await manager.refresh(TP, now())
             assert view.segments == (first, after)
             assert view.gaps() == [(10, 19)]
             assert view.gap_at(15)
@@ -185,105 +185,105 @@ class MetadataContract:
     async def test_partitions_are_apart(self, backing: Backing) -> None:
         async with backing.manager() as manager:
             mine = await copied(manager, segment(1, 0, 9))
-            theirs = await copied(manager, segment(2, 0, 5, tip=OTHER))
-            assert (await manager.refresh(TIP, now())).segments == (mine,)
+            theirs = await copied(manager, segment(2, 0, 5, tp=OTHER))
+            assert (await manager.refresh(TP, now())).segments == (mine,)
             assert (await manager.refresh(OTHER, now())).segments == (theirs,)
-            assert list(await manager.list_partitions()) == [TIP, OTHER]
+            assert list(await manager.list_partitions()) == [TP, OTHER]
         async with backing.manager() as fresh:
-            assert list(await fresh.list_partitions()) == [TIP, OTHER]
-            assert set(await fresh.refresh_topic(TIP.topic_id, now())) == {0, 1}
+            assert list(await fresh.list_partitions()) == [TP, OTHER]
+            assert set(await fresh.refresh_topic(TP.topic_id, now())) == {0, 1}
 
     async def test_a_cached_view_serves_whoever_asks_for_no_fresher_one(
         self, backing: Backing
     ) -> None:
         async with backing.manager() as manager:
-            view = await manager.refresh(TIP, now())
-            reads = backing.reads(TIP)
-            assert await manager.refresh(TIP, view.read_at) is view
-            assert backing.reads(TIP) == reads
-            later = await manager.refresh(TIP, now())
-            assert backing.reads(TIP) == reads + 1
+            view = await manager.refresh(TP, now())
+            reads = backing.reads(TP)
+            assert await manager.refresh(TP, view.read_at) is view
+            assert backing.reads(TP) == reads
+            later = await manager.refresh(TP, now())
+            assert backing.reads(TP) == reads + 1
             assert later.read_at > view.read_at
 
     async def test_a_time_to_come_counts_as_now(self, backing: Backing) -> None:
         async with backing.manager() as manager:
             asked_at = now()
-            assert (await manager.refresh(TIP, asked_at + 3600)).read_at >= asked_at
+            assert (await manager.refresh(TP, asked_at + 3600)).read_at >= asked_at
 
     async def test_callers_at_the_same_time_share_one_read(self, backing: Backing) -> None:
         async with backing.manager() as manager:
             await copied(manager, segment(1, 0, 9))
-            reads = backing.reads(TIP)
+            reads = backing.reads(TP)
             since = now()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(manager.refresh(TIP, since)) for _ in range(50)]
-            assert backing.reads(TIP) == reads + 1
+                tasks = [group.create_task(manager.refresh(TP, since)) for _ in range(50)]
+            assert backing.reads(TP) == reads + 1
             assert len({id(task.result()) for task in tasks}) == 1
 
     async def test_a_read_that_began_too_early_is_not_good_enough(self, backing: Backing) -> None:
         async with backing.manager() as reader, backing.manager() as writer:
-            await writer.refresh(TIP, now())
+            await writer.refresh(TP, now())
             backing.hold()
-            reads = backing.reads(TIP)
+            reads = backing.reads(TP)
             async with asyncio.TaskGroup() as group:
-                early = group.create_task(reader.refresh(TIP, now()))
-                await until(lambda: backing.reads(TIP) == reads + 1)
+                early = group.create_task(reader.refresh(TP, now()))
+                await until(lambda: backing.reads(TP) == reads + 1)
                 began_before = now()
-                late = group.create_task(reader.refresh(TIP, began_before))
-                later = group.create_task(reader.refresh(TIP, began_before))
+                late = group.create_task(reader.refresh(TP, began_before))
+                later = group.create_task(reader.refresh(TP, began_before))
                 await asyncio.sleep(0.005)
-                assert backing.reads(TIP) == reads + 1  # never two at a time
+                assert backing.reads(TP) == reads + 1  # never two at a time
                 backing.release()
             assert early.result().read_at < began_before <= late.result().read_at
             assert late.result() is later.result()
-            assert backing.reads(TIP) == reads + 2
+            assert backing.reads(TP) == reads + 2
 
     async def test_a_caller_that_leaves_takes_the_read_from_nobody(self, backing: Backing) -> None:
         async with backing.manager() as manager:
             await copied(manager, segment(1, 0, 9))
             backing.hold()
-            reads = backing.reads(TIP)
+            reads = backing.reads(TP)
             since = now()
             async with asyncio.TaskGroup() as group:
-                first = group.create_task(manager.refresh(TIP, since))
-                second = group.create_task(manager.refresh(TIP, since))
-                await until(lambda: backing.reads(TIP) == reads + 1)
+                first = group.create_task(manager.refresh(TP, since))
+                second = group.create_task(manager.refresh(TP, since))
+                await until(lambda: backing.reads(TP) == reads + 1)
                 first.cancel()
                 await asyncio.wait([first])
                 assert first.cancelled()
                 backing.release()
             assert len(second.result().segments) == 1
-            assert backing.reads(TIP) == reads + 1
+            assert backing.reads(TP) == reads + 1
 
     async def test_a_read_that_everybody_left_still_freshens_the_view(
         self, backing: Backing
     ) -> None:
         async with backing.manager() as manager:
-            before = await manager.refresh(TIP, now())
-            reads = backing.reads(TIP)
+            before = await manager.refresh(TP, now())
+            reads = backing.reads(TP)
             backing.hold()
             async with asyncio.TaskGroup() as group:
-                only = group.create_task(manager.refresh(TIP, now()))
-                await until(lambda: backing.reads(TIP) == reads + 1)
+                only = group.create_task(manager.refresh(TP, now()))
+                await until(lambda: backing.reads(TP) == reads + 1)
                 only.cancel()
             backing.release()
             await until(lambda: read_at(manager) > before.read_at)
-            assert backing.reads(TIP) == reads + 1
+            assert backing.reads(TP) == reads + 1
 
     async def test_an_outage_keeps_the_old_view_and_says_so(self, backing: Backing) -> None:
         async with backing.manager() as manager:
             await copied(manager, segment(1, 0, 9))
-            old = await manager.refresh(TIP, now())
+            old = await manager.refresh(TP, now())
             backing.fail()
             with pytest.raises(StorageUnavailable):
-                await manager.refresh(TIP, now())
-            assert manager.view(TIP) is old
-            assert await manager.refresh(TIP, old.read_at) is old
+                await manager.refresh(TP, now())
+            assert manager.view(TP) is old
+            assert await manager.refresh(TP, old.read_at) is old
             with pytest.raises(StorageUnavailable):
                 await manager.list_partitions()
             backing.heal()
             asked_at = now()
-            fresh = await manager.refresh(TIP, asked_at)
+            fresh = await manager.refresh(TP, asked_at)
             assert fresh.read_at >= asked_at
             assert fresh.segments == old.segments
 
@@ -294,39 +294,39 @@ class MetadataContract:
             backing.fail()
             since = now()
             outcomes = await asyncio.gather(
-                *(manager.refresh(TIP, since) for _ in range(10)), return_exceptions=True
+                *(manager.refresh(TP, since) for _ in range(10)), return_exceptions=True
             )
             assert {type(outcome) for outcome in outcomes} == {StorageUnavailable}
-            reads = backing.reads(TIP)
+            reads = backing.reads(TP)
             assert reads == 1
             backing.heal()
-            await manager.refresh(TIP, since)
-            assert backing.reads(TIP) == 2
+            await manager.refresh(TP, since)
+            assert backing.reads(TP) == 2
 
     async def test_a_put_that_failed_is_not_shown(self, backing: Backing) -> None:
         async with backing.manager() as manager:
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
             backing.fail()
             with pytest.raises(StorageUnavailable):
                 await manager.put(segment(1, 0, 9))
-            assert manager.list_remote_log_segments(TIP) == ()
+            assert manager.list_remote_log_segments(TP) == ()
             backing.heal()
             await manager.put(segment(1, 0, 9))
-            assert len(manager.list_remote_log_segments(TIP)) == 1
+            assert len(manager.list_remote_log_segments(TP)) == 1
 
     async def test_closing_ends_the_reads_and_tells_who_waits(self, backing: Backing) -> None:
         backing.hold()
         async with asyncio.TaskGroup() as group:
             async with backing.manager() as manager:
                 waiting = group.create_task(self._refused(manager))
-                await until(lambda: backing.reads(TIP) == 1)
+                await until(lambda: backing.reads(TP) == 1)
             await waiting
         with pytest.raises(StorageUnavailable, match="closed"):
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
 
     async def _refused(self, manager: Manager) -> None:
         with pytest.raises(StorageUnavailable, match="closed"):
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
 
     async def test_a_cut_is_seen_by_all_and_never_undone(self, backing: Backing) -> None:
         async with backing.manager() as manager, backing.manager() as other:
@@ -334,13 +334,13 @@ class MetadataContract:
             cut = replace(finished, end_offset=4, copied_end_offset=9, event_timestamp_ms=1)
             await manager.put(cut)
             for reader in (manager, other):
-                view = await reader.refresh(TIP, now())
+                view = await reader.refresh(TP, now())
                 assert tuple(view.segments) == (cut,)
                 assert view.log_end_offset == 5
                 with pytest.raises(ValueError, match="ends at 4"):
                     await reader.put(finished)
         async with backing.manager() as fresh:
-            assert tuple((await fresh.refresh(TIP, now())).segments) == (cut,)
+            assert tuple((await fresh.refresh(TP, now())).segments) == (cut,)
 
     async def test_a_raised_log_start_is_seen_by_all_and_never_lowered(
         self, backing: Backing
@@ -348,16 +348,16 @@ class MetadataContract:
         async with backing.manager() as manager, backing.manager() as other:
             await copied(manager, segment(1, 0, 9))
             kept = await copied(manager, segment(2, 10, 19))
-            await other.refresh(TIP, now())
-            raised = await manager.raise_log_start_offset(TIP, 12)
-            assert manager.view(TIP) == raised
-            lower = await other.raise_log_start_offset(TIP, 3)  # it may not know of the 12 yet
+            await other.refresh(TP, now())
+            raised = await manager.raise_log_start_offset(TP, 12)
+            assert manager.view(TP) == raised
+            lower = await other.raise_log_start_offset(TP, 3)  # it may not know of the 12 yet
             assert lower.raised_log_start in (3, 12)
             for reader in (manager, other):
-                view = await reader.refresh(TIP, now())
+                view = await reader.refresh(TP, now())
                 assert (tuple(view.segments), view.raised_log_start) == ((kept,), 12)
                 assert view.log_start_offset == 12
-            assert len(manager.list_remote_log_segments(TIP)) == 2
+            assert len(manager.list_remote_log_segments(TP)) == 2
 
     async def test_what_a_person_says_of_a_log_that_began_again_is_seen_by_all(
         self, backing: Backing
@@ -373,36 +373,36 @@ class MetadataContract:
         async with backing.manager() as manager, backing.manager() as other:
             below = await copied(manager, of_epoch(1, 0, 9, 2))
             old = await copied(manager, of_epoch(2, 10, 19, 3))
-            await manager.raise_log_start_offset(TIP, 10)
-            await other.refresh(TIP, now())
-            said = await manager.put_log_history(TIP, new)
+            await manager.raise_log_start_offset(TP, 10)
+            await other.refresh(TP, now())
+            said = await manager.put_log_history(TP, new)
             assert (said.history, tuple(said.segments), said.raised_log_start) == (new, (), 0)
             first = await copied(manager, of_epoch(3, 0, 7, 5))
             over = await copied(manager, of_epoch(4, 8, 25, 6))
             for reader in (manager, other):
-                assert tuple((await reader.refresh(TIP, now())).segments) == (first, over)
-            await other.raise_log_start_offset(TIP, 8)
+                assert tuple((await reader.refresh(TP, now())).segments) == (first, over)
+            await other.raise_log_start_offset(TP, 8)
             for reader in (manager, other):
-                view = await reader.refresh(TIP, now())
+                view = await reader.refresh(TP, now())
                 assert (tuple(view.segments), view.log_start_offset) == ((over,), 8)
-            await manager.put_log_history(TIP, kept)
+            await manager.put_log_history(TP, kept)
             for reader in (manager, other):
-                view = await reader.refresh(TIP, now())
+                view = await reader.refresh(TP, now())
                 assert (view.history, view.log_start_offset) == (kept, 10)
                 assert tuple(view.segments) == (old, over), "the old one below 20, then the new one"
                 assert view.segment_at_or_after(19) == old
                 assert view.segment_at_or_after(20) == over
-            assert set(manager.list_remote_log_segments(TIP)) == {below, old, first, over}
+            assert set(manager.list_remote_log_segments(TP)) == {below, old, first, over}
         async with backing.manager() as fresh:
-            assert tuple((await fresh.refresh(TIP, now())).segments) == (old, over)
+            assert tuple((await fresh.refresh(TP, now())).segments) == (old, over)
 
     async def test_a_deletion_of_a_partition_is_seen_by_all_from_mark_to_end(
         self, backing: Backing
     ) -> None:
         async with backing.manager() as manager, backing.manager() as other:
             finished = await copied(manager, segment(1, 0, 9))
-            await manager.raise_log_start_offset(TIP, 5)
-            assert await other.partition_deletion(TIP, now()) is None
+            await manager.raise_log_start_offset(TP, 5)
+            assert await other.partition_deletion(TP, now()) is None
             for state in (
                 DeleteState.DELETE_PARTITION_MARKED,
                 DeleteState.DELETE_PARTITION_STARTED,
@@ -410,21 +410,21 @@ class MetadataContract:
                 await manager.put_partition_deletion(deletion(state, int(state)))
                 await other.put_partition_deletion(deletion(state, 7))  # a repeat
                 for reader in (manager, other):
-                    found = await reader.partition_deletion(TIP, now())
+                    found = await reader.partition_deletion(TP, now())
                     assert found == deletion(state, 7)
             deleting = finished.with_state(State.DELETE_SEGMENT_STARTED, 1)
             await manager.put(deleting)
             await self.delete_data(backing, deleting)
             await manager.put(deleting.with_state(State.DELETE_SEGMENT_FINISHED, 2))
-            assert list(await other.list_partitions()) == [TIP]
+            assert list(await other.list_partitions()) == [TP]
             await manager.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_FINISHED))
             for reader in (manager, other):
-                assert await reader.partition_deletion(TIP, now()) is None
+                assert await reader.partition_deletion(TP, now()) is None
                 assert list(await reader.list_partitions()) == []
-                views = await reader.refresh_topic(TIP.topic_id, now())
+                views = await reader.refresh_topic(TP.topic_id, now())
                 assert not any(view.segments for view in views.values())
         async with backing.manager() as fresh:
-            view = await fresh.refresh(TIP, now())
+            view = await fresh.refresh(TP, now())
             assert (view.segments, view.raised_log_start) == ((), 0)
 
     async def test_a_deleted_topic_is_forgotten_and_may_come_back(self, backing: Backing) -> None:
@@ -433,9 +433,9 @@ class MetadataContract:
                 State.DELETE_SEGMENT_STARTED, 1
             )
             for one in (manager, other):
-                await one.refresh(TIP, now())
-                assert await one.archived_topics(now()) == {TIP.topic_id}
-                assert await one.topic_names() == {TIP.topic}
+                await one.refresh(TP, now())
+                assert await one.archived_topics(now()) == {TP.topic_id}
+                assert await one.topic_names() == {TP.topic}
             await manager.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_MARKED))
             await manager.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_STARTED))
             await manager.put(deleting)
@@ -449,12 +449,12 @@ class MetadataContract:
                     await asyncio.sleep(0.001)
                 assert await one.archived_topics(now()) == frozenset()
                 assert await one.topic_names() == set()
-                await one.forget_topics(lambda topic_id: topic_id == TIP.topic_id)
-                assert one.view(TIP) is None
-                assert one.list_remote_log_segments(TIP) == ()
+                await one.forget_topics(lambda topic_id: topic_id == TP.topic_id)
+                assert one.view(TP) is None
+                assert one.list_remote_log_segments(TP) == ()
             again = await copied(other, segment(2, 0, 9))
             for one in (manager, other):
-                assert tuple((await one.refresh(TIP, now())).segments) == (again,)
+                assert tuple((await one.refresh(TP, now())).segments) == (again,)
 
     async def test_what_is_forgotten_by_mistake_is_read_anew(self, backing: Backing) -> None:
         async with backing.manager() as manager:
@@ -462,8 +462,8 @@ class MetadataContract:
             await manager.raise_log_start_offset(OTHER, 7)
             await manager.archived_topics(now())
             await manager.forget_topics(lambda _: True)
-            assert manager.view(TIP) is None
-            assert tuple((await manager.refresh(TIP, now())).segments) == (finished,)
+            assert manager.view(TP) is None
+            assert tuple((await manager.refresh(TP, now())).segments) == (finished,)
             assert (await manager.refresh(OTHER, now())).raised_log_start == 7
 
     async def test_illegal_deletions_are_refused_and_change_nothing(self, backing: Backing) -> None:
@@ -481,7 +481,7 @@ class MetadataContract:
                 await writer.put_partition_deletion(deletion(state))
             with pytest.raises(ValueError, match="STARTED to DELETE_PARTITION_MARKED"):
                 await other.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_MARKED))
-            found = await other.partition_deletion(TIP, now())
+            found = await other.partition_deletion(TP, now())
             assert found == deletion(DeleteState.DELETE_PARTITION_STARTED)
 
     async def test_an_outage_says_nothing_of_deletions(self, backing: Backing) -> None:
@@ -490,11 +490,11 @@ class MetadataContract:
             await manager.put_partition_deletion(marked)
             backing.fail()
             with pytest.raises(StorageUnavailable):
-                await manager.partition_deletion(TIP, now())
+                await manager.partition_deletion(TP, now())
             with pytest.raises(StorageUnavailable):
                 await manager.put_partition_deletion(marked)
             backing.heal()
-            assert await manager.partition_deletion(TIP, now()) == marked
+            assert await manager.partition_deletion(TP, now()) == marked
 
     # --- topics ---
     async def test_archived_topics_are_those_that_have_anything(self, backing: Backing) -> None:
@@ -509,18 +509,18 @@ class MetadataContract:
             await reader.archived_topics(now())
             await writer.put(segment(1, 0, 9))
             # Its writer sees it at once, others with their next look.
-            assert await writer.archived_topics(asked_at) == {TIP.topic_id}
+            assert await writer.archived_topics(asked_at) == {TP.topic_id}
             known = writer.known_archived_topics()
             assert known is not None
-            assert known[0] == {TIP.topic_id}
+            assert known[0] == {TP.topic_id}
             assert await reader.archived_topics(asked_at) == frozenset()
-            assert await reader.archived_topics(now()) == {TIP.topic_id}
+            assert await reader.archived_topics(now()) == {TP.topic_id}
 
     async def test_a_topic_put_while_topics_are_listed_is_among_them(
         self, backing: Backing
     ) -> None:
         async with backing.manager() as manager:
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
             backing.hold()
             async with asyncio.TaskGroup() as group:
                 listing = group.create_task(manager.archived_topics(now()))
@@ -530,10 +530,10 @@ class MetadataContract:
                 backing.release()
             assert putting.done()
             assert listing.done()
-            assert await manager.archived_topics(now()) == {TIP.topic_id}
+            assert await manager.archived_topics(now()) == {TP.topic_id}
             known = manager.known_archived_topics()
             assert known is not None
-            assert known[0] == {TIP.topic_id}
+            assert known[0] == {TP.topic_id}
 
     async def test_an_outage_leaves_the_last_list_of_topics(self, backing: Backing) -> None:
         async with backing.manager() as manager:
@@ -545,28 +545,28 @@ class MetadataContract:
                 await manager.archived_topics(now())
             assert manager.known_archived_topics() == known
             with pytest.raises(StorageUnavailable):
-                await manager.refresh_topic(TIP.topic_id, now())
+                await manager.refresh_topic(TP.topic_id, now())
             backing.heal()
-            assert await manager.archived_topics(now()) == {TIP.topic_id}
+            assert await manager.archived_topics(now()) == {TP.topic_id}
 
     async def test_a_topic_is_read_as_its_partitions_are(self, backing: Backing) -> None:
-        third = TIP._replace(partition=12)
+        third = TP._replace(partition=12)
         other_topic = TopicIdPartition(UUID(int=5), "orders", 1)
         async with backing.manager() as writer, backing.manager() as reader:
             await copied(writer, segment(1, 0, 9))
             await copied(writer, segment(2, 20, 29))
-            await copied(writer, segment(3, 5, 9, tip=OTHER))
+            await copied(writer, segment(3, 5, 9, tp=OTHER))
             await writer.raise_log_start_offset(OTHER, 7)
-            await writer.put(segment(4, 0, 9, tip=third))
-            await copied(writer, segment(5, 0, 9, tip=other_topic))
+            await writer.put(segment(4, 0, 9, tp=third))
+            await copied(writer, segment(5, 0, 9, tp=other_topic))
             asked_at = now()
-            views = await reader.refresh_topic(TIP.topic_id, asked_at)
-            for tip in (TIP, OTHER, third):
-                assert views[tip.partition].read_at >= asked_at
-                alone = await writer.refresh(tip, now())
-                assert replace(alone, read_at=0.0) == replace(views[tip.partition], read_at=0.0)
-                assert reader.view(tip) is views[tip.partition]
-                assert await reader.refresh(tip, asked_at) is views[tip.partition]
+            views = await reader.refresh_topic(TP.topic_id, asked_at)
+            for tp in (TP, OTHER, third):
+                assert views[tp.partition].read_at >= asked_at
+                alone = await writer.refresh(tp, now())
+                assert replace(alone, read_at=0.0) == replace(views[tp.partition], read_at=0.0)
+                assert reader.view(tp) is views[tp.partition]
+                assert await reader.refresh(tp, asked_at) is views[tp.partition]
             assert set(views) == {0, 1, 12}
             assert views[0].gaps() == [(10, 19)]
             assert views[12].copies_started
@@ -576,13 +576,13 @@ class MetadataContract:
         async with backing.manager() as manager:
             await copied(manager, segment(1, 0, 9))
             asked_at = now()
-            await manager.refresh_topic(TIP.topic_id, asked_at)
+            await manager.refresh_topic(TP.topic_id, asked_at)
             assert (await manager.refresh(OTHER, asked_at)).segments == ()
             # That does not hide later puts.
-            finished = await copied(manager, segment(2, 0, 9, tip=OTHER))
+            finished = await copied(manager, segment(2, 0, 9, tp=OTHER))
             for _ in range(2):
                 assert tuple((await manager.refresh(OTHER, asked_at)).segments) == (finished,)
-            assert tuple((await manager.refresh_topic(TIP.topic_id, now()))[1].segments) == (
+            assert tuple((await manager.refresh_topic(TP.topic_id, now()))[1].segments) == (
                 finished,
             )
 
@@ -593,9 +593,9 @@ class MetadataContract:
             await manager.archived_topics(now())
             backing.hold()
             async with asyncio.TaskGroup() as group:
-                reading = group.create_task(manager.refresh_topic(TIP.topic_id, now()))
+                reading = group.create_task(manager.refresh_topic(TP.topic_id, now()))
                 await asyncio.sleep(0.005)
-                putting = group.create_task(copied(manager, segment(2, 0, 9, tip=OTHER)))
+                putting = group.create_task(copied(manager, segment(2, 0, 9, tp=OTHER)))
                 await asyncio.sleep(0.005)
                 backing.release()
             finished = putting.result()
@@ -613,20 +613,20 @@ class MetadataContract:
             since = now()
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(manager.refresh_topic(TIP.topic_id, since)) for _ in range(9)
+                    group.create_task(manager.refresh_topic(TP.topic_id, since)) for _ in range(9)
                 ]
             assert len({id(task.result()[0]) for task in tasks}) == 1
 
     async def test_what_another_has_deleted_leaves_the_topic(self, backing: Backing) -> None:
         async with backing.manager() as manager, backing.manager() as other:
             finished = await copied(manager, segment(1, 0, 9))
-            assert (await other.refresh_topic(TIP.topic_id, now()))[0].segments == (finished,)
+            assert (await other.refresh_topic(TP.topic_id, now()))[0].segments == (finished,)
             deleting = finished.with_state(State.DELETE_SEGMENT_STARTED, 1)
             await manager.put(deleting)
             await self.delete_data(backing, deleting)
             await manager.put(deleting.with_state(State.DELETE_SEGMENT_FINISHED, 2))
-            views = await other.refresh_topic(TIP.topic_id, now())
+            views = await other.refresh_topic(TP.topic_id, now())
             assert not any(view.segments for view in views.values())
-            view = other.view(TIP)
+            view = other.view(TP)
             assert view is not None
             assert view.segments == ()

@@ -22,7 +22,7 @@ UNFINISHED = (
 
 
 def plain_view(
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     segments: Iterable[RemoteLogSegmentMetadata],
     read_at: float,
     unreadable: Iterable[int] = (),
@@ -44,8 +44,8 @@ def plain_view(
     hidden = tuple(sorted(unreadable))
     copying = any(s.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED for s in every)
     return PartitionView(
-        tip=tip,
-        segments=SegmentRows.of(tip, kept),
+        tp=tp,
+        segments=SegmentRows.of(tp, kept),
         copies_started=copying or bool(hidden),
         read_at=read_at,
         unreadable=hidden,

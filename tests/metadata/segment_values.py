@@ -22,7 +22,7 @@ from fetchproxy.model import (
 from fetchproxy.segments.description import check_deletion, check_update
 from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent
 
-TIP = TopicIdPartition(UUID(int=0x0102030405060708090A0B0C0D0E0F10), "orders", 3)
+TP = TopicIdPartition(UUID(int=0x0102030405060708090A0B0C0D0E0F10), "orders", 3)
 INT64_MAX = 2**63 - 1
 STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -36,13 +36,13 @@ def segment(
     end: int,
     state: RemoteLogSegmentState = FINISHED,
     *,
-    tip: TopicIdPartition = TIP,
+    tp: TopicIdPartition = TP,
     max_timestamp_ms: int = 0,
     event_timestamp_ms: int = 0,
     copied_end_offset: int | None = None,
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(tp, UUID(int=number)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=max_timestamp_ms,
@@ -62,14 +62,14 @@ uuids = st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw))
 
 
 @st.composite
-def any_segments(draw: st.DrawFn, tip: TopicIdPartition = TIP) -> RemoteLogSegmentMetadata:
+def any_segments(draw: st.DrawFn, tp: TopicIdPartition = TP) -> RemoteLogSegmentMetadata:
     """Every value that a segment's metadata can have."""
     start = draw(offsets)
     end = draw(st.integers(start, OFFSET_MAX))
     first = st.just(start) | offsets
     epochs = draw(st.lists(st.builds(EpochStart, st.integers(-1, 2**31 - 1), first), max_size=4))
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, draw(uuids)),
+        segment_id=RemoteLogSegmentId(tp, draw(uuids)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=draw(timestamps),
@@ -83,19 +83,19 @@ def any_segments(draw: st.DrawFn, tip: TopicIdPartition = TIP) -> RemoteLogSegme
     )
 
 
-def any_events(tip: TopicIdPartition = TIP) -> st.SearchStrategy[MetadataEvent]:
+def any_events(tp: TopicIdPartition = TP) -> st.SearchStrategy[MetadataEvent]:
     deletions = st.builds(
         RemotePartitionDeleteMetadata,
-        st.just(tip),
+        st.just(tp),
         st.sampled_from(RemotePartitionDeleteState),
         timestamps,
         st.integers(-1, 2**31 - 1),
     )
     return (
-        any_segments(tip)
+        any_segments(tp)
         | deletions
-        | st.builds(LogStartOffset, st.just(tip), offsets, timestamps, st.integers(-1, 9))
-        | st.builds(LogHistorySaid, st.just(tip), log_histories, timestamps)
+        | st.builds(LogStartOffset, st.just(tp), offsets, timestamps, st.integers(-1, 9))
+        | st.builds(LogHistorySaid, st.just(tp), log_histories, timestamps)
     )
 
 
@@ -126,10 +126,10 @@ def histories(draw: st.DrawFn) -> list[MetadataEvent]:
             history.append(new)
             known[chosen] = new
         elif kind == 10:
-            history.append(LogStartOffset(TIP, draw(st.integers(0, position)), number))
+            history.append(LogStartOffset(TP, draw(st.integers(0, position)), number))
         elif draw(st.integers(0, 3)) == 0:
             state = draw(st.sampled_from(RemotePartitionDeleteState))
-            history.append(RemotePartitionDeleteMetadata(TIP, state, number))
+            history.append(RemotePartitionDeleteMetadata(TP, state, number))
         elif history:
             history.append(draw(st.sampled_from(history)))
     return history

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 from structlog.testing import capture_logs
 
 from fetchproxy.config.schema import MetadataConfig
@@ -19,7 +19,7 @@ from fetchproxy.segments.topic_description import TopicDescription, encode_topic
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-SECOND = TIP._replace(partition=1)
+SECOND = TP._replace(partition=1)
 LOG, INDEX = SegmentFile.LOG, SegmentFile.INDEX
 
 
@@ -27,10 +27,10 @@ async def other_archive() -> PlantedArchive:
     archive = PlantedArchive()
     await archive.add(batch(base) for base in (0, 10))
     await archive.add(
-        [batch(20, txn=7), batch(30)], aborted=(AbortedTxn(20, 39, 7, 40),), tip=SECOND
+        [batch(20, txn=7), batch(30)], aborted=(AbortedTxn(20, 39, 7, 40),), tp=SECOND
     )
-    await archive.rsm.objects.put_topic_cluster(TIP.topic, TIP.topic_id, "elsewhere")
-    await archive.rsm.put_log_start_offset(TIP, 10, b"")
+    await archive.rsm.objects.put_topic_cluster(TP.topic, TP.topic_id, "elsewhere")
+    await archive.rsm.put_log_start_offset(TP, 10, b"")
     return archive
 
 
@@ -44,16 +44,16 @@ async def one_attached(name: str = "orders-old") -> tuple[PlantedArchive, Remote
     return other, attached_to(own, AttachedTopic(name, other.store, "archive/", "orders"))
 
 
-async def attached_tips(rsm: RemoteStorageManager) -> list[TopicIdPartition]:
-    return [tip for tip in await rsm.list_partitions() if tip.topic == "orders-old"]
+async def attached_tps(rsm: RemoteStorageManager) -> list[TopicIdPartition]:
+    return [tp for tp in await rsm.list_partitions() if tp.topic == "orders-old"]
 
 
 async def test_an_attached_topic_has_its_description_under_its_own_name() -> None:
     other, rsm = await one_attached()
-    said = TopicDescription(TIP.topic_id, TIP.topic, 12, "elsewhere", {11: 500})
-    await other.rsm.objects.put_topic_description(TIP.topic_id, encode_topic(said))
+    said = TopicDescription(TP.topic_id, TP.topic, 12, "elsewhere", {11: 500})
+    await other.rsm.objects.put_topic_description(TP.topic_id, encode_topic(said))
     async with rsm:
-        (first, _) = await attached_tips(rsm)
+        (first, _) = await attached_tps(rsm)
         descriptions = TopicDescriptions(rsm.objects)
         shown = (await descriptions.refresh())[first.topic_id]
         assert shown == replace(said, topic_id=first.topic_id, topic="orders-old")
@@ -65,12 +65,10 @@ async def test_an_attached_topic_has_its_description_under_its_own_name() -> Non
 async def test_an_attached_topic_is_one_of_the_archive() -> None:
     other, rsm = await one_attached()
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        first, second = tips = await attached_tips(rsm)
-        assert [tip.partition for tip in tips] == [0, 1]
-        assert first.topic_id == second.topic_id != TIP.topic_id
-        assert [tip.topic for tip in await rlmm.list_partitions()] == ["orders"] + [
-            "orders-old"
-        ] * 2
+        first, second = tps = await attached_tps(rsm)
+        assert [tp.partition for tp in tps] == [0, 1]
+        assert first.topic_id == second.topic_id != TP.topic_id
+        assert [tp.topic for tp in await rlmm.list_partitions()] == ["orders"] + ["orders-old"] * 2
         now = asyncio.get_running_loop().time()
         view = await rlmm.refresh(first, now)
         assert (view.log_start_offset, view.log_end_offset) == (10, 20)
@@ -86,20 +84,20 @@ async def test_an_attached_topic_is_one_of_the_archive() -> None:
             await other.rsm.fetch_log_segment(there, ByteRange(5, 50))
         )
         # The archive's own topic of the same original name is unchanged.
-        assert (await rlmm.refresh(TIP, now)).log_start_offset == 500
+        assert (await rlmm.refresh(TP, now)).log_start_offset == 500
 
 
 async def test_nothing_is_written_there() -> None:
     other, rsm = await one_attached()
     before = {o.key: o.version async for o in other.store.list("")}
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        tip = (await attached_tips(rsm))[1]
-        await rlmm.refresh(tip, asyncio.get_running_loop().time())
-        [segment] = rlmm.list_remote_log_segments(tip)
+        tp = (await attached_tps(rsm))[1]
+        await rlmm.refresh(tp, asyncio.get_running_loop().time())
+        [segment] = rlmm.list_remote_log_segments(tp)
         deleting = segment.with_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED, 1)
         for refused in (
             rlmm.put(deleting),
-            rlmm.raise_log_start_offset(tip, 30),
+            rlmm.raise_log_start_offset(tp, 30),
             rsm.delete_log_segment_data(segment),
             rsm.put_index(segment, INDEX, b""),
         ):
@@ -111,17 +109,17 @@ async def test_nothing_is_written_there() -> None:
 async def test_what_the_other_cluster_said_of_its_topic_does_not_count_here() -> None:
     other, rsm = await one_attached()
     async with rsm:
-        [tip, _] = await attached_tips(rsm)
-        assert await rsm.objects.get_topic_cluster(tip.topic, tip.topic_id) is None
-        assert await other.rsm.objects.get_topic_cluster(TIP.topic, TIP.topic_id) == "elsewhere"
+        [tp, _] = await attached_tps(rsm)
+        assert await rsm.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
+        assert await other.rsm.objects.get_topic_cluster(TP.topic, TP.topic_id) == "elsewhere"
 
 
 async def test_an_own_topic_of_that_name_is_not_shown() -> None:
     _, rsm = await one_attached("orders")
     async with rsm:
         found = await rsm.list_partitions()
-    assert [(tip.topic, tip.partition) for tip in found] == [("orders", 0), ("orders", 1)]
-    assert TIP not in found
+    assert [(tp.topic, tp.partition) for tp in found] == [("orders", 0), ("orders", 1)]
+    assert TP not in found
 
 
 async def test_an_archive_beside_itself() -> None:
@@ -129,8 +127,8 @@ async def test_an_archive_beside_itself() -> None:
     rsm = attached_to(own, AttachedTopic("again", own.store, "archive/", "orders"))
     async with rsm:
         found = await rsm.list_partitions()
-    assert sorted({tip.topic for tip in found}) == ["again", "orders"]
-    assert len({tip.topic_id for tip in found}) == 2
+    assert sorted({tp.topic for tp in found}) == ["again", "orders"]
+    assert len({tp.topic_id for tp in found}) == 2
 
 
 async def test_a_topic_that_is_not_there_is_said_once() -> None:
@@ -149,10 +147,10 @@ async def test_metadata_of_something_else_are_not_renamed() -> None:
     wrong = other.key(other.segments[0], SegmentFile.METADATA)
     await other.store.put(key, await other.store.get(wrong))
     async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        tip = (await attached_tips(rsm))[1]
-        view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        tp = (await attached_tps(rsm))[1]
+        view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
         assert not view.segments
-        assert "holds the metadata of segment" in rlmm.problems(tip)[0].what
+        assert "holds the metadata of segment" in rlmm.problems(tp)[0].what
 
 
 async def test_an_archive_of_a_later_layout_does_not_look_empty() -> None:
@@ -166,7 +164,7 @@ async def test_an_archive_of_a_later_layout_does_not_look_empty() -> None:
 async def test_close_closes_every_store() -> None:
     other, rsm = await one_attached()
     async with rsm:
-        await attached_tips(rsm)
+        await attached_tps(rsm)
     for store in (other.store, rsm._store):
         with pytest.raises(RemoteStorageError) as caught:
             await store.get("archive/x")

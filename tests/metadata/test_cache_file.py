@@ -21,7 +21,7 @@ from fetchproxy.metadata.flat_files import HEADER, CachedEntries, CacheFile
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.description import NewerMetadataVersion
 from fetchproxy.segments.records import MetadataEvent, encode_entry
-from tests.metadata.segment_values import DELETED, DELETING, STARTED, TIP, segment
+from tests.metadata.segment_values import DELETED, DELETING, STARTED, TP, segment
 
 FIRST = [segment(1, 0, 9, STARTED)]
 SECOND = [segment(1, 0, 9), segment(2, 10, 19, STARTED)]
@@ -29,11 +29,11 @@ THIRD = [segment(2, 10, 19), segment(1, 0, 9, DELETING), segment(1, 0, 9, DELETE
 
 
 def known(cached: CachedEntries) -> list[MetadataEvent]:
-    return list(PartitionTable.load(TIP, cached.entries).segments())
+    return list(PartitionTable.load(TP, cached.entries).segments())
 
 
 def file_at(directory: Path) -> CacheFile:
-    return CacheFile(directory / "orders" / "cache", TIP)
+    return CacheFile(directory / "orders" / "cache", TP)
 
 
 @pytest.fixture
@@ -283,8 +283,8 @@ def test_to_be_loaded_first(tmp_path: Path) -> None:
 
 def test_another_magic_and_another_topic(written: CacheFile, tmp_path: Path, path: Path) -> None:
     other = TopicIdPartition(UUID(int=9), "orders", 3)
-    for tip in (other, TIP._replace(partition=TIP.partition + 1)):
-        assert CacheFile(path, tip).load() == CachedEntries(b"", 0, damaged=True)
+    for tp in (other, TP._replace(partition=TP.partition + 1)):
+        assert CacheFile(path, tp).load() == CachedEntries(b"", 0, damaged=True)
     good = path.read_bytes()
     older = b"\x00\x00" + good[2:-15]
     path.write_bytes(older + cache_file._checkpoint(300, cache_file.crc32c(older)))
@@ -299,8 +299,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from fetchproxy.metadata.flat_files import CacheFile
-from tests.metadata.segment_values import STARTED, TIP, segment
-file = CacheFile(Path(sys.argv[1]), TIP)
+from tests.metadata.segment_values import STARTED, TP, segment
+file = CacheFile(Path(sys.argv[1]), TP)
 file.load()
 print("writing", flush=True)
 for n in range(1, 10**9):

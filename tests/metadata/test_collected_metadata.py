@@ -33,7 +33,7 @@ PARTITIONS = collected_metadata.READ_ALONE_MIN
 KEY = collected_metadata_key("archive/", TOPIC_ID)
 
 
-def tip_of(partition: int) -> TopicIdPartition:
+def tp_of(partition: int) -> TopicIdPartition:
     return TopicIdPartition(TOPIC_ID, "orders", partition)
 
 
@@ -83,7 +83,7 @@ async def archive() -> AsyncIterator[Archive]:
         made = Archive(store)
         async with made.process(collects=False) as writer:
             for number in range(PARTITIONS):
-                await copied(writer, segment(number + 1, 5, 9 + number, tip=tip_of(number)))
+                await copied(writer, segment(number + 1, 5, 9 + number, tp=tp_of(number)))
         yield made
 
 
@@ -110,12 +110,12 @@ async def test_what_has_changed_since_is_read_from_where_it_stands(archive: Arch
     await archive.collected()
     async with archive.process(collects=False) as writer:
         await writer.refresh_topic(TOPIC_ID, now())
-        old = writer.list_remote_log_segments(tip_of(3))[0]
+        old = writer.list_remote_log_segments(tp_of(3))[0]
         await writer.put(old.with_state(State.DELETE_SEGMENT_STARTED, 1))
-        gone = writer.list_remote_log_segments(tip_of(4))[0]
+        gone = writer.list_remote_log_segments(tp_of(4))[0]
         await archive.rsm.delete_log_segment_data(gone)
-        await copied(writer, segment(500, 100, 109, tip=tip_of(5)))
-        await writer.raise_log_start_offset(tip_of(6), 7)
+        await copied(writer, segment(500, 100, 109, tp=tp_of(5)))
+        await writer.raise_log_start_offset(tp_of(6), 7)
     async with archive.process() as manager:
         views = await manager.refresh_topic(TOPIC_ID, now())
         assert archive.reads == 2
@@ -133,13 +133,13 @@ async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_
     await archive.collected()
     async with archive.process(collects=False) as writer:
         await writer.refresh_topic(TOPIC_ID, now())
-        old = writer.list_remote_log_segments(tip_of(3))[0]
+        old = writer.list_remote_log_segments(tp_of(3))[0]
         await writer.put(old.with_state(State.DELETE_SEGMENT_STARTED, 1))
         await archive.rsm.delete_log_segment_data(wanted[4][0])
-        await copied(writer, segment(500, 100, 109, tip=tip_of(5)))
-        await writer.raise_log_start_offset(tip_of(6), 7)
+        await copied(writer, segment(500, 100, 109, tp=tp_of(5)))
+        await writer.raise_log_start_offset(tp_of(6), 7)
     async with archive.planner() as planner:
-        reading = [planner.refresh(tip_of(n), now()) for n in range(PARTITIONS)]
+        reading = [planner.refresh(tp_of(n), now()) for n in range(PARTITIONS)]
         views = dict(enumerate(await asyncio.gather(*reading)))
         assert archive.store.count("get", KEY) == 1
         assert archive.reads == 2
@@ -148,7 +148,7 @@ async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_
         assert [s.start_offset for s in views[5].segments] == [5, 100]
         assert views[6].log_start_offset == 7
         assert all(list(views[n].segments) == wanted[n] for n in range(7, PARTITIONS))
-        await asyncio.gather(*[planner.refresh(tip_of(n), now()) for n in range(PARTITIONS)])
+        await asyncio.gather(*[planner.refresh(tp_of(n), now()) for n in range(PARTITIONS)])
         assert archive.store.count("get", KEY) == 1  # a second look finds it in memory
         assert archive.store.count("put") == 0
 
@@ -158,7 +158,7 @@ async def test_who_plans_reads_each_by_itself_where_nothing_was_collected(
 ) -> None:
     wanted = await archive.shown(collects=False)
     async with archive.planner() as planner:
-        views = [await planner.refresh(tip_of(n), now()) for n in range(PARTITIONS)]
+        views = [await planner.refresh(tp_of(n), now()) for n in range(PARTITIONS)]
         assert [list(view.segments) for view in views] == [wanted[n] for n in range(PARTITIONS)]
         assert archive.reads == PARTITIONS
         assert archive.store.count("get", KEY) == 1
@@ -177,7 +177,7 @@ async def test_of_many_topics_the_last_ones_are_kept(archive: Archive) -> None:
 async def test_only_where_enough_is_read_alone_is_anything_left(archive: Archive) -> None:
     async with archive.process(collects=False) as writer:
         await writer.refresh_topic(TOPIC_ID, now())
-        await archive.rsm.delete_log_segment_data(writer.list_remote_log_segments(tip_of(0))[0])
+        await archive.rsm.delete_log_segment_data(writer.list_remote_log_segments(tp_of(0))[0])
     async with archive.process() as manager:
         await manager.refresh_topic(TOPIC_ID, now())
         await asyncio.sleep(0.01)
@@ -261,8 +261,8 @@ async def test_nothing_is_lost_on_the_way() -> None:
     content = await encode_collected([(f"é{n}", f'"{n}"', one) for n, one in enumerate(every)])
     found = await decode_collected(content)
     assert list(found) == [f"é{n}" for n in range(len(every))]
-    tip = plain.topic_id_partition
-    assert [decode_entry(entry, tip, "") for _, entry in found.values()] == every
+    tp = plain.topic_id_partition
+    assert [decode_entry(entry, tp, "") for _, entry in found.values()] == every
     assert [version for version, _ in found.values()] == [f'"{n}"' for n in range(len(every))]
     assert await decode_collected(await encode_collected([])) == {}
 
@@ -270,15 +270,15 @@ async def test_nothing_is_lost_on_the_way() -> None:
 async def test_metadata_that_cannot_be_read_stay_a_problem(archive: Archive) -> None:
     async with archive.process(collects=False) as writer:
         await writer.refresh_topic(TOPIC_ID, now())
-        first = writer.list_remote_log_segments(tip_of(0))[0]
-        await copied(writer, segment(900, 10, 19, tip=tip_of(1)))
+        first = writer.list_remote_log_segments(tp_of(0))[0]
+        await copied(writer, segment(900, 10, 19, tp=tp_of(1)))
         await archive.store.inner.put(archive.rsm.object_key(first, SegmentFile.METADATA), b"{")
     await archive.collected()
     async with archive.process() as manager:
         views = await manager.refresh_topic(TOPIC_ID, now())
         assert archive.reads == 1
         assert views[0].unreadable == (5,)
-        assert len(manager.problems(tip_of(0))) == 1
+        assert len(manager.problems(tp_of(0))) == 1
 
 
 async def test_a_store_that_takes_no_object_harms_nothing(
@@ -325,7 +325,7 @@ async def test_on_files(tmp_path: Path) -> None:
     archive = Archive(store)
     async with archive.process(collects=False) as writer:
         for number in range(PARTITIONS):
-            await copied(writer, segment(number + 1, 5, 9, tip=tip_of(number)))
+            await copied(writer, segment(number + 1, 5, 9, tp=tp_of(number)))
     await archive.collected()
     wanted = await archive.shown(collects=False)
     assert await archive.shown() == wanted

@@ -35,7 +35,7 @@ from tests.metadata.segment_values import (
     DELETING,
     FINISHED,
     STARTED,
-    TIP,
+    TP,
     any_events,
     segment,
 )
@@ -46,14 +46,14 @@ def one_by_one(entries: bytes) -> list[MetadataEvent]:
     while at < len(entries):
         length, body = decode_uvarint(entries, at)
         at = body + length
-        found.append(decode_entry(entries[body:at], TIP, "a file"))
+        found.append(decode_entry(entries[body:at], TP, "a file"))
     return found
 
 
 def walked(entries: bytes) -> list[MetadataEvent]:
     found: list[MetadataEvent] = []
     for _, body, end, epochs in walk_entries(entries, "a file"):
-        event = decode_entry(entries[body:end], TIP, "a file")
+        event = decode_entry(entries[body:end], TP, "a file")
         if isinstance(event, RemoteLogSegmentMetadata):
             assert len(event.segment_leader_epochs) == epochs
             packed, absent = SEGMENT_TAILS[entries[body + 1]]
@@ -95,7 +95,7 @@ def test_an_entry_that_is_cut_is_named(events: list[MetadataEvent], data: st.Dat
 def test_no_bytes_bring_another_error(raw: bytes) -> None:
     for entries in (raw, b"\x00".join([raw, raw]), bytes([len(raw) % 128]) + b"\x00\x01" + raw):
         try:
-            compact(entries, TIP, "a file")
+            compact(entries, TP, "a file")
         except CorruptSegment:
             continue
 
@@ -117,7 +117,7 @@ def test_the_last_state_of_each_segment_is_kept_and_finished_ones_come_last() ->
         segment(3, 30, 39, DELETED),
         segment(5, 10, 19, STARTED),
     )
-    assert one_by_one(compact(entries, TIP, "a file")) == [
+    assert one_by_one(compact(entries, TP, "a file")) == [
         segment(5, 10, 19, STARTED),
         segment(2, 0, 9),
         segment(1, 20, 29),
@@ -127,18 +127,18 @@ def test_the_last_state_of_each_segment_is_kept_and_finished_ones_come_last() ->
 
 def test_the_highest_log_start_and_the_last_deletion_are_kept() -> None:
     marked, started, deleted = (
-        RemotePartitionDeleteMetadata(TIP, state, 0) for state in RemotePartitionDeleteState
+        RemotePartitionDeleteMetadata(TP, state, 0) for state in RemotePartitionDeleteState
     )
-    starts = [LogStartOffset(TIP, offset, 0) for offset in (5, 9, 7)]
+    starts = [LogStartOffset(TP, offset, 0) for offset in (5, 9, 7)]
     entries = written(starts[0], marked, starts[1], segment(1, 9, 12), started, starts[2])
     kept = [starts[1], started, segment(1, 9, 12)]
-    assert one_by_one(compact(entries, TIP, "a file")) == kept
-    assert compact(entries + written(deleted), TIP, "a file") == b""
+    assert one_by_one(compact(entries, TP, "a file")) == kept
+    assert compact(entries + written(deleted), TP, "a file") == b""
     later = written(segment(2, 0, 3))
-    assert compact(entries + written(deleted) + later, TIP, "a file") == later
+    assert compact(entries + written(deleted) + later, TP, "a file") == later
 
 
 def test_what_a_newer_one_wrote_is_not_dropped() -> None:
     for newer in (b"\x00\x03" + bytes(90), b"\x09\x00abc"):
         with pytest.raises(NewerMetadataVersion):
-            compact(written(segment(1, 0, 9)) + framed(newer), TIP, "a file")
+            compact(written(segment(1, 0, 9)) + framed(newer), TP, "a file")

@@ -12,7 +12,7 @@ import pytest
 from fetchproxy_protocol.primitives import decode_uvarint
 from memory_object_store import MemoryObjectStore
 from scripted_store import ScriptedStore
-from segment_values import TIP, segment
+from segment_values import TP, segment
 from structlog.testing import capture_logs
 from topic_backing import TopicBacking
 
@@ -119,13 +119,13 @@ def as_object(said: RemoteLogSegmentMetadata) -> object:
 
 def as_entry(said: RemoteLogSegmentMetadata) -> object:
     entry = encode_entry(said)
-    return decode_entry(entry[decode_uvarint(entry, 0)[1] :], TIP, WHERE)
+    return decode_entry(entry[decode_uvarint(entry, 0)[1] :], TP, WHERE)
 
 
 def as_cache_file(said: RemoteLogSegmentMetadata) -> object:
     """Many entries of a file are read at once."""
     entries = encode_entry(segment(2, 0, 9)) + encode_entry(said)
-    return list(PartitionTable.load(TIP, entries).segments())[-1]
+    return list(PartitionTable.load(TP, entries).segments())[-1]
 
 
 READERS = [as_message, as_object, as_entry, as_cache_file]
@@ -174,7 +174,7 @@ async def test_such_events_make_no_file_and_end_nothing(topic: str, tmp_path: Pa
                 for number in range(len(backing.log.logs)):
                     await backing.log.append(number, encode_message(deletion(topic)))
                 assert list(await manager.list_partitions()) == []
-                assert len(manager.problems(TIP)) == starts
+                assert len(manager.problems(TP)) == starts
                 assert METADATA_UNREADABLE._value.get() == unreadable + 3 * starts
     names = {path.name for path in tmp_path.rglob("*")}
     assert names <= {"a", "b", "c", "cache", ".lock", "committed-offsets"}
@@ -185,12 +185,12 @@ async def test_of_many_such_events_few_are_kept_and_all_counted() -> None:
     async with ScriptedStore(MemoryObjectStore()) as store:
         backing = TopicBacking(store)
         for _ in range(PROBLEMS_KEPT_MAX + 7):
-            await backing.log.append(backing.number(TIP), b"\xff")
+            await backing.log.append(backing.number(TP), b"\xff")
         unreadable = METADATA_UNREADABLE._value.get()
         with capture_logs() as logs:
             async with backing.manager() as manager:
                 await manager.list_partitions()
-                assert len(manager.problems(TIP)) == PROBLEMS_KEPT_MAX
+                assert len(manager.problems(TP)) == PROBLEMS_KEPT_MAX
         assert METADATA_UNREADABLE._value.get() == unreadable + PROBLEMS_KEPT_MAX + 7
         told = [line["event"] for line in logs]
         assert told.count("metadata_event_unreadable") == PROBLEMS_KEPT_MAX

@@ -31,7 +31,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 
 
 @dataclass
@@ -66,14 +66,14 @@ class Log:
                 if not epochs or epochs[-1].epoch != self.epochs[offset]:
                     epochs.append(EpochStart(self.epochs[offset], offset))
             segments.append(segment(number + 1, begin, end - 1, tuple(epochs)))
-        return build_view(TIP, segments, 0.0, (), self.start)
+        return build_view(TP, segments, 0.0, (), self.start)
 
 
 def segment(
     number: int, start: int, end: int, epochs: tuple[EpochStart, ...]
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=0,
@@ -180,7 +180,7 @@ def test_errors_and_unknown_epochs_stay_the_brokers() -> None:
 def test_an_overlap_does_not_turn_the_lineage_back() -> None:
     mine = segment(1, 0, 9, (EpochStart(0, 0), EpochStart(2, 5)))
     theirs = segment(2, 7, 19, (EpochStart(2, 7), EpochStart(3, 15)))
-    view = build_view(TIP, [mine, theirs], 0.0)
+    view = build_view(TP, [mine, theirs], 0.0)
     assert lineage_of(view) == (EpochStart(0, 0), EpochStart(2, 5), EpochStart(3, 15))
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_object_store import MemoryObjectStore
-from metadata_contract import TIP, copied, now, segment
+from metadata_contract import TP, copied, now, segment
 from scripted_store import ScriptedStore
 
 from fetchproxy.config.schema import MetadataConfig
@@ -24,7 +24,7 @@ from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-FOLDER = partition_folder("archive/", TIP)
+FOLDER = partition_folder("archive/", TP)
 
 
 @pytest.fixture(params=["memory", "filesystem"])
@@ -50,10 +50,10 @@ async def test_every_other_manager_sees_it(store: ScriptedStore) -> None:
     async with manager(store) as mine, manager(store) as other:
         first = await copied(mine, segment(1, 0, 9))
         second = await copied(mine, segment(2, 10, 19))
-        assert (await other.refresh(TIP, now())).segments == (first, second)
-        view = await mine.raise_log_start_offset(TIP, 13)
-        assert view == mine.view(TIP)
-        later = await other.refresh(TIP, now())
+        assert (await other.refresh(TP, now())).segments == (first, second)
+        view = await mine.raise_log_start_offset(TP, 13)
+        assert view == mine.view(TP)
+        later = await other.refresh(TP, now())
         for seen in (view, later):
             assert seen.segments == (second,)
             assert seen.log_start_offset == 13
@@ -62,30 +62,30 @@ async def test_every_other_manager_sees_it(store: ScriptedStore) -> None:
             assert seen.segment_at_or_after(9) is None
         stored = await store.inner.get(f"{FOLDER}{13:020d}.log-start-offset")
         assert json.loads(stored)["log_start_offset"] == 13
-        assert mine.list_remote_log_segments(TIP) == (first, second)
+        assert mine.list_remote_log_segments(TP) == (first, second)
 
 
 async def test_two_managers_never_lower_each_others(store: ScriptedStore) -> None:
     async with manager(store) as mine, manager(store) as theirs, manager(store) as reader:
         await copied(mine, segment(1, 0, 99))
-        await theirs.refresh(TIP, now())
-        await theirs.raise_log_start_offset(TIP, 60)
+        await theirs.refresh(TP, now())
+        await theirs.raise_log_start_offset(TP, 60)
         # `mine` has not seen the other one and writes its own lower one.
-        view = await mine.raise_log_start_offset(TIP, 30)
+        view = await mine.raise_log_start_offset(TP, 30)
         assert view.log_start_offset == 30
-        assert (await reader.refresh(TIP, now())).log_start_offset == 60
-        assert (await mine.refresh(TIP, now())).log_start_offset == 60
-        assert (await mine.raise_log_start_offset(TIP, 40)).log_start_offset == 60
-        await mine.raise_log_start_offset(TIP, 70)
+        assert (await reader.refresh(TP, now())).log_start_offset == 60
+        assert (await mine.refresh(TP, now())).log_start_offset == 60
+        assert (await mine.raise_log_start_offset(TP, 40)).log_start_offset == 60
+        await mine.raise_log_start_offset(TP, 70)
         assert await log_start_objects(store) == [f"{70:020d}.log-start-offset"]
 
 
 async def test_what_is_no_higher_is_not_written(store: ScriptedStore) -> None:
     async with manager(store) as mine:
         await copied(mine, segment(1, 0, 99))
-        await mine.raise_log_start_offset(TIP, 50)
+        await mine.raise_log_start_offset(TP, 50)
         writes = store.count("put", FOLDER)
-        assert (await mine.raise_log_start_offset(TIP, 50)).log_start_offset == 50
+        assert (await mine.raise_log_start_offset(TP, 50)).log_start_offset == 50
         assert store.count("put", FOLDER) == writes
 
 
@@ -94,31 +94,31 @@ async def test_a_store_that_fails_is_said_and_a_retry_does_it(store: ScriptedSto
         await copied(mine, segment(1, 0, 99))
         store.error = StorageUnavailable("away")
         with pytest.raises(StorageUnavailable):
-            await mine.raise_log_start_offset(TIP, 50)
-        view = mine.view(TIP)
+            await mine.raise_log_start_offset(TP, 50)
+        view = mine.view(TP)
         assert view is not None
         assert view.log_start_offset == 0
         store.error = None
-        await mine.raise_log_start_offset(TIP, 50)
-        assert (await reader.refresh(TIP, now())).log_start_offset == 50
+        await mine.raise_log_start_offset(TP, 50)
+        assert (await reader.refresh(TP, now())).log_start_offset == 50
 
 
 async def test_it_comes_before_any_segment(store: ScriptedStore) -> None:
     async with manager(store) as mine, manager(store) as reader:
-        assert (await mine.raise_log_start_offset(TIP, 5)).log_start_offset is None
+        assert (await mine.raise_log_start_offset(TP, 5)).log_start_offset is None
         await copied(mine, segment(1, 0, 9))
-        view = await reader.refresh(TIP, now())
+        view = await reader.refresh(TP, now())
         assert (view.log_start_offset, view.covers(4)) == (5, False)
 
 
 async def test_a_view_in_use_is_not_older_than_its_age_allows(store: ScriptedStore) -> None:
     async with manager(store) as mine, manager(store, view_age_max_ms=20) as reader:
         await copied(mine, segment(1, 0, 99))
-        await reader.refresh(TIP, now())
-        await mine.raise_log_start_offset(TIP, 50)
+        await reader.refresh(TP, now())
+        await mine.raise_log_start_offset(TP, 50)
         async with asyncio.timeout(20):
             while True:
-                view = reader.view(TIP)
+                view = reader.view(TP)
                 assert view is not None
                 if view.log_start_offset == 50:
                     break
@@ -129,26 +129,26 @@ async def test_a_store_that_is_away_is_not_asked_by_every_reader(store: Scripted
     async with manager(store) as mine:
         await copied(mine, segment(1, 0, 99))
     async with manager(store, view_age_max_ms=60_000) as reader:
-        await reader.refresh(TIP, now())
+        await reader.refresh(TP, now())
         before = store.count("list", FOLDER)
         store.error = StorageUnavailable("away")
         for _ in range(50):
-            assert reader.view(TIP) is not None
+            assert reader.view(TP) is not None
             await asyncio.sleep(0)
         assert store.count("list", FOLDER) == before  # the view is young enough
     async with manager(store, view_age_max_ms=2_000) as reader:
         store.error = None
-        await reader.refresh(TIP, now())
+        await reader.refresh(TP, now())
         store.error = StorageUnavailable("away")
         before = store.count("list", FOLDER)
         reads = reader._views
         async with asyncio.timeout(20):
-            while store.count("list", FOLDER) == before or TIP in reads._running:
-                reads.renew(TIP, now() + 1, pause_s=60)  # as if the view were too old
+            while store.count("list", FOLDER) == before or TP in reads._running:
+                reads.renew(TP, now() + 1, pause_s=60)  # as if the view were too old
                 await asyncio.sleep(0)
         for _ in range(50):
-            reads.renew(TIP, now() + 1, pause_s=60)
-            assert TIP not in reads._running
+            reads.renew(TP, now() + 1, pause_s=60)
+            assert TP not in reads._running
             await asyncio.sleep(0)
         assert store.count("list", FOLDER) == before + 1
 
@@ -162,8 +162,8 @@ def test_a_view_never_gives_what_was_deleted(
     ranges: list[tuple[int, int]], raised: int, offset: int
 ) -> None:
     every = [segment(n, start, start + size, FINISHED) for n, (start, size) in enumerate(ranges)]
-    whole = build_view(TIP, every, 0.0)
-    view = build_view(TIP, every, 0.0, (), raised)
+    whole = build_view(TP, every, 0.0)
+    view = build_view(TP, every, 0.0, (), raised)
     assert view.covers(offset) == (offset >= raised and whole.covers(offset))
     left = [o for o in range(raised, 60) if whole.covers(o)]
     assert view.log_start_offset == (max(raised, view.segments[0].start_offset) if left else None)

@@ -13,7 +13,7 @@ from fetchproxy.model import TopicIdPartition
 from tests.metadata.segment_values import STARTED, segment
 
 TOPIC_ID = UUID(int=77)
-TIPS = [
+TPS = [
     TopicIdPartition(UUID(int=5), "a", 0),
     TopicIdPartition(UUID(bytes=b"\xff" * 16), "-_.", 12),
     TopicIdPartition(UUID(bytes=b"\xfb" * 16), "-_.", 12),  # the same name, created again
@@ -21,32 +21,32 @@ TIPS = [
 ]
 
 
-def fill(cache: MetadataCache, tips: list[TopicIdPartition]) -> None:
-    for tip in tips:
-        file = cache.file(tip)
+def fill(cache: MetadataCache, tps: list[TopicIdPartition]) -> None:
+    for tp in tps:
+        file = cache.file(tp)
         file.load()
-        file.append([segment(1, 0, 9, STARTED, tip=tip)], 10)
+        file.append([segment(1, 0, 9, STARTED, tp=tp)], 10)
         file.sync()
 
 
 def test_partitions_are_known_by_their_files_names(tmp_path: Path) -> None:
     with MetadataCache(tmp_path / "new" / "cache") as cache:
         assert cache.partitions() == []
-        fill(cache, TIPS)
+        fill(cache, TPS)
         (tmp_path / "new" / "cache" / "a" / "0-short.remote-log-metadata").touch()
         (tmp_path / "new" / "cache" / "a" / "notes.txt").touch()
-        assert cache.partitions() == sorted(TIPS)
+        assert cache.partitions() == sorted(TPS)
 
 
 def test_offsets_are_kept(tmp_path: Path) -> None:
     with MetadataCache(tmp_path) as cache:
         assert cache.load_committed(TOPIC_ID) == {}
-        fill(cache, TIPS)
+        fill(cache, TPS)
         cache.commit(TOPIC_ID, {0: 5, 31: 2**40})
         cache.commit(TOPIC_ID, {0: 6, 31: 2**40, 2: 0})
     with MetadataCache(tmp_path) as cache:
         assert cache.load_committed(TOPIC_ID) == {0: 6, 2: 0, 31: 2**40}
-        assert len(cache.partitions()) == len(TIPS)
+        assert len(cache.partitions()) == len(TPS)
 
 
 def test_every_byte_of_it_counts(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_every_byte_of_it_counts(tmp_path: Path) -> None:
         for at in range(len(good)):
             for bad in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
                 path.write_bytes(bad)
-                fill(cache, TIPS[:1])
+                fill(cache, TPS[:1])
                 assert cache.load_committed(TOPIC_ID) == {}
                 assert cache.partitions() == []
         path.write_bytes(good)
@@ -66,7 +66,7 @@ def test_every_byte_of_it_counts(tmp_path: Path) -> None:
 
 def test_offsets_of_another_metadata_topic_are_worth_nothing(tmp_path: Path) -> None:
     with MetadataCache(tmp_path) as cache:
-        fill(cache, TIPS)
+        fill(cache, TPS)
         cache.commit(TOPIC_ID, {0: 5})
         assert cache.load_committed(UUID(int=78)) == {}
         assert cache.partitions() == []
@@ -75,9 +75,9 @@ def test_offsets_of_another_metadata_topic_are_worth_nothing(tmp_path: Path) -> 
 
 def test_a_lost_file_is_noticed(tmp_path: Path) -> None:
     with MetadataCache(tmp_path) as cache:
-        fill(cache, TIPS)
+        fill(cache, TPS)
         cache.commit(TOPIC_ID, {0: 5})
-        cache.file(TIPS[1]).path.unlink()
+        cache.file(TPS[1]).path.unlink()
         assert cache.load_committed(TOPIC_ID) == {}
         assert cache.partitions() == []
 
@@ -85,18 +85,18 @@ def test_a_lost_file_is_noticed(tmp_path: Path) -> None:
 def test_files_without_a_commit_are_worth_nothing(tmp_path: Path) -> None:
     """Earlier events may be missing in them, and it is unknown which."""
     with MetadataCache(tmp_path) as cache:
-        fill(cache, TIPS)
+        fill(cache, TPS)
         assert cache.load_committed(TOPIC_ID) == {}
         assert cache.partitions() == []
 
 
 def test_a_deleted_partition_is_no_lost_file(tmp_path: Path) -> None:
     with MetadataCache(tmp_path) as cache:
-        fill(cache, TIPS)
-        cache.commit(TOPIC_ID, {0: 5}, deleted=TIPS[:2])
-        assert cache.partitions() == sorted(TIPS[2:])
+        fill(cache, TPS)
+        cache.commit(TOPIC_ID, {0: 5}, deleted=TPS[:2])
+        assert cache.partitions() == sorted(TPS[2:])
         assert cache.load_committed(TOPIC_ID) == {0: 5}
-        fill(cache, TIPS[:1])  # a crash before its removal
+        fill(cache, TPS[:1])  # a crash before its removal
         assert cache.load_committed(TOPIC_ID) == {0: 5}
 
 

@@ -31,12 +31,12 @@ def test_as_kafka_does(topic_id: UUID, partition: int, partitions: int) -> None:
     ):
         hashed = (31 * hashed + part) % INT32
     expected = (murmur2(hashed.to_bytes(4, "big")) & 0x7FFFFFFF) % partitions
-    tip = TopicIdPartition(topic_id, "any", partition)
-    assert metadata_partition(tip, partitions) == expected
+    tp = TopicIdPartition(topic_id, "any", partition)
+    assert metadata_partition(tp, partitions) == expected
 
 
 @pytest.mark.parametrize(("partition", "place"), [(0, 11), (1, 2), (2, 38)])
 def test_it_never_moves(partition: int, place: int) -> None:
     """A changed result would make every reader look for known events in the wrong partition."""
-    tip = TopicIdPartition(UUID("12345678-9abc-def0-1234-56789abcdef0"), "orders", partition)
-    assert metadata_partition(tip, 50) == place
+    tp = TopicIdPartition(UUID("12345678-9abc-def0-1234-56789abcdef0"), "orders", partition)
+    assert metadata_partition(tp, 50) == place

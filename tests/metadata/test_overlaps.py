@@ -18,14 +18,14 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.overlaps import first_difference
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 
 
 def segment(
     number: int, first: int, last: int, *epochs: tuple[int, int]
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
         start_offset=first,
         end_offset=last,
         max_timestamp_ms=0,
@@ -42,7 +42,7 @@ def shown(view: PartitionView) -> list[tuple[int, int, int]]:
 
 
 def seen(*segments: RemoteLogSegmentMetadata) -> list[tuple[int, int, int]]:
-    return shown(build_view(TIP, segments, 0.0))
+    return shown(build_view(TP, segments, 0.0))
 
 
 def test_a_late_copy_of_the_dead_log_hides_nothing_of_the_one_that_lives() -> None:
@@ -89,7 +89,7 @@ def test_of_two_logs_the_later_one_is_shown_from_where_they_part(data: st.DataOb
         epochs = logs[data.draw(st.sampled_from(["old", "new"]))]
         starts = [first, *(o for o in range(first + 1, last + 1) if epochs[o] != epochs[o - 1])]
         copies.append(segment(number + 1, first, last, *((epochs[o], o) for o in starts)))
-    view = build_view(TIP, copies, 0.0)
+    view = build_view(TP, copies, 0.0)
     bounds = [(s.start_offset, s.end_offset) for s in view.segments]
     assert bounds == sorted(bounds)
     assert [end for _, end in bounds] == sorted({end for _, end in bounds}), "ends rise"
@@ -113,7 +113,7 @@ def test_a_view_up_to_an_offset(data: st.DataObject) -> None:
         segment(number + 1, first, first + data.draw(st.integers(0, 9)), (0, first))
         for number, first in enumerate(data.draw(st.lists(st.integers(0, 30), max_size=6)))
     ]
-    view = build_view(TIP, copies, 1.0, data.draw(st.sets(st.integers(0, 40), max_size=2)), 3)
+    view = build_view(TP, copies, 1.0, data.draw(st.sets(st.integers(0, 40), max_size=2)), 3)
     offset = data.draw(st.integers(0, 45))
     cut = view.up_to(offset)
     for at in range(45):

@@ -16,7 +16,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 OFFSETS = range(0, 70)
 
@@ -29,7 +29,7 @@ def segment(
     event_timestamp_ms: int = 0,
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=0,
@@ -56,7 +56,7 @@ def segments(draw: st.DrawFn) -> list[RemoteLogSegmentMetadata]:
 def test_every_finished_offset_is_covered_and_no_other(
     every: list[RemoteLogSegmentMetadata],
 ) -> None:
-    view = build_view(TIP, every, 1.0)
+    view = build_view(TP, every, 1.0)
     finished = [s for s in every if s.state is FINISHED]
     archived = {o for s in finished for o in range(s.start_offset, s.end_offset + 1)}
     for offset in OFFSETS:
@@ -84,7 +84,7 @@ def test_every_finished_offset_is_covered_and_no_other(
 
 @given(segments())
 def test_starts_and_ends_rise(every: list[RemoteLogSegmentMetadata]) -> None:
-    view = build_view(TIP, every, 1.0)
+    view = build_view(TP, every, 1.0)
     ends = [s.end_offset for s in view.segments]
     assert [end for _, end in view.segments.bounds()] == ends == sorted(set(ends))
     starts = [s.start_offset for s in view.segments]
@@ -93,20 +93,20 @@ def test_starts_and_ends_rise(every: list[RemoteLogSegmentMetadata]) -> None:
 
 def test_of_two_copies_of_a_range_the_first_finished_is_served() -> None:
     first, second = segment(2, 0, 9, event_timestamp_ms=5), segment(1, 0, 9, event_timestamp_ms=6)
-    assert build_view(TIP, [second, first], 1.0).segments == (first,)
+    assert build_view(TP, [second, first], 1.0).segments == (first,)
 
 
 def test_a_hand_over_with_other_cuts_leaves_no_gap() -> None:
     """One archiver cut at each 100 and stopped, the other cut at each 150 and continued."""
     mine = [segment(1, 0, 99), segment(2, 100, 199)]
     theirs = [segment(3, 0, 149), segment(4, 150, 299), segment(5, 300, 449)]
-    view = build_view(TIP, [*mine, *theirs], 1.0)
+    view = build_view(TP, [*mine, *theirs], 1.0)
     assert view.gaps() == []
     assert all(view.covers(offset) for offset in range(450))
 
 
 def test_what_may_be_in_an_unreadable_segment_is_no_gap() -> None:
-    view = build_view(TIP, [segment(1, 10, 19), segment(2, 30, 39)], 1.0, unreadable=[20])
+    view = build_view(TP, [segment(1, 10, 19), segment(2, 30, 39)], 1.0, unreadable=[20])
     assert not view.gap_at(25)
     assert view.uncertain_at(20)
     assert view.uncertain_at(29)
@@ -117,7 +117,7 @@ def test_what_may_be_in_an_unreadable_segment_is_no_gap() -> None:
 
 
 def test_unreadable_first_and_last_segments() -> None:
-    view = build_view(TIP, [segment(1, 10, 19)], 1.0, unreadable=[20, 5])
+    view = build_view(TP, [segment(1, 10, 19)], 1.0, unreadable=[20, 5])
     assert [view.uncertain_at(o) for o in (4, 5, 9, 10, 19, 20, 999)] == [
         False,
         True,
@@ -127,13 +127,13 @@ def test_unreadable_first_and_last_segments() -> None:
         True,
         True,
     ]
-    assert build_view(TIP, [segment(1, 10, 19)], 1.0, unreadable=[20, 5]).log_start_offset == 5
-    alone = build_view(TIP, [], 1.0, unreadable=[7])
+    assert build_view(TP, [segment(1, 10, 19)], 1.0, unreadable=[20, 5]).log_start_offset == 5
+    alone = build_view(TP, [], 1.0, unreadable=[7])
     assert alone.uncertain_at(8)
     assert alone.copies_started
     assert alone.log_start_offset is None
 
 
 def test_an_unreadable_copy_of_a_readable_range_takes_nothing_away() -> None:
-    view = build_view(TIP, [segment(1, 0, 9), segment(2, 20, 29)], 1.0, unreadable=[0])
+    view = build_view(TP, [segment(1, 0, 9), segment(2, 20, 29)], 1.0, unreadable=[0])
     assert view.gap_at(15)

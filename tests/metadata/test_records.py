@@ -34,11 +34,11 @@ from fetchproxy.segments.records import (
     framed,
     record_head,
 )
-from tests.metadata.segment_values import TIP, any_events, any_segments
+from tests.metadata.segment_values import TP, any_events, any_segments
 
 WHERE = "__remote_log_metadata-7 offset 41"
 SEGMENT = RemoteLogSegmentMetadata(
-    segment_id=RemoteLogSegmentId(TIP, UUID("a1a2a3a4-a5a6-a7a8-a9aa-abacadaeafb0")),
+    segment_id=RemoteLogSegmentId(TP, UUID("a1a2a3a4-a5a6-a7a8-a9aa-abacadaeafb0")),
     start_offset=1000,
     end_offset=1999,
     max_timestamp_ms=1_600_000_000_000,
@@ -70,7 +70,7 @@ def entry_body(event: MetadataEvent) -> bytes:
 def test_golden_bytes_of_version_0_as_the_schema_has_it() -> None:
     """Version 0 has no transactions or cuts: the reader has to look for aborted transactions."""
     expected = replace(SEGMENT, has_aborted_txns=True, copied_end_offset=None)
-    assert decode_entry(b"\x00\x00" + VERSION_0, TIP, WHERE) == expected
+    assert decode_entry(b"\x00\x00" + VERSION_0, TP, WHERE) == expected
     assert decode_message(b"\x00\x00" + PLACE + VERSION_0, WHERE) == expected
 
 
@@ -88,7 +88,7 @@ def test_golden_bytes_of_version_2() -> None:
 
 def test_golden_bytes_of_a_deletion() -> None:
     state = RemotePartitionDeleteState.DELETE_PARTITION_STARTED
-    deletion = RemotePartitionDeleteMetadata(TIP, state, 7, epoch=9)
+    deletion = RemotePartitionDeleteMetadata(TP, state, 7, epoch=9)
     data = bytes.fromhex("00000009 0000000000000007 01")
     assert encode_entry(deletion) == bytes([15]) + b"\x01\x00" + data
     assert encode_message(deletion) == b"\x01\x00" + PLACE + data
@@ -96,12 +96,12 @@ def test_golden_bytes_of_a_deletion() -> None:
 
 def test_golden_bytes_of_a_log_start() -> None:
     data = bytes.fromhex("0000000000000100 0000000000000007")
-    start = LogStartOffset(TIP, 256, 7)
+    start = LogStartOffset(TP, 256, 7)
     assert encode_entry(start) == bytes([18]) + b"\x02\x00" + data
     assert encode_message(start) == b"\x02\x00" + PLACE + data
 
 
-TIPS = st.builds(
+TPS = st.builds(
     TopicIdPartition,
     st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw)),
     st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}", fullmatch=True),
@@ -109,7 +109,7 @@ TIPS = st.builds(
 )
 
 
-@given(TIPS.flatmap(any_events))
+@given(TPS.flatmap(any_events))
 def test_there_and_back(event: MetadataEvent) -> None:
     assert decode_message(encode_message(event), WHERE) == event
     assert decode_entry(entry_body(event), event.topic_id_partition, WHERE) == event
@@ -126,7 +126,7 @@ def test_version_0_there_and_back(metadata: RemoteLogSegmentMetadata, size: int)
         copied_end_offset=None,
         packed=False,
     )
-    assert decode_entry(old, TIP, WHERE) == expected
+    assert decode_entry(old, TP, WHERE) == expected
 
 
 @given(any_events(), st.data())
@@ -143,8 +143,8 @@ def test_what_is_cut_short_or_too_long_is_refused(
 def test_no_bytes_bring_another_error(raw: bytes) -> None:
     for read in (
         lambda: decode_message(raw, WHERE),
-        lambda: decode_entry(raw, TIP, WHERE),
-        lambda: decode_entry(b"\x00\x01" + raw, TIP, WHERE),
+        lambda: decode_entry(raw, TP, WHERE),
+        lambda: decode_entry(b"\x00\x01" + raw, TP, WHERE),
     ):
         with suppress(CorruptSegment):
             read()
@@ -175,14 +175,14 @@ FAULTS = {
 @pytest.mark.parametrize("field", FAULTS)
 def test_a_fault_names_place_and_field(field: str) -> None:
     with pytest.raises(CorruptSegment, match=f"^{WHERE}: .*{field}"):
-        decode_entry(FAULTS[field], TIP, WHERE)
+        decode_entry(FAULTS[field], TP, WHERE)
 
 
 def test_a_newer_version_and_an_unknown_type_are_named() -> None:
     with pytest.raises(
         NewerMetadataVersion, match=r"REMOTE_LOG_SEGMENT_METADATA version 3 .* up to version 2"
     ):
-        decode_entry(b"\x00\x03" + VERSION_1, TIP, WHERE)
+        decode_entry(b"\x00\x03" + VERSION_1, TP, WHERE)
     with pytest.raises(NewerMetadataVersion, match=f"{WHERE}: record type 300 is not known"):
         decode_message(b"\xac\x02\x00" + PLACE, WHERE)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.metadata.columns import SegmentExtent, SegmentRows
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
-from tests.metadata.segment_values import TIP, any_segments, segment
+from tests.metadata.segment_values import TP, any_segments, segment
 
 
 @st.composite
@@ -31,12 +31,12 @@ def disjoint(draw: st.DrawFn, most: int = 30, after: int = 0) -> list[RemoteLogS
 @given(any_segments())
 def test_a_row_keeps_all_of_a_segment(metadata: RemoteLogSegmentMetadata) -> None:
     finished = metadata.with_state(segment(0, 0, 0).state, metadata.event_timestamp_ms)
-    assert list(SegmentRows.of(TIP, [finished])) == [finished]
+    assert list(SegmentRows.of(TP, [finished])) == [finished]
 
 
 @given(disjoint(), st.data())
 def test_it_is_a_sequence(plain: list[RemoteLogSegmentMetadata], data: st.DataObject) -> None:
-    rows = SegmentRows.of(TIP, plain)
+    rows = SegmentRows.of(TP, plain)
     assert list(rows) == plain
     assert rows == plain
     assert rows == tuple(plain)
@@ -58,7 +58,7 @@ def test_it_is_a_sequence(plain: list[RemoteLogSegmentMetadata], data: st.DataOb
 
 @given(disjoint())
 def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> None:
-    rows = SegmentRows.of(TIP, plain)
+    rows = SegmentRows.of(TP, plain)
     assert list(rows.bounds()) == [(s.start_offset, s.end_offset) for s in plain]
     extents = [
         SegmentExtent(
@@ -103,7 +103,7 @@ def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> 
 def test_a_change_leaves_the_old_sequence_alone(
     plain: list[RemoteLogSegmentMetadata], data: st.DataObject
 ) -> None:
-    rows = SegmentRows.of(TIP, plain)
+    rows = SegmentRows.of(TP, plain)
     old = list(plain)
     for turn in range(1, 5):
         first = data.draw(st.integers(0, len(plain)))
@@ -122,11 +122,11 @@ def test_a_change_leaves_the_old_sequence_alone(
         for timestamp in (-1, 5, 40):
             wanted = ([i for i, peak in enumerate(peaks) if peak >= timestamp] or [len(plain)])[0]
             assert rows.index_at_or_after_timestamp(timestamp) == wanted
-    assert list(SegmentRows.of(TIP, old)) == old
+    assert list(SegmentRows.of(TP, old)) == old
 
 
 def test_two_that_go_on_from_one_sequence_do_not_see_each_other() -> None:
-    rows = SegmentRows.of(TIP, [segment(1, 0, 9)])
+    rows = SegmentRows.of(TP, [segment(1, 0, 9)])
     one, other = (rows.appended(segment(n, 10, 19)) for n in (2, 3))
     assert list(rows) == [segment(1, 0, 9)]
     assert list(one) == [segment(1, 0, 9), segment(2, 10, 19)]
@@ -134,7 +134,7 @@ def test_two_that_go_on_from_one_sequence_do_not_see_each_other() -> None:
 
 
 def test_what_retention_takes_does_not_keep_its_memory() -> None:
-    rows = SegmentRows.of(TIP, [segment(n, n, n) for n in range(1000)])
+    rows = SegmentRows.of(TP, [segment(n, n, n) for n in range(1000)])
     for n in range(1000, 5000):
         rows = rows.replaced(0, 1).appended(segment(n, n, n))
     assert [s.start_offset for s in rows] == list(range(4000, 5000))
@@ -153,12 +153,12 @@ def test_leader_epochs_in_the_order_of_the_log(plain: list[RemoteLogSegmentMetad
         return found
 
     every = [entry for s in plain for entry in s.segment_leader_epochs]
-    taken = list(SegmentRows.of(TIP, plain).leader_epochs())
+    taken = list(SegmentRows.of(TP, plain).leader_epochs())
     assert newer(taken) == newer(every)
     assert len(taken) <= len(every)
 
 
 def test_segments_of_one_leader_keep_its_epochs_once() -> None:
-    rows = SegmentRows.of(TIP, [segment(2 * n, n, n) for n in range(4)])
+    rows = SegmentRows.of(TP, [segment(2 * n, n, n) for n in range(4)])
     assert len(rows._columns.pool.packed) == 1
     assert [s.segment_leader_epochs for s in rows] == [(EpochStart(0, n),) for n in range(4)]

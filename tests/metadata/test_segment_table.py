@@ -32,7 +32,7 @@ from tests.metadata.segment_values import (
     DELETING,
     FINISHED,
     STARTED,
-    TIP,
+    TP,
     PlainTable,
     histories,
     log_histories,
@@ -51,14 +51,14 @@ def check_same(table: PartitionTable, plain: PlainTable) -> None:
     assert table.deletion == plain.deletion
     for each in known:
         assert table.known(each) == each
-    assert_same_view(table.view(4.0, {7}), plain_view(TIP, known, 4.0, {7}, plain.raised_log_start))
+    assert_same_view(table.view(4.0, {7}), plain_view(TP, known, 4.0, {7}, plain.raised_log_start))
 
 
 def assert_same_view(mine: PartitionView, expected: PartitionView) -> None:
     assert list(mine.segments) == list(expected.segments)
     assert set(mine.unfinished) == set(expected.unfinished)
     assert len(mine.unfinished) == len(expected.unfinished)
-    for name in ("tip", "copies_started", "read_at", "unreadable", "raised_log_start"):
+    for name in ("tp", "copies_started", "read_at", "unreadable", "raised_log_start"):
         assert getattr(mine, name) == getattr(expected, name)
 
 
@@ -70,8 +70,8 @@ def test_a_view_of_what_a_person_has_said(
     for event in events:
         plain.apply(event)
     known = [*plain.segments.values()]
-    mine = build_view(TIP, known, 4.0, unreadable, start, history)
-    assert_same_view(mine, plain_view(TIP, known, 4.0, unreadable, start, history))
+    mine = build_view(TP, known, 4.0, unreadable, start, history)
+    assert_same_view(mine, plain_view(TP, known, 4.0, unreadable, start, history))
 
 
 def written(events: list[MetadataEvent]) -> bytes:
@@ -80,7 +80,7 @@ def written(events: list[MetadataEvent]) -> bytes:
 
 @given(histories())
 def test_a_table_knows_what_a_dict_knows(history: list[MetadataEvent]) -> None:
-    table, plain = PartitionTable(TIP), PlainTable()
+    table, plain = PartitionTable(TP), PlainTable()
     for event in history:
         before = table.view(1.0)
         segments = list(before.segments)
@@ -93,17 +93,17 @@ def test_a_table_knows_what_a_dict_knows(history: list[MetadataEvent]) -> None:
 def test_so_does_one_that_is_loaded_from_what_was_written(
     history: list[MetadataEvent], data: st.DataObject
 ) -> None:
-    table, plain = PartitionTable(TIP), PlainTable()
+    table, plain = PartitionTable(TP), PlainTable()
     taken = [event for event in history if table.apply(event)]
     for event in taken:
         plain.apply(event)
-    once = compact(written(taken), TIP, "a file")
-    assert compact(once, TIP, "a file") == once
-    check_same(PartitionTable.load(TIP, once), plain)
+    once = compact(written(taken), TP, "a file")
+    assert compact(once, TP, "a file") == once
+    check_same(PartitionTable.load(TP, once), plain)
     # A compaction at any time in between changes nothing.
     cut = data.draw(st.integers(0, len(taken)))
-    twice = compact(written(taken[:cut]), TIP, "a file") + written(taken[cut:])
-    check_same(PartitionTable.load(TIP, compact(twice, TIP, "a file")), plain)
+    twice = compact(written(taken[:cut]), TP, "a file") + written(taken[cut:])
+    check_same(PartitionTable.load(TP, compact(twice, TP, "a file")), plain)
 
 
 @st.composite
@@ -115,7 +115,7 @@ def lives(draw: st.DrawFn) -> list[MetadataEvent]:
         life = [segment(number, max(0, start), number * 10 + 9, state) for state in STATES]
         life.insert(2, replace(life[1], end_offset=number * 10 + 4, copied_end_offset=99))
         waiting.append([*life[: draw(st.integers(1, 5))]])
-    waiting.append([LogStartOffset(TIP, at, 0) for at in (3, 12)])
+    waiting.append([LogStartOffset(TP, at, 0) for at in (3, 12)])
     history = []
     while any(waiting):
         history.append(draw(st.sampled_from([life for life in waiting if life])).pop(0))
@@ -127,7 +127,7 @@ def test_events_that_are_read_again_change_nothing_in_the_end(
     history: list[MetadataEvent], data: st.DataObject
 ) -> None:
     """After a crash the file may have more events than were committed."""
-    table = PartitionTable(TIP)
+    table = PartitionTable(TP)
     assert all([table.apply(event) for event in history])
     known, view = list(table.segments()), table.view(1.0)
     for event in history[data.draw(st.integers(0, len(history))) :]:
@@ -148,15 +148,15 @@ def test_the_usual_file_is_taken_in_columns(monkeypatch: pytest.MonkeyPatch) -> 
     segments = finished(700)
     copying = [segment(900, 8000, 8001, STARTED), segment(901, 8000, 8001, DELETING)]
     clipped = segment(701, 7010, 7015, copied_end_offset=7019)
-    start = LogStartOffset(TIP, 0, 0)
-    entries = compact(written([*segments, *copying, start, clipped]), TIP, "a file")
-    table = PartitionTable.load(TIP, entries)
+    start = LogStartOffset(TP, 0, 0)
+    entries = compact(written([*segments, *copying, start, clipped]), TP, "a file")
+    table = PartitionTable.load(TP, entries)
     assert list(table.view(0.0).segments) == [*segments, clipped]
     assert list(table.view(0.0).unfinished) == copying
 
 
 def test_an_old_attempt_cannot_come_back() -> None:
-    table = PartitionTable(TIP)
+    table = PartitionTable(TP)
     for state in STATES:
         assert table.apply(segment(1, 0, 9, state))
     assert not table.apply(segment(1, 0, 9, FINISHED))
@@ -164,7 +164,7 @@ def test_an_old_attempt_cannot_come_back() -> None:
 
 
 def test_a_segment_is_known_by_id_and_start() -> None:
-    table = PartitionTable(TIP)
+    table = PartitionTable(TP)
     for state in (STARTED, FINISHED):
         table.apply(segment(1, 10, 19, state))
     assert table.known(segment(1, 10, 12)) == segment(1, 10, 19)
@@ -173,16 +173,16 @@ def test_a_segment_is_known_by_id_and_start() -> None:
 
 
 def test_deleting_the_partition_leaves_a_new_one() -> None:
-    table = PartitionTable(TIP)
+    table = PartitionTable(TP)
     events: list[MetadataEvent] = [
         segment(1, 0, 9, STARTED),
         segment(1, 0, 9),
-        LogStartOffset(TIP, 5, 1),
+        LogStartOffset(TP, 5, 1),
     ]
-    events += [RemotePartitionDeleteMetadata(TIP, state, 2) for state in RemotePartitionDeleteState]
+    events += [RemotePartitionDeleteMetadata(TP, state, 2) for state in RemotePartitionDeleteState]
     assert all(table.apply(event) for event in events)
-    assert compact(written(events), TIP, "a file") == b""
-    assert table.view(0.0) == PartitionTable(TIP).view(0.0)
+    assert compact(written(events), TP, "a file") == b""
+    assert table.view(0.0) == PartitionTable(TP).view(0.0)
     assert table.deletion is None
     assert table.apply(segment(2, 0, 4, STARTED))
 
@@ -190,19 +190,19 @@ def test_deleting_the_partition_leaves_a_new_one() -> None:
 def test_what_cannot_be_read_is_named() -> None:
     good = encode_entry(segment(1, 0, 9))
     with pytest.raises(NewerMetadataVersion, match="version 3 was written by a newer"):
-        PartitionTable.load(TIP, good + framed(b"\x00\x03" + bytes(90)))
+        PartitionTable.load(TP, good + framed(b"\x00\x03" + bytes(90)))
     with pytest.raises(CorruptSegment, match="orders-3, entry at byte 89: not whole"):
-        PartitionTable.load(TIP, good + good[:-1])
+        PartitionTable.load(TP, good + good[:-1])
     wrong = segment(2, 10, 19)
     bad = encode_entry(wrong).replace(bytes([0, 0, 0, 0, 0, 0, 0, 19]), b"\xff" * 8)
     with pytest.raises(CorruptSegment, match="field endOffset"):
-        PartitionTable.load(TIP, good + bad)
+        PartitionTable.load(TP, good + bad)
 
 
 def test_version_0_is_loaded() -> None:
     new = encode_entry(segment(3, 0, 9))[3:]
     old = framed(b"\x00\x00" + new[:-18] + (103).to_bytes(4, "big") + b"\x01")
-    both = compact(old + encode_entry(segment(4, 10, 19)), TIP, "a file")
-    loaded = PartitionTable.load(TIP, both).view(0.0).segments
+    both = compact(old + encode_entry(segment(4, 10, 19)), TP, "a file")
+    loaded = PartitionTable.load(TP, both).view(0.0).segments
     assert list(loaded) == [segment(3, 0, 9), segment(4, 10, 19)]
     assert loaded[0].segment_id.id == UUID(int=3)

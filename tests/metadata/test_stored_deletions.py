@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_object_store import MemoryObjectStore
-from metadata_contract import TIP, DeleteState, deletion, now
+from metadata_contract import TP, DeleteState, deletion, now
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
@@ -36,7 +36,7 @@ def test_the_document_is_what_the_docs_say() -> None:
 @given(
     st.builds(
         RemotePartitionDeleteMetadata,
-        st.just(TIP),
+        st.just(TP),
         st.sampled_from(DeleteState),
         st.integers(-1, 2**63 - 1),
         st.integers(-1, 2**31 - 1),
@@ -60,11 +60,11 @@ async def test_one_that_cannot_be_read_is_no_answer() -> None:
     """It does not mean that there is no deletion, and no put may overwrite it."""
     async with MemoryObjectStore() as store:
         rsm = RemoteStorageManager(store, "archive")
-        key = partition_deletion_key("archive/", TIP)
+        key = partition_deletion_key("archive/", TP)
         await store.put(key, b"{")
         async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as manager:
             with pytest.raises(RemoteStorageError, match="delete-partition-state of orders-0"):
-                await manager.partition_deletion(TIP, now())
+                await manager.partition_deletion(TP, now())
             with pytest.raises(RemoteStorageError, match="delete-partition-state of orders-0"):
                 await manager.put_partition_deletion(MARKED)
         assert await store.get(key) == b"{"

@@ -6,26 +6,26 @@ import asyncio
 from pathlib import Path
 
 from memory_metadata_log import MemoryMetadataLog
-from segment_values import STARTED, TIP, segment
+from segment_values import STARTED, TP, segment
 from structlog.testing import capture_logs
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.topic_based import TopicFollower
 
-OTHER = TIP._replace(partition=TIP.partition + 1)
+OTHER = TP._replace(partition=TP.partition + 1)
 
 
 async def known(config: MetadataConfig, log: MemoryMetadataLog) -> list[list[object]]:
     now = asyncio.get_running_loop().time()
     async with TopicFollower(log, config.cache_dir) as follower:
-        return [list((await follower.table(tip, now)).segments()) for tip in (TIP, OTHER)]
+        return [list((await follower.table(tp, now)).segments()) for tp in (TP, OTHER)]
 
 
 async def test_swapped_files_are_made_anew(tmp_path: Path) -> None:
     config, log = MetadataConfig(cache_dir=tmp_path), MemoryMetadataLog(partitions=1)
     async with TopicFollower(log, config.cache_dir) as follower:
-        for tip, number in ((TIP, 1), (TIP, 2), (OTHER, 3)):
-            assert await follower.append(segment(number, 0, 9, STARTED, tip=tip)) is None
+        for tp, number in ((TP, 1), (TP, 2), (OTHER, 3)):
+            assert await follower.append(segment(number, 0, 9, STARTED, tp=tp)) is None
     right = await known(config, log)
     assert [len(segments) for segments in right] == [2, 1]
     one, other = sorted(tmp_path.rglob("*.remote-log-metadata"))

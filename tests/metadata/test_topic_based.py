@@ -12,7 +12,7 @@ from memory_metadata_log import MemoryMetadataLog
 from memory_object_store import MemoryObjectStore
 from metadata_contract import (
     OTHER,
-    TIP,
+    TP,
     DeleteState,
     State,
     copied,
@@ -75,7 +75,7 @@ async def test_of_two_that_race_the_second_in_the_log_is_refused_by_all(
         await one.put(metadata)
         finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, 1)
         deleting = metadata.with_state(State.DELETE_SEGMENT_STARTED, 1)
-        await asyncio.gather(one.refresh(TIP, now()), two.refresh(TIP, now()))
+        await asyncio.gather(one.refresh(TP, now()), two.refresh(TP, now()))
         refused = METADATA_EVENTS_REFUSED._value.get()
         outcomes = await asyncio.gather(
             one.put(finished), two.put(deleting), return_exceptions=True
@@ -85,13 +85,13 @@ async def test_of_two_that_race_the_second_in_the_log_is_refused_by_all(
         assert "another writer was first" in str(outcomes[0])
         assert outcomes[1] is None
         for manager in (one, two, reader):
-            view = await manager.refresh(TIP, now())
+            view = await manager.refresh(TP, now())
             assert tuple(view.segments) == ()
-            assert manager.list_remote_log_segments(TIP) == (deleting,)
+            assert manager.list_remote_log_segments(TP) == (deleting,)
         assert METADATA_EVENTS_REFUSED._value.get() == refused + 3  # by each of the three readers
         async with backing.in_store() as store:
-            await store.refresh(TIP, now())
-            assert store.list_remote_log_segments(TIP) == (deleting,)
+            await store.refresh(TP, now())
+            assert store.list_remote_log_segments(TP) == (deleting,)
 
 
 async def test_a_copy_that_was_removed_meanwhile_leaves_nothing_in_the_store(
@@ -124,14 +124,14 @@ async def test_a_late_event_of_a_dead_writer_changes_nothing(backing: TopicBacki
         await manager.put(deleting)
         await backing.rsm.delete_log_segment_data(gone)
         await manager.put(gone.with_state(State.DELETE_SEGMENT_FINISHED, 4))
-        await manager.raise_log_start_offset(TIP, 2)
-        before = await manager.refresh(TIP, now())
+        await manager.raise_log_start_offset(TP, 2)
+        before = await manager.refresh(TP, now())
         await backing.events(
-            segment(1, 0, 9), finished, gone, deleting, LogStartOffset(TIP, 1, 0)
+            segment(1, 0, 9), finished, gone, deleting, LogStartOffset(TP, 1, 0)
         )  # a repeat of each
         async with backing.manager() as fresh:
             for reader in (manager, fresh):
-                view = await reader.refresh(TIP, now())
+                view = await reader.refresh(TP, now())
                 assert tuple(view.segments) == (clipped,)
                 assert view.unfinished == before.unfinished == ()
                 assert view.raised_log_start == 2
@@ -156,9 +156,9 @@ async def test_an_append_whose_answer_was_lost_may_be_repeated(backing: TopicBac
             with pytest.raises(RemoteStorageError, match="answer was lost"):
                 await manager.put(segment(1, 0, 9, state))
             await manager.put(segment(1, 0, 9, state))
-            (known,) = manager.list_remote_log_segments(TIP)
+            (known,) = manager.list_remote_log_segments(TP)
             assert known.state is state
-        assert len(backing.log.logs[backing.number(TIP)]) == 6
+        assert len(backing.log.logs[backing.number(TP)]) == 6
 
 
 # --- topic and store ---
@@ -169,17 +169,17 @@ async def test_the_store_has_all_that_the_topic_says(backing: TopicBacking) -> N
         await manager.put(started)
         dropped = await copied(manager, segment(3, 20, 29))
         await manager.put(dropped.with_state(State.DELETE_SEGMENT_STARTED, 5))
-        await manager.raise_log_start_offset(TIP, 3)
-        await manager.raise_log_start_offset(TIP, 4)
+        await manager.raise_log_start_offset(TP, 3)
+        await manager.raise_log_start_offset(TP, 4)
         marked = deletion(DeleteState.DELETE_PARTITION_MARKED)
         await manager.put_partition_deletion(marked)
-        shown, listed = await manager.refresh(TIP, now()), await store.refresh(TIP, now())
+        shown, listed = await manager.refresh(TP, now()), await store.refresh(TP, now())
         assert tuple(listed.segments) == tuple(shown.segments) == (finished,)
         assert listed.raised_log_start == shown.raised_log_start == 4
-        known = manager.list_remote_log_segments(TIP)
-        assert known == store.list_remote_log_segments(TIP)
-        assert await store.partition_deletion(TIP, now()) == marked
-        lower = log_start_key("archive/", TIP, 3)
+        known = manager.list_remote_log_segments(TP)
+        assert known == store.list_remote_log_segments(TP)
+        assert await store.partition_deletion(TP, now()) == marked
+        lower = log_start_key("archive/", TP, 3)
         assert lower not in [found.key async for found in backing.store.inner.list("archive/")]
 
 
@@ -198,30 +198,30 @@ async def test_a_crash_between_topic_and_store_leaves_what_is_repeated(
         before = segment(1, 0, 9)
         for earlier in range(state):
             await manager.put(segment(1, 0, 9, State(earlier)))
-        await manager.refresh(TIP, now())
+        await manager.refresh(TP, now())
         wanted = segment(1, 0, 9, state)
-        appended = len(backing.log.logs[backing.number(TIP)])
+        appended = len(backing.log.logs[backing.number(TP)])
         if store_first:
             backing.script.append_error = StorageUnavailable("the brokers are away")
             with pytest.raises(StorageUnavailable):
                 await manager.put(wanted)
             backing.script.append_error = None
-            assert len(backing.log.logs[backing.number(TIP)]) == appended
+            assert len(backing.log.logs[backing.number(TP)]) == appended
             # Readers see a copy in progress, until it is repeated or removed.
-            view = await manager.refresh(TIP, now())
+            view = await manager.refresh(TP, now())
             assert (tuple(view.segments), view.unfinished) == ((), (before,))
         else:
             backing.store.error = StorageUnavailable("the store is away")
             with pytest.raises(StorageUnavailable):
                 await manager.put(wanted)
             backing.store.error = None
-            view = await manager.refresh(TIP, now())
+            view = await manager.refresh(TP, now())
             assert (tuple(view.segments), view.unfinished) == ((), (wanted,))
         await manager.put(wanted)
         async with backing.in_store() as store:
-            await store.refresh(TIP, now())
-            assert store.list_remote_log_segments(TIP) == (wanted,)
-        assert manager.list_remote_log_segments(TIP) == (wanted,)
+            await store.refresh(TP, now())
+            assert store.list_remote_log_segments(TP) == (wanted,)
+        assert manager.list_remote_log_segments(TP) == (wanted,)
 
 
 async def test_segments_that_the_topic_does_not_know_are_no_empty_archive(
@@ -231,13 +231,13 @@ async def test_segments_that_the_topic_does_not_know_are_no_empty_archive(
         await copied(before, segment(1, 0, 9))
         for _ in range(2):
             with pytest.raises(RemoteStorageError, match=r"orders-0 .*fetchproxy restore"):
-                await manager.refresh(TIP, now())
+                await manager.refresh(TP, now())
         with pytest.raises(RemoteStorageError, match="fetchproxy restore"):
             await manager.put(segment(2, 0, 9))
-        assert manager.view(TIP) is None
+        assert manager.view(TP) is None
         assert tuple((await manager.refresh(OTHER, now())).segments) == ()
         await backing.events(segment(1, 0, 9), segment(1, 0, 9, State.COPY_SEGMENT_FINISHED))
-        assert len((await manager.refresh(TIP, now())).segments) == 1
+        assert len((await manager.refresh(TP, now())).segments) == 1
 
 
 async def test_a_topic_that_only_the_store_knows_does_not_pass_for_never_archived(
@@ -245,17 +245,17 @@ async def test_a_topic_that_only_the_store_knows_does_not_pass_for_never_archive
 ) -> None:
     async with backing.in_store() as before, backing.manager() as manager:
         await copied(before, segment(1, 0, 9))
-        assert await manager.archived_topics(now()) == {TIP.topic_id}
+        assert await manager.archived_topics(now()) == {TP.topic_id}
         with pytest.raises(RemoteStorageError, match=r"orders-0 .*fetchproxy restore"):
-            await manager.refresh_topic(TIP.topic_id, now())
+            await manager.refresh_topic(TP.topic_id, now())
 
 
 async def test_topics_are_told_while_the_store_is_away(backing: TopicBacking) -> None:
     async with backing.manager() as writer, backing.manager() as reader:
         await copied(writer, segment(1, 0, 9))
         backing.store.error = StorageUnavailable("the store is away")
-        assert await reader.archived_topics(now()) == {TIP.topic_id}
-        assert len((await reader.refresh_topic(TIP.topic_id, now()))[0].segments) == 1
+        assert await reader.archived_topics(now()) == {TP.topic_id}
+        assert len((await reader.refresh_topic(TP.topic_id, now()))[0].segments) == 1
         backing.store.error = None
 
 
@@ -266,7 +266,7 @@ async def test_a_copy_begun_while_the_store_is_looked_at_is_no_false_alarm(
     async with backing.manager() as reader, backing.manager(rsm=unhindered) as writer:
         backing.store.door.clear()
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(reader.refresh(TIP, now()))
+            reading = group.create_task(reader.refresh(TP, now()))
             await until(lambda: backing.store.count("get") == 1)  # the layout: then it lists
             await writer.put(segment(1, 0, 9))
             backing.store.door.set()
@@ -278,9 +278,9 @@ async def test_the_store_is_listed_once_for_a_partition_that_has_nothing(
 ) -> None:
     async with backing.manager() as manager:
         for _ in range(3):
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
         assert backing.store.count("list", "orders") == 1
-        await copied(manager, segment(1, 0, 9, tip=OTHER))
+        await copied(manager, segment(1, 0, 9, tp=OTHER))
         await manager.refresh(OTHER, now())
         assert backing.store.count("list", "orders") == 2
 
@@ -290,44 +290,44 @@ async def test_the_store_is_listed_once_for_a_partition_that_has_nothing(
 async def test_an_event_that_cannot_be_read_makes_nothing_certain(
     backing: TopicBacking, value: bytes, tmp_path: Path
 ) -> None:
-    number = backing.number(TIP)
+    number = backing.number(TP)
     async with backing.cached(tmp_path) as manager:
         first = await copied(manager, segment(1, 0, 9))
         unreadable = METADATA_UNREADABLE._value.get()
         offset = await backing.log.append(number, value)
         third = await copied(manager, segment(3, 20, 29))
-        view = await manager.refresh(TIP, now())
+        view = await manager.refresh(TP, now())
         assert tuple(view.segments) == (first, third)
         assert not view.gap_at(15)
         assert view.uncertain_at(15)
-        (problem,) = manager.problems(TIP)
+        (problem,) = manager.problems(TP)
         assert problem.key == f"__remote_log_metadata-{number} offset {offset}"
         assert METADATA_UNREADABLE._value.get() == unreadable + 1
     # A program that can read it finds it: no later event was kept in the cache.
     backing.log.logs[number][offset] = encode_message(segment(2, 10, 19))
     async with backing.cached(tmp_path) as newer:
-        view = await newer.refresh(TIP, now())
+        view = await newer.refresh(TP, now())
         assert tuple(view.segments) == (first, third)
         assert [s.start_offset for s in view.unfinished] == [10]
-        assert newer.problems(TIP) == ()
+        assert newer.problems(TP) == ()
 
 
 async def test_a_topic_that_has_lost_events_is_not_read_on(
     backing: TopicBacking, tmp_path: Path
 ) -> None:
-    number = backing.number(TIP)
+    number = backing.number(TP)
     async with backing.cached(tmp_path) as manager:
         finished = await copied(manager, segment(1, 0, 9))
         kept = backing.log.logs[number]
         backing.log.logs[number] = kept[:1]
         with pytest.raises(RemoteStorageError, match=r"lost events.*fetchproxy restore"):
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
         backing.log.logs[number] = kept
-        assert tuple((await manager.refresh(TIP, now())).segments) == (finished,)
+        assert tuple((await manager.refresh(TP, now())).segments) == (finished,)
     backing.log.starts[number] = 1
     async with backing.manager() as fresh:
         with pytest.raises(RemoteStorageError, match="lost events"):
-            await fresh.refresh(TIP, now())
+            await fresh.refresh(TP, now())
 
 
 # --- start ---
@@ -341,15 +341,15 @@ async def test_a_topic_with_wrong_settings_is_refused_at_the_start(backing: Topi
 async def test_brokers_that_are_away_at_the_start_are_asked_again(backing: TopicBacking) -> None:
     backing.fail()
     async with backing.manager() as manager:
-        assert manager.view(TIP) is None
-        assert manager.problems(TIP) == ()
-        assert manager.list_remote_log_segments(TIP) == ()
+        assert manager.view(TP) is None
+        assert manager.problems(TP) == ()
+        assert manager.list_remote_log_segments(TP) == ()
         with pytest.raises(StorageUnavailable):
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
         backing.heal()
         await copied(manager, segment(1, 0, 9))
         backing.script.fault = ConfigError("found later")  # an open log is not opened again
-        assert len((await manager.refresh(TIP, now())).segments) == 1
+        assert len((await manager.refresh(TP, now())).segments) == 1
 
 
 async def test_a_log_that_never_answers_is_one_that_is_away(backing: TopicBacking) -> None:
@@ -360,7 +360,7 @@ async def test_a_log_that_never_answers_is_one_that_is_away(backing: TopicBackin
     async with backing.manager(read_max_ms=50) as manager:  # a finite wait
         follower = manager._follower
         manager._read_max_ms = follower._read_max_ms = READ_MAX_MS
-        await manager.refresh(TIP, now())
+        await manager.refresh(TP, now())
         backing.script.before_append = hang
         follower._read_max_ms = 50
         with pytest.raises(StorageUnavailable, match=r"append for orders-0: not done within 0\.05"):
@@ -370,10 +370,10 @@ async def test_a_log_that_never_answers_is_one_that_is_away(backing: TopicBackin
         backing.hold()
         follower._read_max_ms = 50
         with pytest.raises(StorageUnavailable, match=r"to the end: not done within 0\.05 s"):
-            await manager.refresh(TIP, now())
+            await manager.refresh(TP, now())
         backing.release()
         follower._read_max_ms = READ_MAX_MS
-        assert (await manager.refresh(TIP, now())).copies_started
+        assert (await manager.refresh(TP, now())).copies_started
         backing.store.door.clear()
         manager._read_max_ms = 50
         with pytest.raises(StorageUnavailable, match="orders-1 in the store: not done within"):
@@ -387,25 +387,25 @@ async def test_wrong_settings_found_late_are_an_error_of_every_read(backing: Top
         backing.script.fault = ConfigError("mend it")
         for _ in range(2):
             with pytest.raises(RemoteStorageError, match="mend it"):
-                await manager.refresh(TIP, now())
+                await manager.refresh(TP, now())
 
 
 # --- the cache ---
 async def fill(manager: Manager) -> None:
     for n in range(6):
         await copied(manager, segment(n, 10 * n, 10 * n + 9))
-        await copied(manager, segment(10 + n, 10 * n, 10 * n + 9, tip=OTHER))
-    await manager.raise_log_start_offset(TIP, 15)
+        await copied(manager, segment(10 + n, 10 * n, 10 * n + 9, tp=OTHER))
+    await manager.raise_log_start_offset(TP, 15)
     doomed = segment(5, 50, 59, State.DELETE_SEGMENT_STARTED)
     await manager.put(doomed)
 
 
 async def same(manager: Manager, fresh: Manager) -> None:
-    for tip in (TIP, OTHER):
-        old, new = await manager.refresh(tip, now()), await fresh.refresh(tip, now())
+    for tp in (TP, OTHER):
+        old, new = await manager.refresh(tp, now()), await fresh.refresh(tp, now())
         assert tuple(old.segments) == tuple(new.segments)
         assert old.raised_log_start == new.raised_log_start
-        assert manager.list_remote_log_segments(tip) == fresh.list_remote_log_segments(tip)
+        assert manager.list_remote_log_segments(tp) == fresh.list_remote_log_segments(tp)
         assert len(new.segments) > 3
 
 
@@ -416,7 +416,7 @@ async def test_a_restart_reads_only_what_is_new(backing: TopicBacking, tmp_path:
         await copied(other, segment(6, 60, 69))
         read = backing.script.values_read
         async with backing.cached(tmp_path) as again:
-            assert list(await again.list_partitions()) == [TIP, OTHER]
+            assert list(await again.list_partitions()) == [TP, OTHER]
             assert backing.script.values_read == read + 2
             assert again.list_remote_log_segments(OTHER) == ()  # its file was not opened yet
             await same(other, again)
@@ -461,13 +461,13 @@ async def test_a_topic_made_anew_makes_the_cache_worthless(
         backing.rsm = RemoteStorageManager(empty, "archive")
         async with backing.cached(tmp_path) as again:
             assert list(await again.list_partitions()) == []
-            assert tuple((await again.refresh(TIP, now())).segments) == ()
+            assert tuple((await again.refresh(TP, now())).segments) == ()
 
 
 async def test_a_deleted_partition_leaves_no_file(backing: TopicBacking, tmp_path: Path) -> None:
     async with backing.cached(tmp_path) as manager:
-        await copied(manager, segment(1, 0, 9, tip=OTHER))
-        await manager.raise_log_start_offset(TIP, 5)
+        await copied(manager, segment(1, 0, 9, tp=OTHER))
+        await manager.raise_log_start_offset(TP, 5)
         for state in DeleteState:
             await manager.put_partition_deletion(deletion(state))
     assert len(list(tmp_path.rglob("*.remote-log-metadata"))) == 1
@@ -487,4 +487,4 @@ async def test_a_disk_that_fails_costs_the_cache_and_nothing_else(
         (tmp_path / "orders").write_text("in the way")
         await copied(manager, segment(2, 10, 19))
     async with backing.manager() as fresh:
-        assert len((await fresh.refresh(TIP, now())).segments) == 2
+        assert len((await fresh.refresh(TP, now())).segments) == 2

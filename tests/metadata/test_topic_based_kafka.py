@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from memory_object_store import MemoryObjectStore
-from metadata_contract import OTHER, TIP, State, copied, now, segment
+from metadata_contract import OTHER, TP, State, copied, now, segment
 from scripted_metadata_log import ScriptedMetadataLog
 from scripted_store import ScriptedStore
 from topic_backing import PARTITIONS, Manager, TopicBacking, TopicContract
@@ -75,20 +75,20 @@ async def test_two_instances_over_a_restart_of_the_broker(
     )
     async with backing.manager() as one, backing.manager() as two:
         first = await copied(one, segment(1, 0, 9))
-        assert tuple((await two.refresh(TIP, now())).segments) == (first,)
+        assert tuple((await two.refresh(TP, now())).segments) == (first,)
         module_kafka_server.kill()
-        before = two.view(TIP)
+        before = two.view(TP)
         failures = await asyncio.gather(
-            two.refresh(TIP, now()), one.put(segment(2, 10, 19)), return_exceptions=True
+            two.refresh(TP, now()), one.put(segment(2, 10, 19)), return_exceptions=True
         )
         assert all(isinstance(failure, RemoteStorageError) for failure in failures), failures
-        assert two.view(TIP) is before
+        assert two.view(TP) is before
         module_kafka_server.start()
-        assert tuple((await two.refresh(TIP, now())).segments) == (first,)
+        assert tuple((await two.refresh(TP, now())).segments) == (first,)
         second = await copied(two, segment(2, 10, 19))
-        assert tuple((await one.refresh(TIP, now())).segments) == (first, second)
+        assert tuple((await one.refresh(TP, now())).segments) == (first, second)
         await one.put(second.with_state(State.DELETE_SEGMENT_STARTED, 3))
-        assert tuple((await two.refresh(TIP, now())).segments) == (first,)
+        assert tuple((await two.refresh(TP, now())).segments) == (first,)
 
 
 async def test_a_restart_with_a_cache_reads_only_what_is_new(
@@ -98,7 +98,7 @@ async def test_a_restart_with_a_cache_reads_only_what_is_new(
         async with backing.cached(tmp_path) as manager:
             for n in range(5):
                 await copied(manager, segment(n, 10 * n, 10 * n + 9))
-            await copied(manager, segment(10, 0, 9, tip=OTHER))
+            await copied(manager, segment(10, 0, 9, tp=OTHER))
         await copied(other, segment(5, 50, 59))
         for torn in (False, True):
             if torn:
@@ -106,8 +106,8 @@ async def test_a_restart_with_a_cache_reads_only_what_is_new(
                 file.write_bytes(file.read_bytes()[:-5])
             read = backing.script.values_read
             async with backing.cached(tmp_path) as again:
-                view = await again.refresh(TIP, now())
-                assert tuple(view.segments) == tuple((await other.refresh(TIP, now())).segments)
+                view = await again.refresh(TP, now())
+                assert tuple(view.segments) == tuple((await other.refresh(TP, now())).segments)
                 assert len(view.segments) == 6
                 # The two events of `other`: first they are new, then they are in the torn write.
                 assert backing.script.values_read == read + 2

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from memory_metadata_log import MemoryMetadataLog
 from memory_object_store import MemoryObjectStore
-from metadata_contract import OTHER, TIP, DeleteState, State, now, segment
+from metadata_contract import OTHER, TP, DeleteState, State, now, segment
 from topic_backing import PARTITIONS, Manager
 
 from fetchproxy.config.schema import MetadataConfig
@@ -33,33 +33,33 @@ from fetchproxy.segments.records import LogStartOffset, MetadataEvent, encode_me
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 SEEDS = range(40)
-TIPS = (TIP, OTHER)
+TPS = (TP, OTHER)
 
 
 def events(rng: random.Random) -> Iterator[MetadataEvent]:
     """Few segments and many events, so that events meet the same segment in every state."""
     sent: list[MetadataEvent] = []
     while True:
-        tip = rng.choice(TIPS)
+        tp = rng.choice(TPS)
         kind = rng.random()
         event: MetadataEvent
         if sent and kind < 0.15:
             event = rng.choice(sent)  # a late repeat
         elif kind < 0.25:
-            event = LogStartOffset(tip, rng.randrange(60), rng.randrange(9))
+            event = LogStartOffset(tp, rng.randrange(60), rng.randrange(9))
         elif kind < 0.32:
             state = rng.choice(list(DeleteState))
-            event = RemotePartitionDeleteMetadata(tip, state, rng.randrange(9), rng.randrange(3))
+            event = RemotePartitionDeleteMetadata(tp, state, rng.randrange(9), rng.randrange(3))
         else:
-            event = _segment(rng, tip)
+            event = _segment(rng, tp)
         sent.append(event)
         yield event
 
 
-def _segment(rng: random.Random, tip: TopicIdPartition) -> RemoteLogSegmentMetadata:
+def _segment(rng: random.Random, tp: TopicIdPartition) -> RemoteLogSegmentMetadata:
     number = rng.randrange(6)
     state = rng.choice([State.COPY_SEGMENT_FINISHED, *State])
-    metadata = segment(number, 10 * number, 10 * number + 12, state, tip, rng.randrange(9))
+    metadata = segment(number, 10 * number, 10 * number + 12, state, tp, rng.randrange(9))
     metadata = replace(metadata, segment_leader_epochs=(EpochStart(number, 10 * number),))
     if state is State.COPY_SEGMENT_FINISHED and rng.random() < 0.3:
         end = 10 * number + rng.randrange(12)
@@ -69,21 +69,21 @@ def _segment(rng: random.Random, tip: TopicIdPartition) -> RemoteLogSegmentMetad
 
 def replayed(sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
     """The result of the tables alone, from the first event on."""
-    tables = {tip: PartitionTable(tip) for tip in TIPS}
+    tables = {tp: PartitionTable(tp) for tp in TPS}
     for event in sent:
         tables[event.topic_id_partition].apply(event)
     return {
-        tip: (tuple(table.segments()), table.raised_log_start, table.deletion)
-        for tip, table in tables.items()
+        tp: (tuple(table.segments()), table.raised_log_start, table.deletion)
+        for tp, table in tables.items()
     }
 
 
 async def seen(manager: Manager) -> dict[TopicIdPartition, object]:
     found: dict[TopicIdPartition, object] = {}
-    for tip in TIPS:
-        view = await manager.refresh(tip, now())
-        deletion = await manager.partition_deletion(tip, now())
-        found[tip] = (manager.list_remote_log_segments(tip), view.raised_log_start, deletion)
+    for tp in TPS:
+        view = await manager.refresh(tp, now())
+        deletion = await manager.partition_deletion(tp, now())
+        found[tp] = (manager.list_remote_log_segments(tp), view.raised_log_start, deletion)
     return found
 
 

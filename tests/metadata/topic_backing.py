@@ -52,12 +52,12 @@ class TopicBacking(Backing):
     def in_store(self) -> AbstractAsyncContextManager[StoreBackedRemoteLogMetadataManager]:
         return StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig())
 
-    def reads(self, tip: TopicIdPartition) -> int:
-        return self.script.bounds_asked.count(self.number(tip))
+    def reads(self, tp: TopicIdPartition) -> int:
+        return self.script.bounds_asked.count(self.number(tp))
 
     @staticmethod
-    def number(tip: TopicIdPartition) -> int:
-        return metadata_partition(tip, PARTITIONS)
+    def number(tp: TopicIdPartition) -> int:
+        return metadata_partition(tp, PARTITIONS)
 
     def hold(self) -> None:
         self.script.door.clear()

@@ -81,21 +81,21 @@ class SteeredManager(RemoteLogManager):
 
     async def _archive(self, topic: str, partition: int, borders: list[int]) -> str:
         info = await self.cluster.topic_by_name(topic, max_age_ms=0)
-        tip = TopicIdPartition(info.topic_id, topic, partition)
-        if tip not in self._archivers:
+        tp = TopicIdPartition(info.topic_id, topic, partition)
+        if tp not in self._archivers:
             gatherer = BorderedGatherer(
-                tip, self._spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
+                tp, self._spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
             )
             archiver = PartitionArchiver(
-                tip,
+                tp,
                 gatherer=gatherer,
                 rlmm=self.rlmm,
                 copier=self.copier,
                 truncation=self.truncation,
-                records=ArchiveRecords(self.rsm, tip),
+                records=ArchiveRecords(self.rsm, tp),
             )
-            self._archivers[tip] = archiver, gatherer
-        archiver, gatherer = self._archivers[tip]
+            self._archivers[tp] = archiver, gatherer
+        archiver, gatherer = self._archivers[tp]
         for border in borders:
             gatherer.border = border
             while await archiver.process(close_short=True):
@@ -125,7 +125,7 @@ def main() -> None:
     SteeredManager.control_port = int(control_port)
     app.RemoteLogManager = SteeredManager  # type: ignore[misc]
     # As of an archiver that has found its topics; this one learns of each when it is steered.
-    app.Parts.is_archiving = lambda parts, tip: tip.topic.startswith("oracle-")  # type: ignore[method-assign]
+    app.Parts.is_archiving = lambda parts, tp: tp.topic.startswith("oracle-")  # type: ignore[method-assign]
     asyncio.run(app.run_server(configuration(bootstrap, store, port), limits=LIMITS))
 
 

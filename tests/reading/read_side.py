@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from faulty_store import Faults, FaultyObjectStore
-from generated_archive import Batch, make_batch, random_tip, store_segment
+from generated_archive import Batch, make_batch, random_tp, store_segment
 from memory_object_store import MemoryObjectStore
 from reads_under_way import NOTHING, under_way
 
@@ -51,14 +51,14 @@ class ReadSide:
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
     purgatory: RemoteFetchPurgatory
-    tip: TopicIdPartition
+    tp: TopicIdPartition
 
     async def segment(self, stored: list[Batch], **options: object) -> RemoteLogSegmentMetadata:
         metadata = await store_segment(
-            self.store.inner, self.rng, self.tip, stored, index_interval_bytes=1, **options
+            self.store.inner, self.rng, self.tp, stored, index_interval_bytes=1, **options
         )  # type: ignore[arg-type]
         await asyncio.sleep(1)  # without latency the last view would be as recent as now
-        await self.rlmm.refresh(self.tip, now())
+        await self.rlmm.refresh(self.tp, now())
         return metadata
 
     async def history(self, batch_count: int, segment_batches: int = 400) -> None:
@@ -68,12 +68,12 @@ class ReadSide:
             await store_segment(
                 self.store.inner,
                 self.rng,
-                self.tip,
+                self.tp,
                 stored[n : n + segment_batches],
                 index_interval_bytes=1,
             )
         await asyncio.sleep(1)
-        await self.rlmm.refresh(self.tip, now())
+        await self.rlmm.refresh(self.tp, now())
 
     def request(
         self,
@@ -81,7 +81,7 @@ class ReadSide:
         bytes_max: int = 100 * KiB,
         isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> RemoteReadRequest:
-        return RemoteReadRequest(self.tip, offset, bytes_max, isolation)
+        return RemoteReadRequest(self.tp, offset, bytes_max, isolation)
 
     def watch(
         self, *requests: RemoteReadRequest, wait_s: float = 0.5, bytes_max: int = 1000 * KiB
@@ -118,7 +118,7 @@ async def read_side(
             config, rlmm, rsm, rng, skips_gaps=skips_gaps, limits=limits
         ) as purgatory,
     ):
-        yield ReadSide(rng, store, rsm, rlmm, purgatory, random_tip(rng))
+        yield ReadSide(rng, store, rsm, rlmm, purgatory, random_tp(rng))
 
 
 SLOW = Faults(latency_s_min=2.0, latency_s_max=2.0)

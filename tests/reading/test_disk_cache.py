@@ -348,10 +348,10 @@ async def test_a_replay_after_a_restart_costs_the_store_nothing_but_indexes(tmp_
         for n in range(10):
             await fetched(side, 40 * n, wait_s=30)
         assert side.log_reads() == 10
-        inner, tip = side.store.inner, side.tip
+        inner, tp = side.store.inner, side.tp
         await until(lambda: len(files(tmp_path)) == 10)
     async with read_side(changed(**options), limits=ROOMY) as side:
-        side.store.inner, side.tip = inner, tip
+        side.store.inner, side.tp = inner, tp
         served = b""
         for n in range(10):
             fetch = await fetched(side, 40 * n, wait_s=30)
@@ -402,9 +402,9 @@ async def test_a_sound_file_that_the_index_does_not_know_is_refused(tmp_path: Pa
         first = CachedChunk(metadata.segment_id.id.int, ByteRange(0, 4_000))
         wrong = b"".join(b.content for b in stored[4:8])
         DiskCacheFiles(tmp_path, 0).write(first, memoryview(wrong), [])
-        inner, tip = side.store.inner, side.tip
+        inner, tp = side.store.inner, side.tp
     async with read_side(changed(**options), limits=ROOMY) as side:
-        side.store.inner, side.tip = inner, tip
+        side.store.inner, side.tp = inner, tp
         hits = count(DISK_CACHE_HITS)
         fetch = await fetched(side, 0, wait_s=30)
         assert fetch.results()[0].records[0] == b"".join(b.content for b in stored[:4])

@@ -26,7 +26,7 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.storage.store_health import OperationHealth, StoreOperation
 from lab.limited import section_and_limits
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 
 
 def now() -> float:
@@ -59,7 +59,7 @@ class Work:
         self, wanted_until: float, key: str = "k", size_bytes: int = 1, ahead: bool = False
     ) -> Load:
         return Load(
-            key, key, TIP, size_bytes, self.attempt, self.corrupt.append, wanted_until, ahead
+            key, key, TP, size_bytes, self.attempt, self.corrupt.append, wanted_until, ahead
         )
 
 

@@ -32,16 +32,16 @@ def test_not_archived_is_said_at_once_but_only_by_a_fresh_view() -> None:
             await asyncio.sleep(5)
             # Another process archived this segment: this view does not know it yet.
             metadata = await side.segment(stored[4:])
-            stale = side.rlmm.view(side.tip)
+            stale = side.rlmm.view(side.tp)
             assert stale is not None
             await side.store.inner.delete(side.rsm.object_key(metadata, SegmentFile.METADATA))
             await asyncio.sleep(1)
-            await side.rlmm.refresh(side.tip, now())
+            await side.rlmm.refresh(side.tp, now())
             await side.store.inner.put(
                 side.rsm.object_key(metadata, SegmentFile.METADATA), encode_segment(metadata)
             )
             await asyncio.sleep(5)
-            view = side.rlmm.view(side.tip)
+            view = side.rlmm.view(side.tp)
             assert view is not None
             assert view.log_end_offset == 40
             fetch = await fetched(side, 40)
@@ -63,7 +63,7 @@ def test_a_segment_that_retention_deletes_is_out_of_range() -> None:
             await side.segment(stored[4:])
             await side.rsm.delete_log_segment_data(gone)
             await asyncio.sleep(1)
-            view = side.rlmm.view(side.tip)
+            view = side.rlmm.view(side.tp)
             assert view is not None
             assert view.log_start_offset == 0  # not known yet
             fetch = await fetched(side, 0)
@@ -131,7 +131,7 @@ def test_damage_is_a_condition_until_it_can_be_read(lost: bool) -> None:
             assert isinstance(fetch.results()[0].error, CorruptSegment)
             (condition,) = health.conditions(now())
             assert condition.kind is Kind.SEGMENT_DAMAGED
-            assert (condition.topic, condition.partition) == (side.tip.topic, side.tip.partition)
+            assert (condition.topic, condition.partition) == (side.tp.topic, side.tp.partition)
             assert (condition.first_offset, condition.last_offset) == (0, metadata.end_offset)
             # What is sound beside it says nothing of it.
             if not lost:
@@ -197,7 +197,7 @@ def test_unreadable_metadata_is_not_out_of_range() -> None:
             key = side.rsm.object_key(hidden, SegmentFile.METADATA)
             await side.store.inner.put(key, b"{")
             await asyncio.sleep(1)
-            await side.rlmm.refresh(side.tip, now())
+            await side.rlmm.refresh(side.tp, now())
             fetch = await fetched(side, 50)
             assert fetch.reason is CompletionReason.DEADLINE
             assert isinstance(fetch.results()[0].error, CorruptSegment)
@@ -217,7 +217,7 @@ def test_an_unfinished_copy_is_not_served() -> None:
             await asyncio.sleep(1)
             fetch = await fetched(side, 0)
             assert fetch.results()[0].size_bytes == 4 * BATCH_BYTES
-            await side.rlmm.refresh(side.tip, now())
+            await side.rlmm.refresh(side.tp, now())
             fetch = await fetched(side, 40)
             assert isinstance(fetch.results()[0].error, OffsetNotArchived)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.reading.read_ahead import CREDIT_WINDOWS, ReadAhead, Stream, advance
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 OTHER = TopicIdPartition(UUID(int=1), "t", 1)
 
 
@@ -20,12 +20,12 @@ def windows(
     ahead: ReadAhead,
     begin: int,
     chunks: list[str],
-    tip: TopicIdPartition = TIP,
+    tp: TopicIdPartition = TP,
     waited: bool = False,
 ) -> list[int]:
     """Read on from `begin`, ten offsets at a time; each read is served out of the next chunk."""
     return [
-        ahead.served(tip, (begin + 10 * i, begin + 10 * i + 10), chunk, 1, waited)
+        ahead.served(tp, (begin + 10 * i, begin + 10 * i + 10), chunk, 1, waited)
         for i, chunk in enumerate(chunks)
     ]
 
@@ -64,16 +64,16 @@ def test_partitions_and_readers_do_not_disturb_each_other() -> None:
     assert windows(ahead, 0, ["a", "b"]) == [0, 1]
     assert windows(ahead, 500, ["k"]) == [0]
     assert windows(ahead, 20, ["q"], OTHER) == [0]
-    assert ahead.served(TIP, (20, 30), "c", waited=True) == 2
-    assert ahead.served(TIP, (510, 520), "l", waited=True) == 1
+    assert ahead.served(TP, (20, 30), "c", waited=True) == 2
+    assert ahead.served(TP, (510, 520), "l", waited=True) == 1
 
 
 def test_two_readers_in_step_plan_the_same() -> None:
     ahead = ReadAhead(4)
     for _ in range(2):
-        ahead.served(TIP, (0, 10), "a")
-    assert [ahead.served(TIP, (10, 20), "b", 1, True) for _ in range(2)] == [1, 1]
-    assert [ahead.served(TIP, (20, 30), "c", 1, True) for _ in range(2)] == [2, 2]
+        ahead.served(TP, (0, 10), "a")
+    assert [ahead.served(TP, (10, 20), "b", 1, True) for _ in range(2)] == [1, 1]
+    assert [ahead.served(TP, (20, 30), "c", 1, True) for _ in range(2)] == [2, 2]
 
 
 def test_zero_switches_it_off() -> None:
@@ -85,8 +85,8 @@ def test_streams_are_bounded_the_oldest_is_forgotten() -> None:
     windows(ahead, 0, ["a"])
     windows(ahead, 100, ["b"])
     windows(ahead, 200, ["c"])
-    assert ahead.served(TIP, (10, 20), "b") == 0
-    assert ahead.served(TIP, (210, 220), "d") == 1
+    assert ahead.served(TP, (10, 20), "b") == 0
+    assert ahead.served(TP, (210, 220), "d") == 1
 
 
 def read_in_vain(runs: list[tuple[int, bool]], chunks_max: int) -> tuple[int, int]:
@@ -95,7 +95,7 @@ def read_in_vain(runs: list[tuple[int, bool]], chunks_max: int) -> tuple[int, in
     for number, (length, waited) in enumerate(runs):
         base, planned_to = 1_000_000 * number, 0
         for i in range(length):
-            window = ahead.served(TIP, (base + i, base + i + 1), (number, i), 1, waited)
+            window = ahead.served(TP, (base + i, base + i + 1), (number, i), 1, waited)
             planned_to = max(planned_to, i + window if window else 0)
         read += length
         vain += max(planned_to - (length - 1), 0)
@@ -128,7 +128,7 @@ def test_a_sequential_reader_gets_its_window_back_among_those_that_jump() -> Non
     for number in range(500):
         base = 10_000 * number
         for i in range(rng.randint(2, 6)):
-            ahead.served(TIP, (base + i, base + i + 1), (number, i), 1, True)
+            ahead.served(TP, (base + i, base + i + 1), (number, i), 1, True)
     chunks = [f"c{i}" for i in range(60)]
     assert max(windows(ahead, 99_000_000, chunks, waited=True)[:12]) < 16
     assert windows(ahead, 98_000_000, chunks, waited=True)[-1] == 16

@@ -59,14 +59,14 @@ def test_finds_what_a_scan_finds(seed: int) -> None:
                     offset += count
                 await side.segment(stored)
             for start in (0, *sorted(rng.sample(range(1, offset), 3))):
-                await side.rlmm.raise_log_start_offset(side.tip, start)
+                await side.rlmm.raise_log_start_offset(side.tp, start)
                 left = [(o, s) for o, s in records if o >= start]
                 at_hand = 0
                 for wanted in [0, 5_000, *range(990, 1_040 + offset)]:
                     expected = next(((o, s, 0) for o, s in left if s >= wanted), None)
-                    found = await side.purgatory.first_offset_at_or_after(side.tip, wanted)
+                    found = await side.purgatory.first_offset_at_or_after(side.tp, wanted)
                     assert found == expected
-                    view = side.rlmm.view(side.tip)
+                    view = side.rlmm.view(side.tp)
                     assert view is not None
                     shorter = side.purgatory.first_offset_in_memory(view, wanted)
                     assert shorter in (expected, None)
@@ -80,9 +80,9 @@ def test_nothing_is_at_hand_before_it_was_read() -> None:
     async def main() -> None:
         async with read_side() as side:
             await side.segment([batch(0, [100], 0)])
-            view = await side.rlmm.refresh(side.tip, now())
+            view = await side.rlmm.refresh(side.tp, now())
             assert side.purgatory.first_offset_in_memory(view, 50) is None
-            assert await side.purgatory.first_offset_at_or_after(side.tip, 50) == (0, 100, 0)
+            assert await side.purgatory.first_offset_at_or_after(side.tp, 50) == (0, 100, 0)
             assert side.purgatory.first_offset_in_memory(view, 50) == (0, 100, 0)
             assert side.purgatory.first_offset_in_memory(view, 101) is None
 
@@ -96,16 +96,16 @@ def test_what_was_found_is_at_hand_after_other_reads_have_taken_its_place() -> N
             large, many = 50, 80  # records of 300 bytes, more than the cache holds
             for n in range(many):
                 await side.segment([batch(1 + large * n, [1_000 + n] * large, 0)])
-            assert await side.purgatory.first_offset_at_or_after(side.tip, 50) == (0, 100, 0)
+            assert await side.purgatory.first_offset_at_or_after(side.tp, 50) == (0, 100, 0)
             for n in range(many):
-                found = await side.purgatory.first_offset_at_or_after(side.tip, 1_000 + n)
+                found = await side.purgatory.first_offset_at_or_after(side.tp, 1_000 + n)
                 assert found == (1 + large * n, 1_000 + n, 0)
-            view = side.rlmm.view(side.tip)
+            view = side.rlmm.view(side.tp)
             assert view is not None
             assert side.purgatory.first_offset_in_memory(view, 49) is None, "its chunk is gone"
             assert side.purgatory.first_offset_in_memory(view, 50) == (0, 100, 0)
-            await side.rlmm.raise_log_start_offset(side.tip, 1)
-            view = await side.rlmm.refresh(side.tip, now())
+            await side.rlmm.raise_log_start_offset(side.tp, 1)
+            view = await side.rlmm.refresh(side.tp, now())
             assert side.purgatory.first_offset_in_memory(view, 50) != (0, 100, 0)
 
     run_virtual(main)
@@ -118,13 +118,13 @@ def test_a_deleted_segment_is_passed_over_a_lost_one_is_damage() -> None:
             await side.segment([batch(1, [200], 0)])
             await side.rsm.delete_log_segment_data(first)
             await asyncio.sleep(1)
-            assert await side.purgatory.first_offset_at_or_after(side.tip, 50) == (1, 200, 0)
+            assert await side.purgatory.first_offset_at_or_after(side.tp, 50) == (1, 200, 0)
             assert first.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
             third = await side.segment([batch(2, [300], 0)])
             await side.store.inner.delete(side.log_key(third))
             await asyncio.sleep(1)
             with pytest.raises(CorruptSegment):
-                await side.purgatory.first_offset_at_or_after(side.tip, 300)
+                await side.purgatory.first_offset_at_or_after(side.tp, 300)
 
     run_virtual(main)
 
@@ -136,15 +136,15 @@ def test_an_outage_is_raised_in_the_end_and_a_hang_obeys_the_callers_time_out() 
             side.store.faults = HANG
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(2):
-                    await side.purgatory.first_offset_at_or_after(side.tip, 50)
+                    await side.purgatory.first_offset_at_or_after(side.tp, 50)
             await asyncio.sleep(100)
             side.store.faults = OUTAGE
             began = now()
             with pytest.raises((StorageUnavailable, StorageThrottled)):
-                await side.purgatory.first_offset_at_or_after(side.tip, 50)
+                await side.purgatory.first_offset_at_or_after(side.tp, 50)
             assert 5 <= now() - began < 7
         with pytest.raises(StorageUnavailable, match="closed"):
-            await side.purgatory.first_offset_at_or_after(side.tip, 50)
+            await side.purgatory.first_offset_at_or_after(side.tp, 50)
 
     run_virtual(main)
 
@@ -152,7 +152,7 @@ def test_an_outage_is_raised_in_the_end_and_a_hang_obeys_the_callers_time_out() 
 def test_an_unknown_partition_has_nothing() -> None:
     async def main() -> None:
         async with read_side() as side:
-            assert await side.purgatory.first_offset_at_or_after(side.tip, 0) is None
+            assert await side.purgatory.first_offset_at_or_after(side.tp, 0) is None
 
     run_virtual(main)
 
@@ -181,10 +181,10 @@ async def test_a_batch_that_unpacks_to_far_more_does_not_hold_the_loop() -> None
 
     async with read_side() as side:
         await side.segment([Batch(0, 2, raw, 2_000)])
-        assert await side.purgatory.first_offset_at_or_after(side.tip, 900) == (0, 1_000, -1)
+        assert await side.purgatory.first_offset_at_or_after(side.tp, 900) == (0, 1_000, -1)
         turning = asyncio.create_task(turn())
         try:
-            found = await side.purgatory.first_offset_at_or_after(side.tip, 1_500)
+            found = await side.purgatory.first_offset_at_or_after(side.tp, 1_500)
         finally:
             turning.cancel()
         assert found == (1, 2_000, -1)
@@ -211,7 +211,7 @@ class LongSearches:
     def ask(self, timestamp_ms: int, client: object) -> asyncio.Task[None]:
         async def look_up() -> None:
             lookup = self._side.purgatory.first_offset_at_or_after
-            found = await lookup(self._side.tip, timestamp_ms, client)
+            found = await lookup(self._side.tp, timestamp_ms, client)
             assert found == (LONG_RECORDS - 1, 9_000, 0)
             self.ended.append(client)
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from made_batches import Record, made_batch
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.errors import ConfigError, StorageUnavailable
 from fetchproxy.model import TopicIdPartition
@@ -25,9 +25,9 @@ from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
 
 
-def add(archive: WrittenArchive, base: int, tip: TopicIdPartition = TIP) -> None:
+def add(archive: WrittenArchive, base: int, tp: TopicIdPartition = TP) -> None:
     """Ten records, 1,000 bytes each."""
-    archive.add([made_batch(base, [Record(value=bytes(1000), timestamp=base)] * 10)], tip=tip)
+    archive.add([made_batch(base, [Record(value=bytes(1000), timestamp=base)] * 10)], tp=tp)
 
 
 @contextmanager
@@ -41,13 +41,13 @@ def followed(archive: WrittenArchive, **options: str) -> Iterator[FollowedArchiv
 
 
 def spans(tasks: list[ReadTask]) -> list[tuple[int, OffsetSpan]]:
-    return [(task.tip.partition, task.offsets) for task in tasks]
+    return [(task.tp.partition, task.offsets) for task in tasks]
 
 
 def at(**offsets: int) -> StreamOffset:
     """`at(_0=5, _1=7)`"""
     said = {name[1:]: offset for name, offset in offsets.items()}
-    return {"orders": {**said, "topicId": str(TIP.topic_id)}}
+    return {"orders": {**said, "topicId": str(TP.topic_id)}}
 
 
 @pytest.fixture
@@ -227,8 +227,8 @@ def test_what_was_deleted_before_it_was_read_is_a_loss(archive: WrittenArchive) 
 
 async def state(archive: WrittenArchive, end: int) -> None:
     async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
-        stated = FinishedOffsets(TIP, 0, end, 0)
-        await rsm.objects.put_finished_offsets(TIP, encode_finished_offsets(stated))
+        stated = FinishedOffsets(TP, 0, end, 0)
+        await rsm.objects.put_finished_offsets(TP, encode_finished_offsets(stated))
 
 
 def forget(archive: WrittenArchive, number: int) -> None:
@@ -271,7 +271,7 @@ def make_again(archive: WrittenArchive, *bases: int) -> None:
     """The topic was deleted and made again; both are in the archive."""
     for base in bases:
         content = [made_batch(base, [Record(value=bytes(1000), timestamp=base)] * 10)]
-        archive.add(content, tip=AGAIN, event_timestamp_ms=1)
+        archive.add(content, tp=AGAIN, event_timestamp_ms=1)
 
 
 def again_at(**offsets: int) -> StreamOffset:
@@ -285,12 +285,12 @@ def test_a_topic_that_was_made_again_is_noticed(archive: WrittenArchive) -> None
         assert read == at(_0=30, _1=10)
         assert lenient.latest(read) == read
         make_again(archive, 0)
-        said = f"topic orders was deleted and made again: its id was {TIP.topic_id}"
+        said = f"topic orders was deleted and made again: its id was {TP.topic_id}"
         with pytest.raises(DataLoss, match=said):
             stream.latest(read)
         end = lenient.latest(read)
         assert end == again_at(_0=10)
-        assert [task.tip for task in lenient.tasks(read, end)] == [AGAIN]
+        assert [task.tp for task in lenient.tasks(read, end)] == [AGAIN]
         assert spans(lenient.tasks(read, end)) == [(0, OffsetSpan(0, 10))]
         assert lenient.latest(end) == end
         make_again(archive, 10, 20, 30)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_batches import Record, made_batch
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.observability.health import Offsets
 from fetchproxy.remotelog.archive_reading import ArchiveReading, plan_input
@@ -34,10 +34,10 @@ def archive(tmp_path: Path) -> WrittenArchive:
 
 async def state(archive: WrittenArchive, end: int, gap: Offsets | None = None) -> None:
     async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
-        stated = FinishedOffsets(TIP, 0, end, 0)
-        await rsm.objects.put_finished_offsets(TIP, encode_finished_offsets(stated))
+        stated = FinishedOffsets(TP, 0, end, 0)
+        await rsm.objects.put_finished_offsets(TP, encode_finished_offsets(stated))
         if gap is not None:
-            await rsm.objects.put_archive_gap(TIP, *gap, encode_archive_gap(TIP, *gap))
+            await rsm.objects.put_archive_gap(TP, *gap, encode_archive_gap(TP, *gap))
 
 
 async def holes(
@@ -46,7 +46,7 @@ async def holes(
     options = parse_options({"store": archive.url, "topics": "orders"})
     async with ArchiveReading(options) as reading:
         asked_of = [(v, OffsetSpan(*asked)) for v in (await reading.views()).values()]
-        return (await holes_of(reading.rsm, asked_of, views_of_store=of_store)).get(TIP)
+        return (await holes_of(reading.rsm, asked_of, views_of_store=of_store)).get(TP)
 
 
 def fault(first: int, last: int) -> str:
@@ -106,7 +106,7 @@ async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
 
 def planned(archive: WrittenArchive, **options: str) -> dict[int, tuple[int, int]]:
     asked = plan_input(parse_options({"store": archive.url, "topics": "orders", **options}))
-    return {view.tip.partition: tuple(span) for view, span in asked}
+    return {view.tp.partition: tuple(span) for view, span in asked}
 
 
 async def test_a_batch_asks_as_verify_does(archive: WrittenArchive) -> None:

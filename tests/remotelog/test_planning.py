@@ -23,12 +23,12 @@ from fetchproxy.model import (
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
 from fetchproxy.remotelog.pushed_filters import PushedFilters
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 
 
 def segment(start: int, end: int, size: int, number: int = 0) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=start * 1000 + number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=start * 1000 + number)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=end,
@@ -71,7 +71,7 @@ def archives(draw: st.DrawFn) -> PartitionView:
         segments.append(segment(start, end, draw(st.integers(40, 400)), number))
         offset = end + 1
     raised = draw(st.sampled_from([0, 0, segments[0].start_offset + 2]))
-    return build_view(TIP, segments, 0.0, raised_log_start=raised)
+    return build_view(TP, segments, 0.0, raised_log_start=raised)
 
 
 @given(archives(), st.data())
@@ -112,11 +112,11 @@ def counts_of(view: PartitionView, wanted: int, records_max: int = 0) -> list[Re
 
 
 def test_at_least_as_many_partitions_are_made_as_are_asked_for() -> None:
-    large = build_view(TIP, [segment(0, 999, 64 * 1024 * 1024)], 0.0)
+    large = build_view(TP, [segment(0, 999, 64 * 1024 * 1024)], 0.0)
     assert [len(counts_of(large, wanted)) for wanted in (0, 2, 8, 20)] == [2, 2, 8, 21]
     small = [segment(n * 10, n * 10 + 9, 1000) for n in range(7)]
     for wanted in (5, 7, 20, 33):
-        assert len(counts_of(build_view(TIP, small, 0.0), wanted)) >= wanted
+        assert len(counts_of(build_view(TP, small, 0.0), wanted)) >= wanted
 
 
 @given(archives(), st.integers(20, 2000), st.integers(1, 40), st.data())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_batches import Record, made_batch
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.collected import READ_ALONE_MIN
@@ -30,8 +30,8 @@ def archive(tmp_path: Path) -> WrittenArchive:
     """Two partitions, with as many segments as are worth being collected."""
     made = WrittenArchive(tmp_path / "archive")
     for number in range(SEGMENTS):
-        tip = TopicIdPartition(TIP.topic_id, TIP.topic, number % 2)
-        made.add([made_batch(10 * (number // 2), [Record()] * 10)], tip=tip)
+        tp = TopicIdPartition(TP.topic_id, TP.topic, number % 2)
+        made.add([made_batch(10 * (number // 2), [Record()] * 10)], tp=tp)
     return made
 
 
@@ -76,10 +76,10 @@ async def check(url: str, archive: WrittenArchive) -> None:
 
 async def planned(url: str) -> tuple[dict[int, list[int]], int]:
     """The starts of each partition's segments, and how many metadata objects were read."""
-    options = parse_options({"store": url, "topics": TIP.topic, "failOnDataLoss": "false"})
+    options = parse_options({"store": url, "topics": TP.topic, "failOnDataLoss": "false"})
     before = metadata_reads()
     asked = await asyncio.to_thread(plan_input, options)
-    starts = {v.tip.partition: [s.start_offset for s in v.segments] for v, _ in asked}
+    starts = {v.tp.partition: [s.start_offset for s in v.segments] for v, _ in asked}
     return starts, metadata_reads() - before
 
 
@@ -92,6 +92,6 @@ def metadata_reads() -> int:
 async def collect(rsm: RemoteStorageManager) -> None:
     """As a proxy leaves it."""
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), collects=True) as rlmm:
-        await rlmm.refresh_topic(TIP.topic_id, asyncio.get_running_loop().time())
-        while await rsm.objects.get_collected_metadata(TIP.topic_id) is None:  # noqa: ASYNC110
+        await rlmm.refresh_topic(TP.topic_id, asyncio.get_running_loop().time())
+        while await rsm.objects.get_collected_metadata(TP.topic_id) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from made_batches import Record, made_batch
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.errors import RemoteStorageError, leaves
 from fetchproxy.metadata.partition_view import PartitionView
@@ -26,37 +26,35 @@ def archive(tmp_path: Path) -> WrittenArchive:
     """A partition more than is handed over at once, one of them with metadata to complain of."""
     made = WrittenArchive(tmp_path / "archive")
     for partition in range(PARTITIONS_EACH + 1):
-        tip = TopicIdPartition(TIP.topic_id, TIP.topic, partition)
-        made.add([made_batch(0, [Record()] * (partition + 1))], tip=tip)
-    made.add([made_batch(20, [Record()])], tip=tip)
+        tp = TopicIdPartition(TP.topic_id, TP.topic, partition)
+        made.add([made_batch(0, [Record()] * (partition + 1))], tp=tp)
+    made.add([made_batch(20, [Record()])], tp=tp)
     made.path(made.segments[-1], SegmentFile.METADATA).write_bytes(b"{")
     return made
 
 
 def options_of(archive: WrittenArchive) -> SourceOptions:
-    return parse_options({"store": archive.url, "topics": TIP.topic, "failOnDataLoss": "false"})
+    return parse_options({"store": archive.url, "topics": TP.topic, "failOnDataLoss": "false"})
 
 
-async def read_elsewhere(options: SourceOptions, tips: list[TopicIdPartition]) -> Views:
+async def read_elsewhere(options: SourceOptions, tps: list[TopicIdPartition]) -> Views:
     views: Views = {}
 
     async def nobody_here() -> None:
-        assert not tips, f"{len(tips)} partitions are left to this process"
+        assert not tps, f"{len(tps)} partitions are left to this process"
 
     async with asyncio.TaskGroup() as reading:
         for _ in range(2):
-            reading.create_task(
-                planning_processes.read_elsewhere(options, tips, views, nobody_here)
-            )
+            reading.create_task(planning_processes.read_elsewhere(options, tps, views, nobody_here))
     return views
 
 
 def views_of(options: SourceOptions) -> Views:
-    return {view.tip: view for view, _ in plan_input(options)}
+    return {view.tp: view for view, _ in plan_input(options)}
 
 
 def said(views: Views) -> dict[TopicIdPartition, tuple[object, ...]]:
-    return {tip: (list(v.segments), v.unreadable, v.log_end_offset) for tip, v in views.items()}
+    return {tp: (list(v.segments), v.unreadable, v.log_end_offset) for tp, v in views.items()}
 
 
 def test_what_other_processes_find_is_what_one_finds(
@@ -76,10 +74,10 @@ def test_an_error_of_theirs_is_raised_here(
 ) -> None:
     monkeypatch.setattr(archive_reading, "ALONE_S", 0.0)
     gone = parse_options(
-        {"store": (tmp_path / "gone").as_uri(), "topics": TIP.topic, "planMaxMs": "200"}
+        {"store": (tmp_path / "gone").as_uri(), "topics": TP.topic, "planMaxMs": "200"}
     )
     with pytest.raises(ExceptionGroup) as raised:
-        asyncio.run(read_elsewhere(gone, [TIP]))
+        asyncio.run(read_elsewhere(gone, [TP]))
     assert isinstance(next(leaves(raised.value)), RemoteStorageError)
 
 

@@ -33,9 +33,9 @@ def test_it_is_read_and_followed_as_this_pyspark_asks(
     find_part(part, lambda: check_set_up(part))
     archive = WrittenArchive(tmp_path / "archive")
     for partition, segments in ((0, 6), (1, 2)):
-        tip = TopicIdPartition(UUID(int=1), "orders", partition)
+        tp = TopicIdPartition(UUID(int=1), "orders", partition)
         for base in range(0, 10 * segments, 10):
-            archive.add([made_batch(base, [Record(value=bytes(1000))] * 10)], tip=tip)
+            archive.add([made_batch(base, [Record(value=bytes(1000))] * 10)], tp=tp)
     path = os.pathsep.join([str(pyspark(PYSPARKS[part])), str(PROJECT)])
     done = subprocess.run(
         [sys.executable, str(PROGRAM), archive.url],

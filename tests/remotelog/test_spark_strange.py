@@ -12,7 +12,7 @@ from spark_program import SparkProgram, SparkSays
 from test_backfill_job import GUESSED
 from test_log_decoder import JAVA_TEXTS, java_text
 from test_spark_kafka import archive_now, live, remote
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.jobs.backfill import Target, backfill_range, plan_backfill
@@ -100,7 +100,7 @@ def test_spark_reads_the_parquet_files_of_any_topic(
 ) -> None:
     times = [5, INT64_MAX, -(2**63), 86_400_000 * 400 * 9000]
     archive = WrittenArchive(tmp_path / "archive")
-    archive.add([batch_of(times).content], tip=TopicIdPartition(TIP.topic_id, topic, 2**31 - 1))
+    archive.add([batch_of(times).content], tp=TopicIdPartition(TP.topic_id, topic, 2**31 - 1))
     to = Target(
         parse_options({"store": archive.url, "topics": topic}),
         OutputFolder(str(tmp_path / "out")),

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from made_batches import Record, made_batch
 from spark_program import SparkProgram, SparkSays
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.model import TopicIdPartition
 
@@ -26,10 +26,10 @@ ONE = TopicIdPartition(UUID(int=1), "orders", 0)
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
 
 
-def add(archive: WrittenArchive, base: int, tip: TopicIdPartition = ONE) -> None:
+def add(archive: WrittenArchive, base: int, tp: TopicIdPartition = ONE) -> None:
     """Ten records of 1,000 bytes."""
     records = [Record(b"k", bytes(1000), base + n) for n in range(SEGMENT)]
-    archive.add([made_batch(base, records)], tip=tip)
+    archive.add([made_batch(base, records)], tp=tp)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_limits_hold_in_every_batch_up_to_the_end(
     assert max(map(len, batches)) <= rows_max
     seen = [place for batch in batches for place in places(batch)]
     assert sorted(seen) == every({0: 60, 1: 30})
-    latest = {"orders": {"0": 60, "1": 30, "topicId": str(TIP.topic_id)}}
+    latest = {"orders": {"0": 60, "1": 30, "topicId": str(TP.topic_id)}}
     assert latest in [json_of(each) for each in done["latest"]]
 
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 from made_batches import CODECS, READERS, Record, made_batch, marker, reseal, rows_read_by
-from written_archive import TIP, WrittenArchive
+from written_archive import TP, WrittenArchive
 
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.config.load import Setting, load_config
@@ -159,7 +159,7 @@ def test_offsets_outside_of_the_archive_are_a_loss(archive: WrittenArchive) -> N
 
 
 def test_partitions_have_to_be_named_all_or_none(archive: WrittenArchive) -> None:
-    archive.add(batches_of(0), tip=TopicIdPartition(UUID(int=1), "orders", 1))
+    archive.add(batches_of(0), tp=TopicIdPartition(UUID(int=1), "orders", 1))
     with pytest.raises(ConfigError, match="startingOffsets names partitions, but not"):
         offsets_read(archive, startingOffsets='{"orders": {"0": 5}}')
     with pytest.raises(ConfigError, match=r"names offset 5 of .*, which has no archived records"):
@@ -178,7 +178,7 @@ def test_partitions_and_topics_without_a_record_may_be_named(archive: WrittenArc
 
     with pytest.raises(ConfigError, match="assign names partition 2"):
         offsets_read(archive, **assigned(0, 2))
-    described = TopicDescription(TIP.topic_id, "orders", 3), TopicDescription(UUID(int=9), "new", 1)
+    described = TopicDescription(TP.topic_id, "orders", 3), TopicDescription(UUID(int=9), "new", 1)
     asyncio.run(describe(*described))
     assert offsets_read(archive, **assigned(0, 2)) == list(range(300))
     assert offsets_read(archive, topics="new") == []
@@ -188,7 +188,7 @@ def test_partitions_and_topics_without_a_record_may_be_named(archive: WrittenArc
 
 def test_a_topics_last_incarnation_counts(archive: WrittenArchive) -> None:
     again = TopicIdPartition(UUID(int=2), "orders", 0)
-    archive.add(batches_of(0, count=1), tip=again, event_timestamp_ms=1)
+    archive.add(batches_of(0, count=1), tp=again, event_timestamp_ms=1)
     assert offsets_read(archive) == list(range(10))
 
 
@@ -219,7 +219,7 @@ def test_rows_are_filtered_by_timestamp(archive: WrittenArchive) -> None:
 def test_planning_from_an_archivers_cache_files(archive: WrittenArchive, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     with MetadataCache(folder) as cache:
-        file = cache.file(TIP)
+        file = cache.file(TP)
         file.load()
         file.append(archive.segments, 3)
         # The archiver's, who still has the folder, and may be writing.
@@ -548,7 +548,7 @@ def test_a_range_of_a_large_batch_is_alone_and_free_before_its_rows_are_used(
 def test_a_report_of_any_topic_has_a_name_that_files_may_have(tmp_path: Path) -> None:
     for number, topic in enumerate(("__audit", "." + "x" * 230, "y" * 231)):
         archive = WrittenArchive(tmp_path / str(number))
-        archive.add(batches_of(0, 1), tip=TopicIdPartition(TIP.topic_id, topic, 2**31 - 1))
+        archive.add(batches_of(0, 1), tp=TopicIdPartition(TP.topic_id, topic, 2**31 - 1))
         damage(archive.path(archive.segments[0], SegmentFile.LOG), 70)
         report = tmp_path / f"report-{number}"
         options = {"corruptBatches": "skip", "corruptReport": str(report), "topics": topic}

@@ -25,7 +25,7 @@ from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest, LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 
 
 class WrittenArchive:
@@ -39,7 +39,7 @@ class WrittenArchive:
         self,
         batches: Iterable[bytes],
         *,
-        tip: TopicIdPartition = TIP,
+        tp: TopicIdPartition = TP,
         start: int | None = None,
         aborted: Sequence[AbortedTxn] = (),
         interval_bytes: int = 300,
@@ -47,13 +47,13 @@ class WrittenArchive:
     ) -> RemoteLogSegmentMetadata:
         """A finished segment."""
         return asyncio.run(
-            self._add(b"".join(batches), tip, start, aborted, interval_bytes, event_timestamp_ms)
+            self._add(b"".join(batches), tp, start, aborted, interval_bytes, event_timestamp_ms)
         )
 
     async def _add(
         self,
         log: bytes,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         start: int | None,
         aborted: Sequence[AbortedTxn],
         interval_bytes: int,
@@ -62,7 +62,7 @@ class WrittenArchive:
         headers = list(walk(log))
         first = headers[0].base_offset if start is None else start
         metadata = RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(tip, uuid5(tip.topic_id, f"{len(self.segments)}")),
+            segment_id=RemoteLogSegmentId(tp, uuid5(tp.topic_id, f"{len(self.segments)}")),
             start_offset=first,
             end_offset=headers[-1].last_offset,
             max_timestamp_ms=max(-1, *(header.max_timestamp for header in headers)),

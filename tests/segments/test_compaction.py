@@ -33,12 +33,12 @@ def header(
     )
 
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 TRANSACTIONAL = 0x10
 
 
 def test_what_the_cleaner_leaves_is_taken_as_it_is() -> None:
-    summary = SegmentSummary(TIP, 8)
+    summary = SegmentSummary(TP, 8)
     batches = [
         header(10, 7, 7),  # behind a hole
         header(17, 7, 6),  # one record less

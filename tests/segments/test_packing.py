@@ -121,11 +121,11 @@ def test_a_block_counts_in_its_own_place_alone(cipher: Cipher | None) -> None:
     for changed in (second + first + third, first + first + third, third + second + first):
         with pytest.raises(CorruptSegment, match=r"block [01]"):
             read(packing, cipher, changed, whole(packing))
-    tip = SEGMENT.topic_id_partition
+    tp = SEGMENT.topic_id_partition
     for other in (
-        RemoteLogSegmentId(tip._replace(partition=1), SEGMENT.id),
-        RemoteLogSegmentId(tip._replace(topic_id=UUID(int=2)), SEGMENT.id),
-        RemoteLogSegmentId(tip, UUID(int=8)),
+        RemoteLogSegmentId(tp._replace(partition=1), SEGMENT.id),
+        RemoteLogSegmentId(tp._replace(topic_id=UUID(int=2)), SEGMENT.id),
+        RemoteLogSegmentId(tp, UUID(int=8)),
     ):
         transplanted = packed(log, cipher, compress=False, segment_id=other)[1]
         with pytest.raises(CorruptSegment, match="block 0"):

@@ -22,7 +22,7 @@ from fetchproxy.segments.object_keys import (
 )
 from fetchproxy.segments.records import LogStartOffset, decode_message, encode_message
 
-TIPS = st.builds(
+TPS = st.builds(
     TopicIdPartition,
     st.uuids(),
     legal_logs.topic_names(),
@@ -31,16 +31,16 @@ TIPS = st.builds(
 
 
 @settings(max_examples=60)
-@given(TIPS, legal_logs.base_offsets, st.sampled_from(["", "archive/"]))
-def test_keys_are_read_back(tip: TopicIdPartition, offset: int, prefix: str) -> None:
-    folder = partition_folder(prefix, tip)
-    assert parse_partition_folder(prefix, folder) == tip
+@given(TPS, legal_logs.base_offsets, st.sampled_from(["", "archive/"]))
+def test_keys_are_read_back(tp: TopicIdPartition, offset: int, prefix: str) -> None:
+    folder = partition_folder(prefix, tp)
+    assert parse_partition_folder(prefix, folder) == tp
     assert not any(folder.startswith(own) for own in own_folders(prefix))
-    key = segment_key(prefix, RemoteLogSegmentId(tip, UUID(int=7)), offset, SegmentFile.LOG)
+    key = segment_key(prefix, RemoteLogSegmentId(tp, UUID(int=7)), offset, SegmentFile.LOG)
     assert check_key(key) == key
     found = parse_segment_key(prefix, key)
     assert found is not None
-    assert (found.segment_id.topic_id_partition, found.base_offset) == (tip, offset)
-    assert parse_concern_key(prefix, concern_key(prefix, tip, "x")) == (tip, "x")
-    event = LogStartOffset(tip, offset, 1)
+    assert (found.segment_id.topic_id_partition, found.base_offset) == (tp, offset)
+    assert parse_concern_key(prefix, concern_key(prefix, tp, "x")) == (tp, "x")
+    event = LogStartOffset(tp, offset, 1)
     assert decode_message(encode_message(event), "topic") == event

@@ -31,7 +31,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.records import decode_message, encode_message
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
-TIP = TopicIdPartition(UUID(int=1), "strange", 0)
+TP = TopicIdPartition(UUID(int=1), "strange", 0)
 _NO_FILE = Path("unused")
 
 
@@ -47,7 +47,7 @@ def _segments(log: LegalLog, start: int) -> list[tuple[list[Batch], SegmentSumma
     made = []
     position = start
     for group in groups:
-        summary = SegmentSummary(TIP, position)
+        summary = SegmentSummary(TP, position)
         summary.report(
             (txn.producer_id, txn.first_offset)
             for txn in log.aborted
@@ -72,7 +72,7 @@ def test_segments_of_a_log_are_sound(log: LegalLog) -> None:
     for number, (group, summary) in enumerate(_segments(log, log.log_start)):
         gathered = summary.close(_NO_FILE, settled=True)
         metadata = RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+            segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
             start_offset=gathered.start_offset,
             end_offset=gathered.end_offset,
             max_timestamp_ms=gathered.max_timestamp_ms,

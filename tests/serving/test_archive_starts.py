@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from metadata_contract import copied, segment
 from structlog.testing import capture_logs
-from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, gateway, tip_of
+from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, gateway, tp_of
 
 from fetchproxy.errors import ClusterUnavailable, StorageUnavailable
 from fetchproxy.serving.relay import offset_lookup as archive_lookup
@@ -23,10 +23,10 @@ async def test_what_has_not_changed_is_not_looked_at_again() -> None:
         for _ in range(2):  # first a look-up, then the kept result
             assert await gate.list_offsets(asked, EARLIEST) == wanted
         gate.store.calls.clear()
-        seen = gate.archive.rlmm.view(tip_of(7))
+        seen = gate.archive.rlmm.view(tp_of(7))
         with patch.object(gate.archive.views, "settled", side_effect=AssertionError):
             assert await gate.list_offsets(asked, EARLIEST) == wanted
-        assert gate.archive.rlmm.view(tip_of(7)) is seen
+        assert gate.archive.rlmm.view(tp_of(7)) is seen
         assert gate.store.calls == []
 
 
@@ -34,14 +34,14 @@ async def test_a_log_start_that_was_raised_is_shown_at_once_by_who_knows_it() ->
     async with gateway(archived=3) as gate:
         asked = {ARCHIVED: range(3)}
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 3, 0, 0)
-        await gate.archive.rlmm.raise_log_start_offset(tip_of(1), 33)
+        await gate.archive.rlmm.raise_log_start_offset(tp_of(1), 33)
         found = await gate.list_offsets(asked, EARLIEST)
         assert found == {**every(ARCHIVED, 3, 0, 0), (ARCHIVED, 1): (0, 33)}
 
 
 async def test_a_broker_that_begins_below_the_archive_is_right() -> None:
     async with gateway(archived=2) as gate:
-        await gate.other.raise_log_start_offset(tip_of(0), 40)
+        await gate.other.raise_log_start_offset(tp_of(0), 40)
         for broker, wanted in ((30, 30), (50, 40)):
             found = await gate.list_offsets({ARCHIVED: [0]}, EARLIEST, broker=broker)
             assert found == {(ARCHIVED, 0): (0, wanted)}
@@ -65,7 +65,7 @@ async def test_a_view_that_is_too_old_is_read_again() -> None:
     async with gateway(archived=2) as gate:
         asked = {ARCHIVED: range(2)}
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 2, 0, 0)
-        await gate.other.raise_log_start_offset(tip_of(1), 33)
+        await gate.other.raise_log_start_offset(tp_of(1), 33)
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
         found = await gate.list_offsets(asked, EARLIEST)
         assert found == {(ARCHIVED, 0): (0, 0), (ARCHIVED, 1): (0, 33)}
@@ -76,7 +76,7 @@ async def test_what_an_archiver_gathers_first_is_shown() -> None:
         positions = gate.archive.positions
         with (
             patch.object(positions, "gathers", lambda topic_id: topic_id == IDS[NEVER]),
-            patch.object(positions, "gathered_from", lambda tip: {1: 40, 2: -1}.get(tip.partition)),
+            patch.object(positions, "gathered_from", lambda tp: {1: 40, 2: -1}.get(tp.partition)),
         ):
             found = await gate.list_offsets({NEVER: range(3)}, EARLIEST)
         assert found == {**every(NEVER, 3, 0, BROKER_START), (NEVER, 1): (0, 40)}
@@ -106,7 +106,7 @@ async def test_an_outage_puts_the_first_looks_off(monkeypatch: pytest.MonkeyPatc
                 await tried.wait()
                 await asyncio.sleep(0.05)
                 assert not looking.done()
-                assert gate.archive.rlmm.view(tip_of(0)) is None
+                assert gate.archive.rlmm.view(tp_of(0)) is None
                 setattr(away, name, None)
             gate.archive.rlmm._views._cached.clear()  # type: ignore[attr-defined]
             gate.archive.rlmm._topic_views._cached.clear()  # type: ignore[attr-defined]
@@ -115,11 +115,11 @@ async def test_an_outage_puts_the_first_looks_off(monkeypatch: pytest.MonkeyPatc
 async def test_first_looks_end_where_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_looks, "SEGMENTS_MAX", 3)
     async with gateway(archived=3) as gate:
-        await copied(gate.other, segment(99, 0, BROKER_START - 1, tip=tip_of(0, NEVER)))
+        await copied(gate.other, segment(99, 0, BROKER_START - 1, tp=tp_of(0, NEVER)))
         gate.later_s = 60
         await gate.archive.rlmm.archived_topics(gate.archive.clock())  # the list of now
         with capture_logs() as logged:
             await look_at_archived_topics(gate.archive, asyncio.Event())
         assert [entry["event"] for entry in logged] == ["archive_looked_up_in_part"]
-        looked_at = [gate.archive.rlmm.view(tip_of(0, topic)) for topic in (ARCHIVED, NEVER)]
+        looked_at = [gate.archive.rlmm.view(tp_of(0, topic)) for topic in (ARCHIVED, NEVER)]
         assert looked_at.count(None) == 1

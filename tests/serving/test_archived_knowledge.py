@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from memory_object_store import MemoryObjectStore
-from metadata_contract import TIP, copied, segment
+from metadata_contract import TP, copied, segment
 from scripted_store import ScriptedStore
 
 from fetchproxy.config.schema import MetadataConfig
@@ -76,8 +76,8 @@ async def test_the_list_is_read_at_the_start_and_serves_who_asks() -> None:
         await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
         for archive.later_s in (0, 3_600):
             for _ in range(100):
-                asked = {TIP.topic_id, NEVER}
-                assert await archive.knowledge.archived_among(asked) == {TIP.topic_id}
+                asked = {TP.topic_id, NEVER}
+                assert await archive.knowledge.archived_among(asked) == {TP.topic_id}
         assert archive.listings == 1
 
 
@@ -87,20 +87,20 @@ async def test_whoever_asks_the_list_is_read_at_its_interval(
     monkeypatch.setattr(archived_knowledge, "LIST_INTERVAL_S", 0.001)
     async with opened() as archive:
         await archive.until(lambda: archive.listings >= 10)
-        assert await archive.knowledge.archived_among({TIP.topic_id}) == set()
+        assert await archive.knowledge.archived_among({TP.topic_id}) == set()
         await copied(archive.other, segment(1, 0, 9))
         copied_at = archive.clock()
         await archive.until(lambda: archive.knowledge.listed_at > copied_at)
-        assert await archive.knowledge.archived_among({TIP.topic_id})
+        assert await archive.knowledge.archived_among({TP.topic_id})
 
 
 async def test_who_needs_it_is_given_a_list_since_then() -> None:
     """A log may be trimmed right after the first copy: an older list would deny the archive."""
     async with opened(runs=False) as archive:
-        assert not await archive.knowledge.archived_among({TIP.topic_id})
+        assert not await archive.knowledge.archived_among({TP.topic_id})
         await copied(archive.other, segment(1, 0, 9))
         answered_at = asyncio.get_running_loop().time()
-        assert await archive.knowledge.may_be_archived(TIP.topic_id, answered_at)
+        assert await archive.knowledge.may_be_archived(TP.topic_id, answered_at)
         assert not await archive.knowledge.may_be_archived(NEVER, answered_at)
         assert archive.listings == 2
 
@@ -131,7 +131,7 @@ async def test_an_outage_does_not_touch_what_was_never_archived() -> None:
         archive.later_s = 3_600
         for _ in range(100):
             assert not await archive.knowledge.may_be_archived(NEVER, archive.clock())
-            assert await archive.knowledge.may_be_archived(TIP.topic_id, archive.clock())
+            assert await archive.knowledge.may_be_archived(TP.topic_id, archive.clock())
         assert archive.listings <= 3  # not once for each question
 
 
@@ -171,9 +171,9 @@ async def test_after_an_outage_lists_are_read_again(monkeypatch: pytest.MonkeyPa
         await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
         archive.store.error = StorageUnavailable("the store is away")
         archive.later_s = 3_600
-        assert not await archive.knowledge.may_be_archived(TIP.topic_id, archive.clock())
+        assert not await archive.knowledge.may_be_archived(TP.topic_id, archive.clock())
         await copied(archive.other, segment(1, 0, 9))
         archive.store.error = None
         async with asyncio.timeout(60):
-            while not await archive.knowledge.may_be_archived(TIP.topic_id, archive.clock()):  # noqa: ASYNC110
+            while not await archive.knowledge.may_be_archived(TP.topic_id, archive.clock()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

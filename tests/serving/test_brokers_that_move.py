@@ -25,7 +25,7 @@ from lab.kafka_versions import kafka_jars
 from lab.process import free_port, free_ports
 
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
-TIP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
+TP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
 # Only a hang may take this long.
 WAIT_MAX_S = 120
 
@@ -164,7 +164,7 @@ async def test_an_address_that_nobody_can_dial_is_that_brokers_fault_alone(addre
         config = config.model_copy(update={"bootstrap": bootstrap})
         async with Cluster(config) as cluster:
             assert sorted(await cluster.brokers()) == [1, 2]
-            [edges] = (await cluster.log_edges_of([TIP], not_older_than=0)).values()
+            [edges] = (await cluster.log_edges_of([TP], not_older_than=0)).values()
             assert isinstance(edges, ClusterUnavailable)
             watch = BrokerWatch(cluster)
             await watch.look()

@@ -20,7 +20,7 @@ from fetchproxy.runtime.loop import at_once
 from fetchproxy.serving.relay.judgement import Judgement, Verdict
 from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
 STALE = LogEdges(log_start_offset=0, high_watermark=900, last_stable_offset=900)
 
@@ -28,10 +28,10 @@ STALE = LogEdges(log_start_offset=0, high_watermark=900, last_stable_offset=900)
 def knowledge(edges: LogEdges) -> Knowledge:
     finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     segment = RemoteLogSegmentMetadata(
-        RemoteLogSegmentId(TIP, UUID(int=2)), 0, 499, 0, 0, (), 1, finished, False
+        RemoteLogSegmentId(TP, UUID(int=2)), 0, 499, 0, 0, (), 1, finished, False
     )
-    view = build_view(TIP, [segment], 0.0)
-    return Knowledge(lambda tip: view, lambda tip: edges, lambda topic, number: TIP)
+    view = build_view(TP, [segment], 0.0)
+    return Knowledge(lambda tp: view, lambda tp: edges, lambda topic, number: TP)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     marks = FetchMarks(permit_ttl_s=60)
     mark = marks.catch(KEY, 100, 0.0)
     assert mark is not None
-    mark.judgement = Judgement(Verdict.REMOTE, TIP)
+    mark.judgement = Judgement(Verdict.REMOTE, TP)
     asked = {KEY: entry(0, offset)}
     split = at_once(marks.split_in_steps(asked, 1.0, knowledge(STALE)))
     assert (KEY in split.remote) is is_remote
@@ -59,7 +59,7 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
 
     def identify(topic: bytes, partition: int) -> TopicIdPartition:
         asked_of.append(partition)
-        return TIP
+        return TP
 
     known = knowledge(STALE)
     known = Knowledge(known.view, known.edges, identify)
@@ -76,7 +76,7 @@ def test_a_broker_that_lacks_what_the_leader_has_is_not_judged_twice() -> None:
     marks = FetchMarks(permit_ttl_s=60)
     mark = marks.catch(KEY, 100, 0.0)
     assert mark is not None
-    mark.judgement = Judgement(Verdict.LOCAL, TIP)
+    mark.judgement = Judgement(Verdict.LOCAL, TP)
     asked = {KEY: entry(0, 100)}
     known = knowledge(STALE)
     assert not marks.denied_again(KEY, 101)
@@ -111,7 +111,7 @@ def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> 
     def caught(leader_epoch: int) -> None:
         mark = marks.catch(KEY, 100, 0.0, leader_epoch)
         assert mark is not None
-        mark.judgement = Judgement(Verdict.REMOTE, TIP)
+        mark.judgement = Judgement(Verdict.REMOTE, TP)
 
     caught(5)
     assert withheld(5) == {KEY}

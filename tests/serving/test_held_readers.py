@@ -17,11 +17,11 @@ from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.serving.relay.held_readers import ABSENT_MAX_S, HeldReaders
 from fetchproxy.serving.relay.judgement import ENDS, Judgement, Verdict, Wait
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
-HOLD = Judgement(Verdict.HOLD, TIP, waits_for=Wait.GATHERED)
-NOT_KNOWN = Judgement(Verdict.HOLD, TIP, waits_for=Wait.ANSWER)
-LOST = Judgement(Verdict.LOST, TIP, forward_to=500)
+HOLD = Judgement(Verdict.HOLD, TP, waits_for=Wait.GATHERED)
+NOT_KNOWN = Judgement(Verdict.HOLD, TP, waits_for=Wait.ANSWER)
+LOST = Judgement(Verdict.LOST, TP, forward_to=500)
 HELD_MAX_MS = 10_000
 
 
@@ -72,15 +72,15 @@ def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held
             assert not judge.looks
             keys = [(b"t", n) for n in range(1_000)]
             for key in keys:
-                tip = TIP._replace(partition=key[1])
+                tp = TP._replace(partition=key[1])
                 held.hold(
-                    reader, False, key, 7, Judgement(Verdict.HOLD, tip, waits_for=Wait.GATHERED)
+                    reader, False, key, 7, Judgement(Verdict.HOLD, tp, waits_for=Wait.GATHERED)
                 )
             assert in_metric() == 1_000
             await asyncio.sleep(5.5)
             assert len(judge.looks) == 5
             assert judge.looks[0] == dict.fromkeys(keys, 7)
-            judge.says = Judgement(Verdict.REMOTE, TIP)
+            judge.says = Judgement(Verdict.REMOTE, TP)
             await asyncio.sleep(1)
             assert {key for key, _, _ in reader.settled} == set(keys)
             assert in_metric() == 0
@@ -110,7 +110,7 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
     """A crash leaves an unfinished copy for ever; a change of archiver is silent for a moment."""
 
     async def main() -> None:
-        left = Judgement(Verdict.HOLD, TIP, waits_for=Wait.COPY)
+        left = Judgement(Verdict.HOLD, TP, waits_for=Wait.COPY)
         judge, reader = Judge(left), Reader()
         async with running(judge, held_max_ms=1_800_000) as held:
             held.hold(reader, False, KEY, 7, left)
@@ -132,7 +132,7 @@ def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
 
     async def main() -> None:
         verdict = Verdict.END if wait is Wait.RECORDS else Verdict.HOLD
-        waits = Judgement(verdict, TIP, waits_for=wait)
+        waits = Judgement(verdict, TP, waits_for=wait)
         reader = Reader()
         async with running(Judge(waits), held_max_ms=100_000) as held:
             held.hold(reader, False, KEY, 7, waits)
@@ -142,7 +142,7 @@ def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
             else:
                 assert [subject for subject, _ in shown] == [wait.name.lower()]
                 assert wait.value in shown[0][1]
-                assert f"such as {TIP} at offset 7" in shown[0][1]
+                assert f"such as {TP} at offset 7" in shown[0][1]
             for _ in range(round(limit_s or 300) - 1):
                 assert held.waits(reader, False, KEY, 7)
                 await asyncio.sleep(1)
@@ -176,7 +176,7 @@ def test_while_nothing_is_known_no_time_is_counted() -> None:
 
 def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> None:
     async def main() -> None:
-        judge, reader = Judge(Judgement(Verdict.END, TIP, waits_for=Wait.RECORDS)), Reader()
+        judge, reader = Judge(Judgement(Verdict.END, TP, waits_for=Wait.RECORDS)), Reader()
         async with running(judge) as held:
             held.hold(reader, False, KEY, 7, HOLD)
             assert in_metric() == 1
@@ -212,7 +212,7 @@ def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> Non
     async def main() -> None:
         async with running(Judge()) as held:
             held.hold(Reader(), False, KEY, 7, HOLD)
-            held.hold(Reader(), True, (TIP.topic_id.bytes, 0), 7, HOLD)
+            held.hold(Reader(), True, (TP.topic_id.bytes, 0), 7, HOLD)
             assert in_metric() == 1
             held.hold(Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, waits_for=Wait.ANSWER))
             held.hold(Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, waits_for=Wait.ANSWER))

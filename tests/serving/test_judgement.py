@@ -30,7 +30,7 @@ from fetchproxy.serving.relay.judgement import (
 )
 from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge, Split
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
 
 
@@ -40,11 +40,11 @@ def view(*ranges: tuple[int, int], copying: tuple[int, int] | None = None) -> Pa
         ranges, states = (*ranges, copying), [*states, RemoteLogSegmentState(0)]
     segments = [
         RemoteLogSegmentMetadata(
-            RemoteLogSegmentId(TIP, UUID(int=i + 1)), a, b, 0, 0, (), 1, state, False
+            RemoteLogSegmentId(TP, UUID(int=i + 1)), a, b, 0, 0, (), 1, state, False
         )
         for i, ((a, b), state) in enumerate(zip(ranges, states, strict=True))
     ]
-    return build_view(TIP, segments, 0.0)
+    return build_view(TP, segments, 0.0)
 
 
 EDGES = LogEdges(log_start_offset=500, high_watermark=900, last_stable_offset=900)
@@ -62,9 +62,9 @@ CASES = {
     "at the end": (900, view((0, 499)), NOBODY, LOCAL),
     "below both tiers": (7, view((100, 499)), NOBODY, PASS_ON),
     "in a recorded gap": (150, view((0, 99), (200, 499)), NOBODY, REMOTE),
-    "in what cannot be read": (150, build_view(TIP, view((0, 99)).segments, 0, (100,)), 0, REMOTE),
-    "deleted": (7, build_view(TIP, view((0, 499)).segments, 0.0, (), 8), NOBODY, PASS_ON),
-    "deleted before a first copy": (7, build_view(TIP, (), 0.0, (), 8), 8, PASS_ON),
+    "in what cannot be read": (150, build_view(TP, view((0, 99)).segments, 0, (100,)), 0, REMOTE),
+    "deleted": (7, build_view(TP, view((0, 499)).segments, 0.0, (), 8), NOBODY, PASS_ON),
+    "deleted before a first copy": (7, build_view(TP, (), 0.0, (), 8), 8, PASS_ON),
     # Between the archive's end and the broker's log start.
     "an archiver has it": (450, view((0, 399)), 400, HOLD),
     "an archiver has not looked yet": (450, view((0, 399)), -1, HOLD),
@@ -155,13 +155,11 @@ class Known:
         self.view, self.edges = seen, edges
 
     def knowledge(self) -> Knowledge:
-        return Knowledge(
-            lambda tip: self.view, lambda tip: self.edges, lambda topic, partition: TIP
-        )
+        return Knowledge(lambda tp: self.view, lambda tp: self.edges, lambda topic, partition: TP)
 
 
-def tips_of(split: Split) -> dict[PartitionKey, TopicIdPartition]:
-    return {key: view.tip for key, view in split.remote.items()}
+def tps_of(split: Split) -> dict[PartitionKey, TopicIdPartition]:
+    return {key: view.tp for key, view in split.remote.items()}
 
 
 def asked(offset: int) -> dict[PartitionKey, FetchEntry]:
@@ -173,7 +171,7 @@ def caught(offset: int, verdict: Verdict, now: float = 0.0) -> FetchMarks:
     mark = marks.catch(KEY, offset, now)
     assert mark is not None
     assert mark.judgement is None
-    mark.judgement = Judgement(verdict, TIP)
+    mark.judgement = Judgement(verdict, TP)
     return marks
 
 
@@ -188,7 +186,7 @@ def test_a_partition_is_withheld_while_it_is_judged_and_only_at_that_offset() ->
 def test_a_reader_of_the_archive_crosses_to_the_broker_at_its_log_start() -> None:
     marks = caught(7, Verdict.REMOTE)
     known = Known(view((0, 600)), EDGES).knowledge()
-    assert tips_of(at_once(marks.split_in_steps(asked(499), 1.0, known))) == {KEY: TIP}
+    assert tps_of(at_once(marks.split_in_steps(asked(499), 1.0, known))) == {KEY: TP}
     assert not at_once(marks.split_in_steps(asked(500), 1.0, known)).withheld
 
 
@@ -202,7 +200,7 @@ def test_a_permit_runs_out_and_the_next_catch_renews_it_without_a_judgement() ->
     mark = marks.catch(KEY, 30, 61.0)
     assert mark is not None
     assert mark.judgement is not None
-    assert tips_of(at_once(marks.split_in_steps(asked(30), 62.0, known))) == {KEY: TIP}
+    assert tps_of(at_once(marks.split_in_steps(asked(30), 62.0, known))) == {KEY: TP}
 
 
 def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
@@ -237,13 +235,13 @@ def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> 
     marks = FetchMarks(permit_ttl_s=60)
     mark = marks.catch(KEY, 450, 0.0)
     assert mark is not None
-    mark.judgement = Judgement(Verdict.LOST, TIP, forward_to=500)
+    mark.judgement = Judgement(Verdict.LOST, TP, forward_to=500)
     known = Known(view((0, 399)), EDGES).knowledge()
     split = at_once(marks.split_in_steps(asked(450), 0.1, known))
     assert (split.ahead, split.withheld) == ({KEY: 500}, frozenset())
     assert not marks.led_on, "it has nothing yet"
     assert not at_once(marks.split_in_steps(asked(520), 0.2, known)).ahead
-    assert marks.led_on == [(TIP, 450, 499)]
+    assert marks.led_on == [(TP, 450, 499)]
     assert not marks.marks
 
 
@@ -271,7 +269,7 @@ def test_partitions_take_turns() -> None:
     for key in keys:
         mark = marks.catch(key, 3, 0.0)
         assert mark is not None
-        mark.judgement = Judgement(Verdict.REMOTE, TIP)
+        mark.judgement = Judgement(Verdict.REMOTE, TP)
     assert list(at_once(marks.split_in_steps(wanted, 1.0, known)).remote) == keys
     marks.had_its_turn(keys[0])
     assert list(at_once(marks.split_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]

@@ -22,14 +22,14 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.logs import SparingWarnings
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 
 
 def view(*segments: tuple[int, int, int]) -> PartitionView:
     """Each segment: (first offset, last offset, leader epoch)."""
     finished = [
         RemoteLogSegmentMetadata(
-            RemoteLogSegmentId(TIP, UUID(int=number + 1)),
+            RemoteLogSegmentId(TP, UUID(int=number + 1)),
             *(first, last, 0, number),
             *((EpochStart(epoch, first),), 1),
             RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
@@ -37,17 +37,17 @@ def view(*segments: tuple[int, int, int]) -> PartitionView:
         )
         for number, (first, last, epoch) in enumerate(segments)
     ]
-    return build_view(TIP, finished, 0.0)
+    return build_view(TP, finished, 0.0)
 
 
 class Archive(PartitionViews):
     def __init__(self, shown: PartitionView) -> None:
         self.shown = shown
 
-    def view(self, tip: TopicIdPartition) -> PartitionView | None:
+    def view(self, tp: TopicIdPartition) -> PartitionView | None:
         return self.shown
 
-    async def refresh(self, tip: TopicIdPartition, not_older_than: float) -> PartitionView:
+    async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
         return self.shown
 
 
@@ -61,10 +61,10 @@ class Leader(LeaderLog):
         self.log_start_epoch = 0
         self.asked: list[int] = []
 
-    def known_epoch(self, tip: TopicIdPartition) -> int:
+    def known_epoch(self, tp: TopicIdPartition) -> int:
         return self.known
 
-    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
+    async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
         self.asked.append(epoch)
         if self.failure is not None:
             raise self.failure
@@ -74,10 +74,10 @@ class Leader(LeaderLog):
             raise AssertionError
         return (self.epoch, end)
 
-    async def edges(self, tip: TopicIdPartition) -> LogEdges:
+    async def edges(self, tp: TopicIdPartition) -> LogEdges:
         return LogEdges(0, 0, 0, self.log_start_epoch)
 
-    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+    async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         return frozenset()
 
 
@@ -87,11 +87,11 @@ def over(archive: Archive, leader: LeaderLog) -> LeaderViews:
 
 async def check(views: LeaderViews, wait_s: float = 5.0) -> bool:
     """Whether the partition may be served."""
-    return not await views.check([TIP], asyncio.get_running_loop().time() + wait_s)
+    return not await views.check([TP], asyncio.get_running_loop().time() + wait_s)
 
 
 def end(views: LeaderViews) -> int | None:
-    shown = views.view(TIP)
+    shown = views.view(TP)
     assert shown is not None
     return shown.log_end_offset
 
@@ -104,10 +104,10 @@ async def test_while_the_leader_stays_it_is_asked_once_however_the_archive_grows
     assert await check(views)
     for grown in (view((0, 99, 1), (100, 149, 1)), view((0, 149, 1), (150, 199, 2))):
         archive.shown = grown
-        assert not views.wants_check(TIP)
+        assert not views.wants_check(TP)
         assert await check(views)
-        assert views.view(TIP) is grown
-        assert await views.refresh(TIP, 0.0) is grown
+        assert views.view(TP) is grown
+        assert await views.refresh(TP, 0.0) is grown
     assert leader.asked == [1]
 
 
@@ -118,11 +118,11 @@ async def test_a_dead_lineage_is_hidden_until_the_archive_has_been_truncated() -
     assert await check(views)
     leader.epoch = leader.known = 2
     leader.ends = {1: EpochEnd(1, 150)}
-    assert views.wants_check(TIP)
+    assert views.wants_check(TP)
     assert await check(views)
     assert end(views) == 150
-    shown = views.view(TIP)
-    assert shown is views.view(TIP), "cut once, not with each read"
+    shown = views.view(TP)
+    assert shown is views.view(TP), "cut once, not with each read"
     assert shown is not None
     assert shown.segments[-1].copied_end_offset == 199
     # First a copy of the dead log that finishes only now, then the archive after its truncation.
@@ -139,7 +139,7 @@ async def test_a_new_leader_that_does_not_answer_is_waited_for() -> None:
     views = over(archive, leader)
     assert await check(views)
     leader.known = -1  # no leader: the log is unchanged
-    assert not views.wants_check(TIP)
+    assert not views.wants_check(TP)
     assert await check(views)
     leader.epoch = leader.known = 3
     leader.failure = ClusterUnavailable("no answer in time")
@@ -167,7 +167,7 @@ async def test_an_epoch_that_the_archive_has_before_the_proxy_knows_it_is_asked_
     assert await check(views)
     archive.shown = view((0, 99, 1), (100, 120, 5))  # by an archiver that knew the epoch first
     assert end(views) == 100
-    assert views.wants_check(TIP)
+    assert views.wants_check(TP)
     leader.epoch = leader.known = 5
     leader.ends = {5: EpochEnd(5, 130)}
     assert await check(views)
@@ -185,7 +185,7 @@ async def test_where_nobody_can_tell_the_segment_with_the_place_is_hidden() -> N
 
 async def test_brokers_that_tell_no_epochs_are_believed() -> None:
     class Silent(Leader):
-        async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
+        async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
             self.asked.append(epoch)
             return None
 
@@ -202,25 +202,25 @@ async def test_of_a_log_that_begins_again_the_whole_archive_is_shown() -> None:
     leader.log_start_epoch = 4
     views = over(archive, leader)
     assert await check(views)
-    assert views.begins_again(TIP)
-    assert views.view(TIP) is archive.shown
+    assert views.begins_again(TP)
+    assert views.view(TP) is archive.shown
     leader.log_start_epoch = 1
     leader.known = leader.epoch = 5  # the old broker is back
     leader.ends = {2: EpochEnd(2, 150)}
     assert await check(views)
-    assert not views.begins_again(TIP)
+    assert not views.begins_again(TP)
     assert end(views) == 150
 
 
 async def test_what_was_kept_is_not_compared() -> None:
     history = LogHistory(kept_below=100, kept_epoch=1)
     both = view((0, 99, 1), (100, 199, 4))
-    archive = Archive(build_view(TIP, both.segments, 0.0, history=history))
+    archive = Archive(build_view(TP, both.segments, 0.0, history=history))
     leader = Leader(6, {4: EpochEnd(4, 150)})
     views = over(archive, leader)
     assert await check(views)
-    assert (end(views), views.begins_again(TIP)) == (150, False)
+    assert (end(views), views.begins_again(TP)) == (150, False)
     leader.known = leader.epoch = 7
     leader.ends = {4: EpochEnd(4, 60)}  # it shares only offsets below the joint
     assert await check(views)
-    assert (end(views), views.begins_again(TIP)) == (200, True)
+    assert (end(views), views.begins_again(TP)) == (200, True)

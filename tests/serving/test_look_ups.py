@@ -99,14 +99,14 @@ class FakeCluster:
         known = name in IDS and self.asked[1:]
         return TopicInfo(IDS[name], name, False, self.leaders) if known else None
 
-    def cached_log_edges(self, tip: TopicIdPartition) -> LogEdges | None:
+    def cached_log_edges(self, tp: TopicIdPartition) -> LogEdges | None:
         return None
 
     async def log_edges_of(
-        self, tips: Collection[TopicIdPartition], *, not_older_than: float
+        self, tps: Collection[TopicIdPartition], *, not_older_than: float
     ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
-        self.edges_asked.append(len(tips))
-        return {tip: self.failure or self.edges async for tip in each_of(tips)}
+        self.edges_asked.append(len(tps))
+        return {tp: self.failure or self.edges async for tp in each_of(tps)}
 
 
 CLIENT = "127.0.0.1", "a client"
@@ -293,7 +293,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
     at_hand: dict[tuple[TopicIdPartition, int], tuple[int, int, int]] = {}
     async with rlmm, other:
         for number in range(archived):
-            await copied(other, segment(number + 1, 0, BROKER_START - 1, tip=tip_of(number)))
+            await copied(other, segment(number + 1, 0, BROKER_START - 1, tp=tp_of(number)))
 
         def clock() -> float:
             return gate.clock()
@@ -304,11 +304,11 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
         )
 
         async def first_offset_at_or_after(
-            tip: TopicIdPartition, timestamp_ms: int, client: object
+            tp: TopicIdPartition, timestamp_ms: int, client: object
         ) -> tuple[int, int, int] | None:
             assert client == CLIENT
-            looked_at.append((tip, timestamp_ms))
-            view = views.view(tip)
+            looked_at.append((tp, timestamp_ms))
+            view = views.view(tp)
             assert view is not None
             inside = view.log_end_offset is not None and timestamp_ms < view.log_end_offset
             return (timestamp_ms, timestamp_ms, 0) if inside else None
@@ -316,7 +316,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
         def first_offset_in_memory(
             view: PartitionView, timestamp_ms: int
         ) -> tuple[int, int, int] | None:
-            return at_hand.get((view.tip, timestamp_ms))
+            return at_hand.get((view.tp, timestamp_ms))
 
         async def look(not_older_than: float = 0.0) -> None:
             """No archiver publishes anything."""
@@ -325,7 +325,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             first_look=look,
             refresh=look,
             looked_at=float("-inf"),
-            gathered_from=lambda tip: None,
+            gathered_from=lambda tp: None,
             gathers=lambda topic_id: False,
         )
         purgatory: Any = SimpleNamespace(
@@ -340,7 +340,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             knowledge=ArchivedKnowledge(rlmm, clock, warnings),
             starts=ArchiveStarts(cast("Cluster", cluster), rlmm, views),
             positions=positions,
-            is_archiving=lambda tip: tip.topic == NEVER,
+            is_archiving=lambda tp: tp.topic == NEVER,
             reads_at_once=StoreConfig().connections_max,
             warnings=warnings,
             clock=clock,
@@ -351,7 +351,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
         yield gate
 
 
-def tip_of(partition: int, topic: str = ARCHIVED) -> TopicIdPartition:
+def tp_of(partition: int, topic: str = ARCHIVED) -> TopicIdPartition:
     return TopicIdPartition(IDS[topic], topic, partition)
 
 
@@ -393,7 +393,7 @@ async def test_once_the_list_has_a_topic_it_begins_in_the_archive(
         asked = {ARCHIVED: range(1)}
         first = await gate.list_offsets(asked, EARLIEST, broker=BROKER_START - 20)
         assert first == every(ARCHIVED, 1, 0, BROKER_START - 20)
-        await copied(gate.other, segment(1, 0, BROKER_START - 1, tip=tip_of(0)))
+        await copied(gate.other, segment(1, 0, BROKER_START - 1, tp=tp_of(0)))
         await gate.list_again()
         found = await gate.list_offsets({**asked, NEVER: [0]}, EARLIEST)
         assert found == {(ARCHIVED, 0): (0, 0), (NEVER, 0): (0, BROKER_START)}
@@ -459,12 +459,12 @@ async def test_what_is_known_is_looked_up_once_for_each_partition(
     async with gateway(archived=20) as gate:
         asked = {ARCHIVED: range(20)}
         await gate.list_offsets(asked, timestamp)
-        gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(20)}
+        gate.at_hand |= {(tp_of(n), 6): (6, 6, 0) for n in range(20)}
         looked, view = list[TopicIdPartition](), gate.archive.rlmm.view
 
-        def counted(tip: TopicIdPartition) -> PartitionView | None:
-            looked.append(tip)
-            return view(tip)
+        def counted(tp: TopicIdPartition) -> PartitionView | None:
+            looked.append(tp)
+            return view(tp)
 
         monkeypatch.setattr(gate.archive.rlmm, "view", counted)
         # The stand-in for reading records looks each partition up once more.
@@ -491,7 +491,7 @@ async def test_topics_are_told_apart_in_one_answer() -> None:
 async def grow(gate: Gateway, partitions: int) -> None:
     """Another process archives offsets 70 to 89, and the broker deletes them."""
     for number in range(partitions):
-        await copied(gate.other, segment(1_000 + number, 70, 89, tip=tip_of(number)))
+        await copied(gate.other, segment(1_000 + number, 70, 89, tp=tp_of(number)))
     gate.cluster.edges = LogEdges(90, 100, 100, 0)
 
 
@@ -517,7 +517,7 @@ async def test_a_first_segment_is_not_missed_either() -> None:
     async with gateway(archived=1) as gate:
         asked = {ARCHIVED: range(20)}
         assert (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 5] == (0, BROKER_START)
-        await copied(gate.other, segment(77, 0, BROKER_START - 1, tip=tip_of(5)))
+        await copied(gate.other, segment(77, 0, BROKER_START - 1, tp=tp_of(5)))
         assert (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 5] == (0, 0)
 
 
@@ -526,7 +526,7 @@ async def test_an_old_view_is_read_again() -> None:
         asked = {ARCHIVED: range(20)}
         await gate.list_offsets(asked, EARLIEST)
         for number in range(20):
-            await gate.other.raise_log_start_offset(tip_of(number), 33)
+            await gate.other.raise_log_start_offset(tp_of(number), 33)
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 0)
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 33)
@@ -540,7 +540,7 @@ async def test_a_view_of_some_age_is_renewed_while_nobody_waits(
         await gate.list_offsets(asked, EARLIEST)
         monkeypatch.setattr(archive_lookup, "VIEW_RENEWED_AFTER_S", 0.001)
         for number in range(20):
-            await gate.other.raise_log_start_offset(tip_of(number), 33)
+            await gate.other.raise_log_start_offset(tp_of(number), 33)
         gate.store.door.clear()
         assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 0)
         gate.store.door.set()
@@ -595,7 +595,7 @@ async def test_what_an_archiver_of_this_process_has_not_copied_yet_is_pending() 
 async def test_records_are_looked_for_side_by_side() -> None:
     async with gateway(archived=100) as gate:
         await gate.list_offsets({ARCHIVED: range(100)}, 5)
-        assert sorted(gate.looked_at) == [(tip_of(n), 5) for n in range(100)]
+        assert sorted(gate.looked_at) == [(tp_of(n), 5) for n in range(100)]
 
 
 async def test_records_that_are_at_hand_take_no_longer_look() -> None:
@@ -604,20 +604,20 @@ async def test_records_that_are_at_hand_take_no_longer_look() -> None:
         await gate.list_offsets({ARCHIVED: range(100)}, 5)
         gate.looked_at.clear()
         gate.store.calls.clear()
-        gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(98)}
-        gate.at_hand[tip_of(98), 6] = (BROKER_START, 6, 0)  # the broker's log starts there
+        gate.at_hand |= {(tp_of(n), 6): (6, 6, 0) for n in range(98)}
+        gate.at_hand[tp_of(98), 6] = (BROKER_START, 6, 0)  # the broker's log starts there
         found = await gate.list_offsets({ARCHIVED: range(100)}, 6)
         assert found == {**every(ARCHIVED, 100, 0, 6), (ARCHIVED, 98): (0, BROKER_START)}
-        assert gate.looked_at == [(tip_of(99), 6)]
+        assert gate.looked_at == [(tp_of(99), 6)]
         assert gate.store.calls == []
 
 
 async def test_nothing_is_taken_from_memory_that_another_leader_may_not_have() -> None:
     async with gateway(archived=2) as gate:
-        gate.at_hand |= {(tip_of(n), 6): (6, 6, 0) for n in range(2)}
+        gate.at_hand |= {(tp_of(n), 6): (6, 6, 0) for n in range(2)}
         asked = {ARCHIVED: range(2)}
         assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
-        assert gate.looked_at == [(tip_of(0), 6), (tip_of(1), 6)]  # not compared before
+        assert gate.looked_at == [(tp_of(0), 6), (tp_of(1), 6)]  # not compared before
         gate.looked_at.clear()
         assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
         assert gate.looked_at == []
@@ -630,8 +630,8 @@ async def test_nothing_is_taken_from_memory_that_another_leader_may_not_have() -
 async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage() -> None:
     async with gateway() as gate:
         for number in range(50):
-            one = segment(number + 1, 0, 39, tip=tip_of(number))
-            two = segment(number + 100, 40, 69, tip=tip_of(number))
+            one = segment(number + 1, 0, 39, tp=tp_of(number))
+            two = segment(number + 100, 40, 69, tp=tp_of(number))
             epochs = tuple(replace(e, epoch=3, start_offset=40) for e in two.segment_leader_epochs)
             await copied(gate.other, one)
             await copied(gate.other, replace(two, segment_leader_epochs=epochs))
@@ -704,7 +704,7 @@ async def test_an_archive_that_another_process_has_just_begun_is_not_denied() ->
     async with gateway(archived=1) as gate:
         topic = IDS[OTHER].bytes
         assert not await gate.archive.knowledge.archived_among({IDS[OTHER]})
-        await copied(gate.other, segment(500, 0, BROKER_START - 1, tip=tip_of(0, OTHER)))
+        await copied(gate.other, segment(500, 0, BROKER_START - 1, tp=tp_of(0, OTHER)))
         gate.store.calls.clear()
         offsets = {(topic, 0): 5, (topic, 1): 5}
         found = await Judging(gate.archive, False, True, offsets, gate.clock()).run()
@@ -716,7 +716,7 @@ async def test_an_archive_that_another_process_has_just_begun_is_not_denied() ->
 @pytest.mark.parametrize("partitions", [2, 20])
 async def test_a_folder_that_cannot_be_listed_holds_up_its_partition_alone(partitions: int) -> None:
     async with gateway(archived=partitions) as gate:
-        gate.store.unlisted = partition_folder("", tip_of(0))
+        gate.store.unlisted = partition_folder("", tp_of(0))
         topic = IDS[ARCHIVED].bytes
         offsets = {(topic, n): 5 for n in range(partitions)}
         found = await Judging(gate.archive, False, True, offsets, gate.clock()).run()
@@ -725,7 +725,7 @@ async def test_a_folder_that_cannot_be_listed_holds_up_its_partition_alone(parti
         assert verdicts == {Verdict.REMOTE}
     async with gateway(archived=partitions) as gate:
         await gate.list_again()
-        gate.store.unlisted = partition_folder("", tip_of(0))
+        gate.store.unlisted = partition_folder("", tp_of(0))
         earliest = await gate.list_offsets({ARCHIVED: range(partitions)}, EARLIEST)
         assert earliest[ARCHIVED, 0][0] != 0
         assert [earliest[ARCHIVED, n] for n in range(1, partitions)] == [(0, 0)] * (partitions - 1)
@@ -742,8 +742,8 @@ async def test_the_store_hears_nothing_of_deletions_of_what_was_never_archived()
             assert await gate.delete_records({OTHER: range(8)}, at) == every(OTHER, 8, 0, at)
         assert gate.store.calls == []
         # Checked once more when the archived topics and the archivers' positions were read again.
-        offsets = {tip: deletion.offset for tip, deletion in gate.archive.deletions.items()}
-        assert offsets == {tip_of(n, OTHER): 6 for n in range(8)}
+        offsets = {tp: deletion.offset for tp, deletion in gate.archive.deletions.items()}
+        assert offsets == {tp_of(n, OTHER): 6 for n in range(8)}
 
 
 async def test_a_deletion_reaches_an_archive_that_had_just_begun(
@@ -752,7 +752,7 @@ async def test_a_deletion_reaches_an_archive_that_had_just_begun(
     """Another process had archived records a moment before they were deleted."""
     monkeypatch.setattr(delete_records, "LIST_INTERVAL_S", 0.001)
     async with gateway() as gate, asyncio.TaskGroup() as tasks:
-        await copied(gate.other, segment(1, 0, BROKER_START - 1, tip=tip_of(0)))
+        await copied(gate.other, segment(1, 0, BROKER_START - 1, tp=tp_of(0)))
         asked = {ARCHIVED: [0], OTHER: [0]}
         answers = await gate.delete_records(asked, 50)
         assert answers == {(ARCHIVED, 0): (0, 50), (OTHER, 0): (0, 50)}
@@ -763,13 +763,13 @@ async def test_a_deletion_reaches_an_archive_that_had_just_begun(
         gate.archive.positions.looked_at = gate.clock()  # type: ignore[misc]
         gate.store.error = StorageUnavailable("the store is away")
         await asyncio.sleep(0.02)
-        assert list(gate.archive.deletions) == [tip_of(0)], "it is tried again"
+        assert list(gate.archive.deletions) == [tp_of(0)], "it is tried again"
         gate.store.error = None
         async with asyncio.timeout(60):
             while gate.archive.deletions:  # noqa: ASYNC110 - the checking task's own
                 await asyncio.sleep(0.001)
         checking.cancel()
-        view = await gate.other.refresh(tip_of(0), gate.clock())
+        view = await gate.other.refresh(tp_of(0), gate.clock())
         assert view.log_start_offset == 50
 
 
@@ -778,13 +778,13 @@ async def test_at_the_limit_of_remembered_deletions_the_store_is_asked(
 ) -> None:
     monkeypatch.setattr(delete_records, "DELETIONS_MAX", 1)
     async with gateway() as gate:
-        await copied(gate.other, segment(1, 0, BROKER_START - 1, tip=tip_of(0)))
+        await copied(gate.other, segment(1, 0, BROKER_START - 1, tp=tp_of(0)))
         assert await gate.delete_records({OTHER: [0]}, 50) == {(OTHER, 0): (0, 50)}
         assert gate.store.calls == []
         assert await gate.delete_records({ARCHIVED: [0]}, 60) == {(ARCHIVED, 0): (0, 60)}
-        view = await gate.other.refresh(tip_of(0), gate.clock())
+        view = await gate.other.refresh(tp_of(0), gate.clock())
         assert view.log_start_offset == 60
-        assert list(gate.archive.deletions) == [tip_of(0, OTHER)]
+        assert list(gate.archive.deletions) == [tp_of(0, OTHER)]
 
 
 # --- the event loop ---
@@ -800,7 +800,7 @@ async def turns_while_ten_thousand_partitions_are_asked_for() -> list[float]:
 
     async with gateway() as gate:
         for number in range(2_000):
-            done = segment(number + 1, 0, 69, tip=tip_of(number), state=State.COPY_SEGMENT_FINISHED)
+            done = segment(number + 1, 0, 69, tp=tp_of(number), state=State.COPY_SEGMENT_FINISHED)
             rsm = RemoteStorageManager(gate.store.inner)
             await rsm.put_segment_metadata(done, encode_segment(done))
         await gate.archive.rlmm.archived_topics(asyncio.get_running_loop().time())

@@ -33,9 +33,9 @@ async def test_a_broker_that_does_not_answer_says_nothing_against_an_id() -> Non
             brokers.pause()
             clock = asyncio.get_running_loop().time
             identities = TopicIdentities(cluster, clock)
-            tip = TopicIdPartition(UUID(int=7), "made", 0)
-            assert await identities.lost([tip], clock() + 0.1) == set()
+            tp = TopicIdPartition(UUID(int=7), "made", 0)
+            assert await identities.lost([tp], clock() + 0.1) == set()
             begun = clock()
-            assert await identities.lost([tip], clock() + 30) is None, "not asked again so soon"
+            assert await identities.lost([tp], clock() + 30) is None, "not asked again so soon"
             assert clock() - begun < IDENTITY_AGE_MAX_MS / 1000
             brokers.resume()

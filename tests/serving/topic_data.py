@@ -144,11 +144,11 @@ async def _archived(store: str, topic: str) -> dict[int, int]:
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
         found = {}
-        for tip in await rlmm.list_partitions():
-            if tip.topic == topic:
-                view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        for tp in await rlmm.list_partitions():
+            if tp.topic == topic:
+                view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
                 if view.log_end_offset is not None:
-                    found[tip.partition] = view.log_end_offset
+                    found[tp.partition] = view.log_end_offset
         return found
 
 

@@ -55,28 +55,28 @@ class Audit:
             for log in self._world.logs:
                 view = await self._view(log)
                 assert log.last_stable_offset == log.final_offset
-                assert view.log_end_offset == log.final_offset, f"{log.tip}: {view}"
+                assert view.log_end_offset == log.final_offset, f"{log.tp}: {view}"
                 now = asyncio.get_running_loop().time()
-                stored = await in_store.refresh(log.tip, now)
-                assert not await find_orphans(self._rsm, in_store, log.tip)
+                stored = await in_store.refresh(log.tp, now)
+                assert not await find_orphans(self._rsm, in_store, log.tp)
                 assert list(view.segments) == list(stored.segments)
                 assert view.raised_log_start == stored.raised_log_start
                 assert not view.unfinished
                 self._check_retained(view)
 
     async def _view(self, log: SimulatedLog) -> PartitionView:
-        return await self._rlmm.refresh(log.tip, asyncio.get_running_loop().time())
+        return await self._rlmm.refresh(log.tp, asyncio.get_running_loop().time())
 
     def _check_nothing_lost(
         self, log: SimulatedLog, view: PartitionView, forgotten_below: int
     ) -> None:
         start = max(log.first_offset, view.raised_log_start)
         if forgotten_below > start:
-            assert view.log_end_offset is not None, f"{log.tip}: the archive is gone"
+            assert view.log_end_offset is not None, f"{log.tp}: the archive is gone"
             assert view.log_start_offset is not None
-            assert view.log_start_offset <= start, f"{log.tip} begins at {view.log_start_offset}"
-            assert view.log_end_offset >= forgotten_below, f"{log.tip} ends too early"
-        assert not view.gaps(), f"{log.tip}: {view.gaps()}"
+            assert view.log_start_offset <= start, f"{log.tp} begins at {view.log_start_offset}"
+            assert view.log_end_offset >= forgotten_below, f"{log.tp} ends too early"
+        assert not view.gaps(), f"{log.tp}: {view.gaps()}"
 
     def _check_retention(self, log: SimulatedLog, view: PartitionView) -> None:
         if self._world.config.archive.remote_log_retention_bytes < 0:

@@ -181,7 +181,7 @@ class _Simulation:
             door.weather = Weather(NO_FAULTS)
             door.thaw()
             mine = [
-                log.tip for log in self.world.logs if (log.tip.partition % 2) == (name == "first")
+                log.tp for log in self.world.logs if (log.tp.partition % 2) == (name == "first")
             ]
             self._leaderships[name].lead(mine)
         for _ in range(4):
@@ -204,7 +204,7 @@ class _Simulation:
             for log in self.world.logs:
                 leaders = rng.choice([("first",), ("second",), ("first", "second"), ()])
                 for name, leadership in self._leaderships.items():
-                    leadership.change(log.tip, name in leaders)
+                    leadership.change(log.tp, name in leaders)
             await asyncio.sleep(rng.uniform(0.5, 5))
 
     async def _weather_forever(self, name: str) -> None:
@@ -235,7 +235,7 @@ class _Simulation:
             end = await audit.archived_end(log)
             if end is not None and end > log.start_offset:
                 log.trim(rng.choice([end, end, rng.randint(log.start_offset, end)]))
-                self._note(log.tip, "trimmed to", log.start_offset)
+                self._note(log.tp, "trimmed to", log.start_offset)
                 self.world.cluster.moved()
 
     async def _audit_forever(self, audit: Audit) -> None:

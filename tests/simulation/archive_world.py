@@ -54,18 +54,18 @@ class ScriptedLeadership(Leadership):
         super().__init__()
         self._led: set[TopicIdPartition] = set()
 
-    def leads(self, tip: TopicIdPartition) -> bool:
-        return tip in self._led
+    def leads(self, tp: TopicIdPartition) -> bool:
+        return tp in self._led
 
     def state(self) -> LeadershipState:
         return LeadershipState("scripted", "stable")
 
-    def change(self, tip: TopicIdPartition, leads: bool) -> None:
-        (self._led.add if leads else self._led.discard)(tip)
+    def change(self, tp: TopicIdPartition, leads: bool) -> None:
+        (self._led.add if leads else self._led.discard)(tp)
         self.on_change()
 
-    def lead(self, tips: Iterable[TopicIdPartition]) -> None:
-        self._led = set(tips)
+    def lead(self, tps: Iterable[TopicIdPartition]) -> None:
+        self._led = set(tps)
         self.on_change()
 
 

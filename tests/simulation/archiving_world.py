@@ -100,12 +100,12 @@ class World:
 
     async def archive_end(self, partition: int) -> int | None:
         now = asyncio.get_running_loop().time()
-        return (await self.rlmm.refresh(self.logs[partition].tip, now)).log_end_offset
+        return (await self.rlmm.refresh(self.logs[partition].tp, now)).log_end_offset
 
     async def found(self, partition: int) -> list[Condition]:
         """What every process finds in the archive itself."""
         await asyncio.sleep(1)  # a look at this very moment would not be repeated
-        return await partition_health(self.rsm.objects, self.rlmm, self.logs[partition].tip)
+        return await partition_health(self.rsm.objects, self.rlmm, self.logs[partition].tp)
 
 
 def run_world(
@@ -123,7 +123,7 @@ def run_world(
         loops.append(NetworkLoop())
         return loops[-1]
 
-    def log(rng: Random, tip: TopicIdPartition) -> SimulatedLog:
+    def log(rng: Random, tp: TopicIdPartition) -> SimulatedLog:
         content = [
             make_batch(
                 BATCH_OFFSETS * i, BATCH_OFFSETS, rng.randbytes(BATCH_BYTES - 61),
@@ -131,7 +131,7 @@ def run_world(
             )
             for i in range(batches)
         ]  # fmt: skip
-        return SimulatedLog(tip, content, (), [BATCH_OFFSETS * batches] * (batches + 1))
+        return SimulatedLog(tp, content, (), [BATCH_OFFSETS * batches] * (batches + 1))
 
     async def whole() -> None:
         rng = Random(7)

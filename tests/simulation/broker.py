@@ -80,8 +80,8 @@ class SimulatedCluster:
     ) -> None:
         self.network = network
         self.rng = rng
-        self.logs = {(log.tip.topic, log.tip.partition): log for log in logs}
-        self.topic_ids = {log.tip.topic: log.tip.topic_id for log in logs}
+        self.logs = {(log.tp.topic, log.tp.partition): log for log in logs}
+        self.topic_ids = {log.tp.topic: log.tp.topic_id for log in logs}
         self.names = {topic_id: name for name, topic_id in self.topic_ids.items()}
         self.nodes = [BrokerNode(self, number + 1) for number in range(nodes)]
         self.leaders = {key: self.nodes[i % nodes].node_id for i, key in enumerate(self.logs)}
@@ -109,12 +109,12 @@ class SimulatedCluster:
 
     def add(self, log: SimulatedLog) -> None:
         """A log of a new topic, or one more of the topic that was added last."""
-        key, topic_id = (log.tip.topic, log.tip.partition), log.tip.topic_id
-        self.logs[key], self.topic_ids[log.tip.topic] = log, topic_id
-        self.names[topic_id] = log.tip.topic
-        self.leaders[key] = self.nodes[log.tip.partition % len(self.nodes)].node_id
+        key, topic_id = (log.tp.topic, log.tp.partition), log.tp.topic_id
+        self.logs[key], self.topic_ids[log.tp.topic] = log, topic_id
+        self.names[topic_id] = log.tp.topic
+        self.leaders[key] = self.nodes[log.tp.partition % len(self.nodes)].node_id
         if self.topic_configs:
-            self.topic_configs.setdefault(log.tip.topic, {})
+            self.topic_configs.setdefault(log.tp.topic, {})
 
     def delete(self, topic: str) -> None:
         del self.names[self.topic_ids.pop(topic)]
@@ -316,7 +316,7 @@ class BrokerNode:
     def _error_of(self, topic: str | UUID, partition: int, log: SimulatedLog | None) -> int:
         if log is None:
             return UNKNOWN_TOPIC_ID if isinstance(topic, UUID) else UNKNOWN_TOPIC
-        leader = self.cluster.leaders[log.tip.topic, log.tip.partition]
+        leader = self.cluster.leaders[log.tp.topic, log.tp.partition]
         return 0 if leader == self.node_id else NOT_LEADER
 
     # -- fetch -----------------------------------------------------------------------------------

@@ -48,12 +48,12 @@ class SimulatedLog:
 
     def __init__(
         self,
-        tip: TopicIdPartition,
+        tp: TopicIdPartition,
         batches: Sequence[Batch],
         aborted: Sequence[Aborted],
         stable: Sequence[int],
     ) -> None:
-        self.tip = tip
+        self.tp = tp
         self.batches = batches
         self.aborted = aborted
         self._stable = stable  # LSO by number of produced batches
@@ -148,7 +148,7 @@ class LogGenerator:
         self._aborted: list[Aborted] = []
         self._open: dict[int, int] = {}
 
-    def generate(self, tip: TopicIdPartition, count: int) -> SimulatedLog:
+    def generate(self, tp: TopicIdPartition, count: int) -> SimulatedLog:
         rng = self._random
         self._next = first = rng.choice([0, 0, 0, 7, 10_000])
         self._stable.append(first)
@@ -163,7 +163,7 @@ class LogGenerator:
                 self._data(-1)
         for producer_id in sorted(self._open):
             self._marker(producer_id)
-        return SimulatedLog(tip, self._batches, self._aborted, self._stable)
+        return SimulatedLog(tp, self._batches, self._aborted, self._stable)
 
     def _data(self, producer_id: int) -> None:
         rng = self._random

@@ -106,8 +106,8 @@ def whole_logs(rng: Random, partitions: int, batches: int) -> list[SimulatedLog]
             for i in range(batches)
         ]
         end = BATCH_OFFSETS * batches
-        tip = TopicIdPartition(topic_id, "weather", partition)
-        logs.append(SimulatedLog(tip, made, (), [end] * (batches + 1)))
+        tp = TopicIdPartition(topic_id, "weather", partition)
+        logs.append(SimulatedLog(tp, made, (), [end] * (batches + 1)))
     return logs
 
 
@@ -115,7 +115,7 @@ async def _archive(rng: Random, store: FaultyObjectStore, log: SimulatedLog, tai
     log.write(1 if tail else len(log.batches))
     log.replicate(now())
     if not tail:
-        await store_segment(store.inner, rng, log.tip, list(log.batches), index_interval_bytes=1)
+        await store_segment(store.inner, rng, log.tp, list(log.batches), index_interval_bytes=1)
         log.trim(log.final_offset)
 
 
@@ -158,7 +158,7 @@ async def _gateway(
 @dataclass(slots=True)
 class Taken:
     at: float
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     size: int
 
 
@@ -167,7 +167,7 @@ class PlainReader:
     """Fetches again at once, even if told to wait; `name` is its client id, `host` its address."""
 
     name: str
-    tips: list[TopicIdPartition]
+    tps: list[TopicIdPartition]
     bytes_max: int = 1 << 20
     partition_bytes: int = 64 * 1024
     wait_ms: int = 500
@@ -182,11 +182,11 @@ class PlainReader:
         """Read until that loop time, or until each partition is read up to the offset `ends`."""
         connection = await self.dial()
         session, throttled_ms, turn = ClientFetchSession(False), 0, 0
-        self.positions = dict.fromkeys(self.tips, 0)
+        self.positions = dict.fromkeys(self.tps, 0)
         while now() < until and not self._done(ends):
             turn += 1
-            order = [*self.tips[turn % len(self.tips) :], *self.tips[: turn % len(self.tips)]]
-            wanted = {tip: Wanted(self.positions[tip], self.partition_bytes) for tip in order}
+            order = [*self.tps[turn % len(self.tps) :], *self.tps[: turn % len(self.tps)]]
+            wanted = {tp: Wanted(self.positions[tp], self.partition_bytes) for tp in order}
             limits = {
                 "max_wait_ms": self.wait_ms,
                 "min_bytes": 1,
@@ -212,16 +212,16 @@ class PlainReader:
         return ends is not None and all(at >= ends for at in self.positions.values())
 
     def _take(self, message: object, at: float) -> None:
-        by_number = {tip.partition: tip for tip in self.tips}
+        by_number = {tp.partition: tp for tp in self.tps}
         for topic in message.responses:  # type: ignore[attr-defined]
             for part in topic.partitions:
                 assert part.error_code == 0
                 size = len(part.records or b"")
                 if size:
                     assert size % BATCH_BYTES == 0
-                    tip = by_number[part.partition_index]
-                    self.positions[tip] += BATCH_OFFSETS * (size // BATCH_BYTES)
-                    self.taken.append(Taken(at, tip, size))
+                    tp = by_number[part.partition_index]
+                    self.positions[tp] += BATCH_OFFSETS * (size // BATCH_BYTES)
+                    self.taken.append(Taken(at, tp, size))
 
     async def dial(self) -> ClientConnection:
         loop = asyncio.get_running_loop()

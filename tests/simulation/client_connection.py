@@ -150,8 +150,8 @@ class ClientFetchSession:
         """(the request, whether it is incremental)."""
         incremental = self._epoch > 0
         if incremental:
-            asked = {tip: w for tip, w in wanted.items() if self._told.get(tip) != w}
-            forgotten = [tip for tip in self._told if tip not in wanted]
+            asked = {tp: w for tp, w in wanted.items() if self._told.get(tp) != w}
+            forgotten = [tp for tp in self._told if tp not in wanted]
         else:
             asked, forgotten = wanted, []
         self._told = dict(wanted)
@@ -189,26 +189,24 @@ class ClientFetchSession:
 def _topics(wanted: dict[TopicIdPartition, Wanted], version: int) -> list[Any]:
     of_topic = FetchRequest.FetchTopic
     found: list[Any] = []
-    for tip, asked in wanted.items():
+    for tp, asked in wanted.items():
         entry = of_topic.FetchPartition(
-            partition=tip.partition,
+            partition=tp.partition,
             current_leader_epoch=-1,
             fetch_offset=asked.offset,
             last_fetched_epoch=-1,
             log_start_offset=-1,
             partition_max_bytes=asked.bytes_max,
         )
-        if not found or found[-1].topic_id != tip.topic_id:
-            found.append(of_topic(topic=tip.topic, topic_id=tip.topic_id, partitions=[]))
+        if not found or found[-1].topic_id != tp.topic_id:
+            found.append(of_topic(topic=tp.topic, topic_id=tp.topic_id, partitions=[]))
         found[-1].partitions.append(entry)
     return found
 
 
-def _forgotten(tips: list[TopicIdPartition], version: int) -> list[Any]:
+def _forgotten(tps: list[TopicIdPartition], version: int) -> list[Any]:
     entry = FetchRequest.ForgottenTopic
-    return [
-        entry(topic=tip.topic, topic_id=tip.topic_id, partitions=[tip.partition]) for tip in tips
-    ]
+    return [entry(topic=tp.topic, topic_id=tp.topic_id, partitions=[tp.partition]) for tp in tps]
 
 
 def metadata_request(topics: list[str]) -> tuple[Any, Any, int]:

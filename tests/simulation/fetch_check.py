@@ -49,23 +49,23 @@ class FetchCheck:
             return
         found = self._named(answer)
         summary = []
-        for tip, part in found.items():
+        for tp, part in found.items():
             size = len(part.records or b"")
-            summary.append((tip.topic, tip.partition, self.wanted[tip].offset, size))
+            summary.append((tp.topic, tp.partition, self.wanted[tp].offset, size))
             self.empty = self.empty and not part.error_code and not size
-            if tip in consumer.above:
-                self._check_above_the_end(tip, part)
+            if tp in consumer.above:
+                self._check_above_the_end(tp, part)
             elif part.error_code:
-                self._check_error(tip, part)
+                self._check_error(tp, part)
             else:
-                self._check_data(tip, part)
+                self._check_data(tp, part)
         world.note(consumer.name, *summary)
         self._check_size(found)
         self._check_not_in_a_loop(self.incremental and bool(found))
         self._check_fair(found)
-        for tip in self.wanted:
-            part = found.get(tip)
-            self._check_tail(tip, part is not None and bool(part.records))
+        for tp in self.wanted:
+            part = found.get(tp)
+            self._check_tail(tp, part is not None and bool(part.records))
 
     def _named(self, answer: Any) -> dict[TopicIdPartition, Any]:
         """Each partition once; all requested partitions, unless the answer is incremental."""
@@ -74,14 +74,14 @@ class FetchCheck:
         found: dict[TopicIdPartition, Any] = {}
         for topic in answer.responses:
             for part in topic.partitions:
-                tip = known.get((topic.topic_id if by_id else topic.topic, part.partition_index))
-                assert tip is not None, f"{part.partition_index} was not asked for"
-                assert tip not in found, f"{tip} is answered twice"
-                found[tip] = part
+                tp = known.get((topic.topic_id if by_id else topic.topic, part.partition_index))
+                assert tp is not None, f"{part.partition_index} was not asked for"
+                assert tp not in found, f"{tp} is answered twice"
+                found[tp] = part
         if not self.incremental:
             listed = [topic.topic_id if by_id else topic.topic for topic in answer.responses]
             assert len(listed) == len(set(listed)), "a topic has two entries"
-            missing = [str(tip) for tip in self.wanted if tip not in found]
+            missing = [str(tp) for tp in self.wanted if tp not in found]
             assert not missing, f"not answered: {missing}"
         return found
 
@@ -112,11 +112,11 @@ class FetchCheck:
         if cache_bytes_max < 8 * world.limits.reading.chunk_bytes:
             return
         passed_over = consumer.passed_over
-        served = [tip for tip, part in found.items() if part.records]
+        served = [tp for tp, part in found.items() if part.records]
         archived = {
-            tip
-            for tip, asked in self.wanted.items()
-            if asked.offset < min(world.archived_end[tip], world.log_of(tip).start_offset)
+            tp
+            for tp, asked in self.wanted.items()
+            if asked.offset < min(world.archived_end[tp], world.log_of(tp).start_offset)
         }
         # A partition that is not judged yet may still wait for a metadata read that hung earlier.
         judged_s = world.config.store.metadata_read_max_ms / 1000
@@ -124,11 +124,11 @@ class FetchCheck:
         if not well or not archived.intersection(served):
             return
         passed_over.update(archived.difference(served))
-        for tip in {*served, *(tip for tip in passed_over if tip not in archived)}:
-            passed_over.pop(tip, None)
+        for tp in {*served, *(tp for tp in passed_over if tp not in archived)}:
+            passed_over.pop(tp, None)
         turns_max = PASSED_OVER_MAX * len(self.wanted)
-        for tip, turns in passed_over.items():
-            assert turns <= turns_max, f"{consumer.name}: {tip} was passed over {turns} times"
+        for tp, turns in passed_over.items():
+            assert turns <= turns_max, f"{consumer.name}: {tp} was passed over {turns} times"
 
     def _check_not_in_a_loop(self, has_news: bool) -> None:
         """An early empty answer is allowed now and then; many in a row are a loop."""
@@ -138,82 +138,82 @@ class FetchCheck:
         consumer.early = consumer.early + 1 if self.empty and early and not has_news else 0
         assert consumer.early <= EARLY_MAX, f"{consumer.name}: {consumer.early} answers of nothing"
 
-    def _check_tail(self, tip: TopicIdPartition, has_data: bool) -> None:
+    def _check_tail(self, tp: TopicIdPartition, has_data: bool) -> None:
         consumer, answered = self.consumer, self.answered
-        log = consumer.world.log_of(tip)
-        offset = self.wanted[tip].offset
-        if tip not in self.tail or log.start_offset > offset:
-            consumer.starving_since.pop(tip, None)
+        log = consumer.world.log_of(tp)
+        offset = self.wanted[tp].offset
+        if tp not in self.tail or log.start_offset > offset:
+            consumer.starving_since.pop(tp, None)
             return
         index = log.index_of(offset)
         end = log.last_stable_offset if consumer.habits.isolation else log.high_watermark
         there = index < log.replicated and log.batches[index].base_offset < end
         if not there:
-            consumer.starving_since.pop(tip, None)
+            consumer.starving_since.pop(tp, None)
             return
         if not consumer.habits.isolation:
             self._in_time(log.committed_at[index])
         if has_data:
-            consumer.starving_since.pop(tip, None)
+            consumer.starving_since.pop(tp, None)
             return
-        since = consumer.starving_since.setdefault(tip, answered.at)
+        since = consumer.starving_since.setdefault(tp, answered.at)
         starved_s = answered.at - since
-        assert starved_s <= STARVING_S_MAX, f"{tip} at {offset}: tail kept back for {starved_s} s"
+        assert starved_s <= STARVING_S_MAX, f"{tp} at {offset}: tail kept back for {starved_s} s"
 
     # -- contents --------------------------------------------------------------------------------
-    def _check_above_the_end(self, tip: TopicIdPartition, part: Any) -> None:
+    def _check_above_the_end(self, tp: TopicIdPartition, part: Any) -> None:
         """No data, and "out of range" once the proxy knows it for sure."""
         consumer = self.consumer
-        assert not part.records, f"{consumer.name}: records above the end of {tip}"
+        assert not part.records, f"{consumer.name}: records above the end of {tp}"
         if part.error_code == OFFSET_OUT_OF_RANGE:
-            consumer.above.discard(tip)
-            consumer.positions[tip] = consumer.world.log_of(tip).first_offset
+            consumer.above.discard(tp)
+            consumer.positions[tp] = consumer.world.log_of(tp).first_offset
             consumer.world.told_out_of_range += 1
         else:
-            assert part.error_code == 0, f"{consumer.name}: {tip}: error {part.error_code}"
+            assert part.error_code == 0, f"{consumer.name}: {tp}: error {part.error_code}"
 
-    def _check_error(self, tip: TopicIdPartition, part: Any) -> None:
+    def _check_error(self, tp: TopicIdPartition, part: Any) -> None:
         consumer, now = self.consumer, self.answered.at
-        world, offset = consumer.world, self.wanted[tip].offset
-        where = f"{consumer.name}: {tip} at {offset}: error {part.error_code}"
+        world, offset = consumer.world, self.wanted[tp].offset
+        where = f"{consumer.name}: {tp} at {offset}: error {part.error_code}"
         assert part.error_code == KAFKA_STORAGE_ERROR, where
         world.storage_errors += 1
         world.note(where)
         after_s = world.config.remote_fetch.remote_error_after_ms / 1000
         excused = world.outage_s(now) >= after_s or now <= world.corrupt_until
         assert excused, f"{where} without an outage"
-        others = self.tail - {tip}
+        others = self.tail - {tp}
         assert not others, f"{where} beside the tail of {sorted(map(str, others))}"
         wait_ms = min(consumer.habits.max_wait_ms, world.limits.serving.remote_fetch_max_wait_ms)
         assert now - self.answered.began_at >= wait_ms / 1000 - CLOCK_SLACK_S, f"{where} too early"
 
-    def _check_data(self, tip: TopicIdPartition, part: Any) -> None:
+    def _check_data(self, tp: TopicIdPartition, part: Any) -> None:
         """The log's own batches from the requested offset on, each once, none left out."""
         consumer = self.consumer
-        log = consumer.world.log_of(tip)
+        log = consumer.world.log_of(tp)
         records = part.records or b""
-        asked = self.wanted[tip].offset
+        asked = self.wanted[tp].offset
         index = log.index_of(asked)
         first = index
         for header in walk(records):
             batch = log.batches[index]
             assert records[header.position : header.end] == batch.content, (
-                f"{consumer.name}: {tip} asked at {asked}: got {header.base_offset}, "
+                f"{consumer.name}: {tp} asked at {asked}: got {header.base_offset}, "
                 f"where {batch.base_offset} is next"
             )
             assert check_crc(records, header)
             index += 1
-        self._check_watermarks(tip, part, index)
+        self._check_watermarks(tp, part, index)
         if index == first:
             return
         consumer.world.consumed_batches += index - first
         if consumer.habits.isolation:
-            self._check_aborted(tip, part, first, index)
-        if consumer.positions[tip] == asked:
-            consumer.positions[tip] = log.batches[index - 1].last_offset + 1
+            self._check_aborted(tp, part, first, index)
+        if consumer.positions[tp] == asked:
+            consumer.positions[tp] = log.batches[index - 1].last_offset + 1
 
-    def _check_watermarks(self, tip: TopicIdPartition, part: Any, index: int) -> None:
-        log = self.consumer.world.log_of(tip)
+    def _check_watermarks(self, tp: TopicIdPartition, part: Any, index: int) -> None:
+        log = self.consumer.world.log_of(tp)
         end = log.batches[index - 1].last_offset + 1 if index else log.first_offset
         if part.records:
             assert part.high_watermark == -1 or part.high_watermark >= end, "watermark below data"
@@ -222,9 +222,9 @@ class FetchCheck:
         start = getattr(part, "log_start_offset", -1)
         assert start <= log.start_offset
 
-    def _check_aborted(self, tip: TopicIdPartition, part: Any, first: int, end: int) -> None:
+    def _check_aborted(self, tp: TopicIdPartition, part: Any, first: int, end: int) -> None:
         """All aborted transactions that overlap the data are listed; all listed ones are real."""
-        log = self.consumer.world.log_of(tip)
+        log = self.consumer.world.log_of(tp)
         given = log.batches[first:end]
         listed = {(a.producer_id, a.first_offset) for a in part.aborted_transactions or ()}
         needed = {
@@ -235,19 +235,19 @@ class FetchCheck:
         needed &= {
             (a.producer_id, a.first_offset)
             for a in log.aborted
-            if a.marker_offset >= self.wanted[tip].offset
+            if a.marker_offset >= self.wanted[tp].offset
         }
-        assert needed <= listed, f"{tip}: aborted transactions {needed - listed} are not listed"
+        assert needed <= listed, f"{tp}: aborted transactions {needed - listed} are not listed"
         known = {(a.producer_id, a.first_offset) for a in log.aborted}
-        assert listed <= known, f"{tip}: {listed - known} were never aborted"
+        assert listed <= known, f"{tp}: {listed - known} were never aborted"
 
     def _check_size(self, found: dict[TopicIdPartition, Any]) -> None:
         """Both tiers together keep to max_bytes, except that the first batch comes whole."""
         habits = self.consumer.habits
         largest = max(
             len(batch.content)
-            for tip in self.wanted
-            for batch in self.consumer.world.log_of(tip).batches
+            for tp in self.wanted
+            for batch in self.consumer.world.log_of(tp).batches
         )
         total = sum(len(part.records or b"") for part in found.values())
         assert total <= max(habits.max_bytes, largest), f"{total} bytes of {habits.max_bytes}"

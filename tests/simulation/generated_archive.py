@@ -44,7 +44,7 @@ class Batch:
 class GeneratedPartition:
     """`aborted`: tuples of (producer id, first offset, offset of the marker)."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     batches: list[Batch] = field(default_factory=list)
     aborted: list[tuple[int, int, int]] = field(default_factory=list)
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
@@ -90,12 +90,12 @@ def make_batch(
 
 class PartitionGenerator:
     def __init__(
-        self, rng: Random, tip: TopicIdPartition, *, noise_bytes_max: int, gaps: bool = True
+        self, rng: Random, tp: TopicIdPartition, *, noise_bytes_max: int, gaps: bool = True
     ) -> None:
         self._random = rng
         self._noise_bytes_max = noise_bytes_max
         self._gaps = gaps
-        self._made = GeneratedPartition(tip)
+        self._made = GeneratedPartition(tp)
         self._open: dict[int, int] = {}  # producer id -> first offset of its transaction
         self._next = 0
 
@@ -153,7 +153,7 @@ def random_uuid(rng: Random) -> UUID:
     return UUID(bytes=rng.randbytes(16), version=4)
 
 
-def random_tip(rng: Random, topic: str = "weather", partition: int = 0) -> TopicIdPartition:
+def random_tp(rng: Random, topic: str = "weather", partition: int = 0) -> TopicIdPartition:
     return TopicIdPartition(random_uuid(rng), topic, partition)
 
 
@@ -180,7 +180,7 @@ async def store_partition(
             start_offset = batches[-1].last_offset + 1  # lost: the copier continued above
             continue
         metadata = await store_segment(
-            store, rng, made.tip, batches, made.aborted, start_offset, index_interval_bytes
+            store, rng, made.tp, batches, made.aborted, start_offset, index_interval_bytes
         )
         made.segments.append(metadata)
         kept += batches
@@ -191,7 +191,7 @@ async def store_partition(
 async def store_segment(
     store: ObjectStore,
     rng: Random,
-    tip: TopicIdPartition,
+    tp: TopicIdPartition,
     batches: list[Batch],
     aborted: list[tuple[int, int, int]] | tuple[()] = (),
     start_offset: int | None = None,
@@ -201,7 +201,7 @@ async def store_segment(
     start = batches[0].base_offset if start_offset is None else start_offset
     entries = _aborted_entries(aborted, start, batches[-1].last_offset)
     metadata = RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, random_uuid(rng)),
+        segment_id=RemoteLogSegmentId(tp, random_uuid(rng)),
         start_offset=start,
         end_offset=batches[-1].last_offset,
         max_timestamp_ms=max(batch.timestamp_ms for batch in batches),

@@ -15,7 +15,7 @@ from faulty_store import HANG, NO_FAULTS, OUTAGE, Faults, FaultyObjectStore
 from generated_archive import (
     GeneratedPartition,
     PartitionGenerator,
-    random_tip,
+    random_tp,
     store_partition,
 )
 from memory_object_store import MemoryObjectStore
@@ -83,8 +83,8 @@ async def _main(rng: Random) -> list[tuple[object, ...]]:
 
 
 async def _generate(rng: Random, store: FaultyObjectStore, number: int) -> GeneratedPartition:
-    tip = random_tip(rng, partition=number)
-    generator = PartitionGenerator(rng, tip, noise_bytes_max=rng.choice([50, 400, 3_000]))
+    tp = random_tp(rng, partition=number)
+    generator = PartitionGenerator(rng, tp, noise_bytes_max=rng.choice([50, 400, 3_000]))
     segments = rng.randint(1, 6)
     made, ends = generator.generate(segments, batches_max=40)
     lost = [n for n in range(1, segments - 1) if rng.random() < 0.25]
@@ -157,7 +157,7 @@ async def _read_to_the_ends(world: World, number: int) -> None:
         rng.shuffle(order)
         requests = [
             RemoteReadRequest(
-                world.partitions[i].tip, places[i], rng.choice([1, 300, 20_000]), isolation
+                world.partitions[i].tp, places[i], rng.choice([1, 300, 20_000]), isolation
             )
             for i in order
         ]
@@ -218,10 +218,10 @@ def _check(
         assert any(result.records for result in results.values())
     if fetch.reason is CompletionReason.CANCELLED:
         assert not results
-    by_tip = {partition.tip: partition for partition in world.partitions}
+    by_tp = {partition.tp: partition for partition in world.partitions}
     left, first = bytes_max, True
     for i, result in sorted(results.items()):
-        partition = by_tip[requests[i].tip]
+        partition = by_tp[requests[i].tp]
         if result.error is not None:
             assert not result.records
             _check_error(partition, requests[i], fetch, result)

@@ -44,10 +44,10 @@ def draw_logs(rng: Random) -> list[SimulatedLog]:
     logs = []
     for name, topic_id in topics[: rng.choice([1, 1, 2])]:
         for partition in range(rng.randint(1, 3)):
-            tip = TopicIdPartition(topic_id, name, partition)
+            tp = TopicIdPartition(topic_id, name, partition)
             noise_bytes_max = rng.choice([50, 400, 3_000])
             generator = LogGenerator(Random(rng.random()), noise_bytes_max)
-            logs.append(generator.generate(tip, rng.randint(30, 150)))
+            logs.append(generator.generate(tp, rng.randint(30, 150)))
     return logs
 
 

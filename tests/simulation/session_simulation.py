@@ -177,13 +177,13 @@ class _Simulation:
         warnings = SparingWarnings(asyncio.get_running_loop().time)
         return LeaderViews(rlmm, LeaderLog(cluster), warnings)
 
-    def _is_archiving(self, tip: TopicIdPartition) -> bool:
-        return self._manager is not None and any(s.tip == tip for s in self._manager.status())
+    def _is_archiving(self, tp: TopicIdPartition) -> bool:
+        return self._manager is not None and any(s.tp == tp for s in self._manager.status())
 
-    def _gathered_from(self, tip: TopicIdPartition) -> int | None:
+    def _gathered_from(self, tp: TopicIdPartition) -> int | None:
         if self._manager is None:
             return None if self.world.config.archive.topics is None else NOT_KNOWN
-        return self._manager.gathered_from(tip)
+        return self._manager.gathered_from(tp)
 
     async def _archive(
         self,
@@ -211,7 +211,7 @@ class _Simulation:
     async def _begin(self, log: SimulatedLog) -> None:
         """Produce a part of the log at the start, and mostly archive and trim some of it."""
         world, rng = self.world, self.rng
-        world.archived_end[log.tip] = log.first_offset
+        world.archived_end[log.tp] = log.first_offset
         log.write(rng.randint(1, len(log.batches) * 4 // 5))
         log.replicate(asyncio.get_running_loop().time())
         for _ in range(rng.randint(1, 10)):
@@ -227,7 +227,7 @@ class _Simulation:
 
     async def _plant(self, log: SimulatedLog) -> None:
         world = self.world
-        end, stable = world.archived_end[log.tip], log.last_stable_offset
+        end, stable = world.archived_end[log.tp], log.last_stable_offset
         first = log.index_of(end) if end < stable else len(log.batches)
         last = first
         count = self.rng.randint(1, 30)
@@ -237,9 +237,9 @@ class _Simulation:
             return
         aborted = [(a.producer_id, a.first_offset, a.marker_offset) for a in log.aborted]
         metadata = await store_segment(
-            world.store.inner, self.rng, log.tip, list(log.batches[first:last]), aborted
+            world.store.inner, self.rng, log.tp, list(log.batches[first:last]), aborted
         )
-        world.archived_end[log.tip] = metadata.end_offset + 1
+        world.archived_end[log.tp] = metadata.end_offset + 1
 
     # -- the world -------------------------------------------------------------------------------
     async def _with_faults(self) -> None:
@@ -254,7 +254,7 @@ class _Simulation:
                     asyncio.TaskGroup() as consumers,
                 ):
                     for log in world.logs:
-                        consumers.create_task(self._produce(log), name=f"producer of {log.tip}")
+                        consumers.create_task(self._produce(log), name=f"producer of {log.tp}")
                     for number in range(rng.randint(2, 4)):
                         consumers.create_task(self._consume(number), name=f"consumer {number}")
             except TimeoutError:
@@ -284,10 +284,10 @@ class _Simulation:
         while not turn or not world.faults_over:
             await asyncio.sleep(rng.uniform(0, 3))
             logs = rng.sample(world.logs, rng.randint(1, len(world.logs)))
-            positions = {log.tip: draw_start(rng, log) for log in logs}
+            positions = {log.tp: draw_start(rng, log) for log in logs}
             habits = Habits.draw(rng)
             name = f"consumer-{number}.{turn}"
-            world.note(name, habits, *((str(tip), at) for tip, at in positions.items()))
+            world.note(name, habits, *((str(tp), at) for tp, at in positions.items()))
             await SimulatedConsumer(world, name, rng, habits, positions).run()
             turn += 1
 
@@ -365,19 +365,19 @@ class _Simulation:
             while True:
                 await asyncio.sleep(rng.uniform(0.1, 4))
                 log = rng.choice(world.logs)
-                view = await truth.refresh(log.tip, asyncio.get_running_loop().time())
+                view = await truth.refresh(log.tp, asyncio.get_running_loop().time())
                 if view.log_end_offset is not None:
-                    world.archived_end[log.tip] = view.log_end_offset
+                    world.archived_end[log.tp] = view.log_end_offset
                 self._trim(log)
 
     def _trim(self, log: SimulatedLog) -> None:
-        end = self.world.archived_end[log.tip]
+        end = self.world.archived_end[log.tp]
         known = self._rlmm.known_archived_topics() if self._rlmm else None
-        if known and log.tip.topic_id not in known[0]:
+        if known and log.tp.topic_id not in known[0]:
             return  # known limit: the proxy does not see an archive that began in an outage
         if end > log.start_offset:
             log.trim(self.rng.choice([end, end, self.rng.randint(log.start_offset, end)]))
-            self.world.note("trimmed", str(log.tip), log.start_offset, end)
+            self.world.note("trimmed", str(log.tp), log.start_offset, end)
             self.world.cluster.moved()
 
     # -- the end ---------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ class World:
         """The longest time the store can have kept a read from its data by now."""
         return now - self.faulty_since if now <= self.fair_since + self.recovery_s else 0.0
 
-    def log_of(self, tip: TopicIdPartition) -> SimulatedLog:
-        return self.cluster.logs[tip.topic, tip.partition]
+    def log_of(self, tp: TopicIdPartition) -> SimulatedLog:
+        return self.cluster.logs[tp.topic, tp.partition]
 
     def note(self, *event: object) -> None:
         line = f"{asyncio.get_running_loop().time() - START_S:.6f} {event}"

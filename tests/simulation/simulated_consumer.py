@@ -82,30 +82,30 @@ class SimulatedConsumer:
     _paused: set[TopicIdPartition] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        final_of = {tip: self.world.log_of(tip).final_offset for tip in self.positions}
-        self.above = {tip for tip, at in self.positions.items() if at > final_of[tip]}
+        final_of = {tp: self.world.log_of(tp).final_offset for tp in self.positions}
+        self.above = {tp for tp, at in self.positions.items() if at > final_of[tp]}
 
     async def run(self) -> None:
         leaders = self.world.cluster.leaders
         by_node: dict[int, list[TopicIdPartition]] = {}
-        for tip in self.positions:
-            by_node.setdefault(leaders[tip.topic, tip.partition], []).append(tip)
+        for tp in self.positions:
+            by_node.setdefault(leaders[tp.topic, tp.partition], []).append(tp)
         async with asyncio.TaskGroup() as nodes:
-            for node_id, tips in by_node.items():
-                nodes.create_task(self._read(node_id, tips), name=f"{self.name} at {node_id}")
+            for node_id, tps in by_node.items():
+                nodes.create_task(self._read(node_id, tps), name=f"{self.name} at {node_id}")
         self.world.note(self.name, "is done")
 
-    async def _read(self, node_id: int, tips: list[TopicIdPartition]) -> None:
+    async def _read(self, node_id: int, tps: list[TopicIdPartition]) -> None:
         """Read all of the node's partitions to their final ends."""
         session = ClientFetchSession(self.habits.sessions)
-        while not self._done(tips):
+        while not self._done(tps):
             connection = None
             try:
                 connection = await self._dial(node_id)
-                while not self._done(tips):
-                    await self._fetch(connection, session, tips)
+                while not self._done(tps):
+                    await self._fetch(connection, session, tps)
                 if not self.habits.sessions and self.rng.random() < 0.3:
-                    await self._ask_above_the_end(connection, self.rng.choice(tips))
+                    await self._ask_above_the_end(connection, self.rng.choice(tps))
             except OSError as error:
                 self.world.note(self.name, "lost", type(error).__name__)
                 await asyncio.sleep(self.rng.uniform(0.02, 0.2))
@@ -115,10 +115,10 @@ class SimulatedConsumer:
                 if connection is not None:
                     await connection.close()
 
-    def _done(self, tips: list[TopicIdPartition]) -> bool:
-        if not self.above.isdisjoint(tips):
+    def _done(self, tps: list[TopicIdPartition]) -> bool:
+        if not self.above.isdisjoint(tps):
             return False
-        return all(self.positions[tip] >= self.world.log_of(tip).final_offset for tip in tips)
+        return all(self.positions[tp] >= self.world.log_of(tp).final_offset for tp in tps)
 
     async def _dial(self, node_id: int) -> ClientConnection:
         loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ class SimulatedConsumer:
         _, bootstrap = await loop.create_connection(make, *BOOTSTRAP)
         assert isinstance(bootstrap, ClientConnection)
         try:
-            topics = sorted({tip.topic for tip in self.positions})
+            topics = sorted({tp.topic for tp in self.positions})
             answer = (await bootstrap.ask(*metadata_request(topics))).message
         finally:
             await bootstrap.close()
@@ -141,11 +141,11 @@ class SimulatedConsumer:
         self,
         connection: ClientConnection,
         session: ClientFetchSession,
-        tips: list[TopicIdPartition],
+        tps: list[TopicIdPartition],
     ) -> None:
         rng, habits = self.rng, self.habits
-        self._change_mind(tips)
-        order = [tip for tip in tips if tip not in self._paused]
+        self._change_mind(tps)
+        order = [tp for tp in tps if tp not in self._paused]
         if not order:
             await asyncio.sleep(0.05)
             return
@@ -153,7 +153,7 @@ class SimulatedConsumer:
             self.turns += 1  # as clients without a session do, to be fair to all partitions
             at = self.turns % len(order)
             order = order[at:] + order[:at]
-        wanted = {tip: Wanted(self.positions[tip], habits.partition_bytes) for tip in order}
+        wanted = {tp: Wanted(self.positions[tp], habits.partition_bytes) for tp in order}
         limits = {
             "max_wait_ms": habits.max_wait_ms,
             "min_bytes": 1,
@@ -165,7 +165,7 @@ class SimulatedConsumer:
         waiting = connection.ask(request, FETCH_RESPONSE, habits.version)
         behind = None
         if rng.random() < habits.pipelines:
-            behind = connection.ask(*metadata_request(sorted({tip.topic for tip in tips})))
+            behind = connection.ask(*metadata_request(sorted({tp.topic for tp in tps})))
         if rng.random() < habits.dawdles:
             connection.dawdle(rng.uniform(0.01, 1.0))
         try:
@@ -180,45 +180,45 @@ class SimulatedConsumer:
         if not habits.max_wait_ms and check.empty:
             await asyncio.sleep(0.02)  # a client that does not wait in the fetch waits here
 
-    async def _ask_above_the_end(self, connection: ClientConnection, tip: TopicIdPartition) -> None:
+    async def _ask_above_the_end(self, connection: ClientConnection, tp: TopicIdPartition) -> None:
         """The answer is "out of range" once that is known for sure; until then there is no data."""
-        offset = self.world.log_of(tip).final_offset + self.rng.choice([1, 1_000])
+        offset = self.world.log_of(tp).final_offset + self.rng.choice([1, 1_000])
         limits = {"max_wait_ms": 100, "min_bytes": 1, "max_bytes": 1_000, "isolation_level": 0}
         session = ClientFetchSession(False)
         while True:
-            request, _ = session.request({tip: Wanted(offset, 1_000)}, self.habits.version, limits)
+            request, _ = session.request({tp: Wanted(offset, 1_000)}, self.habits.version, limits)
             answered = await connection.ask(request, FETCH_RESPONSE, self.habits.version)
             part = answered.message.responses[0].partitions[0]
-            assert not part.records, f"{self.name}: records above the end of {tip}"
+            assert not part.records, f"{self.name}: records above the end of {tp}"
             self.world.note(self.name, "above the end", part.error_code)
             if part.error_code == OFFSET_OUT_OF_RANGE:
                 return
             assert part.error_code == 0
 
-    def _change_mind(self, tips: list[TopicIdPartition]) -> None:
+    def _change_mind(self, tps: list[TopicIdPartition]) -> None:
         """Now and then a consumer seeks back, or pauses a partition for a while."""
         rng = self.rng
         if rng.random() < self.habits.seeks and not self.world.faults_over:
-            tip = rng.choice(tips)
-            log = self.world.log_of(tip)
+            tp = rng.choice(tps)
+            log = self.world.log_of(tp)
             # Not above the high watermark: there the broker answers "out of range".
-            self.positions[tip] = rng.randint(
-                log.first_offset, min(self.positions[tip], log.high_watermark)
+            self.positions[tp] = rng.randint(
+                log.first_offset, min(self.positions[tp], log.high_watermark)
             )
-            self.above.discard(tip)
-            self.starving_since.pop(tip, None)
-            self.world.note(self.name, "seeks", str(tip), self.positions[tip])
+            self.above.discard(tp)
+            self.starving_since.pop(tp, None)
+            self.world.note(self.name, "seeks", str(tp), self.positions[tp])
         if rng.random() < self.habits.pauses:
-            tip = rng.choice(tips)
-            self._paused ^= {tip}
-            self.starving_since.pop(tip, None)
+            tp = rng.choice(tps)
+            self._paused ^= {tp}
+            self.starving_since.pop(tp, None)
         if self.world.faults_over:
             self._paused.clear()
 
     def _tail_at(self, wanted: dict[TopicIdPartition, Wanted]) -> set[TopicIdPartition]:
         """The partitions whose asked offset the broker has (or will write next)."""
         return {
-            tip
-            for tip, asked in wanted.items()
-            if tip not in self.above and self.world.log_of(tip).start_offset <= asked.offset
+            tp
+            for tp, asked in wanted.items()
+            if tp not in self.above and self.world.log_of(tp).start_offset <= asked.offset
         }

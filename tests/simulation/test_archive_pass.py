@@ -61,7 +61,7 @@ def test_what_no_second_try_mends_is_tried_once() -> None:
         world.write(0, 1)
         world.write(1, 1)
         [left] = await world.once()
-        assert (left.tip.partition, left.again, store.asked.count(0)) == (0, False, 1)
+        assert (left.tp.partition, left.again, store.asked.count(0)) == (0, False, 1)
 
     run_world(main, partitions=2, store=store)
 
@@ -90,7 +90,7 @@ def test_a_store_that_is_away_is_not_asked_for_each_partition() -> None:
         for partition in range(count):
             world.write(partition, 1)
         left = await world.once(workers_max=1)
-        assert [one.tip.partition for one in left] == list(range(count))
+        assert [one.tp.partition for one in left] == list(range(count))
         assert all(one.failed for one in left)
         assert len(store.asked) == TRIES_MAX * FAILED_IN_A_ROW_MAX
         assert "not tried, as others failed before: away" in str(left[-1])
@@ -141,7 +141,7 @@ def test_records_lost_before_anything_was_archived_are_named_too() -> None:
     async def main(world: World) -> None:
         world.write(0, 10)
         archive_pass = world.archive_pass()
-        archive_pass.log_starts = {world.logs[0].tip: 0}  # as planned before the trim
+        archive_pass.log_starts = {world.logs[0].tp: 0}  # as planned before the trim
         world.trim(0, 30)
         _, [left] = await archive_pass.run()
         assert (left.offsets, left.cause) == ((0, 29), GONE)

@@ -47,7 +47,7 @@ class World:
 
     @asynccontextmanager
     async def reader(
-        self, here: Callable[[TopicIdPartition], int | None] = lambda tip: None
+        self, here: Callable[[TopicIdPartition], int | None] = lambda tp: None
     ) -> AsyncIterator[ArchiverPositions]:
         clock = asyncio.get_running_loop().time
         async with ArchiverPositions(
@@ -131,7 +131,7 @@ def test_what_is_said_is_read_kept_up_to_date_and_taken_back() -> None:
         async with world.reader() as reader:
             async with world.archiver(positions):
                 await reader.refresh(await now())
-                assert [reader.gathered_from(tip) for tip in (T0, T1)] == [100, NOT_KNOWN]
+                assert [reader.gathered_from(tp) for tp in (T0, T1)] == [100, NOT_KNOWN]
                 positions[T0] = 250
                 await asyncio.sleep(1.5)
                 assert reader.gathered_from(T0) == 100, "nobody has looked"
@@ -218,7 +218,7 @@ def test_of_several_the_lowest_counts_and_of_this_process_its_own_word() -> None
             world.archiver({T0: 60, T1: 3}, number=2),
         ):
             await reader.refresh(await now())
-            assert [reader.gathered_from(tip) for tip in (T0, T1)] == [60, 7]
+            assert [reader.gathered_from(tp) for tp in (T0, T1)] == [60, 7]
 
     run_virtual(main)
 
@@ -359,7 +359,7 @@ def test_what_an_archiver_says_is_shown_elsewhere() -> None:
     async def main() -> None:
         world, said = World(), [ForPeople(("The disk fails",), "the brokers delete nothing")]
         told = PublishedPositions(
-            world.rsm, UUID(int=1), lambda: [T0], lambda tip: 100, lambda topics: said[0]
+            world.rsm, UUID(int=1), lambda: [T0], lambda tp: 100, lambda topics: said[0]
         )
         async with watched(world):
             task = asyncio.create_task(told.run())

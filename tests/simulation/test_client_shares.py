@@ -20,9 +20,9 @@ SMALL_CHUNKS = ReadingLimits(chunk_bytes=16 * KiB)
 
 def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -> None:
     async def main(replay: Replay) -> None:
-        tips = [log.tip for log in replay.logs]
-        two = [PlainReader(f"id-{tip.partition}", [tip]) for tip in tips[:2]]  # one host, two ids
-        other = PlainReader("id-0", [tips[2]], host="10.9.9.8")
+        tps = [log.tp for log in replay.logs]
+        two = [PlainReader(f"id-{tp.partition}", [tp]) for tp in tps[:2]]  # one host, two ids
+        other = PlainReader("id-0", [tps[2]], host="10.9.9.8")
         began = now()
         async with asyncio.TaskGroup() as group:
             for reader in (*two, other):
@@ -50,7 +50,7 @@ def test_a_client_gets_its_rate_over_all_its_connections_and_is_told_to_wait() -
 def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
     async def main(replay: Replay) -> None:
         *_, tail = replay.logs
-        reader = PlainReader("both", [log.tip for log in replay.logs], wait_ms=100)
+        reader = PlainReader("both", [log.tp for log in replay.logs], wait_ms=100)
         written: dict[int, float] = {0: now()}
 
         async def produce() -> None:
@@ -65,7 +65,7 @@ def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(produce())
             group.create_task(reader.read(began + 20))
-        arrived = [t for t in reader.taken if t.tip == tail.tip]
+        arrived = [t for t in reader.taken if t.tp == tail.tp]
         assert sum(t.size for t in arrived) == 60 * BATCH_BYTES
         number = 0
         for taken in arrived:
@@ -73,7 +73,7 @@ def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
                 if number:
                     assert taken.at - written[number] < 0.1
                 number += 1
-        archived = [t for t in reader.taken if t.tip != tail.tip]
+        archived = [t for t in reader.taken if t.tp != tail.tp]
         assert 0.6 * RATE * 20 <= sum(t.size for t in archived) <= RATE * 21 + RATE
         assert not reader.throttles_ms  # a throttled client would stop reading its tail, too
 
@@ -82,7 +82,7 @@ def test_the_tail_of_a_client_that_owes_does_not_wait() -> None:
 
 def test_without_a_rate_nobody_is_throttled() -> None:
     async def main(replay: Replay) -> None:
-        reader = PlainReader("free", [replay.logs[0].tip])
+        reader = PlainReader("free", [replay.logs[0].tp])
         began = now()
         await reader.read(began + 60, ends=3_000 * BATCH_OFFSETS)
         assert reader.size() == 3_000 * BATCH_BYTES
@@ -96,7 +96,7 @@ def test_a_client_with_many_partitions_leaves_one_with_one_its_share() -> None:
     """Two fetcher tasks, 50 ms a read, 24 partitions to 1: in request order it would have 1/25."""
 
     async def main(replay: Replay) -> None:
-        *many, alone = [log.tip for log in replay.logs]
+        *many, alone = [log.tp for log in replay.logs]
         greedy = PlainReader("greedy", many, partition_bytes=16 * KiB)
         modest = PlainReader("modest", [alone], partition_bytes=16 * KiB)
         began = now()

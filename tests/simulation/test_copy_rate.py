@@ -67,7 +67,7 @@ def test_all_partitions_together_take_no_more_than_the_rate(
                 return int(loop.time() * 1000)
 
             async def archived() -> list[int]:
-                views = [await rlmm.refresh(log.tip, now()) for log in logs]
+                views = [await rlmm.refresh(log.tp, now()) for log in logs]
                 return [view.log_end_offset or 0 for view in views]
 
             if once:

@@ -16,9 +16,9 @@ def test_no_answer_is_empty(wait_ms: int) -> None:
     """kafka-go takes an empty answer for a broken one and reconnects, so it makes no progress."""
 
     async def main(replay: Replay) -> None:
-        reader = PlainReader("short", [replay.logs[0].tip], wait_ms=wait_ms)
+        reader = PlainReader("short", [replay.logs[0].tp], wait_ms=wait_ms)
         await reader.read(now() + 60, ends=BATCHES * BATCH_OFFSETS)
-        assert reader.positions[replay.logs[0].tip] == BATCHES * BATCH_OFFSETS
+        assert reader.positions[replay.logs[0].tp] == BATCHES * BATCH_OFFSETS
         assert reader.answers == len(reader.taken)
 
     reading = ReadingLimits(chunk_bytes=16 * KiB, read_ahead_chunks_max=0)

@@ -186,9 +186,9 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     identified: Counter[int] = Counter()  # by turn of the loop
     ask_edges, identify = FetchJudging._ask_edges, FetchJudging.identify
 
-    async def asked_edges(self: FetchJudging, tips: Any, not_older_than: float) -> None:
-        asked.append(len(tips))
-        await ask_edges(self, tips, not_older_than)
+    async def asked_edges(self: FetchJudging, tps: Any, not_older_than: float) -> None:
+        asked.append(len(tps))
+        await ask_edges(self, tps, not_older_than)
 
     def identifies(self: FetchJudging, topic: bytes, partition: int) -> Any:
         loop = asyncio.get_running_loop()

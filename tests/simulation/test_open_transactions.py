@@ -24,7 +24,7 @@ SELDOM: dict[str, Any] = {
 
 
 def reported(manager: RemoteLogManager, kind: Kind) -> Condition | None:
-    found = [manager.concerns.health.reported(kind, one.tip) for one in manager.status()]
+    found = [manager.concerns.health.reported(kind, one.tp) for one in manager.status()]
     return found[0] if found else None
 
 

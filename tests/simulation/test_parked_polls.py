@@ -29,7 +29,7 @@ def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> No
     async def main(replay: Replay) -> None:
         nonlocal of_archive, of_tail
         archived, tail = replay.logs
-        connection = await PlainReader("reader", [archived.tip, tail.tip]).dial()
+        connection = await PlainReader("reader", [archived.tp, tail.tp]).dial()
         for number in range(FETCHES):
             version, isolation = (even, odd)[number % 2]
             end = tail.log_end_offset
@@ -38,8 +38,8 @@ def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> No
                 tail.replicate(now())
                 await asyncio.sleep(0.05)  # the parked poll is answered
             wanted = {
-                archived.tip: Wanted(number * BATCH_OFFSETS, 1),
-                tail.tip: Wanted(end, 1 << 20),
+                archived.tp: Wanted(number * BATCH_OFFSETS, 1),
+                tail.tp: Wanted(end, 1 << 20),
             }
             limits = LIMITS | {"max_bytes": 1 << 20, "isolation_level": isolation}
             request, _ = ClientFetchSession(enabled=False).request(wanted, version, limits)
@@ -49,8 +49,8 @@ def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> No
             assert [part.error_code for part in parts.values()] == [0, 0]
             for part in parts.values():
                 assert (part.aborted_transactions is None) == (isolation == 0)
-            of_archive += bool(parts[archived.tip.partition].records)
-            of_tail += bool(parts[tail.tip.partition].records)
+            of_archive += bool(parts[archived.tp.partition].records)
+            of_tail += bool(parts[tail.tp.partition].records)
         await connection.close()
 
     run_replay(RemoteFetchConfig(), main, partitions=2, batches=20, tail_batches=20)

@@ -74,7 +74,7 @@ def test_behind_the_deleted_batch_the_archiver_goes_on() -> None:
         world.write(0, 5)
         async with world.archiving() as manager:
             health = manager.concerns.health
-            while not (found := health.reported(Kind.LOG_DAMAGED, log.tip)):  # noqa: ASYNC110
+            while not (found := health.reported(Kind.LOG_DAMAGED, log.tp)):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             assert "the batch of offsets 20 to 29 fails its CRC" in found.what
             assert await world.archive_end(0) == 20

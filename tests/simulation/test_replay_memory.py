@@ -16,7 +16,7 @@ from random import Random
 
 from fetchproxy_protocol.fetch import FetchRequest, PartitionPatch
 from fetchproxy_protocol.primitives import Buffer
-from generated_archive import make_batch, random_tip, store_segment
+from generated_archive import make_batch, random_tp, store_segment
 from memory_object_store import MemoryObjectStore
 from virtual_loop import run_virtual
 
@@ -90,10 +90,10 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
         rng = Random(1)
         store = CountingStore()
         rsm = RemoteStorageManager(store)
-        tips = [random_tip(rng, partition=number) for number in range(PARTITIONS)]
-        for tip in tips:
+        tps = [random_tp(rng, partition=number) for number in range(PARTITIONS)]
+        for tp in tps:
             batches = [make_batch(i, 1, rng.randbytes(BATCH_BYTES - 61)) for i in range(BATCHES)]
-            await store_segment(store, rng, tip, batches, [(1, 5, 9)], index_interval_bytes=1)
+            await store_segment(store, rng, tp, batches, [(1, 5, 9)], index_interval_bytes=1)
         budget = AnswerBudget(ANSWER, ANSWERS)
         async with (
             StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
@@ -102,7 +102,7 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
         ):
             for number in range(CLIENTS):
                 client = Client(number, purgatory, budget, told)
-                clients.create_task(client.run(rng.choice(tips), Random(number)))
+                clients.create_task(client.run(rng.choice(tps), Random(number)))
         assert budget.taken == 0
 
     run_virtual(main)
@@ -122,7 +122,7 @@ class Client:
     budget: AnswerBudget
     told: Told
 
-    async def run(self, tip: TopicIdPartition, rng: Random) -> None:
+    async def run(self, tp: TopicIdPartition, rng: Random) -> None:
         """Get five answers with records, from random offsets; most clients are slow."""
         clock = asyncio.get_running_loop().time
         slow_s = rng.choice([0.0, 1.0, 30.0])
@@ -130,7 +130,7 @@ class Client:
         while done < 5:
             deadline = clock() + 0.5
             await self.budget.wait_for_room(deadline)
-            pieces = await self._read(tip, rng.randrange(BATCHES), deadline)
+            pieces = await self._read(tp, rng.randrange(BATCHES), deadline)
             size = sum(map(len, pieces))
             with self.budget.taking(pieces) as pieces:
                 self.told.over = max(self.told.over, self.budget.taken)
@@ -142,12 +142,12 @@ class Client:
             self.told.size += size
             done += 1
 
-    async def _read(self, tip: TopicIdPartition, offset: int, deadline: float) -> Sequence[Buffer]:
-        request = RemoteReadRequest(tip, offset, ANSWER, COMMITTED, self.number)
+    async def _read(self, tp: TopicIdPartition, offset: int, deadline: float) -> Sequence[Buffer]:
+        request = RemoteReadRequest(tp, offset, ANSWER, COMMITTED, self.number)
         fetch = self.purgatory.watch([request], bytes_max=ANSWER, deadline=deadline)
         await fetch.completed.wait()
         found = [
-            PartitionAnswer((b"weather", tip.partition), PartitionPatch(), 0, result.records)
+            PartitionAnswer((b"weather", tp.partition), PartitionPatch(), 0, result.records)
             for result in fetch.results().values()
         ]
         room = AnswerRoom(self.budget.room(), first_whole=not self.budget.full)

@@ -80,7 +80,7 @@ async def _live(here: Outage) -> None:
             log.write(1)
             log.replicate(now())
             log.trim(log.log_end_offset - RETAINED_BATCHES * BATCH_OFFSETS)
-        archived = {status.tip.partition: status for status in here.manager.status()}
+        archived = {status.tp.partition: status for status in here.manager.status()}
         lost = [status for status in archived.values() if status.lost is not None]
         if lost and here.losses_begin is None:
             here.losses_begin = now()

@@ -64,7 +64,7 @@ def test_replay_takes_one_step_a_turn_beside_a_tail(
     steps = counted_steps(monkeypatch)
 
     async def main(replay: Replay) -> None:
-        *archived, tail = (log.tip for log in replay.logs)
+        *archived, tail = (log.tp for log in replay.logs)
         readers = [PlainReader(f"{n}", [archived[n % len(archived)]]) for n in range(READERS)]
         end = now() + 60.0
         async with asyncio.TaskGroup() as group:

@@ -72,13 +72,13 @@ def walking(walk: Walk) -> Iterator[None]:
 async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
     """The walk of the fifth fetch in a row; each of them gets records."""
     log = replay.logs[partition]
-    connection = await PlainReader("walker", [log.tip]).dial()
+    connection = await PlainReader("walker", [log.tp]).dial()
     session, position, walk = ClientFetchSession(False), first, Walk()
     for number in range(5):
         if log.high_watermark == position:
             log.write(1)
             log.replicate(now())
-        wanted = {log.tip: Wanted(position, PARTITION_BYTES)}
+        wanted = {log.tp: Wanted(position, PARTITION_BYTES)}
         request, _ = session.request(wanted, VERSION, LIMITS)
         if number == 4:
             with walking(walk):

@@ -86,12 +86,12 @@ async def until(condition: Callable[[], bool]) -> None:
     pytest.fail("it does not come about")
 
 
-def earliest_request(tip: TopicIdPartition) -> tuple[Any, Any, int]:
+def earliest_request(tp: TopicIdPartition) -> tuple[Any, Any, int]:
     of_topic = ListOffsetsRequest.ListOffsetsTopic
     partition = of_topic.ListOffsetsPartition(
-        partition_index=tip.partition, current_leader_epoch=-1, timestamp=-2
+        partition_index=tp.partition, current_leader_epoch=-1, timestamp=-2
     )
-    asked = [of_topic(name=tip.topic, partitions=[partition])]
+    asked = [of_topic(name=tp.topic, partitions=[partition])]
     return (
         ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=asked),
         ListOffsetsResponse,
@@ -122,8 +122,8 @@ class TopicsWorld:
                     )
                     for i in range(BATCHES)
                 ]
-                tip = TopicIdPartition(topic_id, topic, partition)
-                log = SimulatedLog(tip, batches, (), [END] * (BATCHES + 1))
+                tp = TopicIdPartition(topic_id, topic, partition)
+                log = SimulatedLog(tp, batches, (), [END] * (BATCHES + 1))
                 log.write(BATCHES)
                 log.replicate(asyncio.get_running_loop().time())
                 self.brokers.add(log)
@@ -134,7 +134,7 @@ class TopicsWorld:
         """All of it is in the archive, and no longer on the brokers."""
 
         def are_archived() -> bool:
-            statuses = [self.parts.work(log.tip) for log in logs]
+            statuses = [self.parts.work(log.tp) for log in logs]
             return all(s is not None and s.archive_end == END for s in statuses)
 
         await until(are_archived)
@@ -160,12 +160,12 @@ class TopicsWorld:
             lambda: ClientConnection(f"client-{number}"), *gateway, local_addr=address
         )
         assert isinstance(connection, ClientConnection)
-        await connection.ask(*metadata_request([log.tip.topic]))
-        found = await connection.ask(*earliest_request(log.tip))
+        await connection.ask(*metadata_request([log.tp.topic]))
+        found = await connection.ask(*earliest_request(log.tp))
         assert found.message.topics[0].partitions[0].offset == 0
         session, offset = ClientFetchSession(False), 0
         while offset < END:
-            wanted = {log.tip: Wanted(offset, 1 << 20)}
+            wanted = {log.tp: Wanted(offset, 1 << 20)}
             limits = {
                 "max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0,
             }  # fmt: skip

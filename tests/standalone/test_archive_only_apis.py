@@ -35,7 +35,7 @@ from kafka.protocol.metadata import (
     MetadataResponse,
 )
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
 
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
@@ -64,11 +64,11 @@ async def plant() -> PlantedArchive:
     )  # fmt: skip
     await planted.add(SECOND, epochs=(EpochStart(2, 31),))
     await planted.add(AFTER_GAP, start=60, epochs=(EpochStart(5, 60),))
-    old = await planted.add([batch(0)], tip=OLD)
-    new = await planted.add([batch(5)], tip=NEW)
+    old = await planted.add([batch(0)], tp=OLD)
+    new = await planted.add([batch(5)], tp=NEW)
     await planted.restate(replace(old, event_timestamp_ms=1_000))
     await planted.restate(replace(new, event_timestamp_ms=2_000))
-    await planted.add([batch(0)], tip=HOLED)
+    await planted.add([batch(0)], tp=HOLED)
     return planted
 
 
@@ -141,7 +141,7 @@ def describe_cluster() -> Any:
     return DescribeClusterRequest(include_cluster_authorized_operations=False, endpoint_type=1)
 
 
-ORDERS = (TIP.topic, TIP.topic_id, 0)
+ORDERS = (TP.topic, TP.topic_id, 0)
 
 
 @pytest.mark.parametrize("version", range(5))  # kafka-python knows no later one
@@ -191,7 +191,7 @@ async def test_metadata(client: Client, version: int, served: ServedArchive) -> 
     assert found == {"orders": [0], "again": [0], "holed": [0, 1, 2]}
     if version >= 10:
         ids = {t.name: t.topic_id for t in answer.topics}
-        assert ids == {"orders": TIP.topic_id, "again": NEW.topic_id, "holed": HOLED.topic_id}
+        assert ids == {"orders": TP.topic_id, "again": NEW.topic_id, "holed": HOLED.topic_id}
     asked = MetadataRequest.MetadataRequestTopic
     wanted = [
         asked(name="nothing", topic_id=UUID(int=0)),
@@ -232,7 +232,7 @@ async def test_fetch(client: Client, version: int) -> None:
         assert one(await fetch(client, version, {ORDERS: offset})).error_code == 1
     unknown = one(await fetch(client, version, {("nothing", UUID(int=99), 0): 0}))
     assert unknown.error_code == (100 if version >= 13 else 3)
-    number = one(await fetch(client, version, {(TIP.topic, TIP.topic_id, 9): 0}))
+    number = one(await fetch(client, version, {(TP.topic, TP.topic_id, 9): 0}))
     assert number.error_code == 3
 
 
@@ -262,7 +262,7 @@ async def test_at_the_end_a_fetch_waits_and_sees_the_archive_grow() -> None:
             answer = FetchResponse[11].decode(await client.receive(), header=True)
         assert bytes(one(answer).records) == batch(80, epoch=5)
         topic = TopicIdPartition(UUID(int=50), "new", 0)
-        await planted.add([batch(0)], tip=topic)
+        await planted.add([batch(0)], tp=topic)
         while one(await fetch(client, 11, {("new", UUID(int=0), 0): 0})).error_code == 3:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 

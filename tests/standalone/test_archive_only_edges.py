@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from kafka.protocol.consumer import ListOffsetsResponse
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
-from planted_archive import TIP
+from planted_archive import TP
 from served_archive import serve_archive
 from test_archive_only_apis import END, HOLED, ORDERS, fetch, offsets_request, one, plant
 
@@ -58,7 +58,7 @@ async def test_deleted_records_are_below_the_beginning() -> None:
     planted = await plant()
     async with StoreBackedRemoteLogMetadataManager(planted.rsm, MetadataConfig()) as archiver:
         for start, end in ((15, END), (END, END)):
-            await archiver.raise_log_start_offset(TIP, start)
+            await archiver.raise_log_start_offset(TP, start)
             async with serve_archive(planted) as served:
                 client = await served.client()
                 for timestamp, edge in ((-2, start), (-1, end)):

@@ -28,7 +28,7 @@ FUZZED = TopicIdPartition(TOPIC_ID, "fuzzed", 0)
 async def plant() -> PlantedArchive:
     planted = PlantedArchive()
     await planted.add([batch(0), batch(10)])
-    await planted.add([batch(10 * i) for i in range(100)], tip=FUZZED)
+    await planted.add([batch(10 * i) for i in range(100)], tp=FUZZED)
     return planted
 
 

@@ -47,8 +47,8 @@ async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many(
     planted, partitions = PlantedArchive(chunk_bytes=1 << 20), 40
     long = timed_batch(0, [1_000] * 9_999 + [9_000], 1, value=b"v").content
     for n in range(partitions):
-        await planted.add([long], tip=TopicIdPartition(UUID(int=7), "many", n))
-    await planted.add([long], tip=TopicIdPartition(UUID(int=8), "one", 0))
+        await planted.add([long], tp=TopicIdPartition(UUID(int=7), "many", n))
+    await planted.add([long], tp=TopicIdPartition(UUID(int=8), "one", 0))
 
     def request(topic: str, count: int) -> ListOffsetsRequest:
         made = offsets_request(5_000, topic)
@@ -308,12 +308,12 @@ async def test_an_outage_is_never_out_of_range_and_ends() -> None:
 
 
 def test_a_wide_fetch_reads_others_first_in_each_half_second() -> None:
-    tips = {(b"t", n): TopicIdPartition(UUID(int=1), "t", n) for n in range(450)}
+    tps = {(b"t", n): TopicIdPartition(UUID(int=1), "t", n) for n in range(450)}
     starts = []
     for now in (0.0, 0.4, 0.5, 1.0, 1.5):
-        every = list(_in_rotation(tips, now))
+        every = list(_in_rotation(tps, now))
         assert max(map(len, every)) == PARTITIONS_READ_MAX
-        assert {key for piece in every for key in piece} == tips.keys()
+        assert {key for piece in every for key in piece} == tps.keys()
         starts.append(min(every[0])[1])
     assert starts == [0, 0, 200, 400, 0]
     assert list(_in_rotation({}, 0.7)) == []

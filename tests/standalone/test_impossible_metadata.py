@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 from kafka.protocol.consumer import ListOffsetsResponse
-from planted_archive import TIP, PlantedArchive
+from planted_archive import TP, PlantedArchive
 from served_archive import serve_archive
 from structlog.testing import capture_logs
 from test_archive_only_apis import FIRST, ORDERS, fetch, offsets_request, one, plant
@@ -20,14 +20,14 @@ LAST = 2**63 - 1
 
 
 async def an_end_beyond_all_offsets(planted: PlantedArchive) -> None:
-    last = max(planted.segments, key=lambda s: (s.topic_id_partition == TIP, s.end_offset))
+    last = max(planted.segments, key=lambda s: (s.topic_id_partition == TP, s.end_offset))
     await planted.restate(replace(last, end_offset=LAST))
 
 
 async def a_base_beyond_all_offsets(planted: PlantedArchive) -> None:
     beyond = replace(
         planted.segments[0],
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=99)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=99)),
         start_offset=LAST,
         end_offset=LAST,
     )
@@ -55,7 +55,7 @@ async def test_an_offset_that_cannot_be_is_unreadable_metadata(planting) -> None
 
 async def test_a_log_start_behind_all_offsets() -> None:
     planted = await plant()
-    await planted.store.put(log_start_key("archive/", TIP, LAST), b"")
+    await planted.store.put(log_start_key("archive/", TP, LAST), b"")
     async with serve_archive(planted) as served:
         client = await served.client()
         for timestamp in (-2, -1, 0):

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 from served_archive import Client, serve_archive
 
 from fetchproxy.segments.object_keys import uuid_text
@@ -33,13 +33,13 @@ async def test_partitions_come_and_topics_are_deleted_and_made_again() -> None:
     await planted.add([batch(0)])
     async with serve_archive(planted) as served:
         client = await served.client()
-        await until_it_names(client, TIP.topic_id, 1)
-        await planted.add([batch(0)], tip=TIP._replace(partition=1))
-        await until_it_names(client, TIP.topic_id, 2)
+        await until_it_names(client, TP.topic_id, 1)
+        await planted.add([batch(0)], tp=TP._replace(partition=1))
+        await until_it_names(client, TP.topic_id, 2)
         for key in list(planted.store._objects):
-            if uuid_text(TIP.topic_id) in key:
+            if uuid_text(TP.topic_id) in key:
                 await planted.store.delete(key)
         await until_it_names(client, None, 0)
-        again = TIP._replace(topic_id=UUID(int=2))
-        await planted.add([batch(0)], tip=again)
+        again = TP._replace(topic_id=UUID(int=2))
+        await planted.add([batch(0)], tp=again)
         await until_it_names(client, again.topic_id, 1)

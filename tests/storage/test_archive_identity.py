@@ -30,7 +30,7 @@ from fetchproxy.storage.archive_identity import (
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
-TIP = TopicIdPartition(UUID(int=7), "orders", 0)
+TP = TopicIdPartition(UUID(int=7), "orders", 0)
 WORDS = st.text(st.characters(categories=["L", "N", "P"], max_codepoint=0x7E), min_size=1)
 OURS = ArchiveIdentity(UUID(int=5), "cluster-1", "topic __remote_log_metadata")
 
@@ -79,9 +79,9 @@ async def test_a_place_without_an_archive_is_no_empty_archive() -> None:
             with pytest.raises(ArchiveMissing):
                 await look()
         with pytest.raises(ArchiveMissing):
-            assert [found async for found in rsm.list_partition(TIP)]
+            assert [found async for found in rsm.list_partition(TP)]
         with pytest.raises(ArchiveMissing):
-            await rsm.put_log_start_offset(TIP, 5, b"")
+            await rsm.put_log_start_offset(TP, 5, b"")
         assert [found async for found in store.list("")] == []
         await rsm.identity.state(OURS)
         assert await rsm.list_partitions() == []
@@ -91,15 +91,15 @@ async def test_an_archive_that_goes_away_is_missed_before_it_is_believed_to_be_e
     async with MemoryObjectStore() as store:
         rsm = RemoteStorageManager(store, must_exist=True)
         await rsm.identity.state(OURS)
-        await rsm.put_log_start_offset(TIP, 5, b"")
-        assert await rsm.list_partitions() == [TIP]
+        await rsm.put_log_start_offset(TP, 5, b"")
+        assert await rsm.list_partitions() == [TP]
         for found in [found async for found in store.list("")]:
             await store.delete(found.key)
         await asyncio.sleep(1.1)
         with pytest.raises(ArchiveMissing):
             await rsm.list_partitions()
         with pytest.raises(ArchiveMissing):
-            await rsm.put_log_start_offset(TIP, 6, b"")
+            await rsm.put_log_start_offset(TP, 6, b"")
 
 
 async def test_who_is_set_to_another_manager_neither_reads_nor_writes() -> None:
@@ -109,7 +109,7 @@ async def test_who_is_set_to_another_manager_neither_reads_nor_writes() -> None:
         with pytest.raises(ArchiveMismatch, match=r"metadata\.manager.*__remote_log_metadata"):
             await rsm.list_partitions()
         with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
-            await rsm.put_log_start_offset(TIP, 5, b"")
+            await rsm.put_log_start_offset(TP, 5, b"")
         assert [found.key async for found in store.list("")] == [LAYOUT_OBJECT]
 
 
@@ -158,7 +158,7 @@ class MadeMeanwhile(MemoryObjectStore):
 
 async def test_who_puts_the_first_object_takes_no_words_away() -> None:
     async with MadeMeanwhile() as store:
-        await RemoteStorageManager(store).put_log_start_offset(TIP, 5, b"")
+        await RemoteStorageManager(store).put_log_start_offset(TP, 5, b"")
         assert await read_identity(store, "") == OURS
 
 

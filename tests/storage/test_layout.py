@@ -39,10 +39,8 @@ uuids = st.one_of(
     ),
 )
 offsets = st.integers(0, 2**63 - 1)
-tips = st.builds(
-    TopicIdPartition, topic_id=uuids, topic=topics, partition=st.integers(0, 2**31 - 1)
-)
-segment_ids = st.builds(RemoteLogSegmentId, tips, uuids)
+tps = st.builds(TopicIdPartition, topic_id=uuids, topic=topics, partition=st.integers(0, 2**31 - 1))
+segment_ids = st.builds(RemoteLogSegmentId, tps, uuids)
 prefixes = st.sampled_from(["", "a/", "team/archive/", "we.ird-_/"])
 
 
@@ -55,22 +53,22 @@ def test_a_key_says_what_it_was_made_from(
     assert parse_segment_key(prefix, key) == SegmentKey(segment_id, offset, file)
 
 
-@given(prefixes, tips)
-def test_a_folder_says_what_it_was_made_from(prefix: str, tip: TopicIdPartition) -> None:
-    assert parse_partition_folder(prefix, partition_folder(prefix, tip)) == tip
-    folder = topic_folder("", tip.topic, tip.topic_id)
-    assert parse_topic_folder(folder.rstrip("/")) == (tip.topic, tip.topic_id)
+@given(prefixes, tps)
+def test_a_folder_says_what_it_was_made_from(prefix: str, tp: TopicIdPartition) -> None:
+    assert parse_partition_folder(prefix, partition_folder(prefix, tp)) == tp
+    folder = topic_folder("", tp.topic, tp.topic_id)
+    assert parse_topic_folder(folder.rstrip("/")) == (tp.topic, tp.topic_id)
 
 
-@given(prefixes, tips, offsets)
+@given(prefixes, tps, offsets)
 def test_a_log_start_says_what_it_was_made_from(
-    prefix: str, tip: TopicIdPartition, offset: int
+    prefix: str, tp: TopicIdPartition, offset: int
 ) -> None:
-    key = log_start_key(prefix, tip, offset)
+    key = log_start_key(prefix, tp, offset)
     assert check_key(key) == key
-    assert key.startswith(partition_folder(prefix, tip))
+    assert key.startswith(partition_folder(prefix, tp))
     assert parse_log_start_key(prefix, key) == (offset, -1)
-    later = log_start_key(prefix, tip, offset, 7)
+    later = log_start_key(prefix, tp, offset, 7)
     assert parse_log_start_key(prefix, later) == (offset, 7)
     assert parse_log_start_key(prefix, later.replace("-7", "-07")) is None
     assert parse_segment_key(prefix, key) is None
@@ -165,10 +163,10 @@ def test_what_is_no_topic_has_no_folder(topic: str) -> None:
 
 
 def test_numbers_out_of_range_have_no_key() -> None:
-    tip = TopicIdPartition(UUID(int=1), "t", 0)
+    tp = TopicIdPartition(UUID(int=1), "t", 0)
     for offset in (-1, 2**63):
         with pytest.raises(ValueError, match="offset"):
-            segment_key("", RemoteLogSegmentId(tip, UUID(int=1)), offset, SegmentFile.LOG)
+            segment_key("", RemoteLogSegmentId(tp, UUID(int=1)), offset, SegmentFile.LOG)
     with pytest.raises(ValueError, match="partition"):
         partition_folder("", TopicIdPartition(UUID(int=1), "t", -1))
 
@@ -197,8 +195,8 @@ def test_any_cluster_has_a_key_for_its_topics(cluster_id: str) -> None:
 
 
 def test_what_retention_announces_is_no_segments_object() -> None:
-    tip = TopicIdPartition(UUID(int=1), "orders", 0)
-    key = check_key(retention_step_key("archive/", tip))
-    assert key.startswith(partition_folder("archive/", tip))
+    tp = TopicIdPartition(UUID(int=1), "orders", 0)
+    key = check_key(retention_step_key("archive/", tp))
+    assert key.startswith(partition_folder("archive/", tp))
     assert parse_segment_key("archive/", key) is None
     assert parse_log_start_key("archive/", key) is None

@@ -30,9 +30,9 @@ def sample(name: str, **labels: str) -> float:
     return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
-def segment_metadata(tip: TopicIdPartition, segment: UUID, start: int) -> RemoteLogSegmentMetadata:
+def segment_metadata(tp: TopicIdPartition, segment: UUID, start: int) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tip, segment),
+        segment_id=RemoteLogSegmentId(tp, segment),
         start_offset=start,
         end_offset=start,
         max_timestamp_ms=0,
@@ -67,11 +67,11 @@ async def test_what_succeeds_is_no_error(tmp_path: Path) -> None:
 
 async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
     rng = Random(1)
-    tip = TopicIdPartition(UUID(int=1), "t", 0)
+    tp = TopicIdPartition(UUID(int=1), "t", 0)
     segments = 4 * LISTED_AT_ONCE
     async with RemoteStorageManager(MemoryObjectStore()) as rsm:
         for number in range(segments):
-            metadata = segment_metadata(tip, UUID(int=rng.getrandbits(128)), number)
+            metadata = segment_metadata(tp, UUID(int=rng.getrandbits(128)), number)
             await rsm.put_segment_metadata(metadata, b"{}")
         turns = seen = 0
 
@@ -86,7 +86,7 @@ async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
             await asyncio.sleep(0)
             most, last = 0, 0
             at = turns
-            async for _ in rsm.list_partition(tip):
+            async for _ in rsm.list_partition(tp):
                 seen += 1
                 if turns != at:
                     most, last, at = max(most, seen - last), seen, turns

@@ -34,13 +34,13 @@ from fetchproxy.storage.stores.object_store import (
     segment_file_bytes_max,
 )
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 SPARSE_BYTES = 4 * 1024**4  # of a file without any block on disk
 
 
 def segment(number: int, start: int, size_bytes: int = 64 * MiB) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
         start_offset=start,
         end_offset=start + 9,
         max_timestamp_ms=0,
@@ -112,10 +112,10 @@ async def test_one_metadata_object_does_not_hide_the_others(tmp_path: Path) -> N
         RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
-        view = await rlmm.refresh(TIP, float("-inf"))
+        view = await rlmm.refresh(TP, float("-inf"))
         assert tuple(view.segments) == (segment(1, 0),)
         assert view.uncertain_at(10)
-        (problem,) = rlmm.problems(TIP)
+        (problem,) = rlmm.problems(TP)
         assert f"has {SPARSE_BYTES} bytes" in problem.what
 
 
@@ -137,10 +137,10 @@ async def test_a_history_that_cannot_be_read_stops_the_partition(tmp_path: Path)
         RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
-        await rsm.put_partition_note(TIP, b"{}")
+        await rsm.put_partition_note(TP, b"{}")
         blow_up(tmp_path, f"orders-{'A' * 21}Q/0/log-history")
         with pytest.raises(RemoteStorageError, match=f"log-history has {SPARSE_BYTES} bytes"):
-            await rlmm.refresh(TIP, float("-inf"))
+            await rlmm.refresh(TP, float("-inf"))
 
 
 async def test_an_object_as_large_as_it_may_be_is_read(tmp_path: Path) -> None:

@@ -655,8 +655,8 @@ def test_which_segments_are_packed(store: MemoryObjectStore, ring: Path) -> None
 
 def test_segments_differ_by_their_ids_alone() -> None:
     first, second = packed_segment(1), packed_segment(2)
-    tip = first.topic_id_partition
-    assert second == replace(first, segment_id=RemoteLogSegmentId(tip, UUID(int=2)))
+    tp = first.topic_id_partition
+    assert second == replace(first, segment_id=RemoteLogSegmentId(tp, UUID(int=2)))
 
 
 # --- a key service that hangs: who waits for it ---

@@ -100,7 +100,7 @@ async def test_each_object_is_found_once(partitions: list[int], segments: int) -
     said = [standing("a/", one) async for one in MemoryObjectStore.list(store, "a/")]
     assert Counter(one for _, one in found) == Counter(one for one in said if one is not None)
     for partition in partitions:
-        own = [getattr(one, "base_offset", -1) for tip, one in found if tip.partition == partition]
+        own = [getattr(one, "base_offset", -1) for tp, one in found if tp.partition == partition]
         assert own == sorted(own)
         assert len(own) == segments
 
@@ -112,7 +112,7 @@ async def test_pages_of_thousands_of_partitions_are_a_few_trips(
     """One listing takes 8 pages in a row for 2,000 partitions, and 40 for 10,000."""
     store = await filled([*range(partitions)], 1, page_objects=1_000)
     await store.while_it_lists(
-        take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tip, one: None)
+        take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tp, one: None)
     )
     assert store.trips <= trips
     assert len(store.pages) <= pages
@@ -121,16 +121,16 @@ async def test_pages_of_thousands_of_partitions_are_a_few_trips(
 async def test_a_small_topic_is_one_page() -> None:
     store = await filled([*range(4)], 1)
     await store.while_it_lists(
-        take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tip, one: None)
+        take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tp, one: None)
     )
     assert len(store.pages) == 1
 
 
 async def test_nothing_there_is_told_from_something() -> None:
     store = await filled([], 0)
-    other = take_topic_objects(store, "a/", TOPIC, UUID(int=6), lambda tip, one: None)
+    other = take_topic_objects(store, "a/", TOPIC, UUID(int=6), lambda tp, one: None)
     assert not await store.while_it_lists(other)
-    some = take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tip, one: None)
+    some = take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tp, one: None)
     assert await store.while_it_lists(some)
 
 
@@ -140,7 +140,7 @@ async def test_a_page_that_fails_is_the_failure_of_all(failing: str) -> None:
     store.failing = failing
     with pytest.raises(StorageUnavailable):
         await store.while_it_lists(
-            take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tip, one: None)
+            take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda tp, one: None)
         )
 
 

@@ -63,8 +63,8 @@ class Archive:
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
 
-    async def view(self, tip: TopicIdPartition) -> PartitionView:
-        return await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
+    async def view(self, tp: TopicIdPartition) -> PartitionView:
+        return await self.rlmm.refresh(tp, asyncio.get_running_loop().time())
 
     async def object(self, segment: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
         if file is SegmentFile.LOG and segment.packed:
@@ -75,10 +75,10 @@ class Archive:
             return await self.rsm._store.get(path)
         return await self.rsm.fetch_index(segment, file)
 
-    async def batches(self, tip: TopicIdPartition) -> bytes:
+    async def batches(self, tp: TopicIdPartition) -> bytes:
         """The bytes of all finished segments, each checked against its metadata and its index."""
         whole = b""
-        for segment in (await self.view(tip)).segments:
+        for segment in (await self.view(tp)).segments:
             log = await self.object(segment, SegmentFile.LOG)
             assert len(log) == segment.segment_size_bytes
             headers = list(walk(log))
@@ -161,20 +161,20 @@ def archived_up_to(
     topic: str, ends: dict[int, int]
 ) -> Callable[[list[PartitionArchiveStatus]], bool]:
     def check(statuses: list[PartitionArchiveStatus]) -> bool:
-        found = {s.tip.partition: s.archive_end for s in statuses if s.tip.topic == topic}
+        found = {s.tp.partition: s.archive_end for s in statuses if s.tp.topic == topic}
         return all(found.get(partition) == end for partition, end in ends.items() if end)
 
     return check
 
 
 async def broker_batches(
-    cluster: Cluster, tip: TopicIdPartition, start: int, end: int, bytes_max: int = 1 << 20
+    cluster: Cluster, tp: TopicIdPartition, start: int, end: int, bytes_max: int = 1 << 20
 ) -> bytes:
     """Raw batches as the broker serves them, from `start` to the batch that ends at `end` - 1."""
     whole, position = b"", start
     while position < end:
         fetched = await cluster.fetch(
-            tip,
+            tp,
             position,
             bytes_max=bytes_max,
             wait_max_ms=100,
@@ -189,6 +189,6 @@ async def broker_batches(
     return whole
 
 
-async def tips(cluster: Cluster, topic: str) -> list[TopicIdPartition]:
+async def tps(cluster: Cluster, topic: str) -> list[TopicIdPartition]:
     info = await cluster.topic_by_name(topic, max_age_ms=0)
     return [TopicIdPartition(info.topic_id, topic, p) for p in sorted(info.leaders)]

@@ -48,9 +48,9 @@ async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, later_ms:
             wall_clock_ms=later,
             limits=WritingLimits(retention_clock_settle_ms=0),
         )
-        for tip in await archive.rlmm.list_partitions():
-            merged += (await merger.merge(tip)).merged
-            await expirer.tidy(tip)
+        for tp in await archive.rlmm.list_partitions():
+            merged += (await merger.merge(tp)).merged
+            await expirer.tidy(tp)
     return merged
 
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from archive_harness import Archive
 from labelled_store import LabelledStore
-from planted_archive import TIP
+from planted_archive import TP
 from retention_world import QUICK, World
 from two_archivers import readable
 
@@ -80,7 +80,7 @@ class MergingWorld(World):
         async with AsyncExitStack() as opened:
             _, rlmm = await self.start(opened, store=store)
             spool = await opened.enter_async_context(Spool(self.spool))
-            return await self.merger(store, rlmm, spool).merge(TIP)
+            return await self.merger(store, rlmm, spool).merge(TP)
 
     def merger(
         self, store: ObjectStore, rlmm: RemoteLogMetadataManager, spool: Spool, **changes: Any
@@ -101,22 +101,22 @@ class MergingWorld(World):
             async with AsyncExitStack() as opened:
                 expirer, _ = await self.start(opened)
                 assert isinstance(expirer, Expirer)
-                await expirer.tidy(TIP)
+                await expirer.tidy(TP)
 
     async def read(self) -> bytes:
         """The bytes that readers get from the archive's beginning to its end."""
         async with AsyncExitStack() as opened:
             _, rlmm = await self.start(opened)
-            return await readable(Archive(self.planted.rsm, rlmm), TIP)  # type: ignore[arg-type]
+            return await readable(Archive(self.planted.rsm, rlmm), TP)  # type: ignore[arg-type]
 
     async def finished(self) -> list[tuple[Any, ...]]:
         """Every finished segment without its random parts: its id and its times."""
         async with AsyncExitStack() as opened:
             _, rlmm = await self.start(opened)
-            await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+            await rlmm.refresh(TP, asyncio.get_running_loop().time())
             archive = Archive(self.planted.rsm, rlmm)  # type: ignore[arg-type]
             found = []
-            for s in rlmm.list_remote_log_segments(TIP):
+            for s in rlmm.list_remote_log_segments(TP):
                 assert s.state is FINISHED, s
                 files = [
                     await archive.object(s, file)

@@ -7,7 +7,7 @@ from pathlib import Path
 from struct import pack
 
 from fastcrc.crc32 import iscsi as crc32c
-from planted_archive import TIP
+from planted_archive import TP
 
 from fetchproxy.model import AbortedTxn, EpochStart
 from fetchproxy.segments.object_keys import uuid_text
@@ -25,9 +25,9 @@ def plant_log_dir(path: Path, node_id: int = 1, cluster_id: str = CLUSTER_ID) ->
 
 
 def plant_partition(log_dir: Path, epochs: Sequence[EpochStart] = (EpochStart(0, 0),)) -> Path:
-    folder = log_dir / f"{TIP.topic}-{TIP.partition}"
+    folder = log_dir / f"{TP.topic}-{TP.partition}"
     folder.mkdir(parents=True)
-    topic_id = uuid_text(TIP.topic_id)
+    topic_id = uuid_text(TP.topic_id)
     (folder / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
     (folder / "leader-epoch-checkpoint").write_bytes(encode_epochs(epochs))
     return folder
@@ -59,4 +59,4 @@ def rolled(folder: Path, position: int) -> RolledSegment:
     segments, txn_indexes = list_partition(folder)
     found = rolled_at(segments, position)
     assert found is not None
-    return RolledSegment(TIP, folder, txn_indexes, *found, position)
+    return RolledSegment(TP, folder, txn_indexes, *found, position)

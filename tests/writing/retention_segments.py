@@ -16,7 +16,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 0)
+TP = TopicIdPartition(UUID(int=1), "orders", 0)
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 DELETING = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
@@ -37,7 +37,7 @@ def segment(
     """The segment has one byte for each copied offset, unless `size` is given."""
     copied = end if copied_end is None else copied_end
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
         start_offset=start,
         end_offset=end,
         max_timestamp_ms=newest_ms,
@@ -76,4 +76,4 @@ def archives(draw: st.DrawFn) -> tuple[list[RemoteLogSegmentMetadata], Partition
         position = end + 1
     unreadable = draw(st.lists(st.integers(0, 40), max_size=1))
     raised = draw(st.sampled_from([0, 0, 3, 20]))
-    return every, build_view(TIP, every, 1.0, unreadable, raised)
+    return every, build_view(TP, every, 1.0, unreadable, raised)

@@ -10,7 +10,7 @@ from typing import Any
 
 from failing_store import FailingStore
 from memory_metadata_log import MemoryMetadataLog
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 from virtual_loop import run_virtual
 
 from fetchproxy.config.schema import ArchiveConfig, MetadataConfig
@@ -83,7 +83,7 @@ class World:
         added = await self.planted.add([batch(base, timestamp=timestamp)])
         metadata = replace(added, **changes)
         await self.planted.restate(metadata)
-        number = metadata_partition(TIP, len(self.log.logs))
+        number = metadata_partition(TP, len(self.log.logs))
         begun = replace(metadata, state=State.COPY_SEGMENT_STARTED)
         for event in (begun, metadata):
             await self.log.append(number, encode_message(event))
@@ -145,5 +145,5 @@ def virtually(
 
 async def turns(expirer: Expirer, seconds: int, step_s: int = 1) -> None:
     for _ in range(0, seconds, step_s):
-        await expirer.expire(TIP)
+        await expirer.expire(TP)
         await asyncio.sleep(step_s)

@@ -20,13 +20,13 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     wall_clock_ms,
 )
 from failing_store import FailingStore
 from fetchproxy_protocol.record_batch import walk
-from planted_archive import ABORT, TIP, batch
+from planted_archive import ABORT, TP, batch
 from test_archiver_kafka import produce
 from whole_archive import verify_archive
 
@@ -83,15 +83,15 @@ async def test_what_is_archived_is_what_the_broker_has(
         ) as (manager, cluster),
     ):  # fmt: skip
         await until(manager, archived_up_to(topic, {0: 1_500}))
-        (tip,) = await tips(cluster, topic)
-        segments = (await archive.view(tip)).segments
+        (tp,) = await tps(cluster, topic)
+        segments = (await archive.view(tp)).segments
         assert len(segments) > 1
         assert {s.packed for s in segments} == {encrypted or codec == "none"}
-        expected = await broker_batches(cluster, tip, 0, 1_500)
-        assert await archive.batches(tip) == expected
+        expected = await broker_batches(cluster, tp, 0, 1_500)
+        assert await archive.batches(tp) == expected
         report = await verify_archive(archive.rsm, archive.rlmm)
         assert (report.faults, report.segments) == ([], len(segments))
-        assert not await find_orphans(archive.rsm, archive.rlmm, tip)
+        assert not await find_orphans(archive.rsm, archive.rlmm, tp)
     lying = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     stored = b"".join(path.read_bytes() for path in lying)
     if encrypted:
@@ -121,7 +121,7 @@ class Written:
 
     async def add(self, base: int) -> RemoteLogSegmentMetadata:
         content = batch(base) + batch(base + 10)
-        writer = SegmentWriter(TIP, base, self.spool)
+        writer = SegmentWriter(TP, base, self.spool)
         await writer.append(memoryview(content), list(walk(content)), [])
         try:
             return await self.copier.copy(writer.close(), (), _agreed)
@@ -129,7 +129,7 @@ class Written:
             await writer.discard()
 
     async def read(self) -> bytes:
-        return await self.archive.batches(TIP)
+        return await self.archive.batches(TP)
 
 
 async def _agreed() -> None:
@@ -143,7 +143,7 @@ async def test_a_spool_has_nothing_in_the_clear(ring: Path, tmp_path: Path) -> N
         open_archive(tmp_path / "store", at_rest) as archive,
         Spool(tmp_path / "spool", encrypted=archive.rsm.packed.encrypts) as spool,
     ):
-        writer = SegmentWriter(TIP, 0, spool)
+        writer = SegmentWriter(TP, 0, spool)
         for header in walk(content):
             one = content[header.position : header.end]
             await writer.append(memoryview(one), list(walk(one)), [])
@@ -156,7 +156,7 @@ async def test_a_spool_has_nothing_in_the_clear(ring: Path, tmp_path: Path) -> N
         assert str(gathered.stream_key) not in repr(gathered)
         await gathered.check_log()
         await copier_of(archive).copy(gathered, (), _agreed)
-        assert await archive.batches(TIP) == content
+        assert await archive.batches(TP) == content
         assert [path.name for path in spool.new_file().parent.glob("*.packed")] == []
 
 
@@ -181,24 +181,24 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
     ):
         await Written(archive, spool).add(60)
         expected = b"".join(batch(base) for base in range(0, 80, 10))
-        assert await archive.batches(TIP) == expected
+        assert await archive.batches(TP) == expected
         report = await verify_archive(archive.rsm, archive.rlmm)
         assert (report.faults, report.segments_not_encrypted) == ([], 2)
         merger = PartitionMerger(
             archive.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
         )
         # Anybody may have put the first two there, so only the others are merged and proven.
-        planned = await merger.dry_run(TIP)
+        planned = await merger.dry_run(TP)
         assert (planned.merged, planned.replaced) == (1, 2)
         assert [
             f"offset {base}: it is not encrypted" in why
             for base, why in zip((0, 20), planned.refused, strict=True)
         ] == [True, True]
         merger.encrypt_plain = True
-        assert (await merger.dry_run(TIP)).refused == []
-        merged = await merger.merge(TIP)
+        assert (await merger.dry_run(TP)).refused == []
+        merged = await merger.merge(TP)
         assert (merged.merged, merged.replaced, merged.refused) == (1, 4, [])
-        whole = (await archive.view(TIP)).segments[-1]
+        whole = (await archive.view(TP)).segments[-1]
         assert (whole.packed, whole.end_offset) == (True, 79)
         assert await archive.object(whole, SegmentFile.LOG) == expected
         report = await verify_archive(archive.rsm, archive.rlmm)
@@ -281,7 +281,7 @@ async def test_verify_finds_damage_and_repair_mends_what_can_be_derived(
         after = await verify_archive(archive.rsm, archive.rlmm)
         assert (after.faults == []) is mended
         if mended:
-            assert await archive.batches(TIP) == expected
+            assert await archive.batches(TP) == expected
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ async def test_verify_finds_metadata_that_somebody_has_changed_and_repair_puts_t
         await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
         assert (store / key).read_bytes() == as_it_was
         assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []
-        assert await archive.batches(TIP) == expected
+        assert await archive.batches(TP) == expected
 
 
 async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_pat
         open_archive(store, at_rest) as archive,
         Spool(tmp_path / "spool", encrypted=True) as spool,
     ):
-        writer = SegmentWriter(TIP, 0, spool)
+        writer = SegmentWriter(TP, 0, spool)
         await writer.append(memoryview(log), list(walk(log)), [(7, 0)])
         segment = await copier_of(archive).copy(writer.close(), (), _agreed)
         assert segment.has_aborted_txns
@@ -336,7 +336,7 @@ async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_pat
     as_it_was = (store / key).read_bytes()
     (store / key).write_text(json.dumps(json.loads(as_it_was) | {"has_aborted_txns": False}))
     async with open_archive(store, at_rest) as archive:
-        (shown,) = (await archive.view(TIP)).segments
+        (shown,) = (await archive.view(TP)).segments
         with pytest.raises(MetadataChanged, match="has_aborted_txns is False, not True"):
             await archive.rsm.fetch_log_segment(shown, ByteRange(0, 1))
         report = await verify_archive(archive.rsm, archive.rlmm)
@@ -387,7 +387,7 @@ async def test_a_segment_of_an_attached_topic_is_opened_by_the_key_it_was_writte
         Spool(tmp_path / "spool", encrypted=True) as spool,
     ):
         await Written(archive, spool).add(0)
-    attached = AttachedTopic("history", FilesystemObjectStore(tmp_path / "there"), "", TIP.topic)
+    attached = AttachedTopic("history", FilesystemObjectStore(tmp_path / "there"), "", TP.topic)
     own = FilesystemObjectStore(tmp_path / "here", create=True)
     store = AttachedObjectStore(own, "", [attached])
     async with (

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 from memory_object_store import MemoryObjectStore
-from planted_archive import TIP, PlantedArchive, batch
+from planted_archive import TP, PlantedArchive, batch
 from prometheus_client import generate_latest
 from retention_world import HOUR_MS, World, turns, virtually
 from structlog.testing import capture_logs
 from test_future_timestamps import YEAR_2100_MS
-from test_local_trimming import TIP as TRIMMED
+from test_local_trimming import TP as TRIMMED
 from test_local_trimming import trimming
 from test_log_begins_again import begun_again
 from test_partition_deletion import WIPED, life
@@ -68,10 +68,10 @@ async def three_segments(recorded: bool = True) -> PlantedArchive:
 async def lost(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive(recorded=False)
     async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
-        records = ArchiveRecords(planted.rsm, TIP)
+        records = ArchiveRecords(planted.rsm, TP)
         for base in (0, 10, 30):
             await records.read()
-            await records.begin(await rlmm.refresh(TIP, asyncio.get_running_loop().time()), base)
+            await records.begin(await rlmm.refresh(TP, asyncio.get_running_loop().time()), base)
             await records.finished(await planted.add([batch(base)]))
     return planted.store
 
@@ -101,7 +101,7 @@ async def aside(_: Path) -> MemoryObjectStore:
     for base in (0, 10):
         await planted.add([batch(base)])
     async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
-        await rlmm.put_log_history(TIP, LogHistory(after_epoch=0))
+        await rlmm.put_log_history(TP, LogHistory(after_epoch=0))
     return planted.store
 
 
@@ -110,7 +110,7 @@ async def at_risk(_: Path) -> MemoryObjectStore:
     await planted.add([batch(0)])
     concerns = ArchiverConcerns(planted.rsm.objects)
     watch = PartitionWatch(ArchiveConfig(), concerns)
-    status = replace(LAGGING, tip=TIP, archive_end=10, first_unarchived_ms=0)
+    status = replace(LAGGING, tp=TP, archive_end=10, first_unarchived_ms=0)
     await watch.look([status], 0.0, 8 * HOUR_MS)
     await concerns.publish()
     return planted.store
@@ -121,7 +121,7 @@ async def deleted_unarchived(_: Path) -> MemoryObjectStore:
     await planted.add([batch(0)])
     concerns = ArchiverConcerns(planted.rsm.objects)
     watch = PartitionWatch(ArchiveConfig(), concerns)
-    status = replace(LAGGING, tip=TIP, archive_end=10, log_start_offset=40)
+    status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=40)
     await watch.look([replace(status, broker_retention=UNLIMITED)], 0.0, 8 * HOUR_MS)
     await concerns.publish()
     return planted.store
@@ -132,7 +132,7 @@ async def pinned(_: Path) -> MemoryObjectStore:
     await planted.add([batch(0)])
     concerns = ArchiverConcerns(planted.rsm.objects)
     watch = PartitionWatch(ArchiveConfig(), concerns)
-    status = replace(LAGGING, tip=TIP, archive_end=10, log_start_offset=0, last_stable_offset=10)
+    status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=0, last_stable_offset=10)
     status = replace(status, high_watermark=50, broker_retention=UNLIMITED)
     for now_ms in (0, OPEN_TRANSACTION_MAX_MS):
         await watch.look([status], 0.0, now_ms)
@@ -144,15 +144,15 @@ async def damaged(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
     concerns = ArchiverConcerns(planted.rsm.objects)
-    concerns.hold(Kind.LOG_DAMAGED, TIP, f"{TIP}: the batch at offset 10 has a wrong checksum")
+    concerns.hold(Kind.LOG_DAMAGED, TP, f"{TP}: the batch at offset 10 has a wrong checksum")
     await concerns.publish()
     return planted.store
 
 
 async def trimming_held_up(_: Path) -> MemoryObjectStore:
     async with trimming(local_retention_ms=1_000) as world:
-        await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tip=TRIMMED)
-        await world.planted.add([batch(40, timestamp=1_000)], tip=TRIMMED)
+        await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tp=TRIMMED)
+        await world.planted.add([batch(40, timestamp=1_000)], tp=TRIMMED)
         await world.local.trim(TRIMMED)
         await world.concerns.publish()
         return world.store
@@ -201,7 +201,7 @@ async def much_at_once(world: World, opened: AsyncExitStack) -> None:
     await world.plant(10)
     step = {"retention_step_grace_ms": HOUR_MS, "remote_log_retention_ms": 3 * HOUR_MS}
     expirer, _ = await world.start(opened, **step)
-    await expirer.expire(TIP)
+    await expirer.expire(TP)
 
 
 async def future_record(world: World, opened: AsyncExitStack) -> None:
@@ -221,7 +221,7 @@ async def wrong_clock(world: World, opened: AsyncExitStack) -> None:
     world.skew_ms = 48 * HOUR_MS
     step = {"retention_step_grace_ms": HOUR_MS, "remote_log_retention_ms": 30 * HOUR_MS}
     expirer, _ = await world.start(opened, **step)
-    await expirer.expire(TIP)
+    await expirer.expire(TP)
 
 
 async def last_whole_copy(world: World, opened: AsyncExitStack) -> None:
@@ -390,8 +390,8 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
         health = PartitionsHealth(planted.rsm.objects, rlmm)
 
         async def look() -> list[Condition]:
-            await rlmm.refresh(TIP, asyncio.get_running_loop().time())
-            await health.look([TIP], lambda tip: False)
+            await rlmm.refresh(TP, asyncio.get_running_loop().time())
+            await health.look([TP], lambda tp: False)
             return list(health.conditions())
 
         assert await look() == []
@@ -405,9 +405,9 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
             for _ in range(2):
                 [said] = await look()
                 assert (said.kind, said.first_offset) == ("archived_offsets_missing", 30)
-            await rlmm.raise_log_start_offset(TIP, 40)
+            await rlmm.raise_log_start_offset(TP, 40)
             assert await look() == [], "deleted on purpose"
-        place = {"topic": TIP.topic, "partition": TIP.partition}
+        place = {"topic": TP.topic, "partition": TP.partition}
         began, ended = [e for e in logs if e["event"].startswith("archived_offsets_missing")]
         assert began == {"event": said.kind, "log_level": "error", "error": said.what, **place}
         assert (
@@ -441,14 +441,14 @@ async def test_what_is_over_leaves_the_store() -> None:
     for began, went_on in ((True, False), (True, True)):
         first = ArchiverConcerns(objects)
         with capture_logs():
-            first.hold(Kind.PARTITION_STOPPED, TIP, "it stands")
+            first.hold(Kind.PARTITION_STOPPED, TP, "it stands")
         await first.publish()
         assert [found.name for found in await objects.list_concerns()] == ["partition_stopped"]
         second = first if went_on else ArchiverConcerns(objects)
         await second.publish()
         assert len(await objects.list_concerns()) == began, "nothing was looked at yet"
         with capture_logs():
-            second.release(Kind.PARTITION_STOPPED, TIP)
+            second.release(Kind.PARTITION_STOPPED, TP)
         await second.publish()
         assert await objects.list_concerns() == []
 
@@ -458,34 +458,34 @@ async def test_a_deleted_partition_has_no_concerns() -> None:
     await planted.add([batch(0)])
     concerns = ArchiverConcerns(planted.rsm.objects)
     with capture_logs():
-        concerns.hold(Kind.PARTITION_STOPPED, TIP, "it stands")
+        concerns.hold(Kind.PARTITION_STOPPED, TP, "it stands")
         concerns.hold(Kind.TOPIC_DELETION_STOPPED, None, "of the archive")
     await concerns.publish()
-    await planted.rsm.forget_partition(TIP)
-    assert [found.tip for found in await planted.rsm.objects.list_concerns()] == [None]
+    await planted.rsm.forget_partition(TP)
+    assert [found.tp for found in await planted.rsm.objects.list_concerns()] == [None]
 
 
 async def test_what_is_known_is_not_read_again() -> None:
     planted = PlantedArchive()
     objects = planted.rsm.objects
-    tips = [TIP._replace(partition=number) for number in range(40)]
+    tps = [TP._replace(partition=number) for number in range(40)]
     concerns = ArchiverConcerns(objects)
     with capture_logs():
-        for tip in tips:
-            concerns.hold(Kind.PARTITION_STOPPED, tip, "it stands")
+        for tp in tps:
+            concerns.hold(Kind.PARTITION_STOPPED, tp, "it stands")
     await concerns.publish()
     reads = "fetchproxy_store_request_seconds_count"
     known = await read_concerns(objects)
-    assert [one.tip for one in known] == sorted(tips, key=lambda tip: str(tip.partition))
+    assert [one.tp for one in known] == sorted(tps, key=lambda tp: str(tp.partition))
     before = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
     assert await read_concerns(objects, known) == known
     with capture_logs():
-        concerns.hold(Kind.PARTITION_STOPPED, tips[3], "it stands, and otherwise")
-        concerns.release(Kind.PARTITION_STOPPED, tips[4])
+        concerns.hold(Kind.PARTITION_STOPPED, tps[3], "it stands, and otherwise")
+        concerns.release(Kind.PARTITION_STOPPED, tps[4])
     await concerns.publish()
     again = await read_concerns(objects, known)
     assert len(again) == 39
-    assert [said.what for one, said in again.items() if one.tip == tips[3]] == [
+    assert [said.what for one, said in again.items() if one.tp == tps[3]] == [
         "it stands, and otherwise"
     ]
     after = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planted_archive import TIP, PlantedArchive, batch, gaps_of
+from planted_archive import TP, PlantedArchive, batch, gaps_of
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.catalogue import build_view
@@ -12,25 +12,25 @@ from fetchproxy.writing.published import ArchiveRecords, gap_before, read_finish
 
 
 async def stated(archive: PlantedArchive) -> FinishedOffsets | None:
-    return await read_finished_offsets(archive.rsm.objects, TIP)
+    return await read_finished_offsets(archive.rsm.objects, TP)
 
 
 async def gaps(archive: PlantedArchive) -> list[tuple[int, int]]:
-    return [gap async for gap in archive.rsm.objects.list_archive_gaps(TIP)]
+    return [gap async for gap in archive.rsm.objects.list_archive_gaps(TP)]
 
 
 async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> None:
     """Copy as the archiver does: record the start, add the segment, record the end."""
-    await records.begin(build_view(TIP, archive.segments, 0.0), start)
+    await records.begin(build_view(TP, archive.segments, 0.0), start)
     await records.finished(await archive.add([batch(start, epoch=3)]))
 
 
 async def test_a_new_partition_is_on_record_from_its_first_offset() -> None:
     archive = PlantedArchive(recorded=False)
-    records = ArchiveRecords(archive.rsm, TIP)
+    records = ArchiveRecords(archive.rsm, TP)
     await records.read()
     await copy(archive, records, 40)
-    assert await stated(archive) == FinishedOffsets(TIP, 40, 49, 0)
+    assert await stated(archive) == FinishedOffsets(TP, 40, 49, 0)
     await copy(archive, records, 70)
     assert await gaps(archive) == [(50, 69)]
     report = await archive.verify()
@@ -43,10 +43,10 @@ async def test_an_archive_of_before_is_on_record_from_its_end() -> None:
     archive = PlantedArchive(recorded=False)
     await archive.add([batch(0), batch(10)])
     await archive.add([batch(30)])
-    records = ArchiveRecords(archive.rsm, TIP)
+    records = ArchiveRecords(archive.rsm, TP)
     await records.read()
     await copy(archive, records, 45)
-    assert await stated(archive) == FinishedOffsets(TIP, 40, 54, 0)
+    assert await stated(archive) == FinishedOffsets(TP, 40, 54, 0)
     assert await gaps(archive) == [(40, 44)]
 
 
@@ -55,7 +55,7 @@ async def test_what_was_finished_and_is_gone_is_not_put_on_record_as_lost() -> N
     await archive.add([batch(0), batch(10)])
     await archive.state(end_offset=59)
     archive.recorded = False
-    records = ArchiveRecords(archive.rsm, TIP)
+    records = ArchiveRecords(archive.rsm, TP)
     await records.read()
     await copy(archive, records, 80)
     assert await gaps(archive) == [(60, 79)]
@@ -66,7 +66,7 @@ async def test_what_was_finished_and_is_gone_is_not_put_on_record_as_lost() -> N
 async def test_the_end_is_withdrawn_before_a_truncation() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0), batch(10)])
-    await ArchiveRecords(archive.rsm, TIP).withdraw_end()
+    await ArchiveRecords(archive.rsm, TP).withdraw_end()
     found = await stated(archive)
     assert found is not None
     assert (found.recorded_from, found.end_offset) == (0, NOT_STATED)
@@ -76,7 +76,7 @@ async def test_the_end_is_withdrawn_before_a_truncation() -> None:
 
 async def test_an_end_that_cannot_be_stated_does_not_fail_the_copy() -> None:
     archive = PlantedArchive(recorded=False)
-    records = ArchiveRecords(archive.rsm, TIP)
+    records = ArchiveRecords(archive.rsm, TP)
     await records.read()
     await copy(archive, records, 0)
 
@@ -88,19 +88,19 @@ async def test_an_end_that_cannot_be_stated_does_not_fail_the_copy() -> None:
 
     archive.store.__class__ = Away
     await copy(archive, records, 10)
-    assert await stated(archive) == FinishedOffsets(TIP, 0, 9, 0)
+    assert await stated(archive) == FinishedOffsets(TP, 0, 9, 0)
     assert not [f for f in (await archive.verify()).faults if f.object_key.endswith("/0/")]
 
 
 async def test_a_statement_that_cannot_be_read_is_made_anew() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0)])
-    await archive.rsm.objects.put_finished_offsets(TIP, b"damaged")
+    await archive.rsm.objects.put_finished_offsets(TP, b"damaged")
     archive.recorded = False
-    records = ArchiveRecords(archive.rsm, TIP)
+    records = ArchiveRecords(archive.rsm, TP)
     await records.read()
     await copy(archive, records, 10)
-    assert await stated(archive) == FinishedOffsets(TIP, 10, 19, 0)
+    assert await stated(archive) == FinishedOffsets(TP, 10, 19, 0)
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ async def test_a_statement_that_cannot_be_read_is_made_anew() -> None:
 def test_what_is_a_gap(
     start: int, end: int | None, log_start: int, finished: int, gap: tuple[int, int] | None
 ) -> None:
-    assert gap_before(start, end, log_start, FinishedOffsets(TIP, 10, finished)) == gap
+    assert gap_before(start, end, log_start, FinishedOffsets(TP, 10, finished)) == gap

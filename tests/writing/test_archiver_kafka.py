@@ -14,7 +14,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
 )
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -91,9 +91,9 @@ def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
         future.result(30)
 
 
-async def end_of(cluster: Cluster, tip: TopicIdPartition) -> int:
+async def end_of(cluster: Cluster, tp: TopicIdPartition) -> int:
     now = asyncio.get_running_loop().time()
-    return (await cluster.log_edges(tip, not_older_than=now)).last_stable_offset
+    return (await cluster.log_edges(tp, not_older_than=now)).last_stable_offset
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -109,9 +109,9 @@ async def test_byte_identity(
         ),
     ):
         await until(manager, archived_up_to(topic, {0: 1_500}))
-        (tip,) = await tips(cluster, topic)
-        assert len((await archive.view(tip)).segments) > 1
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 1_500)
+        (tp,) = await tps(cluster, topic)
+        assert len((await archive.view(tp)).segments) > 1
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 1_500)
         status = manager.status()[0]
         assert (status.log_start_offset, status.lag_offsets) == (0, 0)
 
@@ -128,18 +128,18 @@ async def test_aborted_transactions_are_those_of_the_broker(
             kafka_server.bootstrap, archive, topic, segment_bytes_max=1_024, fetch_bytes_max=2_048
         ) as (manager, cluster),
     ):
-        (tip,) = await tips(cluster, topic)
-        end = await end_of(cluster, tip)
+        (tp,) = await tps(cluster, topic)
+        end = await end_of(cluster, tp)
         await until(manager, archived_up_to(topic, {0: end}))
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
-        segments = (await archive.view(tip)).segments
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
+        segments = (await archive.view(tp)).segments
         assert sum(s.has_aborted_txns for s in segments) > 3
         for segment in segments:
             entries = await archive.aborted(segment)
             assert bool(entries) == segment.has_aborted_txns
             for header in walk(await archive.object(segment, SegmentFile.LOG)):
                 fetched = await cluster.fetch(
-                    tip,
+                    tp,
                     header.base_offset,
                     bytes_max=1,
                     wait_max_ms=0,
@@ -170,12 +170,12 @@ async def test_nothing_undecided_is_archived(
     ):
         await until(manager, archived_up_to(topic, {0: 10}))
         await asyncio.sleep(0.5)  # many process intervals
-        (tip,) = await tips(cluster, topic)
-        assert (await archive.view(tip)).log_end_offset == 10
+        (tp,) = await tps(cluster, topic)
+        assert (await archive.view(tp)).log_end_offset == 10
         await asyncio.to_thread(hanging.abort_transaction, 30)
         await until(manager, archived_up_to(topic, {0: 22}))  # 10 + 1 + 10 and the marker
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 22)
-        tail = (await archive.view(tip)).segments[-1]
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 22)
+        tail = (await archive.view(tp)).segments[-1]
         (entry,) = await archive.aborted(tail)
         assert (entry.first_offset, entry.last_offset) == (10, 21)
 
@@ -191,13 +191,13 @@ async def test_the_first_segment_begins_at_the_log_start(
         running_archiver(kafka_server.bootstrap, archive, topic) as (manager, cluster),
     ):
         await until(manager, archived_up_to(topic, {0: 500}))
-        (tip,) = await tips(cluster, topic)
-        view = await archive.view(tip)
+        (tp,) = await tps(cluster, topic)
+        view = await archive.view(tp)
         assert view.log_start_offset == 123
         log = await archive.object(view.segments[0], SegmentFile.LOG)
         first = next(iter(walk(log)))
         assert first.base_offset <= 123 <= first.last_offset
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 123, 500)
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 123, 500)
 
 
 async def test_trimming_behind_the_archive_is_no_gap_and_ahead_of_it_is_one(
@@ -207,20 +207,20 @@ async def test_trimming_behind_the_archive_is_no_gap_and_ahead_of_it_is_one(
     async with open_archive(tmp_path / "store") as archive:
         async with running_archiver(kafka_server.bootstrap, archive, topic) as (manager, cluster):
             await until(manager, archived_up_to(topic, {0: 300}))
-            (tip,) = await tips(cluster, topic)
-            before = await archive.batches(tip)
+            (tp,) = await tps(cluster, topic)
+            before = await archive.batches(tp)
             await asyncio.to_thread(delete_records, kafka_server, topic, 300)
             produce(kafka_server, topic, 300)
             await until(manager, archived_up_to(topic, {0: 600}))
-            assert (await archive.view(tip)).gaps() == []
-            assert (await archive.batches(tip)).startswith(before)
+            assert (await archive.view(tp)).gaps() == []
+            assert (await archive.batches(tp)).startswith(before)
             status = manager.status()[0]
             assert status.margin_offsets == 300
         produce(kafka_server, topic, 300)
         await asyncio.to_thread(delete_records, kafka_server, topic, 700)
         async with running_archiver(kafka_server.bootstrap, archive, topic) as (manager, cluster):
             await until(manager, archived_up_to(topic, {0: 900}))
-            assert (await archive.view(tip)).gaps() == [(600, 699)]
+            assert (await archive.view(tp)).gaps() == [(600, 699)]
 
 
 async def test_compacted_topics_are_refused_once_and_clearly(
@@ -240,7 +240,7 @@ async def test_compacted_topics_are_refused_once_and_clearly(
         ):
             await until(manager, archived_up_to(plain, {0: 10}))
             await asyncio.sleep(0.7)  # several discoveries
-            assert [s.tip.topic for s in manager.status()] == [plain]
+            assert [s.tp.topic for s in manager.status()] == [plain]
             assert list(manager.discovery.refused) == [compacted]
     refused = [entry for entry in logs if entry["event"] == "topic_refused"]
     assert [(r["topic"], r["log_level"]) for r in refused] == [(compacted, "error")]
@@ -257,13 +257,13 @@ async def test_a_recreated_topic_is_another_log(
         running_archiver(kafka_server.bootstrap, archive, topic) as (manager, cluster),
     ):
         await until(manager, archived_up_to(topic, {0: 100}))
-        (old,) = await tips(cluster, topic)
+        (old,) = await tps(cluster, topic)
         await asyncio.to_thread(admin.delete_topics([topic])[topic].result, 30)
         await until(manager, lambda found: not found)
         await recreate(kafka_server, topic)
         produce(kafka_server, topic, 50)
         await until(manager, archived_up_to(topic, {0: 50}))
-        (new,) = await tips(cluster, topic)
+        (new,) = await tps(cluster, topic)
         assert new.topic_id != old.topic_id
         assert (await archive.view(old)).log_end_offset == 100
         assert (await archive.view(new)).log_end_offset == 50
@@ -294,9 +294,9 @@ async def test_a_broker_that_restarts(own_kafka_server: KafkaServer, tmp_path: P
         await asyncio.to_thread(kafka.start)
         await asyncio.to_thread(produce, kafka, topic, 200)
         await until(manager, archived_up_to(topic, {0: 400}))
-        (tip,) = await tips(cluster, topic)
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 400)
-        segments: Sequence = (await archive.view(tip)).segments
+        (tp,) = await tps(cluster, topic)
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 400)
+        segments: Sequence = (await archive.view(tp)).segments
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
         assert epochs == sorted(epochs)
         assert len(set(epochs)) > 1  # the restart was an election
@@ -306,8 +306,8 @@ async def test_cluster_asks_for_the_local_log_start(kafka_server: KafkaServer, t
     produce(kafka_server, topic, 100)
     await asyncio.to_thread(delete_records, kafka_server, topic, 40)
     async with Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster:
-        (tip,) = await tips(cluster, topic)
-        edges = await cluster.log_edges(tip)
+        (tp,) = await tps(cluster, topic)
+        edges = await cluster.log_edges(tp)
         assert (edges.log_start_offset, edges.high_watermark, edges.last_stable_offset) == (
             40,
             100,
@@ -316,6 +316,6 @@ async def test_cluster_asks_for_the_local_log_start(kafka_server: KafkaServer, t
         config = await cluster.topic_config(topic)
         assert config["cleanup.policy"] == "delete"
         below = await cluster.fetch(
-            tip, 0, bytes_max=1000, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
+            tp, 0, bytes_max=1000, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
         )
         assert below.error_code == 1

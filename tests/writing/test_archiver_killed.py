@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from archive_harness import archived_up_to, broker_batches, open_archive, running_archiver, until
-from archive_harness import tips as tips_of
+from archive_harness import tps as tps_of
 from archiver_process import SMALL
 from confluent_kafka import Producer
 
@@ -85,13 +85,13 @@ async def test_killed_at_random_moments(
         ) as (manager, cluster):
             await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), count)))
             dangling = 0
-            for tip in await tips_of(cluster, TOPIC):
-                view = await archive.view(tip)
+            for tp in await tps_of(cluster, TOPIC):
+                view = await archive.view(tp)
                 dangling += len(view.unfinished)
                 assert view.gaps() == []
                 assert {segment.packed for segment in view.segments} == {encrypted}
                 # Equal bytes: no offset is missing or doubled.
-                expected = await broker_batches(cluster, tip, 0, count)
-                assert await archive.batches(tip) == expected
+                expected = await broker_batches(cluster, tp, 0, count)
+                assert await archive.batches(tp) == expected
         assert dangling > 0, "no kill met a copy"
         assert list((tmp_path / "spool").iterdir()) == []  # leftovers of killed processes are gone

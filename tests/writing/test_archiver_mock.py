@@ -17,7 +17,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -77,16 +77,16 @@ async def test_segments_hold_what_the_broker_has(
         cluster,
     ):
         await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(4), 3_000)))
-        for tip in await tips(cluster, TOPIC):
-            segments = (await archive.view(tip)).segments
+        for tp in await tps(cluster, TOPIC):
+            segments = (await archive.view(tp)).segments
             assert len(segments) > 3
             assert all(s.segment_size_bytes <= 65_536 for s in segments)
             assert segments[0].start_offset == 0
             for before, after in pairwise(segments):
                 assert after.start_offset == before.end_offset + 1
             assert not any(s.has_aborted_txns for s in segments)
-            expected = await broker_batches(cluster, tip, 0, 3_000)
-            assert await archive.batches(tip) == expected
+            expected = await broker_batches(cluster, tp, 0, 3_000)
+            assert await archive.batches(tp) == expected
         status = manager.status()[0]
         assert (status.archive_start, status.archive_end, status.lag_offsets) == (0, 3_000, 0)
         assert status.margin_offsets == 3_000
@@ -105,10 +105,10 @@ async def test_a_batch_larger_than_a_segment(
         cluster,
     ):
         await until(manager, archived_up_to(TOPIC, {0: 3}))
-        tip = (await tips(cluster, TOPIC))[0]
-        segments = (await archive.view(tip)).segments
+        tp = (await tps(cluster, TOPIC))[0]
+        segments = (await archive.view(tp)).segments
         assert [(s.start_offset, s.end_offset) for s in segments] == [(0, 0), (1, 1), (2, 2)]
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 3)
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 3)
 
 
 async def test_resumes_where_the_archive_ends(
@@ -121,8 +121,8 @@ async def test_resumes_where_the_archive_ends(
         ) as (archive, manager, cluster):
             end = 500 * (round_number + 1)
             await until(manager, archived_up_to(TOPIC, {0: end}))
-            tip = (await tips(cluster, TOPIC))[0]
-            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+            tp = (await tps(cluster, TOPIC))[0]
+            assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
         assert list((tmp_path / "spool").iterdir()) == []
 
 
@@ -141,12 +141,12 @@ async def test_what_the_broker_forgot_is_a_recorded_gap(
                 mock_cluster.bootstrap, archive, TOPIC, segment_bytes_max=segment_bytes_max
             ) as (manager, cluster):
                 await until(manager, archived_up_to(TOPIC, {0: 8_100}))
-                tip = (await tips(cluster, TOPIC))[0]
-                start = (await cluster.log_edges(tip)).log_start_offset
-                behind_gap = await broker_batches(cluster, tip, start, 8_100)
+                tp = (await tps(cluster, TOPIC))[0]
+                start = (await cluster.log_edges(tp)).log_start_offset
+                behind_gap = await broker_batches(cluster, tp, start, 8_100)
         assert start > 100
-        assert (await archive.batches(tip)).endswith(behind_gap)
-        assert (await archive.view(tip)).gaps() == [(100, start - 1)]
+        assert (await archive.batches(tp)).endswith(behind_gap)
+        assert (await archive.view(tp)).gaps() == [(100, start - 1)]
         gaps = [entry for entry in logs if entry["event"] == "archive_gap"]
         assert [(g["first_lost_offset"], g["last_lost_offset"]) for g in gaps] == [(100, start - 1)]
 
@@ -157,14 +157,14 @@ async def forge_metadata(
     """Archive 100 records, and forge the metadata of the last segment."""
     async with running_archiver(bootstrap, archive, TOPIC) as (manager, cluster):
         await until(manager, archived_up_to(TOPIC, {0: 100}))
-        tip = (await tips(cluster, TOPIC))[0]
-    segment = (await archive.view(tip)).segments[-1]
+        tp = (await tps(cluster, TOPIC))[0]
+    segment = (await archive.view(tp)).segments[-1]
     key = archive.rsm.object_key(segment, SegmentFile.METADATA)
     raw = await archive.rsm.get_segment_metadata(key)
     forged = raw.replace(b'"end_offset": 99', b'"end_offset": 999').replace(old, new)
     assert forged != raw
     await archive.rsm.put_segment_metadata(segment, forged)
-    return tip
+    return tp
 
 
 async def test_an_archive_that_goes_on_above_its_log_in_one_epoch_stops_the_partition(
@@ -173,17 +173,17 @@ async def test_an_archive_that_goes_on_above_its_log_in_one_epoch_stops_the_part
     """No election cut that log; tests/e2e/cluster covers logs cut by an election."""
     produce(producer, 100)
     async with open_archive(tmp_path / "store") as archive:
-        tip = await forge_metadata(mock_cluster.bootstrap, archive, b"", b"")
+        tp = await forge_metadata(mock_cluster.bootstrap, archive, b"", b"")
         with structlog.testing.capture_logs() as logs:
             async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
                 await until(manager, lambda found: any(s.stopped for s in found))
                 produce(producer, 10)
                 await asyncio.sleep(0.2)  # several process intervals
-                status = next(s for s in manager.status() if s.tip.partition == 0)
+                status = next(s for s in manager.status() if s.tp.partition == 0)
         assert status.last_error is not None
         assert "has lost archived records, up to offset 1000," in status.last_error
         assert [e["log_level"] for e in logs if e["event"] == "partition_stopped"] == ["error"]
-        (kept,) = (await archive.view(tip)).segments
+        (kept,) = (await archive.view(tp)).segments
         assert (kept.end_offset, kept.copied_end_offset) == (999, None)
 
 
@@ -193,16 +193,16 @@ async def test_a_log_without_epochs_that_ends_below_the_archive_stops_the_partit
     produce(producer, 100)
     async with open_archive(tmp_path / "store") as archive:
         epochs = b'"leader_epochs": [\n  {\n   "epoch": 0,\n   "start_offset": 0\n  }\n ]'
-        tip = await forge_metadata(mock_cluster.bootstrap, archive, epochs, b'"leader_epochs": []')
+        tp = await forge_metadata(mock_cluster.bootstrap, archive, epochs, b'"leader_epochs": []')
         with structlog.testing.capture_logs() as logs:
             async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
                 await until(manager, lambda found: any(s.stopped for s in found))
                 await asyncio.sleep(0.2)  # several process intervals
-                status = next(s for s in manager.status() if s.tip.partition == 0)
+                status = next(s for s in manager.status() if s.tp.partition == 0)
         assert status.last_error is not None
         assert "archived up to offset 1000, but the leader's log ends below" in status.last_error
         assert [e["log_level"] for e in logs if e["event"] == "partition_stopped"] == ["error"]
-        view = await archive.view(tip)
+        view = await archive.view(tp)
         assert (view.log_end_offset, view.segments[-1].segment_leader_epochs) == (1_000, ())
 
 
@@ -217,7 +217,7 @@ async def test_only_whole_names_match_whatever_they_begin_with(
             async with running_archiver(mock_cluster.bootstrap, archive, pattern) as (manager, _):
                 partitions = 4 * len(expected)
                 await until(manager, lambda found, n=partitions: len(found) == n)
-                assert {s.tip.topic for s in manager.status()} == expected
+                assert {s.tp.topic for s in manager.status()} == expected
 
 
 class FailingStore(MemoryObjectStore):
@@ -247,15 +247,15 @@ async def test_a_failing_store_is_retried_with_new_ids(
     store.error = StorageUnavailable("out of order")
     async with archiving(mock_cluster, store) as (archive, manager, cluster):
         await until_true(lambda: store.failures >= 3)
-        tip = (await tips(cluster, TOPIC))[0]
-        assert (await archive.view(tip)).segments == ()
+        tp = (await tps(cluster, TOPIC))[0]
+        assert (await archive.view(tp)).segments == ()
         await until(manager, lambda found: any(s.last_error for s in found))
         store.error = None
         await until(manager, archived_up_to(TOPIC, {0: 200}))
-        view = await archive.view(tip)
+        view = await archive.view(tp)
         assert view.unfinished == ()  # failed attempts have been removed
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 200)
-        assert all(s.last_error is None for s in manager.status() if s.tip.partition == 0)
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 200)
+        assert all(s.last_error is None for s in manager.status() if s.tp.partition == 0)
 
 
 async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer: Producer) -> None:
@@ -266,8 +266,8 @@ async def test_a_copy_that_hangs_is_given_up(mock_cluster: MockCluster, producer
         await until(manager, lambda found: any(s.last_error for s in found))
         store.hang = False
         await until(manager, archived_up_to(TOPIC, {0: 200}))
-        tip = (await tips(cluster, TOPIC))[0]
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 200)
+        tp = (await tps(cluster, TOPIC))[0]
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 200)
 
 
 async def test_a_dangling_attempt_holds_up_nothing(
@@ -280,15 +280,15 @@ async def test_a_dangling_attempt_holds_up_nothing(
     async with open_archive(store) as archive:
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (_, cluster):
             await until_true(lambda: store.failures > 0)
-            tip = (await tips(cluster, TOPIC))[0]
-        (left,) = (await archive.view(tip)).unfinished
+            tp = (await tps(cluster, TOPIC))[0]
+        (left,) = (await archive.view(tp)).unfinished
         assert left.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
         store.hang = False
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
             await until(manager, archived_up_to(TOPIC, {0: 200}))
-        assert (await archive.view(tip)).unfinished == (left,)
+        assert (await archive.view(tp)).unfinished == (left,)
         assert await archive.rsm._store.get(
-            archive.rsm.object_key((await archive.view(tip)).segments[0], SegmentFile.LOG)
+            archive.rsm.object_key((await archive.view(tp)).segments[0], SegmentFile.LOG)
         )
 
 
@@ -307,8 +307,8 @@ async def test_two_archivers_at_once_lose_and_double_nothing(
     ):
         produce(producer, 1_000, partitions=2)
         await until(manager, archived_up_to(TOPIC, {0: 2_000, 1: 2_000}))
-        for tip in (await tips(cluster, TOPIC))[:2]:
-            view = await mine.view(tip)
+        for tp in (await tps(cluster, TOPIC))[:2]:
+            view = await mine.view(tp)
             assert view.gaps() == []
             for offset in range(2_000):
                 segment = view.segment_at_or_after(offset)
@@ -336,11 +336,11 @@ async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
         await until(manager, lambda found: any(s.gathered_bytes > 0 for s in found))
         async with running_archiver(mock_cluster.bootstrap, quick, TOPIC) as (other, _):
             await until(other, archived_up_to(TOPIC, {0: 200}))
-        tip = (await tips(cluster, TOPIC))[0]
-        copied = (await quick.view(tip)).segments
+        tp = (await tps(cluster, TOPIC))[0]
+        copied = (await quick.view(tp)).segments
         await until(manager, archived_up_to(TOPIC, {0: 200}))
-        await slow.view(tip)
-        assert slow.rlmm.list_remote_log_segments(tip) == copied
+        await slow.view(tp)
+        assert slow.rlmm.list_remote_log_segments(tp) == copied
 
 
 @pytest.mark.parametrize(
@@ -368,9 +368,9 @@ async def test_a_spool_file_that_is_damaged_is_read_again(
             path.write_bytes(damage(path.read_bytes()))
         produce(producer, 1_000)
         await until(manager, lambda found: any((s.archive_end or 0) > 200 for s in found))
-        tip = (await tips(cluster, TOPIC))[0]
-        archived = await archive.batches(tip)
-        assert (await broker_batches(cluster, tip, 0, 1_100)).startswith(archived)
+        tp = (await tps(cluster, TOPIC))[0]
+        archived = await archive.batches(tp)
+        assert (await broker_batches(cluster, tp, 0, 1_100)).startswith(archived)
 
 
 async def test_on_a_disk_smaller_than_a_segment_shorter_ones_are_cut(
@@ -391,9 +391,9 @@ async def test_on_a_disk_smaller_than_a_segment_shorter_ones_are_cut(
         spool_dir=spool,
     ) as (archive, manager, cluster):
         await until(manager, lambda found: any((s.archive_end or 0) > 500 for s in found))
-        tip = (await tips(cluster, TOPIC))[0]
-        segments = (await archive.view(tip)).segments
+        tp = (await tps(cluster, TOPIC))[0]
+        segments = (await archive.view(tp)).segments
         assert len(segments) > 1
         assert all(segment.segment_size_bytes <= 40_000 for segment in segments)
-        archived = await archive.batches(tip)
-        assert (await broker_batches(cluster, tip, 0, 1_000)).startswith(archived)
+        archived = await archive.batches(tp)
+        assert (await broker_batches(cluster, tp, 0, 1_000)).startswith(archived)

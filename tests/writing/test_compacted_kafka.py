@@ -12,7 +12,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -64,11 +64,11 @@ def set_policy(kafka: KafkaServer, topic: str, policy: str) -> None:
 async def compacted(kafka: KafkaServer, topic: str) -> None:
     """Write to partition 0 until the cleaner has removed records from it."""
     async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
-        tip = (await tips(cluster, topic))[0]
+        tp = (await tps(cluster, topic))[0]
         async with asyncio.timeout(60):
             for end in range(9, 10_000, 9):
                 await asyncio.to_thread(produce, kafka, topic, 0, ["a"] * 4 + ["b"] * 4 + ["c"])
-                log, position = await broker_batches(cluster, tip, 0, end), 0
+                log, position = await broker_batches(cluster, tp, 0, end), 0
                 for header in walk(log):
                     few = header.records_count != header.last_offset_delta + 1
                     if few or header.base_offset > position:
@@ -102,13 +102,13 @@ async def test_what_was_compacted_once_is_archived_with_its_holes(
         await until_true(lambda: topic in manager.discovery.refused)
         await asyncio.to_thread(set_policy, kafka, topic, "delete")
         await asyncio.to_thread(produce, kafka, topic, 0, ["a", "b", "a"])
-        (tip,) = await tips(cluster, topic)
+        (tp,) = await tps(cluster, topic)
         now = asyncio.get_running_loop().time()
-        end = (await cluster.log_edges(tip, not_older_than=now)).high_watermark
+        end = (await cluster.log_edges(tp, not_older_than=now)).high_watermark
         await until(manager, archived_up_to(topic, {0: end}))
         assert manager.discovery.refused == {}
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
-        report = await verify_partition(archive.rsm, archive.rlmm, tip)
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
+        report = await verify_partition(archive.rsm, archive.rlmm, tp)
         assert report.faults == []
         assert report.clean
 

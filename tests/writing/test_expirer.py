@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from failing_store import FailingStore
 from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 from retention_world import HOUR_MS, State, World, turns, virtually
 from virtual_loop import run_virtual
 
@@ -30,8 +30,8 @@ def test_log_start_then_grace_then_objects(manager: str) -> None:
         expirer, rlmm = await world.start(
             opened, remote_log_retention_ms=2 * HOUR_MS, retention_check_interval_ms=HOUR_MS
         )
-        await expirer.expire(TIP)
-        view = rlmm.view(TIP)
+        await expirer.expire(TP)
+        view = rlmm.view(TP)
         assert view is not None
         assert view.log_start_offset == 30  # 0, 10 and 20 are two hours old or more
         assert world.log_starts() == [30]
@@ -47,7 +47,7 @@ def test_log_start_then_grace_then_objects(manager: str) -> None:
         assert REGISTRY.get_sample_value(lag, place) == 0
         report = await world.planted.verify()
         assert report.faults == []
-        expirer.forget(TIP)
+        expirer.forget(TP)
         assert REGISTRY.get_sample_value(lag, place) is None
 
     virtually(life, manager)
@@ -60,7 +60,7 @@ def test_the_grace_goes_on_over_restarts(manager: str) -> None:
         settings = {"remote_log_retention_ms": 1, "retention_check_interval_ms": HOUR_MS}
         for _ in range(55):
             expirer, _ = await world.start(opened, **settings)
-            await expirer.expire(TIP)
+            await expirer.expire(TP)
             assert world.bases() == [0, 10, 20]
             await asyncio.sleep(1)
         await turns(expirer, 4)
@@ -79,8 +79,8 @@ def test_bytes_and_time_by_pattern() -> None:
         expirer, rlmm = await world.start(
             opened, remote_log_retention_bytes=0, retention_overrides=overrides
         )
-        await expirer.expire(TIP)
-        view = rlmm.view(TIP)
+        await expirer.expire(TP)
+        view = rlmm.view(TP)
         assert view is not None
         assert view.log_start_offset == 30
 
@@ -96,13 +96,13 @@ def test_little_by_little() -> None:
             retention_deletes_per_turn_max=3,
             retention_grace_ms=0,
         )
-        await expirer.expire(TIP)
-        view = rlmm.view(TIP)
+        await expirer.expire(TP)
+        view = rlmm.view(TP)
         assert view is not None
         assert view.log_start_offset == 80  # at once, and in full
         left = []
         for _ in range(5):
-            await expirer.expire(TIP)
+            await expirer.expire(TP)
             left.append(len(world.bases()))
         assert left == [9, 8, 5, 2, 1]
 
@@ -116,10 +116,10 @@ def test_delete_records_is_carried_out_without_any_retention(manager: str) -> No
         expirer, rlmm = await world.start(opened)
         await turns(expirer, 100)
         assert world.bases() == [0, 10, 20, 30]
-        await rlmm.raise_log_start_offset(TIP, 25)  # inside the third segment
+        await rlmm.raise_log_start_offset(TP, 25)  # inside the third segment
         await turns(expirer, 100)
         assert world.bases() == [20, 30]
-        await rlmm.raise_log_start_offset(TIP, 1_000)  # all: by a user's request, not retention
+        await rlmm.raise_log_start_offset(TP, 1_000)  # all: by a user's request, not retention
         await turns(expirer, 100)
         assert world.bases() == []
 
@@ -186,7 +186,7 @@ def test_every_write_may_be_the_last(manager: str) -> None:
             expirer, rlmm = await world.start(opened, remote_log_retention_ms=HOUR_MS)
             await turns(expirer, 160, step_s=10)
             assert world.bases() == [20]
-            view = await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+            view = await rlmm.refresh(TP, asyncio.get_running_loop().time())
             assert (view.log_start_offset, view.log_end_offset, view.unfinished) == (20, 30, ())
             assert (await world.planted.verify()).faults == []
         return failed
@@ -211,7 +211,7 @@ def test_a_store_that_fails_now_and_then(seed: int, manager: str) -> None:
         failures = 0
         for _ in range(400):
             try:
-                await expirer.expire(TIP)
+                await expirer.expire(TP)
             except RemoteStorageError:
                 failures += 1
             await asyncio.sleep(1)
@@ -254,7 +254,7 @@ def test_unreadable_metadata_holds_retention_up() -> None:
         expirer, rlmm = await world.start(opened, remote_log_retention_ms=1)
         await turns(expirer, 100)
         assert world.bases() == [20, 30, 40]
-        assert (view := rlmm.view(TIP)) is not None
+        assert (view := rlmm.view(TP)) is not None
         assert view.raised_log_start == 20
         await world.planted.change(third, SegmentFile.METADATA, lambda _: encode_segment(third))
         await turns(expirer, 100)
@@ -296,7 +296,7 @@ def test_a_segment_that_cannot_be_deleted_keeps_no_other(manager: str) -> None:
         told: list[str] = []
         for _ in range(20):
             try:
-                await expirer.expire(TIP)
+                await expirer.expire(TP)
             except StorageDenied as error:
                 told.append(str(error))
             await asyncio.sleep(1)

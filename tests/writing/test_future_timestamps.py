@@ -8,10 +8,10 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 from retention_segments import segment
 from retention_world import HOUR_MS, World, turns, virtually
-from test_local_trimming import TIP as TRIMMED
+from test_local_trimming import TP as TRIMMED
 from test_local_trimming import trimming
 
 from fetchproxy.metadata.catalogue import build_view
@@ -31,9 +31,9 @@ INT64_MAX = 2**63 - 1
 
 
 def view(partition: int, *newest_ms: int) -> PartitionView:
-    tip = TopicIdPartition(UUID(int=1), "orders", partition)
+    tp = TopicIdPartition(UUID(int=1), "orders", partition)
     made = [segment(i + 1, 10 * i, 10 * i + 9, newest_ms=at) for i, at in enumerate(newest_ms)]
-    return replace(build_view(TIP, made, 0.0), tip=tip)
+    return replace(build_view(TP, made, 0.0), tp=tp)
 
 
 @pytest.mark.parametrize("future_ms", [YEAR_2100_MS, INT64_MAX])
@@ -106,7 +106,7 @@ def test_it_is_said_what_stops_retention_and_the_remedy_works() -> None:
             "by time before 2100-02-10 00:00 UTC; DeleteRecords below offset 110 through the proxy "
             "deletes it, and archive.remote_log_retention_bytes passes it over"
         ]
-        await rlmm.raise_log_start_offset(TIP, 110)  # as DeleteRecords through the proxy does
+        await rlmm.raise_log_start_offset(TP, 110)  # as DeleteRecords through the proxy does
         await turns(expirer, 20)
         assert world.told() == []
         assert world.log_starts()[-1] == 140  # the newest segment stays
@@ -132,8 +132,8 @@ def test_retention_by_bytes_passes_it_over() -> None:
 @pytest.mark.remedy("local_retention_held_up")
 async def test_the_brokers_tier_says_it_too() -> None:
     async with trimming(local_retention_ms=1_000) as world:  # the clock stands at 1,000,000 ms
-        await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tip=TRIMMED)
-        await world.planted.add([batch(40, timestamp=1_000)], tip=TRIMMED)
+        await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tp=TRIMMED)
+        await world.planted.add([batch(40, timestamp=1_000)], tp=TRIMMED)
         await world.local.trim(TRIMMED)
         assert world.broker.deletions == 1  # up to the record
         [told] = world.concerns.health.conditions(0.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 from planted_log_dir import CLUSTER_ID, plant_log_dir, plant_partition, plant_segment
 
 from fetchproxy.errors import ConfigError, LogDirUnusable
@@ -40,17 +40,17 @@ def test_another_directory_is_refused_by_name(tmp_path: Path, content: str | Non
 def test_a_partition_is_found_by_name_and_topic_id(tmp_path: Path) -> None:
     dirs = [open_log_dir(plant_log_dir(tmp_path / name)) for name in ("a", "b")]
     with pytest.raises(LogDirUnusable, match="no folder orders-0"):
-        partition_folder(dirs, TIP)
+        partition_folder(dirs, TP)
     for other in (".0123-delete", ".0123-future", ".0123-stray"):
         plant_partition(tmp_path / "a").rename(tmp_path / "a" / f"orders-0{other}")
     folder = plant_partition(tmp_path / "b")
-    assert partition_folder(dirs, TIP) == folder
+    assert partition_folder(dirs, TP) == folder
     with pytest.raises(LogDirUnusable, match="another topic of this name"):
-        partition_folder(dirs, TopicIdPartition(UUID(int=2), TIP.topic, TIP.partition))
+        partition_folder(dirs, TopicIdPartition(UUID(int=2), TP.topic, TP.partition))
     # The same name in two directories: one belongs to an older topic of this name.
     older = plant_partition(tmp_path / "a")
     (older / "partition.metadata").write_text(f"version: 0\ntopic_id: {uuid_text(UUID(int=2))}\n")
-    assert partition_folder(dirs, TIP) == folder
+    assert partition_folder(dirs, TP) == folder
 
 
 def test_only_segments_of_exact_names_are_listed(tmp_path: Path) -> None:

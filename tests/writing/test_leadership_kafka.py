@@ -16,7 +16,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -54,7 +54,7 @@ def group(topic: str, **changes: Any) -> dict[str, Any]:
 
 
 def led(manager: RemoteLogManager) -> set[int]:
-    return {status.tip.partition for status in manager.status() if status.leads}
+    return {status.tp.partition for status in manager.status() if status.leads}
 
 
 def parts_of_members(kafka: KafkaServer, topic: str) -> list[set[int]]:
@@ -100,9 +100,9 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
             await until_true(lambda: led(manager) == everything)
             await asyncio.to_thread(produce, kafka.bootstrap, topic, PARTITIONS, COUNT)
             await until(manager, archived_up_to(topic, dict.fromkeys(everything, 2 * COUNT)))
-        for tip in await tips(cluster, topic):
-            expected = await broker_batches(cluster, tip, 0, 2 * COUNT)
-            assert await readable(archive, tip) == expected
+        for tp in await tps(cluster, topic):
+            expected = await broker_batches(cluster, tp, 0, 2 * COUNT)
+            assert await readable(archive, tp) == expected
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ async def test_topics_and_partitions_that_come_are_shared_out(
 
         def shared() -> list[tuple[str, int]]:
             both = [s for manager in (one, two) for s in manager.status() if s.leads]
-            return sorted((s.tip.topic, s.tip.partition) for s in both)
+            return sorted((s.tp.topic, s.tp.partition) for s in both)
 
         await until_true(lambda: shared() == [("grows-a", 0), ("grows-a", 1)])
         await asyncio.to_thread(kafka.create_topic, "grows-b", 1)
@@ -163,7 +163,7 @@ async def test_topics_and_partitions_that_come_are_shared_out(
 
 
 def led_all(manager: RemoteLogManager) -> set[tuple[str, int]]:
-    return {(s.tip.topic, s.tip.partition) for s in manager.status() if s.leads}
+    return {(s.tp.topic, s.tp.partition) for s in manager.status() if s.leads}
 
 
 async def test_the_same_instance_id_twice(kafka: KafkaServer, tmp_path: Path) -> None:

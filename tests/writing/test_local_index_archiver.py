@@ -35,29 +35,29 @@ async def test_the_local_index_is_the_store_s_index_objects_of_every_partition(
     ends = {partition: 1_000 for partition in range(4)}
     async with open_archive(tmp_path / "store") as archive:
 
-        async def stored(partition_tip: object) -> bytes:
-            view = await archive.view(partition_tip)  # type: ignore[arg-type]
+        async def stored(partition_tp: object) -> bytes:
+            view = await archive.view(partition_tp)  # type: ignore[arg-type]
             objects = [await archive.object(s, SegmentFile.INDEX) for s in view.segments]
             assert len(objects) > 5
             return b"".join(objects)
 
-        def local(tip: object) -> bytes:
-            place = folder / partition_folder("", tip)  # type: ignore[arg-type]
+        def local(tp: object) -> bytes:
+            place = folder / partition_folder("", tp)  # type: ignore[arg-type]
             return b"".join(p.read_bytes() for p in sorted(place.glob(f"*.{LOG_INDEX}")))
 
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **keys) as (manager, _):
             await until(manager, archived_up_to(TOPIC, ends))
-            tips = [status.tip for status in manager.status()]
-            for tip in tips:
-                expected = await stored(tip)
-                await until_true(lambda tip=tip, expected=expected: local(tip) == expected)
+            tps = [status.tp for status in manager.status()]
+            for tp in tps:
+                expected = await stored(tp)
+                await until_true(lambda tp=tp, expected=expected: local(tp) == expected)
         files = sorted(path for path in folder.rglob("*") if path.suffix[1:] in SUFFIXES)
-        assert len(files) > len(SUFFIXES) * len(tips), "rolled"
+        assert len(files) > len(SUFFIXES) * len(tps), "rolled"
         # The next process removes another topic's leftovers and mends a torn end.
         newest = [path for path in files if path.suffix == f".{LOG_INDEX}"][-1]
         newest.write_bytes(newest.read_bytes()[:-1])
         (folder / "other-AAAAAAAAAAAAAAAAAAAAAA" / "0").mkdir(parents=True)
-        expected = {tip: await stored(tip) for tip in tips}
+        expected = {tp: await stored(tp) for tp in tps}
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC, **keys) as (manager, _):
-            await until_true(lambda: all(local(tip) == expected[tip] for tip in tips))
+            await until_true(lambda: all(local(tp) == expected[tp] for tp in tps))
             await until_true(lambda: not list(folder.glob("other-*")))

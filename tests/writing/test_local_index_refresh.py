@@ -12,7 +12,7 @@ from random import Random
 from uuid import UUID
 
 import pytest
-from planted_archive import TIP, PlantedArchive, batch, flip
+from planted_archive import TP, PlantedArchive, batch, flip
 from test_timestamp_lookup import batch as timed_batch
 
 from fetchproxy.config.schema import ArchiveConfig, MetadataConfig, RemoteFetchConfig
@@ -59,12 +59,12 @@ class Scene:
     async def view(self) -> PartitionView:
         rlmm = StoreBackedRemoteLogMetadataManager(self.archive.rsm, MetadataConfig())
         async with rlmm:
-            return await rlmm.refresh(TIP, asyncio.get_running_loop().time())
+            return await rlmm.refresh(TP, asyncio.get_running_loop().time())
 
     async def bring_up(self, refresher: LocalIndexRefresher) -> int:
         """Refresh until nothing waits; return the number of turns."""
         view, turns = await self.view(), 1
-        while await refresher.refresh(TIP, view):
+        while await refresher.refresh(TP, view):
             turns += 1
         return turns
 
@@ -86,8 +86,8 @@ class Scene:
                 assert list(found.spans()) == list(type(found).parse(raw).spans())
         return answers
 
-    def files(self, tip: TopicIdPartition = TIP) -> list[str]:
-        folder = self.folder / partition_folder("", tip)
+    def files(self, tp: TopicIdPartition = TP) -> list[str]:
+        folder = self.folder / partition_folder("", tp)
         return sorted(path.name for path in folder.glob(f"*.{LOG_INDEX}"))
 
 
@@ -120,7 +120,7 @@ async def test_what_the_log_start_has_passed_goes(scene: Scene) -> None:
         before = scene.files()
         rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.rsm, MetadataConfig())
         async with rlmm:
-            await rlmm.raise_log_start_offset(TIP, scene.archive.segments[8].start_offset)
+            await rlmm.raise_log_start_offset(TP, scene.archive.segments[8].start_offset)
         await scene.bring_up(refresher)
         kept = [name for name in before if int(name[:20]) >= 0]
         assert scene.files() == [
@@ -132,7 +132,7 @@ async def test_what_the_log_start_has_passed_goes(scene: Scene) -> None:
         assert all(await scene.hits(scene.archive.segments[8:]))
         end = scene.archive.segments[-1].end_offset + 1
         async with rlmm:
-            await rlmm.raise_log_start_offset(TIP, end)
+            await rlmm.raise_log_start_offset(TP, end)
         await scene.bring_up(refresher)
         assert scene.files() == []
         assert list(scene.folder.iterdir()) == [scene.folder / LOCK]
@@ -185,7 +185,7 @@ async def test_damage_found_by_a_reader_is_fetched_again(scene: Scene) -> None:
     async with scene.opened(file_bytes_max=2**20) as refresher:
         await scene.bring_up(refresher)
         [name] = scene.files()
-        path = scene.folder / partition_folder("", TIP) / name
+        path = scene.folder / partition_folder("", TP) / name
         content = path.read_bytes()
         key = scene.archive.key(scene.archive.segments[2], SegmentFile.LOG).encode()
         second_entry = content.index(key, content.index(key) + 1)
@@ -211,7 +211,7 @@ async def test_other_partitions_are_removed(scene: Scene) -> None:
         folder.mkdir(parents=True)
         for suffix in (LOG_INDEX, "remoteTimeIndex"):
             (folder / f"{5:020d}.{suffix}").write_bytes(b"left by a former process")
-        await refresher.keep_only([TIP])
+        await refresher.keep_only([TP])
         assert not folder.parent.exists()
         assert all(await scene.hits(scene.archive.segments))
         assert LOCAL_INDEX_BYTES._value.get() == bytes_before
@@ -267,7 +267,7 @@ async def read(scene: Scene, local: LocalIndexes | None, offset: int) -> RemoteR
             RemoteFetchConfig(), rlmm, scene.archive.rsm, Random(1), local, limits=alone
         ) as purgatory,
     ):
-        request = RemoteReadRequest(TIP, offset, 100_000, IsolationLevel.READ_UNCOMMITTED)
+        request = RemoteReadRequest(TP, offset, 100_000, IsolationLevel.READ_UNCOMMITTED)
         deadline = asyncio.get_running_loop().time() + 60
         fetch = purgatory.watch([request], bytes_max=100_000, deadline=deadline)
         await fetch.completed.wait()
@@ -302,7 +302,7 @@ async def test_a_cold_look_up_by_time_asks_the_store_for_no_index(scene: Scene) 
             RemoteFetchConfig(), rlmm, scene.archive.rsm, Random(1), scene.local
         )
         async with rlmm, purgatory:
-            assert await purgatory.first_offset_at_or_after(TIP, 1_033) == (33, 1_033, 0)
+            assert await purgatory.first_offset_at_or_after(TP, 1_033) == (33, 1_033, 0)
         assert scene.index_reads == []
 
 
@@ -333,7 +333,7 @@ async def test_no_damage_of_a_local_file_changes_what_is_read(scene: Scene) -> N
             answers += await scene.hits(scene.archive.segments)
             await scene.bring_up(refresher)
             for _ in range(3):
-                folder = scene.folder / partition_folder("", TIP)
+                folder = scene.folder / partition_folder("", TP)
                 path = rng.choice(sorted(folder.iterdir()))
                 damage = rng.choice([flip(rng.randrange(1000)), torn(rng)])
                 path.write_bytes(damage(path.read_bytes()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from retention_segments import TIP, archives, segment
+from retention_segments import TP, archives, segment
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
@@ -59,7 +59,7 @@ def test_what_local_retention_keeps_is_there(
 
 def contiguous(count: int) -> PartitionView:
     every = [segment(i + 1, 10 * i, 10 * i + 9, newest_ms=10 * i) for i in range(count)]
-    return build_view(TIP, every, 0.0)
+    return build_view(TP, every, 0.0)
 
 
 def test_by_time_and_by_bytes() -> None:
@@ -76,10 +76,10 @@ def test_by_time_and_by_bytes() -> None:
 def test_not_beyond_a_gap_or_a_damaged_segment() -> None:
     every = [segment(1, 0, 9), segment(2, 10, 19), segment(3, 25, 29)]
     everything = Retention(local_ms=0)
-    assert trim_target(build_view(TIP, every, 0.0), edges(0), everything, 9) == 20
-    assert trim_target(build_view(TIP, every, 0.0), edges(21), everything, 9) is None
-    assert trim_target(build_view(TIP, every, 0.0), edges(26), everything, 9) == 30
-    hidden = build_view(TIP, [every[0], every[2]], 0.0, unreadable=[10])
+    assert trim_target(build_view(TP, every, 0.0), edges(0), everything, 9) == 20
+    assert trim_target(build_view(TP, every, 0.0), edges(21), everything, 9) is None
+    assert trim_target(build_view(TP, every, 0.0), edges(26), everything, 9) == 30
+    hidden = build_view(TP, [every[0], every[2]], 0.0, unreadable=[10])
     assert trim_target(hidden, edges(0), everything, 9) == 10
 
 
@@ -91,5 +91,5 @@ def test_not_where_the_log_ends_below_the_archive() -> None:
 
 def test_what_is_deleted_in_the_archive_may_go() -> None:
     every = [segment(1, 0, 9), segment(2, 10, 19)]
-    view = build_view(TIP, every, 0.0, raised_log_start=10)
+    view = build_view(TP, every, 0.0, raised_log_start=10)
     assert trim_target(view, edges(3), Retention(local_ms=0), 9) == 20

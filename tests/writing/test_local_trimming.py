@@ -29,7 +29,7 @@ from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.limits import WritingLimits
 from lab.limited import section_and_limits
 
-TIP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
+TP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
 LIST_OFFSETS, DELETE_RECORDS, EPOCH_END = 2, 21, 23
 UNLIMITED = {"retention.ms": "-1", "retention.bytes": "-1"}
 POLICY_VIOLATION = 44
@@ -121,7 +121,7 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     planted = PlantedArchive(store, recorded=False)
     concerns = ArchiverConcerns(planted.rsm.objects)
     for base in (0, 10, 20):
-        await planted.add([batch(base)], tip=TIP)
+        await planted.add([batch(base)], tp=TP)
     config, limits = section_and_limits(
         ArchiveConfig,
         WritingLimits,
@@ -153,14 +153,14 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
 async def test_it_is_sent_at_an_interval() -> None:
     async with trimming(retention_check_interval_ms=3_600_000) as world:
         for _ in range(3):
-            await world.local.trim(TIP)
+            await world.local.trim(TP)
         assert world.broker.deletions == 1
 
 
 async def test_not_where_all_of_it_is_gone() -> None:
     async with trimming() as world:
         world.broker.start = 30
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         assert world.broker.deletions == 0
 
 
@@ -177,7 +177,7 @@ async def test_not_where_the_leaders_log_is_another(change: dict[str, int]) -> N
     async with trimming() as world:
         for name, value in change.items():
             setattr(world.broker, name, value)
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         assert world.broker.deletions == 0
 
 
@@ -186,20 +186,20 @@ async def test_a_refusal_of_the_broker_is_tried_again() -> None:
         world.broker.refusal = POLICY_VIOLATION
         for _ in range(2):
             with pytest.raises(ClusterError, match="DeleteRecords of orders: error 44"):
-                await world.local.trim(TIP)
+                await world.local.trim(TP)
         world.broker.refusal = 0
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         assert world.broker.deletions == 3
 
 
 async def test_a_store_that_is_away_ends_it() -> None:
     async with trimming() as world:
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         world.store.away = True
         await asyncio.sleep(0.01)
         for _ in range(3):
             with pytest.raises(RemoteStorageError):
-                await world.local.trim(TIP)
+                await world.local.trim(TP)
         assert world.broker.deletions == 1
 
 
@@ -207,18 +207,18 @@ async def test_a_store_that_is_away_ends_it() -> None:
 async def test_settings_that_change() -> None:
     async with trimming() as world:
         world.topic_config["retention.ms"] = "86400000"
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         assert "retention.ms=86400000" in str(world.local.refusal(TOPIC))
         world.topic_config["retention.ms"] = "-1"
         await asyncio.sleep(0.01)
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         assert world.local.refusal(TOPIC) is None
         assert world.broker.deletions == 1
 
 
 async def test_without_local_retention_nobody_is_asked() -> None:
     async with trimming(local_retention_ms=-1) as world:
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         assert world.broker.asked == []
 
 
@@ -247,7 +247,7 @@ async def test_not_where_the_store_has_lost_what_was_copied(
         else:
             await world.planted.change(segment, file, edit)
         for _ in range(3):
-            await world.local.trim(TIP)
+            await world.local.trim(TP)
             await asyncio.sleep(0.01)
         assert world.broker.deletions == 0
         [headline] = headlines(world.concerns.health.conditions(0.0))
@@ -255,7 +255,7 @@ async def test_not_where_the_store_has_lost_what_was_copied(
         assert key in headline
         # Once mended, trimming continues by itself.
         await world.store.put(key, before)
-        await world.local.trim(TIP)
+        await world.local.trim(TP)
         assert world.broker.deletions == 1
         assert headlines(world.concerns.health.conditions(0.0)) == ()
 
@@ -264,6 +264,6 @@ async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
     async with trimming() as world:
         world.store.logs_away = True
         with pytest.raises(RemoteStorageError):
-            await world.local.trim(TIP)
+            await world.local.trim(TP)
         assert world.broker.deletions == 0
         assert headlines(world.concerns.health.conditions(0.0)) == ()

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 import structlog
-from planted_archive import TIP
+from planted_archive import TP
 from test_unclean_histories import World, come_to_rest, world
 from unclean_cluster import Replica, UncleanCluster
 from whole_archive import verify_archive
@@ -60,7 +60,7 @@ async def process(archiver: PartitionArchiver) -> None:
 
 
 def finished(here: World) -> list[tuple[int, int]]:
-    found = here.rlmm.list_remote_log_segments(TIP)
+    found = here.rlmm.list_remote_log_segments(TP)
     assert all(segment.state is FINISHED for segment in found)
     return [(segment.start_offset, segment.end_offset) for segment in found]
 
@@ -82,7 +82,7 @@ async def test_a_log_that_begins_again_takes_nothing_out_of_the_archive(
             assert not [e for e in logs if e["event"] == "archive_truncated"]
         assert finished(here) == before
         assert await here.served() == served, "every archived record can still be read"
-        assert here.views.begins_again(TIP) or not epochs, "the gateway asks once an epoch"
+        assert here.views.begins_again(TP) or not epochs, "the gateway asks once an epoch"
 
 
 async def test_a_log_that_has_lost_its_end_without_an_election_stops_it(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_what_follows_a_raised_log_start_is_not_hidden(tmp_path: Path) -> 
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         start = here.cluster.leader.log[10].base
-        await here.rlmm.raise_log_start_offset(TIP, start)
+        await here.rlmm.raise_log_start_offset(TP, start)
         await archiver.release()
         assert await come_to_rest(here, [archiver])
         before, served = finished(here), await here.served()
@@ -126,7 +126,7 @@ async def test_a_log_that_shares_only_what_was_deleted_from_the_archive_stops_it
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         log = here.cluster.leader.log
-        await here.rlmm.raise_log_start_offset(TIP, log[10].base)
+        await here.rlmm.raise_log_start_offset(TP, log[10].base)
         here.cluster.replicas[1].log = log[:6]
         here.cluster.leads, here.cluster.epoch = 1, here.cluster.epoch + 1
         here.cluster.produce(2)
@@ -145,7 +145,7 @@ async def test_an_archive_without_a_segment_below_its_log_start_stops(
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         end = here.cluster.leader.end
-        await here.rlmm.raise_log_start_offset(TIP, end)
+        await here.rlmm.raise_log_start_offset(TP, end)
         here.cluster.trim(end)
         await archiver.release()
         await process(archiver)  # nothing is wrong yet
@@ -182,7 +182,7 @@ async def begun_again(
     """
     archiver = await archived(here)
     if deleted:
-        await here.rlmm.raise_log_start_offset(TIP, here.cluster.leader.log[deleted].base)
+        await here.rlmm.raise_log_start_offset(TP, here.cluster.leader.log[deleted].base)
     served = await here.served()
     replace_disk(here.cluster)
     here.cluster.produce(produced)
@@ -190,7 +190,7 @@ async def begun_again(
     concerns = ArchiverConcerns(here.rsm.objects)
     with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain) as stopped:
         await process(archiver)
-    concerns.hold(Kind.PARTITION_STOPPED, TIP, str(stopped.value))
+    concerns.hold(Kind.PARTITION_STOPPED, TP, str(stopped.value))
     await concerns.publish()
     return archiver, served
 
@@ -198,7 +198,7 @@ async def begun_again(
 async def answered(here: World, answer: Answer, dry_run: bool = False) -> ResolutionPlan:
     with structlog.testing.capture_logs():
         return await resolve(
-            TIP,
+            TP,
             answer,
             here.cluster,
             here.rsm,
@@ -216,8 +216,8 @@ async def audit(here: World, served: list[tuple[int, int]]) -> None:
     """Another process sees the same from the store alone, and `verify` finds no fault."""
     assert await here.served() == served
     async with StoreBackedRemoteLogMetadataManager(here.rsm, MetadataConfig()) as other:
-        seen = await other.refresh(TIP, 0.0)
-        mine = here.rlmm.view(TIP)
+        seen = await other.refresh(TP, 0.0)
+        mine = here.rlmm.view(TP)
         assert mine is not None
         assert list(seen.segments) == list(mine.segments)
         assert await read_concerns(here.rsm.objects) == {}
@@ -261,10 +261,10 @@ async def test_truncate_the_leaders_log_is_archived_from_its_start(
         here.cluster.produce(30)
         await process(archiver)
         await audit(here, alive(here))
-        gone = [s for s in here.rlmm.list_remote_log_segments(TIP) if s.state is not FINISHED]
+        gone = [s for s in here.rlmm.list_remote_log_segments(TP) if s.state is not FINISHED]
         assert gone, "their objects stay for the grace"
         raised = here.cluster.leader.log[1].base
-        await here.rlmm.raise_log_start_offset(TIP, raised)
+        await here.rlmm.raise_log_start_offset(TP, raised)
         await audit(here, alive(here)[1:])
 
 
@@ -282,16 +282,16 @@ async def test_keep_goes_on_where_the_archive_ends(tmp_path: Path, deleted: int)
         await process(archiver)
         kept_on = [b for b in here.cluster.leader.log if b.last >= end]
         await audit(here, served + [(b.base, b.epoch) for b in kept_on])
-        view = here.rlmm.view(TIP)
+        view = here.rlmm.view(TP)
         assert view is not None
         assert not view.gaps()
         # The broker's records below the joint were never archived, so they are not trimmed.
-        edges = await here.cluster.edges(TIP)
+        edges = await here.cluster.edges(TP)
         assert trim_target(view, edges, Retention(local_ms=0), 10**12) is None
 
 
 def served_end(here: World) -> int:
-    view = here.rlmm.view(TIP)
+    view = here.rlmm.view(TP)
     assert view is not None
     assert view.log_end_offset is not None
     return view.log_end_offset
@@ -341,9 +341,9 @@ async def test_new_history_puts_the_old_one_aside_and_keep_shows_it_again(tmp_pa
             here.cluster.produce(1)
         await process(archiver)
         await audit(here, alive(here))
-        view = here.rlmm.view(TIP)
+        view = here.rlmm.view(TP)
         assert view is not None
-        every = here.rlmm.list_remote_log_segments(TIP)
+        every = here.rlmm.list_remote_log_segments(TP)
         removals = plan_removals(every, view, now_ms=10**12, grace_ms=0, attempt_age_max_ms=0)
         assert not removals.hide
         assert set(old) <= set(finished(here)), "they stay in the store"
@@ -399,7 +399,7 @@ async def test_an_archive_without_a_segment_is_resolved_too(tmp_path: Path, answ
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         end = here.cluster.leader.end
-        await here.rlmm.raise_log_start_offset(TIP, end)
+        await here.rlmm.raise_log_start_offset(TP, end)
         replace_disk(here.cluster)
         here.cluster.produce(100)
         here.cluster.hear()

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from archive_harness import Archive, broker_batches, open_archive, running_archiver, tips
+from archive_harness import Archive, broker_batches, open_archive, running_archiver, tps
 from confluent_kafka import Producer
 from planted_archive import gaps_of
 from test_log_dirs_kafka import SMALL_SEGMENTS
@@ -70,16 +70,16 @@ async def test_each_partition_is_copied_beside_its_leader(
                 await asyncio.to_thread(produce, cluster, 2.5, life)
                 await archived(archive, cluster, leaders)
                 shown = {
-                    node: {s.tip.partition for s in sidecar.status() if s.archive_end is not None}
+                    node: {s.tp.partition for s in sidecar.status() if s.archive_end is not None}
                     for node, sidecar in sidecars.items()
                 }
                 for partition, leader in leaders.items():
                     assert partition in shown[leader]
-            for tip in await tips(client, TOPIC):
-                end = rolled_end(cluster, leaders[tip.partition], tip.partition)
+            for tp in await tps(client, TOPIC):
+                end = rolled_end(cluster, leaders[tp.partition], tp.partition)
                 # Brokers roll at their own offsets: equal bytes show that no record is doubled.
-                assert await archive.batches(tip) == await broker_batches(client, tip, 0, end)
-                assert len((await archive.view(tip)).segments[-1].segment_leader_epochs) >= 1
+                assert await archive.batches(tp) == await broker_batches(client, tp, 0, end)
+                assert len((await archive.view(tp)).segments[-1].segment_leader_epochs) >= 1
             report = await verify_archive(archive.rsm, archive.rlmm)
             assert report.faults == []
             assert gaps_of(report) == []
@@ -91,8 +91,8 @@ async def archived(archive: Archive, cluster: KafkaCluster, leaders: dict[int, i
     async with asyncio.timeout(120):
         while True:
             ends = {
-                tip.partition: (await archive.view(tip)).log_end_offset
-                for tip in await archive.rlmm.list_partitions()
+                tp.partition: (await archive.view(tp)).log_end_offset
+                for tp in await archive.rlmm.list_partitions()
             }
             if ends == {p: rolled_end(cluster, node, p) for p, node in leaders.items()}:
                 return

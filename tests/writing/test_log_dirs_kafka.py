@@ -15,7 +15,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -104,11 +104,11 @@ def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
 
 
 def archived_to(topic: str, end: int) -> Callable[[list[PartitionArchiveStatus]], bool]:
-    return lambda found: [s.archive_end for s in found if s.tip.topic == topic] == [end]
+    return lambda found: [s.archive_end for s in found if s.tp.topic == topic] == [end]
 
 
-async def segments(archive: Archive, tip: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
-    return list((await archive.view(tip)).segments)
+async def segments(archive: Archive, tp: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+    return list((await archive.view(tp)).segments)
 
 
 async def sound(archive: Archive) -> None:
@@ -152,8 +152,8 @@ async def test_rolled_segments_are_copied_as_they_are(
         ) as (manager, cluster),
     ):
         await until(manager, archived_to(topic, bases[-1]))
-        (tip,) = await tips(cluster, topic)
-        found = await segments(archive, tip)
+        (tp,) = await tps(cluster, topic)
+        found = await segments(archive, tp)
         assert [s.start_offset for s in found] == bases[:-1]
         folder = folder_of(kafka_server, topic)
         for segment, base in zip(found, bases, strict=False):
@@ -165,7 +165,7 @@ async def test_rolled_segments_are_copied_as_they_are(
             ):
                 assert await archive.object(segment, file) == (folder / name).read_bytes(), name
             assert (await archive.object(segment, SegmentFile.OFFSET_INDEX)) != b""
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, bases[-1])
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, bases[-1])
         await sound(archive)
         # The active segment is untouched, and the links are removed.
         links = [path.stat().st_nlink for path in folder.glob("*.log")]
@@ -186,15 +186,15 @@ async def test_aborted_transactions_are_those_of_the_broker(
         ) as (manager, cluster),
     ):
         await until(manager, archived_to(topic, bases[-1]))
-        (tip,) = await tips(cluster, topic)
+        (tp,) = await tps(cluster, topic)
         spanning = 0
-        for segment in await segments(archive, tip):
+        for segment in await segments(archive, tp):
             entries = await archive.aborted(segment)
             log = await archive.object(segment, SegmentFile.LOG)
             spanning += sum(e.first_offset < segment.start_offset for e in entries)
             for header in walk(log):
                 fetched = await cluster.fetch(
-                    tip,
+                    tp,
                     header.base_offset,
                     bytes_max=1,
                     wait_max_ms=0,
@@ -220,8 +220,8 @@ async def test_both_sources_in_one_history(
             manager,
             cluster,
         ):
-            (tip,) = await tips(cluster, topic)
-            first_end = await stable_end(cluster, tip)
+            (tp,) = await tps(cluster, topic)
+            first_end = await stable_end(cluster, tp)
             await until(manager, archived_to(topic, first_end))
         await asyncio.to_thread(transactions, kafka_server, topic, 70, 3)
         bases = rolled_bases(kafka_server, topic)
@@ -231,7 +231,7 @@ async def test_both_sources_in_one_history(
             kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
         ) as (manager, cluster):
             await until(manager, archived_to(topic, bases[-1]))
-        taken = [s for s in await segments(archive, tip) if s.start_offset >= first_end]
+        taken = [s for s in await segments(archive, tp) if s.start_offset >= first_end]
         assert [s.start_offset for s in taken[1:]] == [b for b in bases[:-1] if b > first_end]
         # The cut segment has no indexes, as they would point elsewhere; its snapshot is valid.
         present = [await kafka_files(archive, segment) for segment in taken[:2]]
@@ -240,9 +240,9 @@ async def test_both_sources_in_one_history(
             manager,
             cluster,
         ):
-            end = await stable_end(cluster, tip)
+            end = await stable_end(cluster, tp)
             await until(manager, archived_to(topic, end))
-            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+            assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
         await sound(archive)
 
 
@@ -261,9 +261,9 @@ async def test_a_trimmed_log_begins_inside_a_segment(
         ) as (manager, cluster),
     ):
         await until(manager, archived_to(topic, bases[-1]))
-        (tip,) = await tips(cluster, topic)
-        assert (await segments(archive, tip))[0].start_offset == start
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, start, bases[-1])
+        (tp,) = await tps(cluster, topic)
+        assert (await segments(archive, tp))[0].start_offset == start
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, start, bases[-1])
         await sound(archive)
 
 
@@ -285,8 +285,8 @@ async def test_records_below_the_lso_only(
             kafka_server.bootstrap, archive, topic, **log_dirs(kafka_server, tmp_path)
         ) as (manager, cluster),
     ):
-        (tip,) = await tips(cluster, topic)
-        stable = await stable_end(cluster, tip)
+        (tp,) = await tps(cluster, topic)
+        stable = await stable_end(cluster, tp)
         settled = max(base for base in bases if base <= stable)
         assert settled < bases[-1], "rolled segments above the LSO are needed"
         await until(manager, archived_to(topic, settled))
@@ -333,15 +333,15 @@ async def test_a_segment_that_is_deleted_under_its_copy(
             cluster,
         ),
     ):
-        (tip,) = await tips(cluster, topic)
-        expected = await broker_batches(cluster, tip, 0, bases[-1])
+        (tp,) = await tps(cluster, topic)
+        expected = await broker_batches(cluster, tp, 0, bases[-1])
         await store.waiting.wait()
         await asyncio.to_thread(delete_records, kafka, topic, bases[1])
         await until_true(lambda: rolled_bases(kafka, topic) == bases[1:])
         assert manager.status()[0].archive_end is None
         store.go_on.set()
         await until(manager, archived_to(topic, bases[-1]))
-        assert await archive.batches(tip) == expected
+        assert await archive.batches(tp) == expected
 
 
 async def test_where_no_link_can_be_made_it_is_copied(
@@ -359,8 +359,8 @@ async def test_where_no_link_can_be_made_it_is_copied(
         running_archiver(kafka_server.bootstrap, archive, topic, **changes) as (manager, cluster),
     ):
         await until(manager, archived_to(topic, bases[-1]))
-        (tip,) = await tips(cluster, topic)
-        assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, bases[-1])
+        (tp,) = await tps(cluster, topic)
+        assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, bases[-1])
 
 
 @pytest.mark.parametrize(
@@ -387,8 +387,8 @@ async def test_directories_that_are_not_the_leaders(
         Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster,
         Spool(tmp_path / "spool") as spool,
     ):
-        (tip,) = await tips(cluster, topic)
-        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tip, spool)
+        (tp,) = await tps(cluster, topic)
+        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
         if said is None:
             assert await gatherer.gather(0, close_short=True) is None
         else:
@@ -408,19 +408,19 @@ async def test_a_position_beyond_either_end(
         Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster,
         Spool(tmp_path / "spool") as spool,
     ):
-        (tip,) = await tips(cluster, topic)
-        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tip, spool)
+        (tp,) = await tps(cluster, topic)
+        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
         assert await gatherer.find_log_start() == 10
         assert await gatherer.gather(9, close_short=False) == LogGap(10)
-        end = await stable_end(cluster, tip)
+        end = await stable_end(cluster, tp)
         assert await gatherer.gather(end, close_short=True) is None, "the active segment"
         with pytest.raises(LogTruncated, match=f"ends at offset {end}"):
             await gatherer.gather(end + 1, close_short=False)
 
 
-async def stable_end(cluster: Cluster, tip: TopicIdPartition) -> int:
+async def stable_end(cluster: Cluster, tp: TopicIdPartition) -> int:
     now = asyncio.get_running_loop().time()
-    return (await cluster.log_edges(tip, not_older_than=now)).last_stable_offset
+    return (await cluster.log_edges(tp, not_older_than=now)).last_stable_offset
 
 
 async def kafka_files(archive: Archive, segment: RemoteLogSegmentMetadata) -> set[SegmentFile]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive_harness import broker_batches, open_archive, running_archiver, tips, until
+from archive_harness import broker_batches, open_archive, running_archiver, tps, until
 from labelled_store import (
     COPY_STEPS,
     DELETE_STEPS,
@@ -198,10 +198,10 @@ async def shows_the_brokers_bytes(
         open_archive(tmp_path / "store", at_rest) as archive,
         Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster,
     ):
-        (tip,) = await tips(cluster, topic)
-        if shown := (await archive.view(tip)).segments:
+        (tp,) = await tps(cluster, topic)
+        if shown := (await archive.view(tp)).segments:
             end = shown[-1].end_offset + 1
-            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+            assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
 
 
 def nothing_in_the_clear(kafka: KafkaServer, topic: str, store: Path) -> None:
@@ -227,19 +227,19 @@ async def finish(
             cluster,
         ):
             await until(manager, archived_to(topic, end))
-            (tip,) = await tips(cluster, topic)
-            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, end)
+            (tp,) = await tps(cluster, topic)
+            assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
         changes = {**changes, **QUICK_REMOVAL}
         async with running_archiver(kafka.bootstrap, archive, topic, **changes):
             async with asyncio.timeout(60):
-                while (await archive.view(tip)).unfinished:  # noqa: ASYNC110 - knows no events
+                while (await archive.view(tp)).unfinished:  # noqa: ASYNC110 - knows no events
                     await asyncio.sleep(0.1)
         report = await verify_archive(archive.rsm, archive.rlmm)
         assert report.faults == []
         assert gaps_of(report) == []
         named = {
             archive.rsm.object_key(segment, file)
-            for segment in (await archive.view(tip)).segments
+            for segment in (await archive.view(tp)).segments
             for file in SegmentFile
         }
         found = {stored.key async for stored in archive.rsm._store.list("")}

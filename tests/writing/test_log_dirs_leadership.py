@@ -21,7 +21,7 @@ def test_it_follows_the_brokers_leaders() -> None:
     of = [TopicIdPartition(TOPIC_ID, "t", p) for p in range(4)]
 
     def led() -> frozenset[int]:
-        return frozenset(tip.partition for tip in of if leadership.leads(tip))
+        return frozenset(tp.partition for tp in of if leadership.leads(tp))
 
     leadership.on_change = lambda: changes.append(led())
     assert led() == set()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from archive_harness import Archive, broker_batches, open_archive, running_archiver, tips, until
+from archive_harness import Archive, broker_batches, open_archive, running_archiver, tps, until
 from test_log_dirs_kafka import (
     SMALL_SEGMENTS,
     archived_to,
@@ -43,12 +43,12 @@ async def restore(archive: Archive, segment: RemoteLogSegmentMetadata, folder: P
 
 
 async def aborted_everywhere(
-    cluster: Cluster, tip: TopicIdPartition, ends: list[int]
+    cluster: Cluster, tp: TopicIdPartition, ends: list[int]
 ) -> list[frozenset[tuple[int, int]]]:
     found = []
     for offset in ends:
         fetched = await cluster.fetch(
-            tip, offset, bytes_max=1, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
+            tp, offset, bytes_max=1, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
         )
         found.append(frozenset(fetched.aborted))
     return found
@@ -71,10 +71,10 @@ async def test_a_broker_starts_with_restored_segments(
             kafka.bootstrap, archive, TOPIC, **log_dirs(kafka, tmp_path)
         ) as (manager, cluster):
             await until(manager, archived_to(TOPIC, bases[-1]))
-            (tip,) = await tips(cluster, TOPIC)
-            log = await broker_batches(cluster, tip, 0, bases[-1])
-            aborted = await aborted_everywhere(cluster, tip, bases[:-1])
-        found = await segments(archive, tip)
+            (tp,) = await tps(cluster, TOPIC)
+            log = await broker_batches(cluster, tp, 0, bases[-1])
+            aborted = await aborted_everywhere(cluster, tp, bases[:-1])
+        found = await segments(archive, tp)
         assert {s.has_aborted_txns for s in found} == {True, False}, "both ways are shown"
         await asyncio.to_thread(kafka._server().stop, 60.0)
         folder = kafka.data_dir / f"{TOPIC}-0"
@@ -92,5 +92,5 @@ async def test_a_broker_starts_with_restored_segments(
     )
     assert {int(base) for base in rebuilt} == {s.start_offset for s in found if s.has_aborted_txns}
     async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
-        assert await broker_batches(cluster, tip, 0, bases[-1]) == log
-        assert await aborted_everywhere(cluster, tip, bases[:-1]) == aborted
+        assert await broker_batches(cluster, tp, 0, bases[-1]) == log
+        assert await aborted_everywhere(cluster, tp, bases[:-1]) == aborted

@@ -19,7 +19,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
 )
 from labelled_store import COPY_STEPS, DELETE_STEPS, labels
@@ -56,13 +56,13 @@ async def archived(bootstrap: str, folder: Path) -> bytes:
         running_archiver(bootstrap, archive, TOPIC, **SMALL) as (manager, cluster),
     ):
         await until(manager, archived_up_to(TOPIC, {0: COUNT}))
-        tip = next(tip for tip in await tips(cluster, TOPIC) if tip.partition == 0)
-        return await broker_batches(cluster, tip, 0, COUNT)
+        tp = next(tp for tp in await tps(cluster, TOPIC) if tp.partition == 0)
+        return await broker_batches(cluster, tp, 0, COUNT)
 
 
 async def shape(archive: Archive) -> list[tuple[int, int]]:
-    (tip,) = [tip for tip in await archive.rlmm.list_partitions() if tip.partition == 0]
-    view = await archive.view(tip)
+    (tp,) = [tp for tp in await archive.rlmm.list_partitions() if tp.partition == 0]
+    view = await archive.view(tp)
     assert view.unfinished == ()
     return list(view.segments.bounds())
 
@@ -84,11 +84,11 @@ async def test_killed_at_every_step_of_a_merge(
     for label in steps:
         await asyncio.to_thread(run_until_killed, tmp_path, label, 0)
         async with open_archive(tmp_path / "store") as archive:
-            (tip,) = [tip for tip in await archive.rlmm.list_partitions() if tip.partition == 0]
-            assert await readable(archive, tip) == expected
+            (tp,) = [tp for tp in await archive.rlmm.list_partitions() if tp.partition == 0]
+            assert await readable(archive, tp) == expected
     found = await merged_until_settled(tmp_path)
     async with open_archive(tmp_path / "store") as archive:
-        assert await readable(archive, tip) == expected
+        assert await readable(archive, tp) == expected
         assert (await verify_archive(archive.rsm, archive.rlmm)).clean
     assert found[0][1] - found[0][0] > 300
     assert found == await merged_until_settled(tmp_path)
@@ -106,8 +106,8 @@ async def test_killed_at_every_step_of_the_removal(
     for label in labels(DELETE_STEPS):
         await asyncio.to_thread(run_until_killed, tmp_path, label, COPIES_OLD_MS)
         async with open_archive(tmp_path / "store") as archive:
-            (tip,) = [tip for tip in await archive.rlmm.list_partitions() if tip.partition == 0]
-            assert await readable(archive, tip) == expected
+            (tp,) = [tp for tp in await archive.rlmm.list_partitions() if tp.partition == 0]
+            assert await readable(archive, tp) == expected
     found = await merged_until_settled(tmp_path)
     assert len(list((tmp_path / "store").rglob("*.log"))) == len(found)
 
@@ -128,13 +128,13 @@ async def test_merged_while_it_is_archived_and_read(
             await asyncio.to_thread(produce, bootstrap, TOPIC, 1, 300)
             await until(manager, archived_up_to(TOPIC, {0: 300 * part}))
             merged += await merge_all(other, tmp_path / "spool", BYTES_MAX)
-            tip = next(tip for tip in await tips(cluster, TOPIC) if tip.partition == 0)
-            expected = await broker_batches(cluster, tip, 0, 300 * part)
+            tp = next(tp for tp in await tps(cluster, TOPIC) if tp.partition == 0)
+            expected = await broker_batches(cluster, tp, 0, 300 * part)
             for _ in range(2):
-                assert await readable(reader, tip) == expected
+                assert await readable(reader, tp) == expected
                 reads += 1
                 await asyncio.sleep(0.4)
-        segments = archive.rlmm.list_remote_log_segments(tip)
+        segments = archive.rlmm.list_remote_log_segments(tp)
     assert merged >= 3
     assert reads == 8
     held = sum(s.end_offset - s.start_offset + 1 for s in segments)

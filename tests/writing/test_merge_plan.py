@@ -8,7 +8,7 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
-from retention_segments import STARTED, TIP, archives, segment
+from retention_segments import STARTED, TP, archives, segment
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
@@ -36,7 +36,7 @@ def row(*sizes: int, first: int = 0) -> Every:
 
 def planned(every: Iterable[RemoteLogSegmentMetadata], bytes_max: int = 100) -> list[list[int]]:
     every = list(every)
-    groups = plan_merges(every, build_view(TIP, every, 0.0), bytes_max=bytes_max)
+    groups = plan_merges(every, build_view(TP, every, 0.0), bytes_max=bytes_max)
     return [[s.segment_id.id.int for s in group] for group in groups]
 
 
@@ -75,9 +75,9 @@ def test_what_an_election_has_cut_stays() -> None:
 
 def test_what_is_deleted_in_part_or_cannot_be_read_stays() -> None:
     every = row(10, 10, 10)
-    view = build_view(TIP, every, 0.0, raised_log_start=3)
+    view = build_view(TP, every, 0.0, raised_log_start=3)
     assert [len(g) for g in plan_merges(every, view, bytes_max=100)] == [2]
-    view = build_view(TIP, every, 0.0, unreadable=[15])
+    view = build_view(TP, every, 0.0, unreadable=[15])
     assert plan_merges(every, view, bytes_max=100) == []
 
 
@@ -111,19 +111,19 @@ def test_offsets_of_a_segment_fit_kafkas_indexes() -> None:
 
 def test_sources_that_have_changed_do_not_stand() -> None:
     every = row(10, 10)
-    view = build_view(TIP, every, 0.0)
+    view = build_view(TP, every, 0.0)
     assert still_stand(every, every, view)
     assert not still_stand(every, every[:1], view)
     assert not still_stand(every, [every[0], replace(every[1], end_offset=15)], view)
     merged = segment(9, 0, 19)
-    assert not still_stand(every, [*every, merged], build_view(TIP, [*every, merged], 0.0))
-    assert not still_stand(every, every, build_view(TIP, every, 0.0, raised_log_start=1))
+    assert not still_stand(every, [*every, merged], build_view(TP, [*every, merged], 0.0))
+    assert not still_stand(every, every, build_view(TP, every, 0.0, raised_log_start=1))
 
 
 def _merge(every: Every, group: tuple[RemoteLogSegmentMetadata, ...], number: int) -> Every:
     merged = replace(
         group[0],
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
         end_offset=group[-1].end_offset,
         segment_leader_epochs=merged_epochs(group),
         segment_size_bytes=sum(s.segment_size_bytes for s in group),
@@ -150,13 +150,13 @@ def test_each_offset_stays_served_and_only_what_was_merged_goes(
         every = _merge(every, group, 1_000 + number)
         # If a part of the plan is carried out, the rest is planned as before.
         left = plan_merges(
-            every, build_view(TIP, every, 1.0, view.unreadable, raised), bytes_max=bytes_max
+            every, build_view(TP, every, 1.0, view.unreadable, raised), bytes_max=bytes_max
         )
         assert left == plan[number + 1 :]
-    after = build_view(TIP, every, 1.0, view.unreadable, raised)
+    after = build_view(TP, every, 1.0, view.unreadable, raised)
     assert _served(every, after) == before
     replaced = {s.segment_id.id for group in plan for s in group}
     spare_before = set(spare_copies(archive[0], view, 2_000))
     assert set(spare_copies(every, after, 2_000)) == replaced | spare_before
     every = [s for s in every if s.segment_id.id not in replaced]
-    assert _served(every, build_view(TIP, every, 1.0, view.unreadable, raised)) == before
+    assert _served(every, build_view(TP, every, 1.0, view.unreadable, raised)) == before

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from derivable_archive import GeneratedLog, archived, logs
 from hypothesis import given, settings
-from planted_archive import TIP, PlantedArchive, batch, flip
+from planted_archive import TP, PlantedArchive, batch, flip
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart
@@ -34,7 +34,7 @@ async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[Any, 
     with tempfile.TemporaryDirectory() as folder:
         async with Spool(Path(folder)) as spool:
             sources = archive.segments
-            writer = SegmentWriter(TIP, sources[0].start_offset, spool)
+            writer = SegmentWriter(TP, sources[0].start_offset, spool)
             segment, lineage = await merged_log(archive.rsm, sources, writer, chunk_bytes)
             return segment, lineage, segment.log.read_bytes()
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from archive_harness import archived_up_to, open_archive, running_archiver, tips, until, until_true
+from archive_harness import archived_up_to, open_archive, running_archiver, tps, until, until_true
 from confluent_kafka import Producer
 
 from fetchproxy.observability.health import Condition, Kind
@@ -46,11 +46,11 @@ async def test_it_ends_what_it_names_and_archiving_goes_on(
         open_archive(tmp_path / "store") as archive,
         running_archiver(kafka_server.bootstrap, archive, TOPIC) as (manager, cluster),
     ):
-        [tip] = await tips(cluster, TOPIC)
+        [tp] = await tps(cluster, TOPIC)
         health = manager.concerns.health
 
         def told() -> Condition | None:
-            found = health.reported(Kind.OPEN_TRANSACTION, tip)
+            found = health.reported(Kind.OPEN_TRANSACTION, tp)
             return found if found is not None and "of producer" in found.what else None
 
         await until_true(lambda: told() is not None)
@@ -62,7 +62,7 @@ async def test_it_ends_what_it_names_and_archiving_goes_on(
         command[command.index("BROKER")] = kafka_server.bootstrap
         tool = "org.apache.kafka.tools.TransactionsCommand"
         await asyncio.to_thread(run_tool, tool, *command)
-        edges = await cluster.log_edges(tip)
+        edges = await cluster.log_edges(tp)
         assert edges.last_stable_offset == edges.high_watermark == 1_031  # with the marker
         await until(manager, archived_up_to(TOPIC, {0: 1_031}))
         await until_true(lambda: not list(health.all(0.0)))

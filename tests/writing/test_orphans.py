@@ -7,7 +7,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 from pydantic import ValidationError
 from retention_world import QUICK, State, World, turns, virtually
 
@@ -22,7 +22,7 @@ from lab.limited import section_and_limits
 
 async def orphan(world: World, number: int, *files: SegmentFile) -> set[str]:
     """Put objects of a segment without metadata; return their keys."""
-    id_ = RemoteLogSegmentId(TIP, UUID(int=number))
+    id_ = RemoteLogSegmentId(TP, UUID(int=number))
     metadata = replace(world.planted.segments[0], segment_id=id_)
     keys = {world.planted.rsm.object_key(metadata, file) for file in files}
     for key in keys:
@@ -81,7 +81,7 @@ def test_a_finished_segment_is_never_an_orphan() -> None:
     """Even if the metadata manager, empty or another cluster's, does not name it."""
 
     class Forgetful(StoreBackedRemoteLogMetadataManager):
-        def list_remote_log_segments(self, tip: object) -> tuple[()]:
+        def list_remote_log_segments(self, tp: object) -> tuple[()]:
             return ()
 
     async def life(world: World, opened: AsyncExitStack) -> None:
@@ -133,7 +133,7 @@ def test_the_word_of_a_copy_that_the_metadata_topic_has_deleted_is_an_orphan(alo
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(2)
         sound = world.store.objects()
-        late = replace(world.planted.segments[0], segment_id=RemoteLogSegmentId(TIP, UUID(int=77)))
+        late = replace(world.planted.segments[0], segment_id=RemoteLogSegmentId(TP, UUID(int=77)))
         await world.planted.restate(late)
         left = {world.planted.key(late, SegmentFile.METADATA)}
         if not alone:

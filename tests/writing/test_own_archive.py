@@ -173,8 +173,8 @@ async def test_an_archiver_that_moves_to_another_machine_finds_what_was_trimmed(
     async with process(first, create=True) as one:
         await one.own.confirm()
         [topic] = [t for t in await one.cluster.topics(0) if t.name == "own-moved"]
-        tip = TopicIdPartition(topic.topic_id, topic.name, 0)
-        await one.rlmm.raise_log_start_offset(tip, 1)
+        tp = TopicIdPartition(topic.topic_id, topic.name, 0)
+        await one.rlmm.raise_log_start_offset(tp, 1)
     spool = {"archive_spool_dir": str(tmp_path / "new")}
     async with process(configured(kafka_server, tmp_path, "own-moved", **trimming, **spool)) as one:
         await one.own.confirm()
@@ -326,8 +326,8 @@ async def test_a_metadata_topic_that_knows_an_archive_makes_no_second_one(
     async with process(config) as one:
         await one.own.confirm()
         topic = await one.cluster.topic_by_name("own-topic")
-        tip = TopicIdPartition(topic.topic_id, topic.name, 0)
-        await one.rlmm.raise_log_start_offset(tip, 3)
+        tp = TopicIdPartition(topic.topic_id, topic.name, 0)
+        await one.rlmm.raise_log_start_offset(tp, 3)
     for path in (tmp_path / "store").rglob("*"):
         if path.is_file():
             path.unlink()

@@ -37,7 +37,7 @@ from fetchproxy.writing.deletion.partition_deletion import (
     moved_on,
 )
 
-TIPS = [TopicIdPartition(TOPIC_ID, TOPIC, partition) for partition in (0, 1)]
+TPS = [TopicIdPartition(TOPIC_ID, TOPIC, partition) for partition in (0, 1)]
 BYSTANDER = TopicIdPartition(UUID(int=8), "other", 0)
 METADATA = 3
 UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_AUTHORIZED, UNKNOWN_ID = 3, 5, 29, 100
@@ -129,9 +129,9 @@ async def life(manager: str = "store") -> AsyncIterator[Life]:
     store = FailingStore()
     log = MemoryMetadataLog() if manager == "topic" else None
     planted = PlantedArchive(store, recorded=False)
-    for tip in (*TIPS, BYSTANDER):
-        await planted.add([batch(0)], tip=tip)
-    await planted.add([batch(10)], tip=TIPS[0])
+    for tp in (*TPS, BYSTANDER):
+        await planted.add([batch(0)], tp=tp)
+    await planted.add([batch(10)], tp=TPS[0])
     for metadata in planted.segments if log is not None else ():
         number = metadata_partition(metadata.topic_id_partition, len(log.logs))
         begun = replace(metadata, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
@@ -156,7 +156,7 @@ async def test_nothing_of_it_stays(manager: str) -> None:
         # Any leftovers: an orphan, a log start, unreadable metadata, an attempt.
         orphan = replace(first, segment_id=replace(first.segment_id, id=UUID(int=77)))
         await world.store.put(world.planted.key(orphan, SegmentFile.LOG), b"left")
-        await world.planted.rsm.put_log_start_offset(TIPS[0], 3, b"3")
+        await world.planted.rsm.put_log_start_offset(TPS[0], 3, b"3")
         await world.planted.change(first, SegmentFile.METADATA, lambda _: b"{")
         begun = RemoteLogSegmentState.COPY_SEGMENT_STARTED
         await world.planted.restate(replace(second, state=begun))
@@ -238,7 +238,7 @@ async def test_created_again_under_its_name() -> None:
     async with life() as world:
         await world.look()
         again = TopicIdPartition(UUID(int=9), TOPIC, 0)
-        added = await world.planted.add([batch(0)], tip=again)
+        added = await world.planted.add([batch(0)], tp=again)
         world.broker.topics = (OTHER, (TOPIC, again.topic_id, 0), NO_ID)
         await world.look()
         left = world.of_the_topic()
@@ -277,7 +277,7 @@ async def test_one_that_was_started_waits_for_no_second_grace() -> None:
         world.store.fail(8)
         with pytest.raises(RemoteStorageError):
             await world.look()
-        left = {key for key in world.of_the_topic() if f"/{TIPS[0].partition}/" in key}
+        left = {key for key in world.of_the_topic() if f"/{TPS[0].partition}/" in key}
         assert left
         async with world.process(grace_ms=3_600_000) as deletion:
             await deletion.look()
@@ -321,7 +321,7 @@ async def test_a_cluster_that_was_formatted_anew_with_its_id(
     async with life(manager) as world:
         await world.look()
         for number in (101, 102):
-            await world.planted.add([batch(0)], tip=TopicIdPartition(UUID(int=number), "orders", 0))
+            await world.planted.add([batch(0)], tp=TopicIdPartition(UUID(int=number), "orders", 0))
         before = {key for key in world.store.objects() if not key.endswith("/cluster-id")}
         world.broker.topics = topics
         concerns = ArchiverConcerns()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from labelled_store import COPY_STEPS, LabelledStore, labels
 from merging_world import MergingWorld
-from planted_archive import TIP, batch, flip
+from planted_archive import TP, batch, flip
 
 from fetchproxy.model import RemoteLogSegmentState as State
 from fetchproxy.model import RemotePartitionDeleteMetadata, RemotePartitionDeleteState
@@ -47,7 +47,7 @@ async def test_replaced_segments_stay_for_those_who_read_them(world: MergingWorl
     await world.merge()
     async with AsyncExitStack() as opened:
         expirer, _ = await world.start(opened)
-        await expirer.tidy(TIP)  # nothing is old enough
+        await expirer.tidy(TP)  # nothing is old enough
     assert world.bases() == [0, 10, 20, 30]
 
 
@@ -87,7 +87,7 @@ async def _meanwhile(world: MergingWorld, act: Callable[[], Awaitable[None]]) ->
         store = Held(world.store, lambda _: None)
         _, rlmm = await world.start(opened, store)
         spool = await opened.enter_async_context(Spool(world.spool))
-        merging = tasks.create_task(world.merger(store, rlmm, spool).merge(TIP))
+        merging = tasks.create_task(world.merger(store, rlmm, spool).merge(TP))
         await reached.wait()
         await act()
         go_on.set()
@@ -140,7 +140,7 @@ async def test_what_retention_deletes_meanwhile_is_not_brought_back(world: Mergi
     async def retention() -> None:
         async with AsyncExitStack() as opened:
             _, rlmm = await world.start(opened)
-            await rlmm.raise_log_start_offset(TIP, 20)
+            await rlmm.raise_log_start_offset(TP, 20)
 
     await _meanwhile(world, retention)
     assert done_of(world).merged == 0
@@ -155,8 +155,8 @@ async def test_what_an_election_cuts_meanwhile_is_not_brought_back(world: Mergin
     async def truncation() -> None:
         async with AsyncExitStack() as opened:
             _, rlmm = await world.start(opened)
-            await rlmm.refresh(TIP, asyncio.get_running_loop().time())
-            for s in rlmm.list_remote_log_segments(TIP):
+            await rlmm.refresh(TP, asyncio.get_running_loop().time())
+            for s in rlmm.list_remote_log_segments(TP):
                 if s.start_offset >= 20:
                     gone = s.with_state(State.DELETE_SEGMENT_STARTED, world.wall_clock_ms())
                     await rlmm.put(gone)
@@ -175,7 +175,7 @@ async def test_nothing_is_merged_in_a_topic_that_is_being_deleted(world: Merging
             _, rlmm = await world.start(opened)
             marked = RemotePartitionDeleteState.DELETE_PARTITION_MARKED
             await rlmm.put_partition_deletion(
-                RemotePartitionDeleteMetadata(TIP, marked, world.wall_clock_ms())
+                RemotePartitionDeleteMetadata(TP, marked, world.wall_clock_ms())
             )
 
     await _meanwhile(world, deletion)

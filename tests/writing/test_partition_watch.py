@@ -29,10 +29,10 @@ from fetchproxy.writing.status import (
     withdraw,
 )
 
-TIP = TopicIdPartition(UUID(int=1), "orders", 3)
+TP = TopicIdPartition(UUID(int=1), "orders", 3)
 HOUR = 3_600_000
 LAGGING = PartitionArchiveStatus(
-    tip=TIP,
+    tp=TP,
     archive_start=0,
     archive_end=100,
     log_start_offset=40,
@@ -94,7 +94,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
             await seen.look([status], 0.0, hours * HOUR)
     assert [(e["event"], e["retention_used"]) for e in logs] == [("archive_margin_small", 0.5)]
     assert logs[0]["log_level"] == "error"
-    assert seen.margin(TIP)[0] == pytest.approx(0.7)
+    assert seen.margin(TP)[0] == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
     assert [str(found) for found in concerns.health.conditions(0.0)] == [
         "archive_margin_small: orders-3: the records from offset 100 on are not archived and have "
@@ -106,7 +106,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
         await seen.look([caught_up], 0.0, 1_008 * HOUR)
         await seen.look([status], 0.0, 1_009 * HOUR)
     assert [e["event"] for e in logs] == ["archive_margin_small_no_more", "archive_margin_small"]
-    seen.forget(TIP)
+    seen.forget(TP)
     assert concerns.health.conditions(0.0) == ()
     assert ("orders", "3") not in ARCHIVE_RETENTION_USED_SHARE._metrics
 
@@ -116,10 +116,10 @@ async def test_what_nobody_could_read_counts_from_when_it_was_known_to_wait() ->
     await seen.look([LAGGING], 0.0, 0)
     unknown = replace(LAGGING, last_stable_offset=None)  # the brokers are away
     await seen.look([unknown], 0.0, 4 * HOUR)
-    assert seen.margin(TIP)[0] == pytest.approx(0.4)
+    assert seen.margin(TP)[0] == pytest.approx(0.4)
     copied = replace(LAGGING, archive_end=120)
     await seen.look([copied], 0.0, 5 * HOUR)  # another range waits, from now on
-    assert seen.margin(TIP)[0] == 0
+    assert seen.margin(TP)[0] == 0
 
 
 async def test_bytes_count_too() -> None:
@@ -138,7 +138,7 @@ async def test_without_limits_nothing_is_said() -> None:
         await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 0)
         await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 9_999 * HOUR)
     assert logs == []
-    assert seen.margin(TIP)[0] is None
+    assert seen.margin(TP)[0] is None
 
 
 @pytest.mark.remedy("segment_copy_stalled")
@@ -176,21 +176,21 @@ async def test_a_follower_is_not_watched() -> None:
 
 
 def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
-    tip = TopicIdPartition(UUID(int=1), "never-counted", 7)
-    publish(replace(LAGGING, tip=tip))
+    tp = TopicIdPartition(UUID(int=1), "never-counted", 7)
+    publish(replace(LAGGING, tp=tp))
     place = {"topic": "never-counted", "partition": "7"}
     for name in ("fetchproxy_archive_gaps", "fetchproxy_archive_truncated_offsets"):
         assert REGISTRY.get_sample_value(f"{name}_total", place) == 0
     name = "kafka_server_brokertopicmetrics_remotecopyerrors_total"
     assert REGISTRY.get_sample_value(name, {"topic": "never-counted"}) == 0
-    withdraw(tip)
+    withdraw(tp)
 
 
 @pytest.mark.remedy("partitions_not_led")
 async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> None:
     concerns, gathered = ArchiverConcerns(), dict[TopicIdPartition, int]()
     seen = PartitionWatch(ArchiveConfig(copy_max_ms=60_000), concerns, gathered.get)
-    other = replace(LAGGING, tip=TopicIdPartition(TIP.topic_id, "orders", 4), leads=False)
+    other = replace(LAGGING, tp=TopicIdPartition(TP.topic_id, "orders", 4), leads=False)
     followed = [replace(LAGGING, leads=False), other]
     for now in (0.0, 59.9):
         await seen.look(followed, now, 0)
@@ -199,6 +199,6 @@ async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> N
     [told] = concerns.health.conditions(0.0)
     assert told.kind == "partitions_not_led"
     assert told.what.startswith("orders-3 and 1 more are archived by nobody")
-    gathered |= {TIP: 100, other.tip: 100}  # an archiver was started beside their broker
+    gathered |= {TP: 100, other.tp: 100}  # an archiver was started beside their broker
     await seen.look(followed, 65.0, 0)
     assert concerns.health.conditions(0.0) == ()

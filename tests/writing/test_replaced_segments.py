@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 from merging_world import MergingWorld
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 from retention_world import State, World, turns, virtually
 
 from fetchproxy.errors import ObjectNotReadable, StorageDenied
@@ -70,9 +70,9 @@ async def test_sources_that_are_hidden_already_stay_too(world: MergingWorld) -> 
     world.skew_ms += 10 * 60_000
     async with AsyncExitStack() as opened:
         expirer, rlmm = await world.start(opened)
-        await expirer.tidy(TIP)
-        await expirer.tidy(TIP)
-        hidden = [s for s in rlmm.list_remote_log_segments(TIP) if s.start_offset]
+        await expirer.tidy(TP)
+        await expirer.tidy(TP)
+        hidden = [s for s in rlmm.list_remote_log_segments(TP) if s.start_offset]
         assert {s.state for s in hidden} == {State.DELETE_SEGMENT_STARTED}
     await world.store.delete(key)
     await world.tidy_until_settled()
@@ -92,8 +92,8 @@ async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWo
     world.skew_ms += 10 * 60_000
     async with AsyncExitStack() as opened:
         expirer, _ = await world.start(opened)
-        await expirer.tidy(TIP)
-        await expirer.tidy(TIP)
+        await expirer.tidy(TP)
+        await expirer.tidy(TP)
     stem = key.removesuffix("log")
     for found in [found for found in world.store.objects() if found.startswith(stem)]:
         await world.store.delete(found)
@@ -114,8 +114,8 @@ async def test_nor_where_the_store_does_not_give_them_out_now(
     world.skew_ms += 10 * 60_000
     async with AsyncExitStack() as opened:
         expirer, _ = await world.start(opened)
-        await expirer.tidy(TIP)
-        await expirer.tidy(TIP)
+        await expirer.tidy(TP)
+        await expirer.tidy(TP)
     stem = key.removesuffix("log")
     for found in [found for found in world.store.objects() if found.startswith(stem)]:
         await world.store.delete(found)
@@ -149,7 +149,7 @@ def test_a_second_copy_stays_where_the_first_is_damaged(manager: str) -> None:
         await turns(expirer, 200)
         assert world.told() == []
         assert len(world.store.objects()) == len(before) + 1 - 4
-        expirer.forget(TIP)
+        expirer.forget(TP)
 
     virtually(life, manager)
 
@@ -170,7 +170,7 @@ def test_of_what_is_a_word_alone_the_whole_one_takes_the_place(
                 await world.store.delete(world.planted.key(first, file))
         expirer, rlmm = await world.start(opened)
         await turns(expirer, 400)
-        view = rlmm.view(TIP)
+        view = rlmm.view(TP)
         assert view is not None
         gone = left is None
         assert view.segments[0].segment_id == (copy if gone else first).segment_id
@@ -178,7 +178,7 @@ def test_of_what_is_a_word_alone_the_whole_one_takes_the_place(
         assert (key in world.store.objects()) != gone
         assert world.planted.key(copy, SegmentFile.LOG) in world.store.objects()
         assert len(world.told()) == (not gone)
-        expirer.forget(TIP)
+        expirer.forget(TP)
 
     virtually(life, manager)
 
@@ -194,7 +194,7 @@ def test_a_word_alone_stays_where_others_have_not_all_of_it() -> None:
         assert world.planted.key(long, SegmentFile.METADATA) in world.store.objects()
         [headline] = world.told()
         assert "is missing" in headline
-        expirer.forget(TIP)
+        expirer.forget(TP)
 
     virtually(life)
 
@@ -221,7 +221,7 @@ def test_an_attempt_stays_while_it_is_the_last_that_is_whole(manager: str, begun
 
 
 def of_no_metadata(metadata: RemoteLogSegmentMetadata, number: int) -> RemoteLogSegmentMetadata:
-    return replace(metadata, segment_id=RemoteLogSegmentId(TIP, UUID(int=number)))
+    return replace(metadata, segment_id=RemoteLogSegmentId(TP, UUID(int=number)))
 
 
 @pytest.mark.parametrize("damage", [None, lambda log: log[:-1]], ids=["missing", "cut"])

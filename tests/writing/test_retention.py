@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from retention_segments import DELETING, FINISHED, STARTED, TIP, archives, segment
+from retention_segments import DELETING, FINISHED, STARTED, TP, archives, segment
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
@@ -74,9 +74,9 @@ def test_oldest_first_up_to_the_first_that_stays(
 
 
 def test_without_limits_nothing_goes() -> None:
-    view = build_view(TIP, [segment(1, 0, 9), segment(2, 10, 19)], 0.0)
+    view = build_view(TP, [segment(1, 0, 9), segment(2, 10, 19)], 0.0)
     assert retained_from(view, Retention(), 10**15) is None
-    assert retained_from(build_view(TIP, [], 0.0), Retention(remote_ms=0), 10**15) is None
+    assert retained_from(build_view(TP, [], 0.0), Retention(remote_ms=0), 10**15) is None
 
 
 def test_timestamps_as_kafka_treats_them() -> None:
@@ -84,14 +84,14 @@ def test_timestamps_as_kafka_treats_them() -> None:
     newest = segment(9, 90, 99, newest_ms=5)
     hour = Retention(remote_ms=3_600_000)
     future = [segment(1, 0, 9, newest_ms=0), segment(2, 10, 19, newest_ms=10**14), newest]
-    assert retained_from(build_view(TIP, future, 0.0), hour, 4_000_000) == 10
+    assert retained_from(build_view(TP, future, 0.0), hour, 4_000_000) == 10
     undated = [segment(1, 0, 9, newest_ms=-1, event_ms=4_000_000), newest]
-    assert retained_from(build_view(TIP, undated, 0.0), hour, 7_599_999) is None
-    assert retained_from(build_view(TIP, undated, 0.0), hour, 7_600_000) == 10
+    assert retained_from(build_view(TP, undated, 0.0), hour, 7_599_999) is None
+    assert retained_from(build_view(TP, undated, 0.0), hour, 7_600_000) == 10
 
 
 def test_a_clock_in_the_far_future_leaves_the_newest() -> None:
-    view = build_view(TIP, [segment(i, 10 * i, 10 * i + 9) for i in range(1, 9)], 0.0)
+    view = build_view(TP, [segment(i, 10 * i, 10 * i + 9) for i in range(1, 9)], 0.0)
     assert retained_from(view, Retention(remote_ms=1, remote_bytes=0), 10**17) == 80
 
 
@@ -107,7 +107,7 @@ def test_what_is_served_stays_so(
     removals = plan(every, view, now_ms, grace, age)
     hidden = {s.segment_id for s in removals.hide}
     after = [s for s in every if s.segment_id not in hidden]
-    left = build_view(TIP, after, 1.0, view.unreadable, view.raised_log_start)
+    left = build_view(TP, after, 1.0, view.unreadable, view.raised_log_start)
     assert served(left) == served(view)
     for s in removals.hide:
         assert s.state is not DELETING
@@ -134,7 +134,7 @@ def test_a_second_copy_goes_when_it_is_old() -> None:
     first = segment(1, 0, 99, event_ms=0)
     twin = segment(2, 0, 99, event_ms=1)
     part = segment(3, 20, 50, event_ms=1, epochs=(EpochStart(0, 20),))
-    view = build_view(TIP, [first, twin, part], 0.0)
+    view = build_view(TP, [first, twin, part], 0.0)
     assert [s.segment_id for s in view.segments] == [first.segment_id]
     assert plan([first, twin, part], view, 10).hide == ()
     assert plan([first, twin, part], view, 11).hide == (twin, part)
@@ -144,12 +144,12 @@ def test_a_copy_of_another_lineage_is_not_ours_to_judge() -> None:
     """Only the brokers can tell whether this copy or the served one is dead."""
     served = segment(1, 0, 99, epochs=(EpochStart(2, 0),))
     other = segment(2, 30, 60, epochs=(EpochStart(1, 30),))
-    view = build_view(TIP, [served, other], 0.0)
+    view = build_view(TP, [served, other], 0.0)
     assert [s.segment_id for s in view.segments] == [served.segment_id]
     assert plan([served, other], view, 1_000).hide == ()
 
 
 def test_two_that_overlap_and_both_add_something_stay() -> None:
     every = [segment(1, 0, 59), segment(2, 40, 99)]
-    view = build_view(TIP, every, 0.0)
+    view = build_view(TP, every, 0.0)
     assert plan(every, view, 1_000).hide == ()

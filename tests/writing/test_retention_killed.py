@@ -16,7 +16,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -88,17 +88,17 @@ async def test_killed_at_every_step_of_a_deletion(
             cluster,
         ):
             await until(manager, archived_up_to(TOPIC, {0: COUNT}))
-            (tip,) = [tip for tip in await tips(cluster, TOPIC) if tip.partition == 0]
-            view = await archive.view(tip)
+            (tp,) = [tp for tp in await tps(cluster, TOPIC) if tp.partition == 0]
+            view = await archive.view(tp)
             start = view.log_start_offset
             assert start is not None
             assert start > 0
             kept = [base for base in before if base >= start]
             await until_true(lambda: logs(tmp_path) == kept)
             # Nothing below the log start, and everything from there on.
-            expected = await broker_batches(cluster, tip, start, COUNT)
-            assert await archive.batches(tip) == expected
-        assert (await archive.view(tip)).unfinished == ()
+            expected = await broker_batches(cluster, tp, start, COUNT)
+            assert await archive.batches(tp) == expected
+        assert (await archive.view(tp)).unfinished == ()
         assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []
         left = {path.name[:20] for path in (tmp_path / "store").rglob("*-*.*")}
         assert {int(name) for name in left if name.isdigit()} - {start} == set(kept) - {start}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 from retention_segments import archives, segment
 from retention_world import HOUR_MS, World, turns, virtually
 
@@ -76,7 +76,7 @@ def test_an_old_archive_gets_a_retention(manager: str) -> None:
         assert steps(world) == []
         await turns(expirer, 100)
         assert world.bases() == [70, 80, 90]
-        expirer.forget(TIP)
+        expirer.forget(TP)
 
     virtually(life, manager)
 
@@ -97,7 +97,7 @@ def test_a_mistyped_retention_is_taken_back(manager: str) -> None:
         await turns(wrong, GRACE_S - 100, step_s=10)
         assert world.log_starts() == []
         assert len(world.told()) == 1
-        wrong.forget(TIP)
+        wrong.forget(TP)
         assert world.told() == []
 
     virtually(life, manager)
@@ -106,7 +106,7 @@ def test_a_mistyped_retention_is_taken_back(manager: str) -> None:
 def test_retention_as_usual_waits_for_nothing() -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
         expirer = await planted(world, opened, remote_log_retention_ms=5 * HOUR_MS)
-        await expirer.expire(TIP)
+        await expirer.expire(TP)
         assert world.log_starts() == [50]
         assert steps(world) == []
 
@@ -117,7 +117,7 @@ def test_what_a_person_deletes_waits_for_nothing() -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(10)
         expirer, rlmm = await world.start(opened, **STEPS)
-        await rlmm.raise_log_start_offset(TIP, 100)
+        await rlmm.raise_log_start_offset(TP, 100)
         await turns(expirer, 100)
         assert world.bases() == []
 
@@ -145,7 +145,7 @@ def test_what_was_announced_long_ago_is_announced_anew() -> None:
 
     async def life(world: World, opened: AsyncExitStack) -> None:
         expirer = await planted(world, opened, remote_log_retention_ms=HOUR_MS)
-        await expirer.expire(TIP)
+        await expirer.expire(TP)
         world.skew_ms = 31_000 * GRACE_S
         expirer = await started(world, opened, remote_log_retention_ms=HOUR_MS)
         await hides_after_its_grace(world, expirer, 90)
@@ -156,7 +156,7 @@ def test_what_was_announced_long_ago_is_announced_anew() -> None:
 def test_an_announcement_that_cannot_be_read_is_made_again() -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
         expirer = await planted(world, opened, remote_log_retention_ms=HOUR_MS)
-        await expirer.expire(TIP)
+        await expirer.expire(TP)
         [key] = steps(world)
         await world.store.put(key, b"{")
         expirer = await started(world, opened, remote_log_retention_ms=HOUR_MS)
@@ -259,6 +259,6 @@ def test_much_goes_only_after_its_grace(
 
 def test_records_without_timestamps_are_no_witnesses() -> None:
     witness = ClockWitness()
-    witness.saw(build_view(TIP, [segment(1, 0, 9, newest_ms=-1)], 0.0), 10**15)
+    witness.saw(build_view(TP, [segment(1, 0, 9, newest_ms=-1)], 0.0), 10**15)
     assert witness.doubt(10**15, None) is None
     assert witness.doubt(10**15, 10**15 - DAY_MS) is not None

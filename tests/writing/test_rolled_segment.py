@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kafka.record import MemoryRecords
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
-from planted_archive import ABORT, COMMIT, TIP, batch
+from planted_archive import ABORT, COMMIT, TP, batch
 from planted_log_dir import (
     plant_kafka_files,
     plant_log_dir,
@@ -66,7 +66,7 @@ def test_a_whole_segment_is_a_link_to_the_brokers_file(folder: Path, spool: Path
     assert not segment.log_settled
     assert not segment.log_settled  # the broker may still truncate it
     assert os.path.samefile(segment.log, folder / f"{0:020d}.log")
-    assert (segment.tip, segment.start_offset, segment.end_offset) == (TIP, 0, 29)
+    assert (segment.tp, segment.start_offset, segment.end_offset) == (TP, 0, 29)
     assert segment.size_bytes == sum(map(len, FIRST))
     assert segment.leader_epochs == (EpochStart(0, 0), EpochStart(2, 20))
     assert segment.max_timestamp_ms == 29

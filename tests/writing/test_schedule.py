@@ -17,8 +17,8 @@ def schedule() -> ProcessingSchedule:
 def test_new_partitions_are_due_at_once_in_order() -> None:
     plan = schedule()
     assert plan.next_due_at() is None
-    for tip in (B, A):
-        plan.assign(tip)
+    for tp in (B, A):
+        plan.assign(tp)
     assert plan.next_due_at() == 0
     assert plan.take_due(100.0) == B
     assert plan.take_due(100.0) == A
@@ -28,8 +28,8 @@ def test_new_partitions_are_due_at_once_in_order() -> None:
 
 def test_success_failure_and_more_work() -> None:
     plan = schedule()
-    for tip in (A, B, C):
-        plan.assign(tip)
+    for tp in (A, B, C):
+        plan.assign(tp)
     for _ in range(3):
         plan.take_due(100.0)
     assert plan.succeeded(A, 100.0)
@@ -115,14 +115,14 @@ def test_hastened_partitions_are_due_at_once() -> None:
 
 def test_a_large_backlog_of_one_starves_nobody() -> None:
     plan = schedule()
-    for tip in (A, B, C):
-        plan.assign(tip)
+    for tp in (A, B, C):
+        plan.assign(tp)
     turns = []
     for now in range(30):
-        tip = plan.take_due(float(now))
-        assert tip is not None
-        turns.append(tip)
-        plan.succeeded(tip, float(now), more_waits=tip == A)
+        tp = plan.take_due(float(now))
+        assert tp is not None
+        turns.append(tp)
+        plan.succeeded(tp, float(now), more_waits=tp == A)
     assert turns.count(B) == turns.count(C) == 10
 
 

@@ -12,7 +12,7 @@ import pytest
 from archive_harness import Archive, open_archive, wall_clock_ms
 from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 
 from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
@@ -57,7 +57,7 @@ class HeldStore(MemoryObjectStore):
 def gathered(path: Path) -> GatheredSegment:
     content = batch(0) + batch(10)
     path.write_bytes(content)
-    summary = SegmentSummary(TIP, 0)
+    summary = SegmentSummary(TP, 0)
     for header in walk(content):
         summary.add(content, header)
     summary.add_bytes(memoryview(content))
@@ -92,18 +92,18 @@ async def archive(store: HeldStore) -> AsyncIterator[Archive]:
 async def test_a_running_copy_is_seen(archive: Archive, store: HeldStore, tmp_path: Path) -> None:
     copying = copier(archive)
     segment = gathered(tmp_path / "log")
-    assert copying.running(TIP) is None
+    assert copying.running(TP) is None
     async with asyncio.TaskGroup() as tasks:
         copy = tasks.create_task(copying.copy(segment, (), confirmed))
         await store.waiting.wait()
-        seen = copying.running(TIP)
+        seen = copying.running(TP)
         assert seen is not None
         assert (seen.base_offset, seen.size_bytes) == (0, segment.size_bytes)
         assert seen.started_at <= asyncio.get_running_loop().time()
         store.go_on.set()
     assert copy.result().segment_id.id == seen.segment_id
     assert copy.result().state is FINISHED
-    assert copying.running(TIP) is None
+    assert copying.running(TP) is None
 
 
 async def test_a_stalled_copy_is_ended_and_removed(
@@ -113,9 +113,9 @@ async def test_a_stalled_copy_is_ended_and_removed(
     with pytest.raises(StorageUnavailable, match="took over 5000 ms"):
         await copying.copy(gathered(tmp_path / "log"), (), confirmed)
     assert store.waiting.is_set()
-    assert copying.running(TIP) is None
+    assert copying.running(TP) is None
     assert await store.files() == set()
-    view = await archive.view(TIP)
+    view = await archive.view(TP)
     assert (view.segments, view.unfinished) == ((), ())
 
 
@@ -127,7 +127,7 @@ async def test_a_copy_that_may_count_is_never_removed(
     store.go_on.set()
     with pytest.raises(StorageUnavailable, match="the answer is lost"):
         await copier(archive, copy_max_ms=10_000).copy(gathered(tmp_path / "log"), (), confirmed)
-    (segment,) = (await archive.view(TIP)).segments
+    (segment,) = (await archive.view(TP)).segments
     assert segment.state is FINISHED
     assert SegmentFile.LOG in await store.files()
 
@@ -140,7 +140,7 @@ async def test_an_uploaded_log_is_not_thrown_away_for_a_refused_small_write(
     store.go_on.set()
     finished = await copier(archive).copy(gathered(tmp_path / "log"), (), confirmed)
     assert store.finishes_refused == 0
-    (segment,) = (await archive.view(TIP)).segments
+    (segment,) = (await archive.view(TP)).segments
     assert segment == finished
     assert store.logs_put == 1
 
@@ -207,7 +207,7 @@ async def test_a_file_that_changes_under_its_copy_does_not_count(
         with pytest.raises(FetchProxyError):
             await copier(archive).copy(segment, (), confirmed)
     assert await store.files() == set()
-    assert (await archive.view(TIP)).segments == ()
+    assert (await archive.view(TP)).segments == ()
 
 
 @pytest.mark.parametrize(
@@ -250,11 +250,11 @@ async def test_a_copy_that_another_archiver_removes_meanwhile_is_one_that_failed
     copying = copier(archive)
 
     async def removed() -> None:
-        (attempt,) = (await archive.view(TIP)).unfinished
+        (attempt,) = (await archive.view(TP)).unfinished
         await copier(archive).remove(attempt)
 
     with pytest.raises(StorageUnavailable, match="a new segment to COPY_SEGMENT_FINISHED"):
         await copying.copy(gathered(tmp_path / "log"), (), removed)
     assert await store.files() == set()
-    view = await archive.view(TIP)
+    view = await archive.view(TP)
     assert (view.segments, view.unfinished) == ((), ())

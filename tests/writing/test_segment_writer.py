@@ -28,7 +28,7 @@ from fetchproxy.writing.sources.segment_source import (
     SpoolFull,
 )
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 
 
 async def append(
@@ -40,7 +40,7 @@ async def append(
 
 async def test_a_segment_over_several_appends(tmp_path: Path) -> None:
     async with Spool(tmp_path) as spool:
-        writer = SegmentWriter(TIP, 3, spool)
+        writer = SegmentWriter(TP, 3, spool)
         parts = [batch(0, epoch=1), batch(10, epoch=1), batch(20, epoch=4, timestamp=5_000)]
         await append(writer, parts[0])
         await append(writer, *parts[1:])
@@ -64,7 +64,7 @@ async def test_a_segment_over_several_appends(tmp_path: Path) -> None:
 
 async def test_only_the_named_part_of_the_records_is_taken(tmp_path: Path) -> None:
     async with Spool(tmp_path) as spool:
-        writer = SegmentWriter(TIP, 10, spool)
+        writer = SegmentWriter(TP, 10, spool)
         records = memoryview(batch(0) + batch(10) + batch(20))
         await writer.append(records, list(walk(records))[1:2], ())
         assert writer.close().log.read_bytes() == batch(10)
@@ -72,7 +72,7 @@ async def test_only_the_named_part_of_the_records_is_taken(tmp_path: Path) -> No
 
 async def test_markers_end_aborted_transactions(tmp_path: Path) -> None:
     async with Spool(tmp_path) as spool:
-        writer = SegmentWriter(TIP, 0, spool)
+        writer = SegmentWriter(TP, 0, spool)
         await append(
             writer,
             batch(0, txn=7),
@@ -88,7 +88,7 @@ async def test_markers_end_aborted_transactions(tmp_path: Path) -> None:
 async def test_a_log_that_goes_back_is_refused(tmp_path: Path) -> None:
     async with Spool(tmp_path) as spool:
         for second in (batch(0), batch(5)):
-            writer = SegmentWriter(TIP, 0, spool)
+            writer = SegmentWriter(TP, 0, spool)
             await append(writer, batch(0, epoch=3))
             with pytest.raises(CorruptSegment, match="t-0"):
                 await append(writer, second)
@@ -96,11 +96,11 @@ async def test_a_log_that_goes_back_is_refused(tmp_path: Path) -> None:
 
 async def test_epochs_that_fall_or_lie_above_the_leaders_do_not_count(tmp_path: Path) -> None:
     async with Spool(tmp_path) as spool:
-        writer = SegmentWriter(TIP, 0, spool)
+        writer = SegmentWriter(TP, 0, spool)
         await append(writer, batch(0, epoch=3), batch(10, epoch=2), batch(20, epoch=3))
         fallen = tuple(EpochStart(*entry) for entry in ((3, 0), (-1, 10), (3, 20)))
         assert writer.close().leader_epochs == fallen
-        writer = SegmentWriter(TIP, 0, spool)
+        writer = SegmentWriter(TP, 0, spool)
         content = b"".join((batch(0, epoch=0), batch(10, epoch=9), batch(20, epoch=1)))
         await writer.append(memoryview(content), list(walk(content)), (), leader_epoch=1)
         segment = writer.close()
@@ -129,7 +129,7 @@ async def test_what_a_full_disk_has_no_room_for_leaves_the_rest_as_it_was(
     whole = b"".join(parts)
     small_disk(monkeypatch, tmp_path, max(len(whole) - short_by, len(parts[0])))
     async with Spool(tmp_path) as spool:
-        writer = SegmentWriter(TIP, 0, spool)
+        writer = SegmentWriter(TP, 0, spool)
         await append(writer, parts[0])
         for _ in range(2):
             with pytest.raises(SpoolFull):
@@ -144,7 +144,7 @@ async def test_what_a_full_disk_has_no_room_for_leaves_the_rest_as_it_was(
 async def test_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_disk(monkeypatch, tmp_path, 0)
     async with Spool(tmp_path) as spool:
-        writer = SegmentWriter(TIP, 0, spool)
+        writer = SegmentWriter(TP, 0, spool)
         with pytest.raises(SpoolFull, match="no room in the spool"):
             await append(writer, batch(0))
         assert (writer.size_bytes, spool.size_bytes, writer.began_at) == (0, 0, None)
@@ -156,7 +156,7 @@ class Answers(Cluster):
     def __init__(self, records: bytes) -> None:
         self.records = records
 
-    async def fetch(self, tip: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
+    async def fetch(self, tp: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
         end = list(walk(self.records))[-1].last_offset + 1
         return FetchedPartition(0, end, end, 0, (), self.records)
 
@@ -170,7 +170,7 @@ async def test_a_disk_with_less_room_than_one_answer_makes_shorter_segments(
     cluster, config = Answers(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6)
     copied, position = b"", 0
     async with Spool(tmp_path) as spool:
-        gatherer = BatchGatherer(TIP, spool, cluster=cluster, pace=CopyPace(0), config=config)
+        gatherer = BatchGatherer(TP, spool, cluster=cluster, pace=CopyPace(0), config=config)
         while position < 120:
             segment = await gatherer.gather(position, close_short=True)
             assert isinstance(segment, GatheredSegment)

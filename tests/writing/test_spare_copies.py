@@ -6,7 +6,7 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
-from retention_segments import TIP, segment
+from retention_segments import TP, segment
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import RemoteLogSegmentMetadata
@@ -16,7 +16,7 @@ Every = list[RemoteLogSegmentMetadata]
 
 
 def spare(every: Every, finished_by_ms: int = 1_000) -> list[int]:
-    found = spare_copies(every, build_view(TIP, every, 0.0), finished_by_ms)
+    found = spare_copies(every, build_view(TP, every, 0.0), finished_by_ms)
     return sorted(segment_id.int for segment_id in found)
 
 
@@ -65,7 +65,7 @@ def test_whoever_is_left_holds_all_and_when_all_is_old_each_offset_once(
 ) -> None:
     gone = set(spare(every, finished_by_ms))
     left = [s for s in every if s.segment_id.id.int not in gone]
-    view = build_view(TIP, every, 0.0)
+    view = build_view(TP, every, 0.0)
     assert {o for s in left for o in range(s.start_offset, s.end_offset + 1)} == {
         o for s in view.segments for o in range(s.start_offset, s.end_offset + 1)
     }

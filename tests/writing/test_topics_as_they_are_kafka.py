@@ -13,7 +13,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -115,14 +115,14 @@ async def test_old_formats_are_converted(
                 await until(manager, archived_up_to(OLD, {0: 100}))
         async with running_archiver(kafka.bootstrap, archive, OLD) as (manager, cluster):
             await until(manager, archived_up_to(OLD, {0: 150}))
-            (tip,) = await tips(cluster, OLD)
-        found = rows(await archive.batches(tip))
+            (tp,) = await tps(cluster, OLD)
+        found = rows(await archive.batches(tp))
         assert [offset for offset, _, _ in found] == list(range(150))
         assert [value for _, _, value in found[:100]] == [b"%d" % n for n in range(100)]
         assert [time for _, time, _ in found[:100]] == [-1] * 50 + [
             1_000 + n for n in range(50, 100)
         ]
-        assert (await verify_partition(archive.rsm, archive.rlmm, tip)).clean
+        assert (await verify_partition(archive.rsm, archive.rlmm, tp)).clean
 
 
 async def test_what_is_before_and_after_damage_is_archived(
@@ -133,20 +133,20 @@ async def test_what_is_before_and_after_damage_is_archived(
         running_archiver(kafka.bootstrap, archive, DAMAGED) as (manager, cluster),
     ):
         health = manager.concerns.health
-        (tip,) = await tips(cluster, DAMAGED)
+        (tp,) = await tps(cluster, DAMAGED)
         await until(manager, archived_up_to(DAMAGED, {0: 10}))
-        await until_true(lambda: health.reported(Kind.LOG_DAMAGED, tip) is not None)
-        condition = health.reported(Kind.LOG_DAMAGED, tip)
+        await until_true(lambda: health.reported(Kind.LOG_DAMAGED, tp) is not None)
+        condition = health.reported(Kind.LOG_DAMAGED, tp)
         assert condition is not None
         assert "offsets 10 to 19 fails its CRC" in condition.what
-        assert manager.gathered_from(tip) is None, "no reader may wait"
+        assert manager.gathered_from(tp) is None, "no reader may wait"
         # The condition's remedy.
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         for deleted in admin.delete_records([TopicPartition(DAMAGED, 0, 20)]).values():
             await asyncio.to_thread(deleted.result, 30)
         await until(manager, archived_up_to(DAMAGED, {0: 30}))
-        await until_true(lambda: health.reported(Kind.LOG_DAMAGED, tip) is None)
-        last = (await archive.view(tip)).segments[-1]
+        await until_true(lambda: health.reported(Kind.LOG_DAMAGED, tp) is None)
+        last = (await archive.view(tp)).segments[-1]
         assert (last.start_offset, last.end_offset) == (20, 29)
 
 
@@ -160,11 +160,11 @@ async def test_names_that_only_look_internal_are_archived(
     ):
         for name in OWN_NAMES:
             await until(manager, archived_up_to(name, {0: 2}))
-            (tip,) = await tips(cluster, name)
-            assert await archive.batches(tip) == await broker_batches(cluster, tip, 0, 2)
-        assert {status.tip.topic for status in manager.status()} == set(OWN_NAMES)
+            (tp,) = await tps(cluster, name)
+            assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, 2)
+        assert {status.tp.topic for status in manager.status()} == set(OWN_NAMES)
         assert manager.discovery.internal == ["__consumer_offsets"]
-        assert {tip.topic for tip in await archive.rlmm.list_partitions()} == set(OWN_NAMES)
+        assert {tp.topic for tp in await archive.rlmm.list_partitions()} == set(OWN_NAMES)
 
 
 async def test_the_archive_knows_each_topics_partitions(kafka: KafkaServer, tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ async def test_names_that_the_store_cannot_hold_are_refused_before_anything_is_g
             "name can have 255 bytes"
         }
         assert manager.concerns.health.reported(Kind.TOPIC_REFUSED, long) is not None
-        (tip,) = await tips(cluster, long)
-        assert manager.gathered_from(tip) is None
-        assert {tip.topic for tip in await archive.rlmm.list_partitions()} == {fits}
+        (tp,) = await tps(cluster, long)
+        assert manager.gathered_from(tp) is None
+        assert {tp.topic for tp in await archive.rlmm.list_partitions()} == {fits}
 
 
 async def test_a_pattern_of_internal_topics_alone_is_named_as_that(kafka: KafkaServer) -> None:

@@ -29,7 +29,7 @@ from fetchproxy.writing.log_truncation import (
     plan_truncation,
 )
 
-TIP = TopicIdPartition(UUID(int=1), "t", 0)
+TP = TopicIdPartition(UUID(int=1), "t", 0)
 State = RemoteLogSegmentState
 
 
@@ -41,7 +41,7 @@ def segment(
     epoch: int = 1,
 ) -> RemoteLogSegmentMetadata:
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TIP, UUID(int=number)),
+        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
         start_offset=first,
         end_offset=last,
         max_timestamp_ms=0,
@@ -59,22 +59,22 @@ def test_each_step_of_a_plan_leaves_a_shorter_log_without_a_gap(
 ) -> None:
     """Also if copies overlap: a hidden copy comes into view when another goes."""
     segments = {n: segment(n, first, first + more) for n, (first, more) in enumerate(ranges)}
-    before = build_view(TIP, segments.values(), 0.0)
+    before = build_view(TP, segments.values(), 0.0)
     plan = plan_truncation(segments.values(), offset)
     ends = [before.log_end_offset or 0]
     gaps = before.gaps()
     for dropped in plan.drop:
         del segments[dropped.segment_id.id.int]
-        view = build_view(TIP, segments.values(), 0.0)
+        view = build_view(TP, segments.values(), 0.0)
         ends.append(view.log_end_offset or 0)
         assert set(view.gaps()) <= set(gaps)
     for clipped in plan.clip:
         segments[clipped.segment_id.id.int] = clipped.clipped(offset - 1)
-        view = build_view(TIP, segments.values(), 0.0)
+        view = build_view(TP, segments.values(), 0.0)
         ends.append(view.log_end_offset or 0)
         assert set(view.gaps()) <= set(gaps)
     assert ends == sorted(ends, reverse=True)
-    after = build_view(TIP, segments.values(), 0.0)
+    after = build_view(TP, segments.values(), 0.0)
     for at in range(45):
         assert after.covers(at) == (before.covers(at) and at < offset)
     assert not plan_truncation(segments.values(), offset), "it may be repeated"
@@ -90,13 +90,13 @@ def test_dead_copies_below_others_are_found_and_shown_ones_are_not() -> None:
     alive = [segment(4, 500, 599, epoch=2), segment(5, 600, 1000, epoch=2)]
     double = segment(6, 600, 800, epoch=2)
     every = [*dead, *alive, double]
-    plan = buried_copies(every, build_view(TIP, every, 0.0))
+    plan = buried_copies(every, build_view(TP, every, 0.0))
     assert [s.segment_id.id.int for s in plan.drop] == [3, 2]
     assert {s.segment_id.id.int: end for s, end in plan.clip.items()} == {1: 499}
     left = [dead[0].clipped(499), *alive, double]
-    plan = buried_copies(left, build_view(TIP, left, 0.0))
+    plan = buried_copies(left, build_view(TP, left, 0.0))
     assert not plan
-    assert build_view(TIP, every, 0.0).segments == build_view(TIP, left, 0.0).segments
+    assert build_view(TP, every, 0.0).segments == build_view(TP, left, 0.0).segments
 
 
 TXN = AbortedTxn(first_offset=40, last_offset=70, producer_id=7, last_stable_offset=71)
@@ -130,7 +130,7 @@ def gathered(first: int, last: int, *epochs: tuple[int, int]) -> GatheredSegment
     starts = tuple(EpochStart(epoch, start) for epoch, start in epochs)
     index = RemoteLogIndex()
     index.add(BatchHeader(0, 61, first, 49, 0, 0, 0, last - first, 0, 0, -1, -1, -1, 1))
-    return GatheredSegment(TIP, first, last, 0, 1, starts, (), Path("/"), 0, True, index)
+    return GatheredSegment(TP, first, last, 0, 1, starts, (), Path("/"), 0, True, index)
 
 
 def test_joints_are_where_epochs_meet() -> None:

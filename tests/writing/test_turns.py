@@ -20,7 +20,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
     wall_clock_ms,
@@ -59,8 +59,8 @@ class GivenLeadership(Leadership):
         self.partitions = set(partitions)
         self.on_change()
 
-    def leads(self, tip: TopicIdPartition) -> bool:
-        return tip.partition in self.partitions
+    def leads(self, tp: TopicIdPartition) -> bool:
+        return tp.partition in self.partitions
 
     async def run(self) -> None:
         await asyncio.Event().wait()
@@ -155,10 +155,10 @@ async def test_a_follower_knows_what_the_leader_copies_and_copies_nothing(
         produce(mock_cluster, 100)
         await until(second, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 400)))
         await until_true(lambda: not any(s.gathered_bytes for s in first.status()))
-        for tip in await tips(cluster, TOPIC):
-            segments = archive_two.rlmm.list_remote_log_segments(tip)
-            assert len(segments) == len((await archive_two.view(tip)).segments)  # none twice
-            assert await archive_two.batches(tip) == await broker_batches(cluster, tip, 0, 400)
+        for tp in await tps(cluster, TOPIC):
+            segments = archive_two.rlmm.list_remote_log_segments(tp)
+            assert len(segments) == len((await archive_two.view(tp)).segments)  # none twice
+            assert await archive_two.batches(tp) == await broker_batches(cluster, tp, 0, 400)
 
 
 async def test_a_follower_takes_back_nothing_that_the_leader_says(
@@ -166,16 +166,16 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
 ) -> None:
     produce(mock_cluster, 50)
     async with cluster_of(mock_cluster) as cluster, open_archive(tmp_path / "store") as archive:
-        led, followed, *_ = await tips(cluster, TOPIC)
+        led, followed, *_ = await tps(cluster, TOPIC)
         before = ArchiverConcerns(archive.rsm.objects)
-        for tip in (led, followed):
-            before.hold(Kind.PARTITION_STOPPED, tip, "as the one before has said")
+        for tp in (led, followed):
+            before.hold(Kind.PARTITION_STOPPED, tp, "as the one before has said")
         await before.publish()
         async with managed(cluster, archive, GivenLeadership(0)) as manager:
             await until(manager, archived_up_to(TOPIC, {0: 50}))
             await until(manager, lambda found: all(s.last_success_ms for s in found))
             await manager.concerns.publish()
-        assert [found.tip for found in await archive.rsm.objects.list_concerns()] == [followed]
+        assert [found.tp for found in await archive.rsm.objects.list_concerns()] == [followed]
 
 
 async def test_gauges_are_the_leaders(mock_cluster: MockCluster, tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ async def test_who_lost_the_leadership_while_it_gathered_begins_no_copy(
         await until_true(lambda: sum(s.gathered_bytes > 0 for s in manager.status()) == PARTITIONS)
         leadership.give()
         await until_true(lambda: not any(s.gathered_bytes for s in manager.status()))
-        for tip in await tips(cluster, TOPIC):
-            assert archive.rlmm.list_remote_log_segments(tip) == ()
+        for tp in await tps(cluster, TOPIC):
+            assert archive.rlmm.list_remote_log_segments(tp) == ()
 
 
 async def test_a_copy_that_hangs_is_shown_and_ended(
@@ -250,7 +250,7 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
     def with_a_silent_one(config: ArchiveConfig, cluster: Cluster, bytes_max: int) -> Gatherers:
         others = real(config, cluster, bytes_max)
         one = partial(SilentGatherer, cluster=cluster, pace=CopyPace(0))
-        return lambda tip, spool: (one if tip.partition == silent else others)(tip, spool)
+        return lambda tp, spool: (one if tp.partition == silent else others)(tp, spool)
 
     monkeypatch.setattr(module, "open_source", with_a_silent_one)
     others = {number: 100 for number in range(PARTITIONS) if number != silent}
@@ -262,6 +262,6 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
     ):
         await until(manager, archived_up_to(TOPIC, others))
         await until_true(lambda: ARCHIVE_TURNS_ENDED._value.get() >= before + 2)
-        (stuck,) = [s for s in manager.status() if s.tip.partition == silent]
+        (stuck,) = [s for s in manager.status() if s.tp.partition == silent]
         assert stuck.last_error is not None
         assert "longer than 1000 ms" in stuck.last_error

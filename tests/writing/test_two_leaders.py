@@ -18,7 +18,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -54,17 +54,17 @@ async def tidied(bootstrap: str, topic: str, folder: Path) -> None:
             cluster,
         ),
     ):
-        for tip in await tips(cluster, topic):
-            assert (await archive.view(tip)).segments
+        for tp in await tps(cluster, topic):
+            assert (await archive.view(tp)).segments
 
-            def redundant(tip: TopicIdPartition = tip) -> int:
-                view = archive.rlmm.view(tip)
+            def redundant(tp: TopicIdPartition = tp) -> int:
+                view = archive.rlmm.view(tp)
                 assert view is not None
-                return len(archive.rlmm.list_remote_log_segments(tip)) - len(view.segments)
+                return len(archive.rlmm.list_remote_log_segments(tp)) - len(view.segments)
 
             await until_true(lambda check=redundant: not check())
-            expected = await broker_batches(cluster, tip, 0, 2 * MEETING_COUNT)
-            assert await readable(archive, tip) == expected
+            expected = await broker_batches(cluster, tp, 0, 2 * MEETING_COUNT)
+            assert await readable(archive, tp) == expected
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ async def test_finished_when_its_objects_had_been_deleted(
         ):
             await until(manager, archived_up_to(TOPIC, {0: MEETING_COUNT}))
             await until_true(lambda: not attempt.exists())
-            tip = (await tips(cluster, TOPIC))[0]
+            tp = (await tps(cluster, TOPIC))[0]
             if lives:
                 other.send(signal.SIGCONT)
                 await asyncio.to_thread(other.wait_for, "written")
@@ -121,14 +121,14 @@ async def test_finished_when_its_objects_had_been_deleted(
                     decode_segment(begun, attempt.name),
                     state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                 )
-                copied = (await archive.view(tip)).segments
-                first = build_view(tip, [said, *copied], read_at=0.0).segments[0]
+                copied = (await archive.view(tp)).segments
+                first = build_view(tp, [said, *copied], read_at=0.0).segments[0]
                 assert first.segment_id == said.segment_id, "readers are not sent there"
                 attempt.parent.mkdir(exist_ok=True)
                 attempt.write_bytes(encode_segment(said))
             await until_true(lambda: not attempt.exists())
-            expected = await broker_batches(cluster, tip, 0, MEETING_COUNT)
-            assert await readable(archive, tip) == expected
+            expected = await broker_batches(cluster, tp, 0, MEETING_COUNT)
+            assert await readable(archive, tp) == expected
             report = await verify_archive(archive.rsm, archive.rlmm)
             assert report.clean, report.faults
 
@@ -161,9 +161,9 @@ async def test_a_copy_that_was_overtaken_does_not_count(mock_cluster: MockCluste
                     await until(manager, ends)
                 slow.go_on.set()
                 await until(overtaken, ends)
-            (tip,) = await archive.rlmm.list_partitions()
-            view = await archive.view(tip)
-            finished = archive.rlmm.list_remote_log_segments(tip)
+            (tp,) = await archive.rlmm.list_partitions()
+            view = await archive.view(tp)
+            finished = archive.rlmm.list_remote_log_segments(tp)
             assert [s.segment_id for s in finished] == [s.segment_id for s in view.segments]
             assert (await verify_archive(archive.rsm, archive.rlmm)).clean
     assert any(entry["event"] == "archive_further_than_expected" for entry in logs)

@@ -18,7 +18,7 @@ import pytest
 import structlog
 from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
-from planted_archive import TIP
+from planted_archive import TP
 from unclean_cluster import UncleanCluster, Written
 from whole_archive import verify_archive
 
@@ -60,30 +60,30 @@ class World:
 
     def archiver(self) -> PartitionArchiver:
         return PartitionArchiver(
-            TIP,
+            TP,
             gatherer=BatchGatherer(
-                TIP, self.spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
+                TP, self.spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
             ),
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
-            records=ArchiveRecords(self.rsm, TIP),
+            records=ArchiveRecords(self.rsm, TP),
         )
 
     async def served(self) -> list[tuple[int, int]]:
         """(offset, epoch) of every batch that a reader of the whole archive gets now."""
         loop = asyncio.get_running_loop()
         self.cluster.hear()  # as the gateway does, at most a second after an election
-        await self.rlmm.refresh(TIP, loop.time())
-        while await self.views.check([TIP], loop.time() + 5) or self.views.wants_check(TIP):
+        await self.rlmm.refresh(TP, loop.time())
+        while await self.views.check([TP], loop.time() + 5) or self.views.wants_check(TP):
             pass  # the leader did not answer: nothing is served meanwhile
-        view = self.views.view(TIP)
+        view = self.views.view(TP)
         assert view is not None
         offset, found = view.log_start_offset, []
         while offset is not None and view.covers(offset):
             # Small answers, so that they end inside chunks and cross their borders.
             request = RemoteReadRequest(
-                TIP, offset, self.rng.choice([1, 400, 5000]), IsolationLevel.READ_COMMITTED
+                TP, offset, self.rng.choice([1, 400, 5000]), IsolationLevel.READ_COMMITTED
             )
             fetch = self.purgatory.watch([request], bytes_max=5000, deadline=loop.time() + 5)
             await fetch.completed.wait()
@@ -163,7 +163,7 @@ async def come_to_rest(here: World, archivers: list[PartitionArchiver]) -> bool:
 
 def check_served(here: World, served: list[tuple[int, int]]) -> None:
     parted = parted_at(here.cluster, served)
-    if here.views.begins_again(TIP):
+    if here.views.begins_again(TP):
         # It is the last copy, until an operator decides which log counts.
         assert parted in (None, served[0][0])
     else:
@@ -184,7 +184,7 @@ async def say_truncate(here: World) -> None:
     while True:
         try:
             await resolve(
-                TIP,
+                TP,
                 Answer.TRUNCATE,
                 here.cluster,
                 here.rsm,
@@ -246,7 +246,7 @@ async def test_a_dead_record_is_never_served_and_does_not_stay(seed: int, tmp_pa
             assert parted < cluster.leader.log_start
             return
         if decided:
-            view = here.rlmm.view(TIP)
+            view = here.rlmm.view(TP)
             assert view is not None
             nothing_to_copy = cluster.leader.log_start == cluster.leader.end
             assert (view.log_end_offset or 0) == cluster.leader.end or nothing_to_copy
@@ -262,7 +262,7 @@ async def test_nothing_is_asked_twice_while_nobody_is_elected(tmp_path: Path) ->
         for _ in range(5):
             here.cluster.produce(5)
             assert await come_to_rest(here, [archiver])
-        segments = len(here.rlmm.list_remote_log_segments(TIP))
+        segments = len(here.rlmm.list_remote_log_segments(TP))
         assert here.cluster.questions <= segments + 1 + here.cluster.epoch
         await here.served()
         asked = here.cluster.questions
@@ -290,7 +290,7 @@ async def test_an_election_while_a_copy_is_under_way_ends_it(tmp_path: Path) -> 
         assert [e["event"] for e in logs if e["log_level"] != "info"][
             -1
         ] == "gathered_segment_dropped"
-        assert here.rlmm.list_remote_log_segments(TIP) == (), "it never counted, and is gone"
+        assert here.rlmm.list_remote_log_segments(TP) == (), "it never counted, and is gone"
         assert await come_to_rest(here, [archiver])
         assert await here.served() == [(b.base, b.epoch) for b in cluster.leader.log]
 
@@ -330,7 +330,7 @@ async def test_what_was_deleted_above_the_archives_end_is_no_end_of_the_work(
         archived = cluster.leader.end
         cluster.produce(4)
         deleted = cluster.leader.log[3].base
-        await here.rlmm.raise_log_start_offset(TIP, deleted)
+        await here.rlmm.raise_log_start_offset(TP, deleted)
         cluster.trim(deleted)
         while await archiver.process(close_short=True):
             pass

@@ -21,7 +21,7 @@ from archive_harness import (
     broker_batches,
     open_archive,
     running_archiver,
-    tips,
+    tps,
     until,
     until_true,
 )
@@ -90,9 +90,9 @@ def archiver_process(
             process.stdout.close()
 
 
-async def readable(archive: Archive, tip: TopicIdPartition) -> bytes:
+async def readable(archive: Archive, tp: TopicIdPartition) -> bytes:
     """The bytes that a reader gets from the archive's start on: each offset from one segment."""
-    view = await archive.view(tip)
+    view = await archive.view(tp)
     assert view.log_start_offset is not None
     assert view.gaps() == []
     whole, offset = b"", view.log_start_offset
@@ -156,12 +156,12 @@ async def meet(
             await asyncio.sleep(1)  # by then the woken one has written its pending data
             other.send(signal.SIGSTOP)  # a look at the writes of both needs them unchanged
             finished = seen = 0
-            for tip in await tips(cluster, topic):
-                seen += len((await archive.view(tip)).segments)
-                segments = archive.rlmm.list_remote_log_segments(tip)
+            for tp in await tps(cluster, topic):
+                seen += len((await archive.view(tp)).segments)
+                segments = archive.rlmm.list_remote_log_segments(tp)
                 finished += sum(s.state.name == "COPY_SEGMENT_FINISHED" for s in segments)
-                expected = await broker_batches(cluster, tip, 0, 2 * MEETING_COUNT)
-                assert await readable(archive, tip) == expected
+                expected = await broker_batches(cluster, tp, 0, 2 * MEETING_COUNT)
+                assert await readable(archive, tp) == expected
             report = await verify_archive(archive.rsm, archive.rlmm, chunk_bytes=10_000)
             assert report.clean, report.faults
             assert gaps_of(report) == []

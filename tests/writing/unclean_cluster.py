@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from fetchproxy_protocol.apis import ErrorCode
-from planted_archive import TIP, batch
+from planted_archive import TP, batch
 
 from fetchproxy.brokers.messages import FetchedPartition
 from fetchproxy.errors import ClusterUnavailable
@@ -104,15 +104,15 @@ class UncleanCluster(LeaderLog):
         return list(from_log_start(starts, self.leader.log_start))
 
     # --- requests of an archiver ---
-    def known_epoch(self, tip: TopicIdPartition) -> int:
+    def known_epoch(self, tp: TopicIdPartition) -> int:
         return self._known
 
     def hear(self) -> None:
         """Learn of the last election."""
         self._known = self.epoch
 
-    async def epoch_end(self, tip: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
-        assert tip == TIP
+    async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
+        assert tp == TP
         self.questions += 1
         self.before_question()
         self.hear()
@@ -120,19 +120,19 @@ class UncleanCluster(LeaderLog):
             raise ClusterUnavailable("no answer in time")
         return (self.epoch, end_offset_for(self.lineage(), epoch, self.leader.end))
 
-    async def edges(self, tip: TopicIdPartition) -> LogEdges:
+    async def edges(self, tp: TopicIdPartition) -> LogEdges:
         self.hear()
         leader = self.leader
         return LogEdges(leader.log_start, leader.end, leader.end, self.lineage()[0].epoch)
 
-    async def aborted_from(self, tip: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
+    async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         return frozenset()
 
     # --- as its source asks the cluster ---
-    async def log_edges(self, tip: TopicIdPartition, *, not_older_than: float) -> LogEdges:
-        return await self.edges(tip)
+    async def log_edges(self, tp: TopicIdPartition, *, not_older_than: float) -> LogEdges:
+        return await self.edges(tp)
 
-    async def fetch(self, tip: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
+    async def fetch(self, tp: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
         self.hear()
         leader = self.leader
         if not leader.log_start <= offset <= leader.end:

@@ -167,7 +167,7 @@ class HeldReaders:
             LIMITS_REACHED.labels("held_max_ms").inc()
             log.warning(
                 "held_reader_led_on",
-                topic=judgement.tip.topic if judgement.tip else None,
+                topic=judgement.tp.topic if judgement.tp else None,
                 partition=key[1],
                 offset=offset,
                 limit="held_max_ms",
@@ -201,8 +201,8 @@ class HeldReaders:
         for where, held in self._held.items():
             reason = held.judgement.waits_for
             if reason is not None and reason is not Wait.RECORDS:
-                tip = held.judgement.tip
-                waits.setdefault(reason, {}).setdefault(tip or where[:2], where)
+                tp = held.judgement.tp
+                waits.setdefault(reason, {}).setdefault(tp or where[:2], where)
         for reason, partitions in waits.items():
             count, (first, (_, key, offset)) = len(partitions), next(iter(partitions.items()))
             of = "1 partition" if count == 1 else f"{count} partitions"
@@ -219,7 +219,7 @@ class HeldReaders:
         """Partitions with a reader that waits for the archiver, by id or by name."""
         return len(
             {
-                held.judgement.tip or (by_id, key)
+                held.judgement.tp or (by_id, key)
                 for (by_id, key, _), held in self._held.items()
                 if held.judgement.verdict is Verdict.HOLD
             }

@@ -86,14 +86,14 @@ class Judgement:
     """`forward_to`: the broker's log start, for LOST. `waits_for`: for HELD_VERDICTS."""
 
     verdict: Verdict
-    tip: TopicIdPartition | None = None
+    tp: TopicIdPartition | None = None
     forward_to: int = -1
     waits_for: Wait | None = None
 
 
-def _held(tip: TopicIdPartition | None, waits_for: Wait) -> Judgement:
+def _held(tp: TopicIdPartition | None, waits_for: Wait) -> Judgement:
     verdict = Verdict.END if waits_for is Wait.RECORDS else Verdict.HOLD
-    return Judgement(verdict, tip, waits_for=waits_for)
+    return Judgement(verdict, tp, waits_for=waits_for)
 
 
 def decide(
@@ -157,7 +157,7 @@ def _is_more_coming(
     return gathered_from <= offset or view.log_start_offset is not None
 
 
-Tips = Mapping[PartitionKey, TopicIdPartition]
+Tps = Mapping[PartitionKey, TopicIdPartition]
 
 
 @dataclass(slots=True)
@@ -180,14 +180,14 @@ class Judging:
 
     async def run(self) -> dict[PartitionKey, Judgement]:
         """Raises nothing: if store or cluster does not answer, nothing is known (HOLD)."""
-        tips = await self._identify()
-        await self._from_memory(tips)
-        left = self._left(tips)
+        tps = await self._identify()
+        await self._from_memory(tps)
+        left = self._left(tps)
         archived = await self._archived(left) if left else {}
         unseen = {
-            key: tip
-            for key, tip in archived.items()
-            if tip.topic_id not in self.unlisted and self.archive.rlmm.view(tip) is None
+            key: tp
+            for key, tp in archived.items()
+            if tp.topic_id not in self.unlisted and self.archive.rlmm.view(tp) is None
         }
         if unseen:
             await self._from_memory(await self._refreshed(unseen, self.caught_at))
@@ -198,21 +198,21 @@ class Judging:
             CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
         return self.found
 
-    def _left(self, tips: Tips) -> dict[PartitionKey, TopicIdPartition]:
-        return {key: tip for key, tip in tips.items() if key not in self.found}
+    def _left(self, tps: Tps) -> dict[PartitionKey, TopicIdPartition]:
+        return {key: tp for key, tp in tps.items() if key not in self.found}
 
     # --- which partitions these are ---
-    async def _identify(self) -> Tips:
+    async def _identify(self) -> Tps:
         """Asks again: a name may mean a re-created topic, and any topic may have a new leader."""
         topics = await self._topics({ref for ref, _ in self.offsets})
-        tips: dict[PartitionKey, TopicIdPartition] = {}
+        tps: dict[PartitionKey, TopicIdPartition] = {}
         async for key in each_of(self.offsets):
             topic = topics[key[0]]
             if isinstance(topic, ClusterError):
                 self.found[key] = self._unidentified(key[0], topic)
             else:
-                tips[key] = TopicIdPartition(topic.topic_id, topic.name, key[1])
-        return tips
+                tps[key] = TopicIdPartition(topic.topic_id, topic.name, key[1])
+        return tps
 
     async def _topics(
         self, refs: Collection[TopicRef]
@@ -242,30 +242,30 @@ class Judging:
         return _held(None, Wait.ANSWER)
 
     # --- the archive ---
-    async def _from_memory(self, tips: Tips) -> None:
+    async def _from_memory(self, tps: Tps) -> None:
         """Archived data that is known needs no further proof and no broker."""
         views = self.archive.views
-        for piece in pieces(tips.items()):
-            seen = {key: tip for key, tip in piece if self.archive.rlmm.view(tip) is not None}
+        for piece in pieces(tps.items()):
+            seen = {key: tp for key, tp in piece if self.archive.rlmm.view(tp) is not None}
             held = await views.check(seen.values(), self.archive.clock() + COMPARE_WAIT_MAX_S)
-            for key, tip in seen.items():
-                view = views.view(tip)
-                if tip in held:
-                    self.found[key] = _held(tip, Wait.ANSWER)
+            for key, tp in seen.items():
+                view = views.view(tp)
+                if tp in held:
+                    self.found[key] = _held(tp, Wait.ANSWER)
                 elif view is not None and view.answers_for(self.offsets[key]):
-                    self.found[key] = Judgement(Verdict.REMOTE, tip)
+                    self.found[key] = Judgement(Verdict.REMOTE, tp)
             await asyncio.sleep(0)
 
-    async def _archived(self, tips: Tips) -> Tips:
+    async def _archived(self, tps: Tps) -> Tps:
         """Partitions of topics that have, or will soon have, an archive; judges the others.
 
         Topics without an archive behave as without a proxy, even during an outage of the store.
         """
         archive, archived = self.archive, dict[PartitionKey, TopicIdPartition]()
         may_be: dict[UUID, bool] = {}
-        await self._outside_the_log(tips)
-        tips = self._left(tips)
-        for topic_id in {tip.topic_id for tip in tips.values()}:
+        await self._outside_the_log(tps)
+        tps = self._left(tps)
+        for topic_id in {tp.topic_id for tp in tps.values()}:
             try:
                 # Since the broker's answer: its log may have been cut after the first copy.
                 may_be[topic_id] = await archive.knowledge.may_be_archived(topic_id, self.caught_at)
@@ -274,41 +274,41 @@ class Judging:
                 self.unlisted.add(topic_id)
         if not all(may_be.values()):
             await archive.positions.look(POSITIONS_AGE_MAX_S)
-        async for key, tip in each_of(tips.items()):
-            if may_be[tip.topic_id] or archive.positions.gathered_from(tip) is not None:
-                archived[key] = tip
+        async for key, tp in each_of(tps.items()):
+            if may_be[tp.topic_id] or archive.positions.gathered_from(tp) is not None:
+                archived[key] = tp
             else:
-                self.found[key] = Judgement(Verdict.PASS_ON, tip)
+                self.found[key] = Judgement(Verdict.PASS_ON, tp)
         return archived
 
-    async def _outside_the_log(self, tips: Tips) -> None:
+    async def _outside_the_log(self, tps: Tps) -> None:
         """Judges offsets that are not below a log that has no archive, as far as memory knows. Asks
         the brokers, and no store.
         """
         archive = self.archive
         try:
-            listed = await archive.knowledge.archived_among({tip.topic_id for tip in tips.values()})
+            listed = await archive.knowledge.archived_among({tp.topic_id for tp in tps.values()})
             unlisted = {
-                key: tip
-                for key, tip in tips.items()
-                if tip.topic_id not in listed and archive.positions.gathered_from(tip) is None
+                key: tp
+                for key, tp in tps.items()
+                if tp.topic_id not in listed and archive.positions.gathered_from(tp) is None
             }
             edges = await archive.cluster.log_edges_of(
                 list(unlisted.values()), not_older_than=self.caught_at
             )
         except (ClusterError, RemoteStorageError):
             return  # then the store is asked
-        known = {key: tip for key, tip in unlisted.items() if isinstance(edges[tip], LogEdges)}
+        known = {key: tp for key, tp in unlisted.items() if isinstance(edges[tp], LogEdges)}
         await self._by_edges(known, edges)
 
-    async def _refreshed(self, tips: Tips, not_older_than: float) -> Tips:
+    async def _refreshed(self, tps: Tps, not_older_than: float) -> Tps:
         """The partitions whose views are up to date now; each topic is listed once."""
         of_topics: dict[UUID, dict[PartitionKey, TopicIdPartition]] = {}
-        for key, tip in tips.items():
-            of_topics.setdefault(tip.topic_id, {})[key] = tip
+        for key, tp in tps.items():
+            of_topics.setdefault(tp.topic_id, {})[key] = tp
         fresh: dict[PartitionKey, TopicIdPartition] = {}
 
-        async def refresh(topic_id: UUID, of_topic: Tips) -> None:
+        async def refresh(topic_id: UUID, of_topic: Tps) -> None:
             try:
                 if len(of_topic) == 1:
                     await self.archive.views.refresh(next(iter(of_topic.values())), not_older_than)
@@ -317,11 +317,11 @@ class Judging:
             except RemoteStorageError as error:
                 if error.may_be_of_object and len(of_topic) > 1:
                     # One partition's folder cannot be listed: each one is looked at alone.
-                    for key, tip in of_topic.items():
-                        await refresh(topic_id, {key: tip})
+                    for key, tp in of_topic.items():
+                        await refresh(topic_id, {key: tp})
                     return
-                for key, tip in of_topic.items():
-                    self._not_known(key, tip, error)
+                for key, tp in of_topic.items():
+                    self._not_known(key, tp, error)
             else:
                 fresh.update(of_topic)
 
@@ -331,95 +331,95 @@ class Judging:
         return fresh
 
     # --- both tiers ---
-    async def _from_fresh(self, tips: Tips) -> None:
+    async def _from_fresh(self, tps: Tps) -> None:
         archive = self.archive
         try:
             edges = await self.archive.cluster.log_edges_of(
-                list(tips.values()), not_older_than=self.caught_at
+                list(tps.values()), not_older_than=self.caught_at
             )
-            await self._by_edges(tips, edges)
+            await self._by_edges(tps, edges)
             await archive.positions.refresh(self.caught_at)
         except (ClusterError, RemoteStorageError) as error:
-            async for key, tip in each_of(self._left(tips).items()):
-                self._not_known(key, tip, error)
+            async for key, tp in each_of(self._left(tps).items()):
+                self._not_known(key, tp, error)
             return
         between: dict[PartitionKey, TopicIdPartition] = {}
-        async for key, tip in each_of(self._left(tips).items()):
+        async for key, tp in each_of(self._left(tps).items()):
             # An archiver that has it in its spool has not copied it yet.
-            gathered_from, offset = archive.positions.gathered_from(tip), self.offsets[key]
-            known = edges[tip]
+            gathered_from, offset = archive.positions.gathered_from(tp), self.offsets[key]
+            known = edges[tp]
             waits = gathered_from is not None and gathered_from <= offset
-            seen = archive.rlmm.view(tip)
+            seen = archive.rlmm.view(tp)
             # A log start never falls, but a person may declare a log another one's history.
-            settled = not archive.views.begins_again(tip)
+            settled = not archive.views.begins_again(tp)
             if settled and seen is not None and offset < seen.raised_log_start:
-                self.found[key] = Judgement(Verdict.PASS_ON, tip)  # deleted on purpose
+                self.found[key] = Judgement(Verdict.PASS_ON, tp)  # deleted on purpose
             elif waits and key not in self.impatient and isinstance(known, LogEdges):
-                self.found[key] = _held(tip, what_is_waited_for(offset, known, gathered_from))
+                self.found[key] = _held(tp, what_is_waited_for(offset, known, gathered_from))
             else:
-                between[key] = tip
+                between[key] = tp
         # Not older than the archivers' positions: an offset below them is in the view, or is lost.
         fresh = await self._refreshed(between, archive.clock())
         for piece in pieces(fresh.items()):
             held = await archive.views.check(
                 dict(piece).values(), archive.clock() + COMPARE_WAIT_MAX_S
             )
-            for key, tip in piece:
-                known = edges[tip]
-                if tip in held or isinstance(known, ClusterError):
-                    self.found[key] = _held(tip, Wait.ANSWER)
+            for key, tp in piece:
+                known = edges[tp]
+                if tp in held or isinstance(known, ClusterError):
+                    self.found[key] = _held(tp, Wait.ANSWER)
                 else:
-                    self.found[key] = self._decided(key, tip, known)
+                    self.found[key] = self._decided(key, tp, known)
             await asyncio.sleep(0)
 
     async def _by_edges(
-        self, tips: Tips, edges: Mapping[TopicIdPartition, LogEdges | ClusterError]
+        self, tps: Tps, edges: Mapping[TopicIdPartition, LogEdges | ClusterError]
     ) -> None:
         """Judges the partitions that need no look at the store."""
-        async for key, tip in each_of(tips.items()):
-            known, offset = edges[tip], self.offsets[key]
+        async for key, tp in each_of(tps.items()):
+            known, offset = edges[tp], self.offsets[key]
             if isinstance(known, ClusterError):
-                self._not_known(key, tip, known)
+                self._not_known(key, tp, known)
             elif offset > known.high_watermark:
-                view = self.archive.views.view(tip)
+                view = self.archive.views.view(tp)
                 if view is None or view.log_end_offset != offset:
-                    self.found[key] = Judgement(Verdict.PASS_ON, tip)
+                    self.found[key] = Judgement(Verdict.PASS_ON, tp)
             elif offset >= known.log_start_offset:
-                self.found[key] = Judgement(Verdict.LOCAL, tip)
+                self.found[key] = Judgement(Verdict.LOCAL, tp)
 
-    def _decided(self, key: PartitionKey, tip: TopicIdPartition, edges: LogEdges) -> Judgement:
+    def _decided(self, key: PartitionKey, tp: TopicIdPartition, edges: LogEdges) -> Judgement:
         archive = self.archive
-        view = archive.views.view(tip) or build_view(tip, (), self.caught_at)
-        gathered_from, offset = archive.positions.gathered_from(tip), self.offsets[key]
+        view = archive.views.view(tp) or build_view(tp, (), self.caught_at)
+        gathered_from, offset = archive.positions.gathered_from(tp), self.offsets[key]
         patient = key not in self.impatient
         verdict = decide(offset, view, edges, gathered_from, patient=patient)
         forward_to = edges.log_start_offset if verdict is Verdict.LOST else -1
         if verdict is Verdict.HOLD:
-            return _held(tip, what_is_waited_for(offset, edges, gathered_from))
+            return _held(tp, what_is_waited_for(offset, edges, gathered_from))
         if verdict in (Verdict.LOST, Verdict.END):
-            stored = archive.rlmm.view(tip)
+            stored = archive.rlmm.view(tp)
             hidden = stored is not None and stored.answers_for(self.offsets[key])
             if hidden and key not in self.impatient:
                 # Hidden since an election: leader or archiver will settle it (`LeaderViews`).
-                return _held(tip, Wait.LEADER)
+                return _held(tp, Wait.LEADER)
             if self.refuses_lost:
                 verdict = Verdict.REFUSED
         if verdict is Verdict.END:
-            return _held(tip, Wait.RECORDS)
-        return Judgement(verdict, tip, forward_to)
+            return _held(tp, Wait.RECORDS)
+        return Judgement(verdict, tp, forward_to)
 
-    def _not_known(self, key: PartitionKey, tip: TopicIdPartition, error: FetchProxyError) -> None:
-        self._warn(tip, self.offsets[key], error)
-        self.found[key] = _held(tip, Wait.ANSWER)
+    def _not_known(self, key: PartitionKey, tp: TopicIdPartition, error: FetchProxyError) -> None:
+        self._warn(tp, self.offsets[key], error)
+        self.found[key] = _held(tp, Wait.ANSWER)
 
     def _warn(
-        self, tip: TopicIdPartition | None, offset: int | None, error: FetchProxyError
+        self, tp: TopicIdPartition | None, offset: int | None, error: FetchProxyError
     ) -> None:
         self.archive.warnings.warn(
             "judgement_without_fresh_knowledge",
-            tip,
-            topic=tip.topic if tip else None,
-            partition=tip.partition if tip else None,
+            tp,
+            topic=tp.topic if tp else None,
+            partition=tp.partition if tp else None,
             offset=offset,
             error=str(error),
         )

@@ -161,14 +161,14 @@ class ArchiveLookup:
         )
         return True
 
-    async def views(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
+    async def views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
         """Views of archived topics: read a while ago, or since the answer if they have no segment.
 
         Raises nothing.
         """
         oldest = self.archive.clock() - VIEW_AGE_MAX_S
         found: dict[TopicIdPartition, Looked] = {}
-        wanting = await self._settled(tips, oldest, found)
+        wanting = await self._settled(tps, oldest, found)
         if wanting:
             # Concurrent callers with an old view share the first one's read.
             await self._refresh(wanting, oldest)
@@ -179,7 +179,7 @@ class ArchiveLookup:
 
     async def _settled(
         self,
-        tips: Collection[TopicIdPartition],
+        tps: Collection[TopicIdPartition],
         oldest: float,
         found: dict[TopicIdPartition, Looked],
     ) -> list[TopicIdPartition]:
@@ -189,20 +189,20 @@ class ArchiveLookup:
         """
         view_of, settled = self.archive.rlmm.view, self.archive.views.settled
         left: list[TopicIdPartition] = []
-        async for tip in each_of(tips):
-            view = view_of(tip)
+        async for tp in each_of(tps):
+            view = view_of(tp)
             shown = None
             if view is not None and view.read_at >= oldest and view.segments:
                 shown = settled(view)
             if shown is None:
-                left.append(tip)
+                left.append(tp)
             else:
-                found[tip] = Looked(shown, None)
+                found[tp] = Looked(shown, None)
         return left
 
     async def views_reaching(
         self,
-        tips: Collection[TopicIdPartition],
+        tps: Collection[TopicIdPartition],
         edges: Mapping[TopicIdPartition, LogEdges | ClusterError],
     ) -> dict[TopicIdPartition, Looked]:
         """As `views`, and includes records that were archived and left the broker since then.
@@ -210,28 +210,26 @@ class ArchiveLookup:
         `edges`: of the broker's log, asked for after the answer. If the archive ends below the
         broker's log start, or that is not known, the archive is read again.
         """
-        await self.views(tips)
-        short = await chosen(tips, lambda tip: not self._reaches(tip, edges[tip]))
+        await self.views(tps)
+        short = await chosen(tps, lambda tp: not self._reaches(tp, edges[tp]))
         await self._refresh(short, self.answered_at)
-        return await self._shown(tips)
+        return await self._shown(tps)
 
-    async def last_views(
-        self, tips: Collection[TopicIdPartition]
-    ) -> dict[TopicIdPartition, Looked]:
+    async def last_views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
         """As `views`, however old; reads partitions that were never read."""
-        await self._refresh(tips, float("-inf"))
-        return await self._shown(tips)
+        await self._refresh(tps, float("-inf"))
+        return await self._shown(tps)
 
-    def _is_older(self, tip: TopicIdPartition, oldest: float) -> bool:
-        view = self.archive.rlmm.view(tip)
+    def _is_older(self, tp: TopicIdPartition, oldest: float) -> bool:
+        view = self.archive.rlmm.view(tp)
         return view is None or view.read_at < oldest
 
-    def _is_bare(self, tip: TopicIdPartition) -> bool:
-        view = self.archive.rlmm.view(tip)
+    def _is_bare(self, tp: TopicIdPartition) -> bool:
+        view = self.archive.rlmm.view(tp)
         return view is None or not view.segments
 
-    def _reaches(self, tip: TopicIdPartition, edges: LogEdges | ClusterError) -> bool:
-        view = self.archive.rlmm.view(tip)
+    def _reaches(self, tp: TopicIdPartition, edges: LogEdges | ClusterError) -> bool:
+        view = self.archive.rlmm.view(tp)
         end = None if view is None else view.log_end_offset
         return not isinstance(edges, ClusterError) and edges.log_start_offset <= (end or 0)
 
@@ -240,41 +238,41 @@ class ArchiveLookup:
         for topic in topics:
             self.archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
 
-    async def _refresh(self, tips: Collection[TopicIdPartition], oldest: float) -> None:
+    async def _refresh(self, tps: Collection[TopicIdPartition], oldest: float) -> None:
         """Refreshes the partitions that were read before `oldest`."""
         by_topic: dict[UUID, list[TopicIdPartition]] = {}
-        async for tip in each_of(await chosen(tips, lambda tip: self._is_older(tip, oldest))):
-            by_topic.setdefault(tip.topic_id, []).append(tip)
+        async for tp in each_of(await chosen(tps, lambda tp: self._is_older(tp, oldest))):
+            by_topic.setdefault(tp.topic_id, []).append(tp)
         async with asyncio.TaskGroup() as refreshing:
             for topic_id, its in by_topic.items():
                 if len(its) > PARTITIONS_ALONE_MAX:
                     refreshing.create_task(self._refresh_topic(topic_id, its, oldest))
                 else:
-                    for tip in its:
-                        refreshing.create_task(self._refresh_alone(tip, oldest))
+                    for tp in its:
+                        refreshing.create_task(self._refresh_alone(tp, oldest))
 
     async def _refresh_topic(
-        self, topic_id: UUID, tips: Sequence[TopicIdPartition], oldest: float
+        self, topic_id: UUID, tps: Sequence[TopicIdPartition], oldest: float
     ) -> None:
-        await self._try(tips, lambda: self.archive.rlmm.refresh_topic(topic_id, oldest))
-        failure = self._failures.get(tips[0])
+        await self._try(tps, lambda: self.archive.rlmm.refresh_topic(topic_id, oldest))
+        failure = self._failures.get(tps[0])
         if isinstance(failure, RemoteStorageError) and failure.may_be_of_object:
             # One partition's folder cannot be listed: each one is looked at alone.
-            for tip in tips:
-                del self._failures[tip]
-        async for tip in each_of(tips, VIEWS_AT_ONCE):
-            if tip not in self._failures and self._is_older(tip, oldest):
+            for tp in tps:
+                del self._failures[tp]
+        async for tp in each_of(tps, VIEWS_AT_ONCE):
+            if tp not in self._failures and self._is_older(tp, oldest):
                 # It was not in the listing: this returns without another look.
-                await self._refresh_alone(tip, oldest)
+                await self._refresh_alone(tp, oldest)
 
-    async def _refresh_alone(self, tip: TopicIdPartition, oldest: float) -> None:
-        await self._try([tip], lambda: self.archive.rlmm.refresh(tip, oldest))
+    async def _refresh_alone(self, tp: TopicIdPartition, oldest: float) -> None:
+        await self._try([tp], lambda: self.archive.rlmm.refresh(tp, oldest))
 
     async def _try(
-        self, tips: Sequence[TopicIdPartition], refresh: Callable[[], Awaitable[object]]
+        self, tps: Sequence[TopicIdPartition], refresh: Callable[[], Awaitable[object]]
     ) -> None:
         # If each has an older view that will do, a store that hangs is not waited for long.
-        bare = await chosen(tips, self._is_bare)
+        bare = await chosen(tps, self._is_bare)
         wait_max_s = self._first_wait_max_s if bare else REFRESH_WAIT_MAX_S
         failure: Exception
         try:
@@ -285,19 +283,19 @@ class ArchiveLookup:
             failure = RemoteStorageError(f"not listed within {wait_max_s} s")
         except RemoteStorageError as error:
             failure = error
-        async for tip in each_of(tips):
-            self._failures[tip] = failure
+        async for tp in each_of(tps):
+            self._failures[tp] = failure
 
-    async def _shown(self, tips: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
+    async def _shown(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
         """The views that clients may see, compared with their leaders."""
         views = self.archive.views
-        held = await views.check(tips, self.archive.clock() + COMPARE_WAIT_MAX_S)
+        held = await views.check(tps, self.archive.clock() + COMPARE_WAIT_MAX_S)
         found: dict[TopicIdPartition, Looked] = {}
-        async for tip in each_of(tips):
-            failure = self._failures.get(tip)
-            if tip in held:
-                failure = ClusterUnavailable(f"{tip}: its new leader does not answer")
-            found[tip] = Looked(None if tip in held else views.view(tip), failure)
+        async for tp in each_of(tps):
+            failure = self._failures.get(tp)
+            if tp in held:
+                failure = ClusterUnavailable(f"{tp}: its new leader does not answer")
+            found[tp] = Looked(None if tp in held else views.view(tp), failure)
         return found
 
 

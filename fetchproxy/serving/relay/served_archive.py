@@ -299,17 +299,17 @@ class ArchivedTopics:
         # Half the age: one read of the metadata topic covers all topics, so it serves the others.
         oldest = self._clock() - self._max_age_s / 2
         partitions = await self._rlmm.refresh_topic(topic.topic_id, oldest)
-        tips = {n: TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions}
-        return self._reader_of(tips) if tips else None
+        tps = {n: TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions}
+        return self._reader_of(tps) if tps else None
 
-    def _reader_of(self, tips: Mapping[int, TopicIdPartition]) -> LogStartOf:
+    def _reader_of(self, tps: Mapping[int, TopicIdPartition]) -> LogStartOf:
         view_of = self._rlmm.view
 
         def log_start(partition: int) -> int | None:
-            tip = tips.get(partition)
-            if tip is None:
+            tp = tps.get(partition)
+            if tp is None:
                 return None
-            view = view_of(tip)
+            view = view_of(tp)
             return _not_known(partition) if view is None else view.log_start_offset
 
         return log_start
@@ -424,15 +424,15 @@ class _Topic:
     """`starts`: by partition, each with the view that it was found in."""
 
     leaders: Mapping[int, tuple[int, int]]
-    tips: dict[int, TopicIdPartition] = field(default_factory=dict)
+    tps: dict[int, TopicIdPartition] = field(default_factory=dict)
     starts: dict[int, tuple[PartitionView, tuple[int, int]]] = field(default_factory=dict)
 
-    def tip(self, topic: TopicInfo, partition: int) -> TopicIdPartition:
+    def tp(self, topic: TopicInfo, partition: int) -> TopicIdPartition:
         """The same object each time, as look-ups by it are faster."""
-        tip = self.tips.get(partition)
-        if tip is None:
-            tip = self.tips[partition] = TopicIdPartition(topic.topic_id, topic.name, partition)
-        return tip
+        tp = self.tps.get(partition)
+        if tp is None:
+            tp = self.tps[partition] = TopicIdPartition(topic.topic_id, topic.name, partition)
+        return tp
 
 
 class ArchiveStarts:
@@ -451,7 +451,7 @@ class ArchiveStarts:
         view_of, settled = self._rlmm.view, self._views.settled
 
         def start_of(partition: int) -> tuple[int, int] | None:
-            view = view_of(known.tip(topic, partition))
+            view = view_of(known.tp(topic, partition))
             if view is None or view.read_at < oldest:
                 return None
             kept = known.starts.get(partition)
@@ -462,7 +462,7 @@ class ArchiveStarts:
                 return None
             start = archive_start(shown)
             known.starts[partition] = view, start
-            known.tips[partition] = view.tip
+            known.tps[partition] = view.tp
             return start
 
         return start_of
@@ -472,10 +472,10 @@ class ArchiveStarts:
         leader must be asked first.
         """
         known = self._topics.get((topic.topic_id, topic.name)) or self._kept(topic)
-        view = self._rlmm.view(known.tip(topic, partition))
+        view = self._rlmm.view(known.tp(topic, partition))
         if view is None or view.read_at < oldest or not view.segments:
             return None
-        known.tips[partition] = view.tip
+        known.tps[partition] = view.tp
         return self._views.settled(view)
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:

@@ -103,9 +103,9 @@ async def _look(archive: ServedArchive) -> None:
             log.info("archive_looked_up_in_part", segments=segments)
             return
         partitions = await archive.rlmm.refresh_topic(topic.topic_id, float("-inf"))
-        tips = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
+        tps = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
         # The views that clients may see: compared with the leaders' logs.
-        await ArchiveLookup(archive, archive.clock()).views(tips)
+        await ArchiveLookup(archive, archive.clock()).views(tps)
         async for view in each_of(partitions.values()):
             segments += len(view.segments)
 
@@ -221,7 +221,7 @@ async def open_gateway(
     views: LeaderViews,
     purgatory: RemoteFetchPurgatory,
     positions: ArchiverPositions,
-    is_archiving: Callable[[TopicIdPartition], bool] = lambda tip: False,
+    is_archiving: Callable[[TopicIdPartition], bool] = lambda tp: False,
     rng: random.Random | None = None,
     tls: tuple[ReloadingContext | None, ReloadingContext | None] | None = None,
     limits: ServingLimits = ServingLimits(),  # noqa: B008 - frozen

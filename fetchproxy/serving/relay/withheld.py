@@ -83,16 +83,16 @@ class SharedByFetches:
         return await judging.run()
 
     def watermarks(
-        self, tip: TopicIdPartition | None, view: PartitionView | None = None
+        self, tp: TopicIdPartition | None, view: PartitionView | None = None
     ) -> PartitionPatch:
         """The ends of the live log and the start of the archived one, as far as they are in memory.
 
         `view`: the archive as the answer shows it; None: the current view.
         """
-        if tip is None:
+        if tp is None:
             return PartitionPatch()
-        view = view or self.archive.views.view(tip)
-        edges = self.archive.cluster.cached_log_edges(tip)
+        view = view or self.archive.views.view(tp)
+        edges = self.archive.cluster.cached_log_edges(tp)
         start = view.log_start_offset if view is not None else None
         if edges is None:
             return PartitionPatch(log_start_offset=-1 if start is None else start)
@@ -148,11 +148,11 @@ class Split:
     judging: Set[PartitionKey]
     ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
     withheld: frozenset[PartitionKey] = field(init=False)
-    tips: Sequence[TopicIdPartition] = field(init=False)  # of `remote`, in its order
+    tps: Sequence[TopicIdPartition] = field(init=False)  # of `remote`, in its order
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "withheld", frozenset(self.judging).union(self.remote))
-        object.__setattr__(self, "tips", [view.tip for view in self.remote.values()])
+        object.__setattr__(self, "tps", [view.tp for view in self.remote.values()])
 
 
 NOTHING_WITHHELD = Split({}, frozenset())
@@ -314,8 +314,8 @@ class FetchMarks:
                 del self.marks[key]  # the client seeked away: the broker decides anew
             return
         judgement = mark.judgement
-        if judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
-            view = _serving(judgement.tip, offset, known, mark.caught)
+        if judgement.verdict is Verdict.REMOTE and judgement.tp is not None:
+            view = _serving(judgement.tp, offset, known, mark.caught)
             if view is None:
                 del self.marks[key]
                 return
@@ -323,8 +323,8 @@ class FetchMarks:
             if key[0] in self.permits:  # otherwise it goes to the broker once, for a new permit
                 remote[key] = view
         elif mark.offset != offset:
-            if judgement.tip is not None and mark.offset < judgement.forward_to <= offset:
-                self.led_on.append((judgement.tip, mark.offset, judgement.forward_to - 1))
+            if judgement.tp is not None and mark.offset < judgement.forward_to <= offset:
+                self.led_on.append((judgement.tp, mark.offset, judgement.forward_to - 1))
             del self.marks[key]  # the client asks for another offset: the broker decides anew
         elif judgement.verdict is Verdict.LOST:
             ahead[key] = judgement.forward_to
@@ -356,25 +356,25 @@ class FetchMarks:
             looked_at += 1
             if not looked_at % SPLIT_AT_ONCE:
                 yield
-            tip = known.identify(*key)
-            edges = None if tip is None else known.edges(tip)
+            tp = known.identify(*key)
+            edges = None if tp is None else known.edges(tp)
             offset = fetch_offset(entry)
-            if tip is None or edges is None or offset >= edges.log_start_offset:
+            if tp is None or edges is None or offset >= edges.log_start_offset:
                 continue
-            if (view := _serving(tip, offset, known)) is not None:
-                self.marks[key] = Mark(offset, Judgement(Verdict.REMOTE, tip))
+            if (view := _serving(tp, offset, known)) is not None:
+                self.marks[key] = Mark(offset, Judgement(Verdict.REMOTE, tp))
                 remote[key] = view
 
 
 def _serving(
-    tip: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1
+    tp: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1
 ) -> PartitionView | None:
     """The archive's view, if it answers for `offset` and the broker is not known to have it."""
-    view = known.view(tip)
+    view = known.view(tp)
     if view is None or not view.answers_for(offset):
         return None
     if offset > caught:
-        edges = known.edges(tip)
+        edges = known.edges(tp)
         if edges is not None and offset >= edges.log_start_offset:
             return None
     return view
@@ -395,8 +395,8 @@ class TopicIdentities:
         self._clock = clock
         self._looked_at: dict[UUID, float] = {}
 
-    async def lost(self, tips: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
-        """The topic ids of `tips` whose topic name now stands for another topic or for none. None:
+    async def lost(self, tps: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
+        """The topic ids of `tps` whose topic name now stands for another topic or for none. None:
         all were looked up a short while ago.
 
         If the brokers do not answer until `deadline` (loop time), the ids count as valid until the
@@ -405,10 +405,10 @@ class TopicIdentities:
         now = self._clock()
         oldest = now - IDENTITY_AGE_MAX_MS / 1000
         due: dict[UUID, str] = {}
-        for piece in pieces(tips):
-            for tip in piece:
-                if self._looked_at.get(tip.topic_id, oldest) <= oldest:
-                    due[tip.topic_id] = tip.topic
+        for piece in pieces(tps):
+            for tp in piece:
+                if self._looked_at.get(tp.topic_id, oldest) <= oldest:
+                    due[tp.topic_id] = tp.topic
             await breathe(len(piece))
         if not due:
             return None
@@ -526,14 +526,14 @@ class FetchJudging:
             await self._still_held(split.judging)
         return split, held or frozenset()
 
-    def _view(self, tip: TopicIdPartition) -> PartitionView | None:
+    def _view(self, tp: TopicIdPartition) -> PartitionView | None:
         """The view that clients may see. Notes the partition if its leader must be asked first."""
         archive = self._shared.archive
-        known = archive.rlmm.view(tip)
+        known = archive.rlmm.view(tp)
         shown = None if known is None else archive.views.settled(known)
         if shown is None and known is not None:
-            self._unchecked.add(tip)
-            return archive.views.view(tip)
+            self._unchecked.add(tp)
+            return archive.views.view(tp)
         return shown
 
     def alone(self, split: Split) -> bool:
@@ -544,9 +544,9 @@ class FetchJudging:
         """Look up the topics, and forget the marks of topics that no longer exist. True: brokers
         were asked, and may have named other leaders.
         """
-        lost = await self._identities.lost(split.tips, deadline)
+        lost = await self._identities.lost(split.tps, deadline)
         if lost:
-            topics = {key[0] for key, view in split.remote.items() if view.tip.topic_id in lost}
+            topics = {key[0] for key, view in split.remote.items() if view.tp.topic_id in lost}
             self.marks.forget_topics(topics)
         return lost is not None
 
@@ -560,8 +560,8 @@ class FetchJudging:
         """
         if not self._unchecked:
             return None
-        tips = [tip async for tip in each_of(split.tips) if tip in self._unchecked]
-        return await self._shared.archive.views.check(tips, deadline) if tips else None
+        tps = [tp async for tp in each_of(split.tps) if tp in self._unchecked]
+        return await self._shared.archive.views.check(tps, deadline) if tps else None
 
     async def _still_held(self, judging: Iterable[PartitionKey]) -> None:
         """The client asks for these again: tell `HeldReaders`, or have it hold them anew."""
@@ -596,8 +596,8 @@ class FetchJudging:
             return self._denied_again(key)
         now = self._clock()
         mark = self.marks.catch(key, offset, now, leader_epoch(asked))
-        tip = self.identify(*key)
-        topic = tip.topic if tip else ""
+        tp = self.identify(*key)
+        topic = tp.topic if tp else ""
         CATCHES.labels(topic).inc()
         if mark is None:
             return None
@@ -610,7 +610,7 @@ class FetchJudging:
                 offset=offset,
             )
             self._start(key, mark)
-        return self._shared.watermarks(tip)
+        return self._shared.watermarks(tp)
 
     def _denied_again(self, key: PartitionKey) -> PartitionPatch | None:
         """The broker lacks an offset that the leader has. None: it is a follower (KIP-392), and a
@@ -620,8 +620,8 @@ class FetchJudging:
         upon which it looks up the leader anew.
         """
         topic, number = key
-        tip = self.identify(topic, number)
-        info = None if tip is None else self._cluster.cached_topic_by_id(tip.topic_id)
+        tp = self.identify(topic, number)
+        info = None if tp is None else self._cluster.cached_topic_by_id(tp.topic_id)
         leader = None if info is None else info.leaders.get(number)
         if leader is not None and self._node_id is not None and leader[0] != self._node_id:
             return None
@@ -653,19 +653,19 @@ class FetchJudging:
             mark.judgement = judgement
             if judgement.verdict in HELD_VERDICTS:
                 shared.held.hold(self, by_id, key, mark.offset, judgement)
-            elif judgement.verdict is Verdict.REMOTE and judgement.tip is not None:
-                remote.append(judgement.tip)
+            elif judgement.verdict is Verdict.REMOTE and judgement.tp is not None:
+                remote.append(judgement.tp)
                 if len(remote) <= PARTITIONS_READ_MAX:
-                    self._warm(judgement.tip, key, mark.offset)
+                    self._warm(judgement.tp, key, mark.offset)
         self.judged.set()
         if remote:
             await self._ask_edges(remote, not_older_than=caught_at)
             marks.learned.update(key[0] for key in batch)
 
-    def _warm(self, tip: TopicIdPartition, key: PartitionKey, offset: int) -> None:
+    def _warm(self, tp: TopicIdPartition, key: PartitionKey, offset: int) -> None:
         asked = self._mirror.asked.get(key)
         if asked is not None and fetch_offset(asked) == offset:
-            wanted = tip, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
+            wanted = tp, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
             self._shared.archive.purgatory.warm(RemoteReadRequest(*wanted))
 
     def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
@@ -694,13 +694,13 @@ class FetchJudging:
             if mark.judgement.verdict in HELD_VERDICTS:
                 continue
             del judging[key]
-            verdict, tip = mark.judgement.verdict, mark.judgement.tip
+            verdict, tp = mark.judgement.verdict, mark.judgement.tp
             if verdict in (Verdict.LOCAL, Verdict.LOST):
                 ask_broker = True
             elif verdict is not Verdict.REMOTE:
                 told = True
-            elif tip is not None and self.marks.permitted(key[0], now):
-                found[key] = tip
+            elif tp is not None and self.marks.permitted(key[0], now):
+                found[key] = tp
         return Verdicts(found, told, ask_broker, undecided)
 
     def judgement(self, key: PartitionKey) -> Judgement | None:
@@ -714,26 +714,26 @@ class FetchJudging:
         self._to_judge = {}
         del self._known
 
-    async def refresh_edges(self, tips: Iterable[TopicIdPartition]) -> None:
+    async def refresh_edges(self, tps: Iterable[TopicIdPartition]) -> None:
         """Keep the shown watermarks current while the archive is read, without delaying the fetch.
 
         The brokers are asked for all old ones at once: a fetch may name ten thousand partitions.
         """
         oldest, cluster = self._clock() - EDGES_AGE_MAX_MS / 1000, self._cluster
         old: list[TopicIdPartition] = []
-        for piece in pieces(tips):
-            for tip in piece:
-                if tip not in self._refreshing and not cluster.knows_log_edges(tip, oldest):
-                    old.append(tip)
+        for piece in pieces(tps):
+            for tp in piece:
+                if tp not in self._refreshing and not cluster.knows_log_edges(tp, oldest):
+                    old.append(tp)
             await breathe(len(piece))
         if old:
             self._refreshing.update(old)
             self._spawn(self._ask_edges(old, oldest), "refresh-log-edges")
 
-    async def _ask_edges(self, tips: Sequence[TopicIdPartition], not_older_than: float) -> None:
+    async def _ask_edges(self, tps: Sequence[TopicIdPartition], not_older_than: float) -> None:
         try:
-            await self._cluster.log_edges_of(tips, not_older_than=not_older_than)
+            await self._cluster.log_edges_of(tps, not_older_than=not_older_than)
         except ClusterError:
             pass  # lag figures stay as they were; the cluster client has counted the failure
         finally:
-            self._refreshing.difference_update(tips)
+            self._refreshing.difference_update(tps)

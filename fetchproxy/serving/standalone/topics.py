@@ -60,7 +60,7 @@ class Catalogue:
 
 
 def build_catalogue(
-    tips: Iterable[TopicIdPartition],
+    tps: Iterable[TopicIdPartition],
     archived_at: Mapping[UUID, int],
     described: Mapping[UUID, TopicDescription],
 ) -> Catalogue:
@@ -72,10 +72,10 @@ def build_catalogue(
     counts = {(said.topic, said.topic_id): said.partitions for said in described.values()}
     described_at = {topic_id: said.described_at_ms for topic_id, said in described.items()}
     with_records: set[UUID] = set()
-    for tip in tips:
-        key = (tip.topic, tip.topic_id)
-        counts[key] = max(counts.get(key, 0), tip.partition + 1)
-        with_records.add(tip.topic_id)
+    for tp in tps:
+        key = (tp.topic, tp.topic_id)
+        counts[key] = max(counts.get(key, 0), tp.partition + 1)
+        with_records.add(tp.topic_id)
     topics = [ArchivedTopic(name, topic_id, count) for (name, topic_id), count in counts.items()]
 
     def order(topic: ArchivedTopic) -> tuple[str, bool, int, int, UUID]:
@@ -146,34 +146,34 @@ class ArchiveWatch:
             self._looked.set()
             self._looked = asyncio.Event()
 
-    async def view(self, tip: TopicIdPartition) -> PartitionView:
+    async def view(self, tp: TopicIdPartition) -> PartitionView:
         """A view at most the interval old; an older one if the store does not answer. Raises
         RemoteStorageError if the partition was never read.
         """
         try:
             async with self._reads:
                 now = asyncio.get_running_loop().time()
-                return await self._rlmm.refresh(tip, now - self._interval_s)
+                return await self._rlmm.refresh(tp, now - self._interval_s)
         except RemoteStorageError:
-            view = self._rlmm.view(tip)
+            view = self._rlmm.view(tp)
             if view is None:
                 raise
             return view
 
     async def views(
-        self, tips: Iterable[TopicIdPartition]
+        self, tps: Iterable[TopicIdPartition]
     ) -> dict[TopicIdPartition, PartitionView | RemoteStorageError]:
         """As `view`, for all of them at once; a topic with many of them is listed once."""
         found: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
         by_topic: dict[UUID, set[TopicIdPartition]] = {}
-        async for tip in each_of(tips):
-            by_topic.setdefault(tip.topic_id, set()).add(tip)
+        async for tp in each_of(tps):
+            by_topic.setdefault(tp.topic_id, set()).add(tp)
 
-        async def look(tip: TopicIdPartition) -> None:
+        async def look(tp: TopicIdPartition) -> None:
             try:
-                found[tip] = await self.view(tip)
+                found[tp] = await self.view(tp)
             except RemoteStorageError as error:
-                found[tip] = error
+                found[tp] = error
 
         async def look_at_topic(topic_id: UUID, its: set[TopicIdPartition]) -> None:
             # After a failure each partition has its last view, if any.
@@ -183,31 +183,31 @@ class ArchiveWatch:
                     await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
-                    async for tip in each_of(its, VIEWS_AT_ONCE):
-                        found[tip] = self._rlmm.view(tip) or error
+                    async for tp in each_of(its, VIEWS_AT_ONCE):
+                        found[tp] = self._rlmm.view(tp) or error
                     return
                 # One partition's folder cannot be listed: the others are looked at alone.
-            async for tip in each_of(its, VIEWS_AT_ONCE):
-                await look(tip)
+            async for tp in each_of(its, VIEWS_AT_ONCE):
+                await look(tp)
 
         async with asyncio.TaskGroup() as tasks:
             for topic_id, its in by_topic.items():
                 if len(its) > PARTITIONS_ALONE_MAX:
                     tasks.create_task(look_at_topic(topic_id, its))
                 else:
-                    for tip in its:
-                        tasks.create_task(look(tip))
+                    for tp in its:
+                        tasks.create_task(look(tp))
         return found
 
-    def watch_ends(self, tips: Iterable[TopicIdPartition]) -> None:
+    def watch_ends(self, tps: Iterable[TopicIdPartition]) -> None:
         """Clients wait at these ends: look for a while whether they grow."""
         until = asyncio.get_running_loop().time() + 2 * self._interval_s
-        for tip in tips:
-            self._ends[tip] = until
+        for tp in tps:
+            self._ends[tp] = until
 
     def edges(self, view: PartitionView) -> tuple[int, int]:
         """(log start, log end), see `log_edges`."""
-        return log_edges(view, self._descriptions.log_start(view.tip))
+        return log_edges(view, self._descriptions.log_start(view.tp))
 
     async def wait_for_look(self, deadline: float) -> None:
         """Until the next look has ended, or loop time `deadline`."""
@@ -219,35 +219,35 @@ class ArchiveWatch:
 
     async def _list(self) -> None:
         unlisted: Unlisted = {}
-        tips = list(await self._rlmm.list_partitions(unlisted))
+        tps = list(await self._rlmm.list_partitions(unlisted))
         for name, error in unlisted.items():  # it stays as it was
             known = self.catalogue.by_name.get(name)
             if known is not None:
                 count = range(known.partition_count)
-                tips += [TopicIdPartition(known.topic_id, name, number) for number in count]
+                tps += [TopicIdPartition(known.topic_id, name, number) for number in count]
             if name not in self._unlisted:
                 log.warning("topic_not_listed", topic=name, error=str(error))
         self._unlisted = frozenset(unlisted)
         ids: dict[str, set[UUID]] = {}
-        for tip in tips:
-            ids.setdefault(tip.topic, set()).add(tip.topic_id)
-        several = [tip for tip in tips if len(ids[tip.topic]) > 1]
+        for tp in tps:
+            ids.setdefault(tp.topic, set()).add(tp.topic_id)
+        several = [tp for tp in tps if len(ids[tp.topic]) > 1]
         archived_at: dict[UUID, int] = {}
-        for tip in several:
-            view = await self.view(tip)
+        for tp in several:
+            view = await self.view(tp)
             times = [segment.event_timestamp_ms for segment in view.segments]
-            archived_at[tip.topic_id] = max([archived_at.get(tip.topic_id, 0), *times])
+            archived_at[tp.topic_id] = max([archived_at.get(tp.topic_id, 0), *times])
         described = await self._descriptions.refresh()
-        self.catalogue = build_catalogue(tips, archived_at, described)
+        self.catalogue = build_catalogue(tps, archived_at, described)
         ARCHIVE_ONLY_TOPICS.set(len(self.catalogue.by_name))
 
     async def _follow_ends(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._ends = {tip: until for tip, until in self._ends.items() if until > now}
+        self._ends = {tp: until for tp, until in self._ends.items() if until > now}
 
-        async def follow(tip: TopicIdPartition) -> None:
+        async def follow(tp: TopicIdPartition) -> None:
             async with self._reads:
-                await self._rlmm.refresh(tip, now)
+                await self._rlmm.refresh(tp, now)
 
         await for_each(list(self._ends), follow, min(len(self._ends), READS_AT_ONCE_MAX))
 

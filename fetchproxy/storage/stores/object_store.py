@@ -310,9 +310,9 @@ class ObjectStore(ABC):
         """The longest part of a key between slashes that the store takes. Never blocks."""
         return KEY_BYTES_MAX
 
-    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
+    def origin(self, tp: TopicIdPartition) -> TopicIdPartition:
         """The partition's id and name in the archive it was written to. Never blocks."""
-        return tip
+        return tp
 
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
@@ -399,8 +399,8 @@ class WrappedObjectStore(ObjectStore):
     def part_bytes_max(self) -> int:
         return self.inner.part_bytes_max
 
-    def origin(self, tip: TopicIdPartition) -> TopicIdPartition:
-        return self.inner.origin(tip)
+    def origin(self, tp: TopicIdPartition) -> TopicIdPartition:
+        return self.inner.origin(tp)
 
     async def abort_stale_uploads(
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]

@@ -136,50 +136,50 @@ class RetentionBrake:
         self, view: PartitionView, start: int | None, now_ms: int, *, doubtful: bool
     ) -> int | None:
         """As `plan_step`, but None also while the step waits. Call `done` after the step."""
-        announced = await self._announced(view.tip)
+        announced = await self._announced(view.tp)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if isinstance(step, Announcement):
             await self._announce(view, step)
             return None
         if step is None:
-            await self.done(view.tip)
+            await self.done(view.tp)
         return step
 
-    async def done(self, tip: TopicIdPartition) -> None:
+    async def done(self, tp: TopicIdPartition) -> None:
         """The step was made or is withdrawn: delete the announcement."""
-        if self._known.get(tip) is not None:
-            await self.objects.delete_retention_step(tip)
-        self._known[tip] = None
-        self.concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tip)
+        if self._known.get(tp) is not None:
+            await self.objects.delete_retention_step(tp)
+        self._known[tp] = None
+        self.concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tp)
 
-    def forget(self, tip: TopicIdPartition) -> None:
+    def forget(self, tp: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self._known.pop(tip, None)
-        self.concerns.forget(tip, Kind.RETENTION_STEP_ANNOUNCED)
+        self._known.pop(tp, None)
+        self.concerns.forget(tp, Kind.RETENTION_STEP_ANNOUNCED)
 
-    async def _announced(self, tip: TopicIdPartition) -> Announcement | None:
-        if tip not in self._known:
-            raw = await self.objects.get_retention_step(tip)
-            self._known[tip] = None
+    async def _announced(self, tp: TopicIdPartition) -> Announcement | None:
+        if tp not in self._known:
+            raw = await self.objects.get_retention_step(tp)
+            self._known[tp] = None
             try:
                 if raw is not None:
                     said = decode_document(raw, "retention-step", VERSION, _announcement)
-                    self._known[tip] = said
+                    self._known[tp] = said
             except CorruptSegment as error:  # the step is announced anew
-                log.warning("announced_retention_unreadable", topic=tip.topic, error=str(error))
-        return self._known[tip]
+                log.warning("announced_retention_unreadable", topic=tp.topic, error=str(error))
+        return self._known[tp]
 
     async def _announce(self, view: PartitionView, announced: Announcement) -> None:
-        tip = view.tip
-        if self._known.get(tip) != announced:
-            await self.objects.put_retention_step(tip, encode_announcement(tip, announced))
-            self._known[tip] = announced
+        tp = view.tp
+        if self._known.get(tp) != announced:
+            await self.objects.put_retention_step(tp, encode_announcement(tp, announced))
+            self._known[tp] = announced
         percent = round(100 * hidden_share(view, announced.offset))
         due = utc_text(announced.at_ms + self.grace_ms)
         self.concerns.hold(
             Kind.RETENTION_STEP_ANNOUNCED,
-            tip,
-            f"{tip}: retention will hide {percent} % of the archive, all below offset "
+            tp,
+            f"{tp}: retention will hide {percent} % of the archive, all below offset "
             f"{announced.offset}, at {due}; to stop it, correct the retention or the clock "
             "before then",
             (view.log_start_offset or 0, announced.offset - 1),
@@ -189,12 +189,12 @@ class RetentionBrake:
         )
 
 
-def encode_announcement(tip: TopicIdPartition, announced: Announcement) -> bytes:
+def encode_announcement(tp: TopicIdPartition, announced: Announcement) -> bytes:
     """{"version": 1, "topic": "orders", "partition": 0, "offset": 100, "announced_at_ms": …}"""
     fields = {
         "version": VERSION,
-        "topic": tip.topic,
-        "partition": tip.partition,
+        "topic": tp.topic,
+        "partition": tp.partition,
         "offset": announced.offset,
         "announced_at_ms": announced.at_ms,
     }
@@ -356,52 +356,52 @@ class Expirer:
         self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
         self._partitions: dict[TopicIdPartition, _Partition] = {}
 
-    async def expire(self, tip: TopicIdPartition) -> bool:
+    async def expire(self, tp: TopicIdPartition) -> bool:
         """Do some of the deletions that are due. True: more are due. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         now_ms = self._clock.now_ms(loop.time())
-        partition = self._partitions.setdefault(tip, _Partition())
+        partition = self._partitions.setdefault(tp, _Partition())
         if now_ms is None or loop.time() < partition.due_at:
             return False
-        wait_s = await self._turn(tip, now_ms)
+        wait_s = await self._turn(tp, now_ms)
         if loop.time() >= partition.orphans_due_at:
-            async with within(self.config.copy_max_ms / 1000, f"search for orphans of {tip}"):
-                await self._sweep(tip, partition)
+            async with within(self.config.copy_max_ms / 1000, f"search for orphans of {tp}"):
+                await self._sweep(tp, partition)
         partition.due_at = min(loop.time() + wait_s, partition.orphans_due_at)
         return wait_s <= 0
 
-    async def tidy(self, tip: TopicIdPartition) -> None:
+    async def tidy(self, tp: TopicIdPartition) -> None:
         """Delete everything that may be deleted under any retention. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
-            view = await self.rlmm.refresh(tip, loop.time())
+            view = await self.rlmm.refresh(tp, loop.time())
             if await self._remove(view, now_ms) > 0:
                 return
 
-    def forget(self, tip: TopicIdPartition) -> None:
+    def forget(self, tp: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
         self.concerns.forget(
-            tip,
+            tp,
             Kind.REPLACED_SEGMENT_KEPT,
             Kind.RETENTION_CLOCK_DOUBTED,
             Kind.RETENTION_HELD_UP,
         )
-        self._brake.forget(tip)
-        self._witness.forget(tip)
-        if self._partitions.pop(tip, None) is not None:
+        self._brake.forget(tp)
+        self._witness.forget(tp)
+        if self._partitions.pop(tp, None) is not None:
             for gauge in _GAUGES:
-                gauge.remove(tip.topic, tip.partition)
+                gauge.remove(tp.topic, tp.partition)
 
-    async def _turn(self, tip: TopicIdPartition, now_ms: int) -> float:
+    async def _turn(self, tp: TopicIdPartition, now_ms: int) -> float:
         """Returns the time until the next turn (s)."""
-        view = await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
-        retention = effective_retention(self.config, tip.topic, self.topic_config(tip.topic_id))
+        view = await self.rlmm.refresh(tp, asyncio.get_running_loop().time())
+        retention = effective_retention(self.config, tp.topic, self.topic_config(tp.topic_id))
         start, doubtful = await self._retained_from(view, retention, now_ms)
         start = await self._brake.released(view, start, now_ms, doubtful=doubtful)
         if start is not None:
-            view = await self.rlmm.raise_log_start_offset(tip, start)
-            log.info("log_start_raised", **tip.logged, log_start_offset=start)
-            await self._brake.done(tip)
+            view = await self.rlmm.raise_log_start_offset(tp, start)
+            log.info("log_start_raised", **tp.logged, log_start_offset=start)
+            await self._brake.done(tp)
         return await self._remove(view, now_ms)
 
     async def _retained_from(
@@ -416,10 +416,10 @@ class Expirer:
         if start != by_bytes and self.config.retention_step_grace_ms > 0:
             doubt = self._witness.doubt(now_ms, await self.rsm.objects.store_clock_ms())
         if doubt is None or not doubt.sure:
-            self.concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tip)
+            self.concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tp)
             return start, doubt is not None
-        sentence = f"{view.tip}: retention by time waits, as {doubt.what}; correct the clock"
-        self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tip, sentence)
+        sentence = f"{view.tp}: retention by time waits, as {doubt.what}; correct the clock"
+        self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tp, sentence)
         return by_bytes, False
 
     def _look_for_future(
@@ -427,12 +427,12 @@ class Expirer:
     ) -> None:
         held = held_up_by(segments_kept(view, start), age_max_ms, now_ms)
         if held is None:
-            self.concerns.release(Kind.RETENTION_HELD_UP, view.tip)
+            self.concerns.release(Kind.RETENTION_HELD_UP, view.tp)
             return
         self.concerns.hold(
             Kind.RETENTION_HELD_UP,
-            view.tip,
-            f"{view.tip}: retention by time has stopped at offsets {held.start_offset} to "
+            view.tp,
+            f"{view.tp}: retention by time has stopped at offsets {held.start_offset} to "
             f"{held.end_offset}: a record there has the timestamp "
             f"{utc_text(held.max_timestamp_ms)}, and nothing behind it is deleted by time before "
             f"{utc_text(held.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
@@ -443,9 +443,9 @@ class Expirer:
 
     async def _remove(self, view: PartitionView, now_ms: int) -> float:
         """Hide and delete some segments. `view` was just read. Returns the time until more (s)."""
-        tip = view.tip
-        segments = self.rlmm.list_remote_log_segments(tip)
-        metrics.REMOTE_LOG_METADATA_COUNT.labels(tip.topic, str(tip.partition)).set(len(segments))
+        tp = view.tp
+        segments = self.rlmm.list_remote_log_segments(tp)
+        metrics.REMOTE_LOG_METADATA_COUNT.labels(tp.topic, str(tp.partition)).set(len(segments))
         removals = plan_removals(
             segments,
             view,
@@ -454,12 +454,12 @@ class Expirer:
             # Twice the longest copy: another archiver may be at it, with a clock of its own.
             attempt_age_max_ms=2 * self.config.copy_max_ms,
         )
-        looked_at, done = await self._do(tip, removals)
+        looked_at, done = await self._do(tp, removals)
         count = len(removals.hide) + len(removals.delete)
-        known = self._partitions.get(tip)
+        known = self._partitions.get(tp)
         if count == looked_at == done and not (known and known.orphan_kept):
             # Every removal was checked and done: earlier damage is mended.
-            self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tip)
+            self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tp)
         undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
         self._publish(view, (*removals.hide, *removals.waiting, *undeleted))
         if done and looked_at < count:
@@ -471,7 +471,7 @@ class Expirer:
             waits_ms.append(removals.next_at_ms - now_ms)
         return min(waits_ms) / 1000
 
-    async def _do(self, tip: TopicIdPartition, removals: Removals) -> tuple[int, int]:
+    async def _do(self, tp: TopicIdPartition, removals: Removals) -> tuple[int, int]:
         """(number checked, number done). Stops early if it takes long, because copying waits.
 
         If the store fails for a segment, the others are done before its error is raised, and come
@@ -481,20 +481,20 @@ class Expirer:
         enough_at = loop.time() + _TURN_ENOUGH_S
         looked_at = done = in_a_row = 0
         first: RemoteStorageError | None = None
-        failed = self._partitions.setdefault(tip, _Partition()).failed
+        failed = self._partitions.setdefault(tp, _Partition()).failed
         segments = (*removals.hide, *removals.delete)
         failed &= {segment.segment_id.id for segment in segments}
         for segment in sorted(segments, key=lambda segment: segment.segment_id.id in failed):
             if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
             step = self._delete if segment.state is State.DELETE_SEGMENT_STARTED else self._hide
-            what = f"{step.__name__} of a segment of {tip}"
+            what = f"{step.__name__} of a segment of {tp}"
             try:
                 # A store that hangs must not hold up the partition's copies for ever.
                 async with within(self.config.copy_max_ms / 1000, what):
                     done += await self._do_one(step, segment, removals)
             except RemoteStorageError as error:
-                metrics.REMOTE_DELETE_ERRORS.labels(tip.topic).inc()
+                metrics.REMOTE_DELETE_ERRORS.labels(tp.topic).inc()
                 failed.add(segment.segment_id.id)
                 first, in_a_row = first or error, in_a_row + 1
                 if in_a_row >= FAILING_IN_A_ROW_MAX:
@@ -527,11 +527,11 @@ class Expirer:
             if await self._is_word_alone(other):
                 await self._hide(other)
                 return True
-        tip = segment.topic_id_partition
+        tp = segment.topic_id_partition
         self.concerns.hold(
             Kind.REPLACED_SEGMENT_KEPT,
-            tip,
-            f"{tip}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
+            tp,
+            f"{tp}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
             f"{segment.end_offset} is not deleted: {why}; run fetchproxy verify",
             (segment.start_offset, segment.end_offset),
         )
@@ -539,11 +539,11 @@ class Expirer:
 
     async def _is_word_alone(self, segment: RemoteLogSegmentMetadata) -> bool:
         """Whether readers get the segment without objects, although whole ones have its offsets."""
-        tip = segment.topic_id_partition
-        view = self.rlmm.view(tip)
+        tp = segment.topic_id_partition
+        view = self.rlmm.view(tp)
         if view is None or not await self._looks.only_metadata_left(segment):
             return False
-        others = held_by_others(segment, self.rlmm.list_remote_log_segments(tip), view)
+        others = held_by_others(segment, self.rlmm.list_remote_log_segments(tp), view)
         return others is not None and await self._looks.damage(others) is None
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
@@ -556,8 +556,8 @@ class Expirer:
         )
 
     async def _delete(self, segment: RemoteLogSegmentMetadata) -> None:
-        tip = segment.topic_id_partition
-        metrics.REMOTE_DELETE_REQUESTS.labels(tip.topic).inc()
+        tp = segment.topic_id_partition
+        metrics.REMOTE_DELETE_REQUESTS.labels(tp.topic).inc()
         await self.rsm.delete_log_segment_data(segment)
         await self._put(segment, State.DELETE_SEGMENT_FINISHED)
         log.info(
@@ -579,17 +579,17 @@ class Expirer:
                 error=str(error),
             )
 
-    async def _sweep(self, tip: TopicIdPartition, partition: _Partition) -> None:
+    async def _sweep(self, tp: TopicIdPartition, partition: _Partition) -> None:
         """Delete orphans. Their age is known only from a second look on."""
         now = asyncio.get_running_loop().time()
-        unnamed = await find_orphans(self.rsm, self.rlmm, tip)
-        view = await self.rlmm.refresh(tip, now)
+        unnamed = await find_orphans(self.rsm, self.rlmm, tp)
+        view = await self.rlmm.refresh(tp, now)
         found = {i: o for i, o in unnamed.items() if is_worthless(self.rsm, view, o)}
         age_min_s = self.limits.orphan_age_min_ms / 1000
         old = partition.old_orphans(found, now, age_min_s)
         partition.orphan_kept = False
         gone = [i for i in old if await self._may_go(view, found[i], partition)]
-        await delete_orphans(self.rsm, tip, [found[segment_id] for segment_id in gone])
+        await delete_orphans(self.rsm, tp, [found[segment_id] for segment_id in gone])
         interval_s = self.limits.orphan_check_interval_ms / 1000
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)
@@ -610,8 +610,8 @@ class Expirer:
             partition.orphan_kept = True
             self.concerns.hold(
                 Kind.REPLACED_SEGMENT_KEPT,
-                view.tip,
-                f"{view.tip}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "
+                view.tp,
+                f"{view.tp}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "
                 f"deleted, as the segment with its offsets is damaged: {damage}; run "
                 "fetchproxy verify",
                 offsets,
@@ -620,7 +620,7 @@ class Expirer:
 
     @staticmethod
     def _publish(view: PartitionView, to_go: Segments) -> None:
-        place = (view.tip.topic, str(view.tip.partition))
+        place = (view.tp.topic, str(view.tp.partition))
         metrics.REMOTE_DELETE_LAG_SEGMENTS.labels(*place).set(len(to_go))
         metrics.REMOTE_DELETE_LAG_BYTES.labels(*place).set(sum(s.segment_size_bytes for s in to_go))
         metrics.REMOTE_LOG_SIZE_BYTES.labels(*place).set(

@@ -108,45 +108,45 @@ class LocalRetention:
         """Why the topic is not trimmed although local retention is set, as a sentence."""
         return self._refused.get(topic)
 
-    def forget(self, tip: TopicIdPartition) -> None:
+    def forget(self, tp: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self.concerns.forget(tip, Kind.LOCAL_TRIMMING_STOPPED, Kind.LOCAL_RETENTION_HELD_UP)
-        if self._due_at.pop(tip, None) is None:
+        self.concerns.forget(tp, Kind.LOCAL_TRIMMING_STOPPED, Kind.LOCAL_RETENTION_HELD_UP)
+        if self._due_at.pop(tp, None) is None:
             return
-        if all(other.topic != tip.topic for other in self._due_at):
-            self._allow(tip.topic)
+        if all(other.topic != tp.topic for other in self._due_at):
+            self._allow(tp.topic)
 
-    async def trim(self, tip: TopicIdPartition) -> None:
+    async def trim(self, tp: TopicIdPartition) -> None:
         """For the leader, at an interval. Idempotent. Raises RemoteStorageError, ClusterError."""
         loop_s = asyncio.get_running_loop().time()
         now_ms = self._clock.now_ms(loop_s)
         # Every proxy has to know of the partition's archive before the broker's records go.
         known_at = loop_s + self.limits.retention_clock_settle_ms / 1000
-        due_at = self._due_at.setdefault(tip, known_at)
+        due_at = self._due_at.setdefault(tp, known_at)
         if now_ms is None or loop_s < due_at:
             return
-        topic_config = self.topic_config(tip.topic_id)
-        retention = effective_retention(self.config, tip.topic, topic_config)
+        topic_config = self.topic_config(tp.topic_id)
+        retention = effective_retention(self.config, tp.topic, topic_config)
         reason = trimming_refusal(topic_config) if retention.trims_locally else None
         more = False
         if reason is not None:
-            self._refuse(tip.topic, reason)
+            self._refuse(tp.topic, reason)
         elif retention.trims_locally:
-            self._allow(tip.topic)
-            more = await self._trim(tip, retention, loop_s, now_ms)
+            self._allow(tp.topic)
+            more = await self._trim(tp, retention, loop_s, now_ms)
         else:
-            self._allow(tip.topic)
-            self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tip)
-            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, tip)
+            self._allow(tp.topic)
+            self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tp)
+            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, tp)
         wait_ms = 0 if more else self.limits.retention_check_interval_ms
-        self._due_at[tip] = loop_s + wait_ms / 1000
+        self._due_at[tp] = loop_s + wait_ms / 1000
 
     async def _trim(
-        self, tip: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int
+        self, tp: TopicIdPartition, retention: Retention, not_older_than: float, now_ms: int
     ) -> bool:
         """True: more may be trimmed after further checks."""
-        view = await self.rlmm.refresh(tip, not_older_than)
-        edges = await self.cluster.log_edges(tip, not_older_than=not_older_than)
+        view = await self.rlmm.refresh(tp, not_older_than)
+        edges = await self.cluster.log_edges(tp, not_older_than=not_older_than)
         target = trim_target(view, edges, retention, now_ms)
         self._look_for_future(view, target or edges.log_start_offset, retention.local_ms, now_ms)
         if target is None or target <= edges.log_start_offset:
@@ -157,16 +157,16 @@ class LocalRetention:
         if not await self._is_same_log(view, whole_to):
             log.warning(
                 "local_log_not_trimmed",
-                **tip.logged,
+                **tp.logged,
                 offset=whole_to,
                 error="the leader's log below this offset differs from the archived log",
             )
             return False
-        low_watermark = await delete_records(self.cluster, tip, whole_to)
-        LOCAL_LOG_TRIMMED.labels(tip.topic).inc()
+        low_watermark = await delete_records(self.cluster, tp, whole_to)
+        LOCAL_LOG_TRIMMED.labels(tp.topic).inc()
         log.info(
             "local_log_trimmed",
-            **tip.logged,
+            **tp.logged,
             log_start_offset=low_watermark,
             archive_end=view.log_end_offset,
         )
@@ -177,12 +177,12 @@ class LocalRetention:
     ) -> None:
         held = held_up_by(_archived_from(view, start), age_max_ms, now_ms)
         if held is None:
-            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, view.tip)
+            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, view.tp)
             return
         self.concerns.hold(
             Kind.LOCAL_RETENTION_HELD_UP,
-            view.tip,
-            f"{view.tip}: local retention by time has stopped at offsets {held.start_offset} to "
+            view.tp,
+            f"{view.tp}: local retention by time has stopped at offsets {held.start_offset} to "
             f"{held.end_offset}: a record there has the timestamp "
             f"{utc_text(held.max_timestamp_ms)}, and the brokers keep all behind it until "
             f"{utc_text(held.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
@@ -203,21 +203,21 @@ class LocalRetention:
             damage = await self._looks.damage([segment])
             if damage is not None:
                 what = (
-                    f"the brokers keep their records of {view.tip}, as the archive's copy is "
+                    f"the brokers keep their records of {view.tp}, as the archive's copy is "
                     f"damaged: {damage}; run fetchproxy verify"
                 )
                 stopped = Kind.LOCAL_TRIMMING_STOPPED
-                self.concerns.hold(stopped, view.tip, what, (start, target - 1))
+                self.concerns.hold(stopped, view.tp, what, (start, target - 1))
                 return None
             if loop.time() > enough_at:
                 return segment.end_offset + 1
-        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, view.tip)
+        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, view.tp)
         return target
 
     async def _is_same_log(self, view: PartitionView, target: int) -> bool:
         """Whether the leader's log up to `target` is the archived one."""
         epoch = epoch_of(view, target - 1)
-        told = await self._leader.epoch_end(view.tip, epoch)
+        told = await self._leader.epoch_end(view.tp, epoch)
         if told is None:
             return False
         _, end = told

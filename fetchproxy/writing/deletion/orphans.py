@@ -77,7 +77,7 @@ def held_by_others(
     `segments`: all that the metadata name, read with `view`.
     """
     others = build_view(
-        view.tip,
+        view.tp,
         [s for s in segments if s.segment_id != segment.segment_id],
         view.read_at,
         view.unreadable,
@@ -153,16 +153,16 @@ Objects = dict[SegmentFile, StoredObject]
 
 
 async def find_orphans(
-    rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tip: TopicIdPartition
+    rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tp: TopicIdPartition
 ) -> dict[UUID, Objects]:
     """The orphans by segment id. The store is listed before the metadata are read: a copy that
     begins meanwhile is not listed, and a listed copy has its metadata. Raises RemoteStorageError.
     """
     listed: dict[UUID, Objects] = {}
-    async for key, stored in rsm.list_segment_objects(tip):
+    async for key, stored in rsm.list_segment_objects(tp):
         listed.setdefault(key.segment_id.id, {})[key.file] = stored
-    view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
-    segments = rlmm.list_remote_log_segments(tip)
+    view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
+    segments = rlmm.list_remote_log_segments(tp)
     named = {s.segment_id.id for s in segments}
     return {
         segment_id: objects
@@ -184,7 +184,7 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
     if key.base_offset < view.raised_log_start or view.covers(key.base_offset):
         return True
     log.warning(
-        "log_without_metadata_kept", **view.tip.logged, key=stored.key, base_offset=key.base_offset
+        "log_without_metadata_kept", **view.tp.logged, key=stored.key, base_offset=key.base_offset
     )
     return False
 
@@ -238,16 +238,16 @@ async def _is_orphan(
 
 
 async def delete_orphans(
-    rsm: RemoteStorageManager, tip: TopicIdPartition, orphans: Collection[Objects]
+    rsm: RemoteStorageManager, tp: TopicIdPartition, orphans: Collection[Objects]
 ) -> None:
     """May be repeated. Raises RemoteStorageError."""
     for objects in orphans:
         for file, stored in objects.items():
             await rsm.delete_segment_object(stored)
-            ORPHAN_OBJECTS_DELETED.labels(tip.topic).inc()
+            ORPHAN_OBJECTS_DELETED.labels(tp.topic).inc()
             log.info(
                 "orphan_object_deleted",
-                **tip.logged,
+                **tp.logged,
                 key=stored.key,
                 size_bytes=stored.size_bytes,
                 kind=file.value,

@@ -156,15 +156,15 @@ class PartitionDeletion:
     async def look(self) -> None:
         """Look for deleted topics; delete what is due. Raises ClusterError, RemoteStorageError."""
         topics: dict[tuple[UUID, str], list[TopicIdPartition]] = {}
-        for tip in await self.rlmm.list_partitions():
-            topics.setdefault((tip.topic_id, tip.topic), []).append(tip)
+        for tp in await self.rlmm.list_partitions():
+            topics.setdefault((tp.topic_id, tp.topic), []).append(tp)
         archived = {topic_id for topic_id, _ in topics}
         self._forget_others(archived)
         if not archived:
             return
         alive = {topic.topic_id for topic in await self.cluster.topics(max_age_ms=0)}
         await self._look_for_left_out(
-            {name: tips for (topic_id, name), tips in topics.items() if topic_id in alive}
+            {name: tps for (topic_id, name), tps in topics.items() if topic_id in alive}
         )
         cluster_id = await self.cluster.cluster_id()
         if not cluster_id:
@@ -175,13 +175,13 @@ class PartitionDeletion:
             return
         denied: set[UUID] = set()
         for partitions in topics.values():
-            tip = partitions[0]
-            if tip.topic_id in alive:
-                await self._own(tip, cluster_id)
+            tp = partitions[0]
+            if tp.topic_id in alive:
+                await self._own(tp, cluster_id)
             elif await self._is_owned(partitions, cluster_id) and await self._is_denied(
-                tip, cluster_id
+                tp, cluster_id
             ):
-                denied.add(tip.topic_id)
+                denied.add(tp.topic_id)
         may_go = await self._may_go(cluster_id, alive, denied, archived)
         for (topic_id, _), partitions in topics.items():
             if topic_id in may_go or (
@@ -204,9 +204,9 @@ class PartitionDeletion:
         pattern matches. A mistyped `archive.topics` has no other sign.
         """
         pattern, kind = self.config.topics or "", Kind.TOPIC_LEFT_OUT
-        unmatched = {name: tips for name, tips in topics.items() if not re.fullmatch(pattern, name)}
-        still = {tip for tips in unmatched.values() for tip in tips}
-        self._covered = {tip: at for tip, at in self._covered.items() if tip in still}
+        unmatched = {name: tps for name, tps in topics.items() if not re.fullmatch(pattern, name)}
+        still = {tp for tps in unmatched.values() for tp in tps}
+        self._covered = {tp: at for tp, at in self._covered.items() if tp in still}
         elsewhere = await self._gathered_elsewhere() if unmatched else set()
         left_out = [
             of_topic(
@@ -215,8 +215,8 @@ class PartitionDeletion:
                 f"{name} was archived, and archive.topics = {pattern!r} does not match it: the "
                 "brokers delete its new records without a copy",
             )
-            for name, tips in unmatched.items()
-            if tips[0].topic_id not in elsewhere and await self._grows(tips)
+            for name, tps in unmatched.items()
+            if tps[0].topic_id not in elsewhere and await self._grows(tps)
         ]
         self.concerns.health.keep(kind, left_out)
 
@@ -229,17 +229,17 @@ class PartitionDeletion:
                 found |= {topic_id for topic_id, _ in decode_positions(raw, stored.key)[0]}
         return found
 
-    async def _grows(self, tips: list[TopicIdPartition]) -> bool:
+    async def _grows(self, tps: list[TopicIdPartition]) -> bool:
         """Whether the brokers have records above the archive's end."""
         now = asyncio.get_running_loop().time()
-        edges = await self.cluster.log_edges_of(tips, not_older_than=now)
-        for tip, found in edges.items():
-            if not isinstance(found, LogEdges) or self._covered.get(tip) == found.high_watermark:
+        edges = await self.cluster.log_edges_of(tps, not_older_than=now)
+        for tp, found in edges.items():
+            if not isinstance(found, LogEdges) or self._covered.get(tp) == found.high_watermark:
                 continue
-            view = await self.rlmm.refresh(tip, now)
+            view = await self.rlmm.refresh(tp, now)
             if found.high_watermark > max(view.log_end_offset or 0, found.log_start_offset):
                 return True
-            self._covered[tip] = found.high_watermark
+            self._covered[tp] = found.high_watermark
         return False
 
     # --- whether it is the same cluster ---
@@ -281,31 +281,31 @@ class PartitionDeletion:
             await self.rsm.objects.put_cluster_topics(cluster_id, content)
 
     # --- whose it is ---
-    async def _own(self, tip: TopicIdPartition, cluster_id: str) -> None:
-        if self._owned.get(tip.topic_id) != cluster_id:
-            topic = tip.topic, tip.topic_id
+    async def _own(self, tp: TopicIdPartition, cluster_id: str) -> None:
+        if self._owned.get(tp.topic_id) != cluster_id:
+            topic = tp.topic, tp.topic_id
             if await self.rsm.objects.get_topic_cluster(*topic) != cluster_id:
                 await self.rsm.objects.put_topic_cluster(*topic, cluster_id)
-            self._owned[tip.topic_id] = cluster_id
+            self._owned[tp.topic_id] = cluster_id
 
     async def _is_owned(self, partitions: list[TopicIdPartition], cluster_id: str) -> bool:
         """Whether this cluster has had the topic."""
-        tip = partitions[0]
-        if tip.topic_id not in self._owned:
-            owner = await self.rsm.objects.get_topic_cluster(tip.topic, tip.topic_id)
+        tp = partitions[0]
+        if tp.topic_id not in self._owned:
+            owner = await self.rsm.objects.get_topic_cluster(tp.topic, tp.topic_id)
             if owner is None:
                 # Or this is the end of a deletion, which has already removed the record.
                 return await self._is_any_started(partitions)
-            self._owned[tip.topic_id] = owner
-        return self._owned[tip.topic_id] == cluster_id
+            self._owned[tp.topic_id] = owner
+        return self._owned[tp.topic_id] == cluster_id
 
-    async def _is_denied(self, tip: TopicIdPartition, cluster_id: str) -> bool:
+    async def _is_denied(self, tp: TopicIdPartition, cluster_id: str) -> bool:
         """Whether the cluster now says that it has no such topic."""
-        by_name = self.cluster.topic_by_name(tip.topic, max_age_ms=0)
-        if not await _is_denial(by_name, tip.topic_id, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+        by_name = self.cluster.topic_by_name(tp.topic, max_age_ms=0)
+        if not await _is_denial(by_name, tp.topic_id, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
             return False
-        by_id = self.cluster.topic_by_id(tip.topic_id, max_age_ms=0)
-        if not await _is_denial(by_id, tip.topic_id, ErrorCode.UNKNOWN_TOPIC_ID):
+        by_id = self.cluster.topic_by_id(tp.topic_id, max_age_ms=0)
+        if not await _is_denial(by_id, tp.topic_id, ErrorCode.UNKNOWN_TOPIC_ID):
             return False
         # Another cluster may have answered: addresses are given to other clusters.
         return await self.cluster.cluster_id() == cluster_id
@@ -320,49 +320,49 @@ class PartitionDeletion:
         grace_s = self.config.topic_deletion_grace_ms / 1000
         due = now - self._absent_since[topic_id] >= grace_s
         try:
-            emptied = [tip for tip in partitions if await self._empty(tip, due)]
+            emptied = [tp for tp in partitions if await self._empty(tp, due)]
             if len(emptied) == len(partitions):
                 await self.rsm.objects.forget_topic(topic, topic_id)
                 self._absent_since.pop(topic_id)
                 self._owned.pop(topic_id, None)
-            for tip in emptied:
-                await self._put(tip, Deletion.DELETE_PARTITION_FINISHED)
+            for tp in emptied:
+                await self._put(tp, Deletion.DELETE_PARTITION_FINISHED)
                 DELETED_PARTITIONS.inc()
         except ValueError as error:  # another archiver has changed the state
             log.info("topic_deleted_by_another", topic=topic, error=str(error))
 
-    async def _empty(self, tip: TopicIdPartition, due: bool) -> bool:
+    async def _empty(self, tp: TopicIdPartition, due: bool) -> bool:
         """False: it is not due yet. A deletion that was started before a restart waits no more."""
-        if not await self._is_started(tip):
+        if not await self._is_started(tp):
             if not due:
                 return False
-            await self._put(tip, Deletion.DELETE_PARTITION_MARKED)
-            await self._put(tip, Deletion.DELETE_PARTITION_STARTED)
-        await self._delete_all(tip)
+            await self._put(tp, Deletion.DELETE_PARTITION_MARKED)
+            await self._put(tp, Deletion.DELETE_PARTITION_STARTED)
+        await self._delete_all(tp)
         return True
 
     async def _is_any_started(self, partitions: list[TopicIdPartition]) -> bool:
-        return any([await self._is_started(tip) for tip in partitions])
+        return any([await self._is_started(tp) for tp in partitions])
 
-    async def _is_started(self, tip: TopicIdPartition) -> bool:
-        known = await self.rlmm.partition_deletion(tip, asyncio.get_running_loop().time())
+    async def _is_started(self, tp: TopicIdPartition) -> bool:
+        known = await self.rlmm.partition_deletion(tp, asyncio.get_running_loop().time())
         return known is not None and known.state is not Deletion.DELETE_PARTITION_MARKED
 
-    async def _delete_all(self, tip: TopicIdPartition) -> None:
-        await self.rlmm.refresh(tip, asyncio.get_running_loop().time())
-        for segment in self.rlmm.list_remote_log_segments(tip):
+    async def _delete_all(self, tp: TopicIdPartition) -> None:
+        await self.rlmm.refresh(tp, asyncio.get_running_loop().time())
+        for segment in self.rlmm.list_remote_log_segments(tp):
             await delete_segment(self.rsm, self.rlmm, segment, self.wall_clock_ms)
         # Orphans, and segments whose metadata cannot be read.
         rest: list[Objects] = []
-        async for key, stored in self.rsm.list_segment_objects(tip):
+        async for key, stored in self.rsm.list_segment_objects(tp):
             rest.append({key.file: stored})
-        await delete_orphans(self.rsm, tip, rest)
+        await delete_orphans(self.rsm, tp, rest)
 
-    async def _put(self, tip: TopicIdPartition, state: Deletion) -> None:
+    async def _put(self, tp: TopicIdPartition, state: Deletion) -> None:
         await self.rlmm.put_partition_deletion(
-            RemotePartitionDeleteMetadata(tip, state, self.wall_clock_ms())
+            RemotePartitionDeleteMetadata(tp, state, self.wall_clock_ms())
         )
-        log.info("partition_deletion", **tip.logged, state=state.name)
+        log.info("partition_deletion", **tp.logged, state=state.name)
 
 
 async def _is_denial(asked: Awaitable[TopicInfo], topic_id: UUID, code: ErrorCode) -> bool:

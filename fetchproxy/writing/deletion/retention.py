@@ -155,12 +155,12 @@ class ClockWitness:
             self._all_in_future = self._all_in_future or newest_ms >= 0
             newest_ms = -1
         self._newest_ms = max(self._newest_ms, newest_ms)
-        if newest_ms > self._first_seen_ms.setdefault(view.tip, newest_ms):
+        if newest_ms > self._first_seen_ms.setdefault(view.tp, newest_ms):
             self._newest_written_ms = max(self._newest_written_ms, newest_ms)
 
-    def forget(self, tip: TopicIdPartition) -> None:
+    def forget(self, tp: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self._first_seen_ms.pop(tip, None)
+        self._first_seen_ms.pop(tp, None)
 
     def doubt(self, now_ms: int, store_ms: int | None) -> Doubt | None:
         """The doubt about `now_ms`, if any. `store_ms`: the store's time. None: not known."""

@@ -53,7 +53,7 @@ class BatchGatherer(SegmentGatherer):
         writer = self._writer
         if writer is None or writer.summary.start_offset != position:
             await self.discard()
-            writer = self._writer = SegmentWriter(self.tip, position, self.spool)
+            writer = self._writer = SegmentWriter(self.tp, position, self.spool)
             self.gathered = writer.summary
         # With `close_short` the read waits for as long as the rate demands.
         reason = await self._read_on(writer, None if close_short else gather_until())
@@ -103,7 +103,7 @@ class BatchGatherer(SegmentGatherer):
                     self._was_cut_short = True
                     log.warning(
                         "segment_cut_short",
-                        **self.tip.logged,
+                        **self.tp.logged,
                         base_offset=writer.summary.start_offset,
                         size_bytes=writer.size_bytes,
                         error=str(error),
@@ -124,7 +124,7 @@ class BatchGatherer(SegmentGatherer):
         malformed or fails its CRC-32C, ClusterError.
         """
         fetched = await self.cluster.fetch(
-            self.tip,
+            self.tp,
             position,
             bytes_max=bytes_max,
             # The broker answers at once, unless it has to read the records from its own tier.
@@ -132,10 +132,10 @@ class BatchGatherer(SegmentGatherer):
             isolation=IsolationLevel.READ_COMMITTED,
         )
         if fetched.error_code == 0:
-            checked, headers, fault = await asyncio.to_thread(_checked, self.tip, position, fetched)
+            checked, headers, fault = await asyncio.to_thread(_checked, self.tp, position, fetched)
             if checked is not fetched and not self._converts:
                 self._converts = True  # logged once
-                log.info("old_message_format_converted", **self.tip.logged, offset=position)
+                log.info("old_message_format_converted", **self.tp.logged, offset=position)
             if fault is not None and not any(h.last_offset >= position for h in headers):
                 raise fault
             return checked, headers
@@ -145,7 +145,7 @@ class BatchGatherer(SegmentGatherer):
             return gap
         # The offset is in range again: a new leader, or a log that has just grown.
         raise ClusterUnavailable(
-            f"{self.tip}: offset {position} was out of range, and is now in range"
+            f"{self.tp}: offset {position} was out of range, and is now in range"
         )
 
     def _cut_anyway(self, writer: SegmentWriter) -> CutReason | None:
@@ -190,7 +190,7 @@ class BatchGatherer(SegmentGatherer):
         self.closed = segment = writer.close()
         log.debug(
             "segment_closed",
-            **self.tip.logged,
+            **self.tp.logged,
             base_offset=segment.start_offset,
             end_offset=segment.end_offset,
             size_bytes=segment.size_bytes,
@@ -200,7 +200,7 @@ class BatchGatherer(SegmentGatherer):
 
 
 def _checked(
-    tip: TopicIdPartition, position: int, fetched: FetchedPartition
+    tp: TopicIdPartition, position: int, fetched: FetchedPartition
 ) -> tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]:
     """The batches up to the first damaged one, and what is wrong with that one. `records` has
     other bytes only if the log has messages of the formats v0 or v1.
@@ -214,23 +214,23 @@ def _checked(
             if not check_crc(records, header):
                 offsets = f"{header.base_offset} to {header.last_offset}"
                 what = f"the broker's log is damaged: the batch of offsets {offsets} fails its CRC"
-                return fetched, headers, LogDamaged(f"{tip}: {what}")
+                return fetched, headers, LogDamaged(f"{tp}: {what}")
             headers.append(header)
     except WireError as error:
         if has_old_format(records, headers[-1].end if headers else 0):
-            return _converted(tip, position, fetched)
+            return _converted(tp, position, fetched)
         at = headers[-1].last_offset + 1 if headers else position
         what = f"the broker's log is damaged: the batch at or after offset {at}: {error}"
-        return fetched, headers, LogDamaged(f"{tip}: {what}")
+        return fetched, headers, LogDamaged(f"{tp}: {what}")
     return fetched, headers, None
 
 
 def _converted(
-    tip: TopicIdPartition, position: int, fetched: FetchedPartition
+    tp: TopicIdPartition, position: int, fetched: FetchedPartition
 ) -> tuple[FetchedPartition, list[BatchHeader], LogDamaged | None]:
     records, _, error = converted(memoryview(fetched.records))
-    fetched, headers, fault = _checked(tip, position, replace(fetched, records=records))
+    fetched, headers, fault = _checked(tp, position, replace(fetched, records=records))
     if error is not None and fault is None:
         at = headers[-1].last_offset + 1 if headers else position
-        fault = log_damage(tip, at, error)
+        fault = log_damage(tp, at, error)
     return fetched, headers, fault

@@ -95,22 +95,22 @@ def open_log_dir(path: Path) -> LogDir:
     return LogDir(path, found["cluster.id"].replace("\\", ""), int(node_id))
 
 
-def partition_folder(log_dirs: Iterable[LogDir], tip: TopicIdPartition) -> Path:
+def partition_folder(log_dirs: Iterable[LogDir], tp: TopicIdPartition) -> Path:
     """Raises LogDirUnusable if no directory holds a partition of this topic id."""
     wrong = None
     for log_dir in log_dirs:
-        folder = log_dir.path / f"{tip.topic}-{tip.partition}"
+        folder = log_dir.path / f"{tp.topic}-{tp.partition}"
         try:
             found = _topic_id((folder / "partition.metadata").read_text(encoding="utf-8"))
         except FileNotFoundError:
             continue
         except UnicodeDecodeError:
             found = None
-        if found == tip.topic_id:
+        if found == tp.topic_id:
             return folder
         wrong = f"{folder} belongs to another topic of this name"
     raise LogDirUnusable(
-        wrong or f"no folder {tip} in archive.log_dirs; does it name all of the broker's log.dirs?"
+        wrong or f"no folder {tp} in archive.log_dirs; does it name all of the broker's log.dirs?"
     )
 
 
@@ -197,7 +197,7 @@ class RolledSegment:
     `hole_from`: the leader has no record from here up to the next segment. None: not known.
     """
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     folder: Path
     txn_indexes: Sequence[int]
     base_offset: int
@@ -279,7 +279,7 @@ class _Reading:
         self._skipped_bytes = 0  # of batches that end below the wanted position
         self.damage: LogDamaged | None = None
         self.epochs_count = True
-        self.summary = SegmentSummary(rolled.tip, rolled.position)
+        self.summary = SegmentSummary(rolled.tp, rolled.position)
         self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
         end_offset = rolled.next_base_offset - 1
         self._txns = TxnCheck()
@@ -305,7 +305,7 @@ class _Reading:
             records, end, fault = converted(memoryview(data), self._rolled.position)
             self._add(records)
             if fault is not None:
-                self.damage = log_damage(self._rolled.tip, self.summary.position, fault)
+                self.damage = log_damage(self._rolled.tp, self.summary.position, fault)
         else:
             end = self._add(data)
             self._converts = has_old_format(data, end)
@@ -357,7 +357,7 @@ class _Reading:
     def finish(self) -> None:
         rolled = self._rolled
         if self._converts:
-            log.info("old_message_format_converted", **rolled.tip.logged, offset=rolled.position)
+            log.info("old_message_format_converted", **rolled.tp.logged, offset=rolled.position)
         if self.damage is not None:  # it begins the next segment, if nothing mends it
             if self.summary.size_bytes == 0:
                 raise self.damage
@@ -377,7 +377,7 @@ class _Reading:
             if not agrees(stated, found):
                 log.info(
                     "leader_epochs_left_out",
-                    **rolled.tip.logged,
+                    **rolled.tp.logged,
                     file=str(rolled.file),
                     leader_epochs=str(found),
                     checkpoint=str(stated),
@@ -450,7 +450,7 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
         raw = read_file(rolled.folder, offset, suffix)
         if raw is None or not (fault := fault_of(raw)):
             return raw
-        log.warning("kafka_file_left_out", **rolled.tip.logged, base_offset=base, error=fault)
+        log.warning("kafka_file_left_out", **rolled.tp.logged, base_offset=base, error=fault)
         return None
 
     snapshot = sound(rolled.next_base_offset, SNAPSHOT, side_files.snapshot_fault)
@@ -475,7 +475,7 @@ def _copied(
             copied_crc = crc32c(stored, copied_crc)
             copy.write(stored)
     if crc != segment.log_crc:
-        raise CorruptSegment(f"{segment.tip}: {source} has changed while it was copied")
+        raise CorruptSegment(f"{segment.tp}: {source} has changed while it was copied")
     return replace(segment, log_crc=copied_crc, stream_key=stream_key)
 
 
@@ -537,7 +537,7 @@ class LogDirsGatherer(SegmentGatherer):
         at = max(error.offset, rolled.position)
         try:
             fetched = await self.cluster.fetch(
-                self.tip,
+                self.tp,
                 at,
                 bytes_max=1,  # the first batch comes whole
                 wait_max_ms=0,
@@ -569,15 +569,15 @@ class LogDirsGatherer(SegmentGatherer):
                     f"archive.log_dirs: {log_dir.path} belongs to cluster {log_dir.cluster_id}, "
                     f"the brokers are of cluster {cluster_id}"
                 )
-        topic = await self.cluster.topic_by_id(self.tip.topic_id)
-        leader, leader_epoch = topic.leaders.get(self.tip.partition, (-1, -1))
+        topic = await self.cluster.topic_by_id(self.tp.topic_id)
+        leader, leader_epoch = topic.leaders.get(self.tp.partition, (-1, -1))
         return [one for one in self.log_dirs if one.node_id == leader], leader_epoch
 
     def _rolled(
         self, log_dirs: Sequence[LogDir], position: int, edges: LogEdges
     ) -> RolledSegment | None:
         """The inactive segment that holds `position`, if it can be copied already."""
-        folder = partition_folder(log_dirs, self.tip)
+        folder = partition_folder(log_dirs, self.tp)
         segments, txn_indexes = list_partition(folder)
         if segments and position < segments[0]:
             what = f"{folder} begins at {segments[0]}, above {position}"
@@ -588,7 +588,7 @@ class LogDirsGatherer(SegmentGatherer):
         found = rolled_at(segments, position)
         if found is None or found[1] > edges.last_stable_offset:
             return None
-        return RolledSegment(self.tip, folder, txn_indexes, *found, position)
+        return RolledSegment(self.tp, folder, txn_indexes, *found, position)
 
     async def _take(self, rolled: RolledSegment) -> None:
         """Takes nothing if the broker has just deleted it: the next look finds a new log start."""
@@ -607,7 +607,7 @@ class LogDirsGatherer(SegmentGatherer):
         self.pace.spend(segment.size_bytes)
         log.debug(
             "segment_taken",
-            **self.tip.logged,
+            **self.tp.logged,
             base_offset=segment.start_offset,
             end_offset=segment.end_offset,
             size_bytes=segment.size_bytes,

@@ -112,7 +112,7 @@ class LogGap:
 class SegmentGatherer(ABC):
     """Gathers one partition's next segment. Its PartitionArchiver calls one method at a time."""
 
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     spool: Spool
     _: KW_ONLY
     cluster: Cluster
@@ -147,7 +147,7 @@ class SegmentGatherer(ABC):
 
     async def _edges(self) -> LogEdges:
         now = asyncio.get_running_loop().time()
-        edges = await self.cluster.log_edges(self.tip, not_older_than=now)
+        edges = await self.cluster.log_edges(self.tp, not_older_than=now)
         self.log_start_offset = edges.log_start_offset
         self.last_stable_offset = edges.last_stable_offset
         return edges
@@ -156,7 +156,7 @@ class SegmentGatherer(ABC):
         """None: there is no gap. Raises LogTruncated if the log ends below `position`."""
         if position > edges.high_watermark:
             raise LogTruncated(
-                f"{self.tip} ends at offset {edges.high_watermark}, archived up to {position}"
+                f"{self.tp} ends at offset {edges.high_watermark}, archived up to {position}"
             )
         return LogGap(edges.log_start_offset) if position < edges.log_start_offset else None
 
@@ -173,8 +173,8 @@ class SpoolFull(OSError):
 class SegmentWriter:
     """`began_at` is the loop time (s) of the first append, None before it."""
 
-    def __init__(self, tip: TopicIdPartition, start_offset: int, spool: Spool) -> None:
-        self.summary = SegmentSummary(tip, start_offset)
+    def __init__(self, tp: TopicIdPartition, start_offset: int, spool: Spool) -> None:
+        self.summary = SegmentSummary(tp, start_offset)
         self.size_bytes = 0  # of the file; 0 after `discard`
         self.began_at: float | None = None
         self._spool = spool

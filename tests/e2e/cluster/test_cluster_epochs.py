@@ -55,8 +55,8 @@ async def archived_segments(store: str) -> list[RemoteLogSegmentMetadata]:
         open_store(store, StoreConfig()) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
-        (tip,) = [tip for tip in await rlmm.list_partitions() if tip.topic == TOPIC]
-        view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        (tp,) = [tp for tp in await rlmm.list_partitions() if tp.topic == TOPIC]
+        view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
         return list(view.segments)
 
 

@@ -57,8 +57,8 @@ async def archived_segments(store: str) -> list[RemoteLogSegmentMetadata]:
         open_store(store, StoreConfig()) as rsm,
         StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
     ):
-        (tip,) = await rlmm.list_partitions()  # the store has no other topic
-        view = await rlmm.refresh(tip, asyncio.get_running_loop().time())
+        (tp,) = await rlmm.list_partitions()  # the store has no other topic
+        view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
         return list(view.segments)
 
 

@@ -103,13 +103,13 @@ async def _in_both_tiers(
             if topic.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 return result  # the proxy's own user may not describe it, so it cannot archive it
             raise topic
-        tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
+        tp = TopicIdPartition(topic.topic_id, topic.name, result.partition)
         if offset == wire.HIGH_WATERMARK:
             offset = result.low_watermark
         async with asyncio.timeout_at(deadline):
-            if not await _has_archive(archive, tip, offset):
+            if not await _has_archive(archive, tp, offset):
                 return result
-            start = await _raise_log_start(archive, tip, offset)
+            start = await _raise_log_start(archive, tp, offset)
         low_watermark = result.low_watermark if start is None else min(start, result.low_watermark)
         return result._replace(low_watermark=low_watermark)
     except TimeoutError as error:
@@ -126,38 +126,34 @@ async def _in_both_tiers(
     return result._replace(low_watermark=wire.INVALID_LOW_WATERMARK, error_code=code)
 
 
-async def _has_archive(archive: ServedArchive, tip: TopicIdPartition, offset: int) -> bool:
+async def _has_archive(archive: ServedArchive, tp: TopicIdPartition, offset: int) -> bool:
     """Whether the partition has an archive or is gathered for one, as memory knows. Otherwise
     `check_deletions` looks once more. Raises RemoteStorageError.
     """
     at = archive.clock()
     await archive.positions.first_look()
-    if _is_gathered(archive, tip) or await archive.knowledge.archived_among({tip.topic_id}):
+    if _is_gathered(archive, tp) or await archive.knowledge.archived_among({tp.topic_id}):
         return True
-    known, deletions = archive.deletions.get(tip), archive.deletions
+    known, deletions = archive.deletions.get(tp), archive.deletions
     if known is None and len(deletions) >= DELETIONS_MAX:
         await archive.positions.refresh(at)
-        return _is_gathered(archive, tip) or await archive.knowledge.may_be_archived(
-            tip.topic_id, at
-        )
-    deletions[tip] = Deletion(offset if known is None else max(offset, known.offset), at)
+        return _is_gathered(archive, tp) or await archive.knowledge.may_be_archived(tp.topic_id, at)
+    deletions[tp] = Deletion(offset if known is None else max(offset, known.offset), at)
     return False
 
 
-def _is_gathered(archive: ServedArchive, tip: TopicIdPartition) -> bool:
-    return archive.is_archiving(tip) or archive.positions.gathered_from(tip) is not None
+def _is_gathered(archive: ServedArchive, tp: TopicIdPartition) -> bool:
+    return archive.is_archiving(tp) or archive.positions.gathered_from(tp) is not None
 
 
-async def _raise_log_start(
-    archive: ServedArchive, tip: TopicIdPartition, offset: int
-) -> int | None:
+async def _raise_log_start(archive: ServedArchive, tp: TopicIdPartition, offset: int) -> int | None:
     """The archive's log start afterwards; None: the archive holds no records there."""
-    view = await archive.rlmm.refresh(tip, archive.clock())
-    if not (view.segments or view.copies_started or _is_gathered(archive, tip)):
+    view = await archive.rlmm.refresh(tp, archive.clock())
+    if not (view.segments or view.copies_started or _is_gathered(archive, tp)):
         return None
     start = view.log_start_offset
     if start is None or offset > start:
-        view = await archive.rlmm.raise_log_start_offset(tip, offset)
+        view = await archive.rlmm.raise_log_start_offset(tp, offset)
     return view.log_start_offset
 
 
@@ -168,23 +164,23 @@ async def check_deletions(archive: ServedArchive) -> None:
     while True:
         await asyncio.sleep(LIST_INTERVAL_S)
         read_at = min(archive.knowledge.listed_at, archive.positions.looked_at)
-        due = {tip: d for tip, d in archive.deletions.items() if d.at <= read_at}
-        async for tip, deletion in each_of(due.items()):
+        due = {tp: d for tp, d in archive.deletions.items() if d.at <= read_at}
+        async for tp, deletion in each_of(due.items()):
             try:
-                archived = await archive.knowledge.archived_among({tip.topic_id})
-                if archived or _is_gathered(archive, tip):
-                    await _raise_log_start(archive, tip, deletion.offset)
-                    log.info("records_deleted_in_archive", **tip.logged, offset=deletion.offset)
+                archived = await archive.knowledge.archived_among({tp.topic_id})
+                if archived or _is_gathered(archive, tp):
+                    await _raise_log_start(archive, tp, deletion.offset)
+                    log.info("records_deleted_in_archive", **tp.logged, offset=deletion.offset)
             except (RemoteStorageError, ClusterError) as error:
                 log.warning(
                     "records_deleted_on_broker_only",
-                    **tip.logged,
+                    **tp.logged,
                     offset=deletion.offset,
                     error=str(error),
                 )
                 continue  # it stays, and is tried again
-            if archive.deletions.get(tip) is deletion:  # no later one came meanwhile
-                del archive.deletions[tip]
+            if archive.deletions.get(tp) is deletion:  # no later one came meanwhile
+                del archive.deletions[tp]
 
 
 def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:

@@ -116,17 +116,17 @@ class TailMarks:
         """Entries without records; with log ends only for partitions that the client may read."""
         now = self._clock()
         answers: list[PartitionAnswer] = []
-        shown_tips: list[TopicIdPartition] = []
+        shown_tps: list[TopicIdPartition] = []
         async for key in each_of(keys):
             shown = PartitionPatch()
             readable = key in self._readable and now < self._readable_until
             if readable or self._judging.marks.permitted(key[0], now):
-                tip = self._judging.identify(*key)
-                shown = self._shared.watermarks(tip)
-                if tip is not None:
-                    shown_tips.append(tip)
+                tp = self._judging.identify(*key)
+                shown = self._shared.watermarks(tp)
+                if tp is not None:
+                    shown_tps.append(tp)
             answers.append(PartitionAnswer(key, shown))
-        await self._judging.refresh_edges(shown_tips)
+        await self._judging.refresh_edges(shown_tps)
         return answers
 
 
@@ -526,7 +526,7 @@ class ServedFetch:
             entered = await on.share.enter(side.asked_bytes(split.withheld), patience)
             if await on.steps.begin() or entered:
                 views = NOT_LOOKED_AT  # the views may be old by now
-        side.watch(zip(split.remote, split.tips, strict=True), patience, views, held)
+        side.watch(zip(split.remote, split.tps, strict=True), patience, views, held)
         await breathe(len(split.remote))
         ready = side.ready
         if not ready:
@@ -545,7 +545,7 @@ class ServedFetch:
                 return False
         finally:
             side.cancel()
-        await on.judging.refresh_edges(split.tips)
+        await on.judging.refresh_edges(split.tps)
         return True
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:
@@ -659,8 +659,8 @@ class ServedFetch:
                     named.append(answer)
                 if answer.records:
                     marks.had_its_turn(key)
-                    if answer.skipped is not None and (tip := on.judging.identify(*key)):
-                        on.shared.skipped.note(tip, *answer.skipped)
+                    if answer.skipped is not None and (tp := on.judging.identify(*key)):
+                        on.shared.skipped.note(tp, *answer.skipped)
                 if answer.error_code:
                     marks.told(key)
             await breathe(len(piece))
@@ -679,8 +679,8 @@ class ServedFetch:
         if judgement and (answer := judged_answer(key, offset, judgement, watermarks)):
             return answer
         view = split.remote.get(key)
-        tip = view.tip if view else judgement.tip if judgement else None
-        shown = watermarks(tip, result and result.view)
+        tp = view.tp if view else judgement.tp if judgement else None
+        shown = watermarks(tp, result and result.view)
         answer = read_answer(key, shown, result, may_fail=self._on.judging.alone(split))
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.judging.again(key)
@@ -803,9 +803,9 @@ def judged_answer(
     if judgement.verdict is Verdict.PASS_ON:
         return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
     if judgement.verdict is Verdict.REFUSED:
-        lost = OffsetLost(f"{judgement.tip}: offset {offset} is in neither tier")
-        return PartitionAnswer(key, watermarks(judgement.tip), kafka_error_code(lost))
+        lost = OffsetLost(f"{judgement.tp}: offset {offset} is in neither tier")
+        return PartitionAnswer(key, watermarks(judgement.tp), kafka_error_code(lost))
     if judgement.verdict is Verdict.END:
-        log_start = watermarks(judgement.tip).log_start_offset
+        log_start = watermarks(judgement.tp).log_start_offset
         return PartitionAnswer(key, PartitionPatch(offset, offset, log_start))
     return None

@@ -92,7 +92,7 @@ class _Question:
     result: OffsetResult
     timestamp: int
     topic: TopicInfo
-    tip: TopicIdPartition
+    tp: TopicIdPartition
     looked: Looked | None = None
     edges: LogEdges | ClusterError | None = None
 
@@ -204,8 +204,8 @@ async def _patch(
         if topic is None and of_records(timestamp):
             topic, its = found.unlisted.get(result.topic), unlisted
         if topic is not None:
-            tip = TopicIdPartition(topic.topic_id, topic.name, result.partition)
-            its.append(_Question(result, timestamp, topic, tip))
+            tp = TopicIdPartition(topic.topic_id, topic.name, result.partition)
+            its.append(_Question(result, timestamp, topic, tp))
         elif result.topic in found.unknown:
             wire.patch(corrected, version, not_known(result))
     if unlisted:
@@ -221,11 +221,11 @@ async def _patch(
 
 async def _not_whole(lookup: ArchiveLookup, unlisted: Sequence[_Question]) -> list[_Question]:
     """Questions whose broker may have deleted records; a broker with the whole log is right."""
-    tips = [question.tip for question in unlisted]
-    edges = await lookup.archive.cluster.log_edges_of(tips, not_older_than=lookup.answered_at)
+    tps = [question.tp for question in unlisted]
+    edges = await lookup.archive.cluster.log_edges_of(tps, not_older_than=lookup.answered_at)
 
     def has_lost_some(question: _Question) -> bool:
-        log = edges[question.tip]
+        log = edges[question.tp]
         return isinstance(log, ClusterError) or log.log_start_offset > 0
 
     return await chosen(unlisted, has_lost_some)
@@ -241,7 +241,7 @@ async def _about_to_be_archived(
         await positions.first_look()
     found = []
     async for question in each_of(earliest):
-        begin, shown = positions.gathered_from(question.tip), question.result
+        begin, shown = positions.gathered_from(question.tp), question.result
         if begin is not None and 0 <= begin < shown.offset:
             found.append(shown._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
     return found
@@ -259,25 +259,25 @@ async def _look(
     pending = [
         q
         for q in others
-        if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and lookup.archive.is_archiving(q.tip)
+        if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and lookup.archive.is_archiving(q.tp)
     ]
     if within or pending:
         edges = await lookup.archive.cluster.log_edges_of(
-            [q.tip for q in (*within, *pending)], not_older_than=lookup.answered_at
+            [q.tp for q in (*within, *pending)], not_older_than=lookup.answered_at
         )
-        reaching = await lookup.views_reaching([q.tip for q in within], edges)
+        reaching = await lookup.views_reaching([q.tp for q in within], edges)
         async for question in each_of((*within, *pending)):
-            question.looked = reaching.get(question.tip)
-            question.edges = edges[question.tip]
-    looked = await lookup.views([q.tip for q in known])
+            question.looked = reaching.get(question.tp)
+            question.edges = edges[question.tp]
+    looked = await lookup.views([q.tp for q in known])
     async for question in each_of(known):
-        question.looked = looked[question.tip]
+        question.looked = looked[question.tp]
 
 
 def _needs_no_edges(archive: ServedArchive, question: _Question) -> bool:
     if question.timestamp == wire.EARLIEST:
         return True
-    view = archive.rlmm.view(question.tip)
+    view = archive.rlmm.view(question.tp)
     return view is not None and _holds_all_below(question, view)
 
 
@@ -317,7 +317,7 @@ async def _answer(
         answer = await _search(archive, question, view, client)
         if answer is question.result and not _reaches(question, view):
             # The answer may be in records that the archive got since then.
-            raise question.looked.failure or ClusterUnavailable(f"{view.tip}: log start")
+            raise question.looked.failure or ClusterUnavailable(f"{view.tp}: log start")
         return answer
     except (RemoteStorageError, ClusterError, CorruptSegment):
         return not_known(question.result)
@@ -333,7 +333,7 @@ async def _search(
         return await _max_timestamp(archive, question, view, client)
     if timestamp < 0:
         return edge_of_archive(result, timestamp, view)
-    found = await archive.purgatory.first_offset_at_or_after(view.tip, timestamp, client)
+    found = await archive.purgatory.first_offset_at_or_after(view.tp, timestamp, client)
     if found is None or 0 <= result.offset <= found[0]:
         return result
     return found_at(result, *found)
@@ -352,7 +352,7 @@ async def _max_timestamp(
         if edges.log_start_offset < edges.high_watermark:
             return result
     while latest is not None and latest >= result.timestamp:
-        found = await archive.purgatory.first_offset_at_or_after(view.tip, latest, client)
+        found = await archive.purgatory.first_offset_at_or_after(view.tp, latest, client)
         if found is not None:
             same = found[1] == result.timestamp and 0 <= result.offset <= found[0]
             return result if same else found_at(result, *found)
@@ -375,11 +375,11 @@ def _earliest_pending_upload(
         lineage = lineage_of(view)
         last_epoch = lineage[-1].epoch if lineage else wire.UNKNOWN_EPOCH
         # No other epoch since: then it also holds for the offset after the archive's end.
-        now = question.topic.leaders.get(view.tip.partition, (-1, wire.UNKNOWN_EPOCH))[1]
+        now = question.topic.leaders.get(view.tp.partition, (-1, wire.UNKNOWN_EPOCH))[1]
         epoch = last_epoch if now == last_epoch else wire.UNKNOWN_EPOCH
         return result._replace(offset=view.log_end_offset, leader_epoch=epoch)
     begun = view is not None and view.copies_started
-    if not (begun or archive.is_archiving(question.tip)):
+    if not (begun or archive.is_archiving(question.tp)):
         return result
     edges = _known(question)
     # Never written to: Kafka does not know either.
@@ -398,7 +398,7 @@ def _usable(looked: Looked) -> PartitionView:
 def _known(question: _Question) -> LogEdges:
     if isinstance(question.edges, LogEdges):
         return question.edges
-    raise question.edges or ClusterUnavailable(f"{question.tip}: the log's edges are not known")
+    raise question.edges or ClusterUnavailable(f"{question.tp}: the log's edges are not known")
 
 
 def _reaches(question: _Question, view: PartitionView) -> bool:

@@ -101,28 +101,28 @@ async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) ->
             asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
     lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
     looked = await lookup.last_views(asked)
-    async for tip, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
+    async for tp, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
         if failure is not None:
-            _warn(archive, tip.topic, failure)
+            _warn(archive, tp.topic, failure)
         elif view is not None:
-            lineages[tip] = lineage_of(view)
+            lineages[tp] = lineage_of(view)
     local_epochs = await _local_epochs(archive, lineages, asked)
     merged = []
-    async for tip, epoch in each_of(local_epochs.items()):
+    async for tp, epoch in each_of(local_epochs.items()):
         if not isinstance(epoch, ClusterError):
-            said = asked[tip]
+            said = asked[tp]
             broker = EpochEnd(said.leader_epoch, said.end_offset)
             end = merged_end_offset(
-                lineages[tip], said.leader_epoch, broker, epoch, _apart_to(archive, tip)
+                lineages[tp], said.leader_epoch, broker, epoch, _apart_to(archive, tp)
             )
             merged.append(said._replace(leader_epoch=end.epoch, end_offset=end.end_offset))
     return merged
 
 
-def _apart_to(archive: ServedArchive, tip: TopicIdPartition) -> int | None:
+def _apart_to(archive: ServedArchive, tp: TopicIdPartition) -> int | None:
     """The archive's end, if its log diverges from the broker's."""
-    view = archive.views.view(tip)
-    if view is None or not (view.history.kept_below or archive.views.begins_again(tip)):
+    view = archive.views.view(tp)
+    if view is None or not (view.history.kept_below or archive.views.begins_again(tp)):
         return None
     return view.log_end_offset
 
@@ -135,23 +135,23 @@ async def _local_epochs(
     """The epochs in which the brokers' local logs begin; asks if the archive does not settle it."""
     epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
     open_ones: list[TopicIdPartition] = []
-    async for tip, archived in each_of(lineages.items()):
-        requested = asked[tip].leader_epoch
-        edges = archive.cluster.cached_log_edges(tip)
+    async for tp, archived in each_of(lineages.items()):
+        requested = asked[tp].leader_epoch
+        edges = archive.cluster.cached_log_edges(tp)
         if not archived or any(entry.epoch >= requested for entry in archived):
-            epochs[tip] = None
+            epochs[tp] = None
         # Epochs only leave the local log, so the last known start can only be too low.
         elif edges is not None and 0 <= edges.log_start_epoch <= requested:
-            epochs[tip] = edges.log_start_epoch
+            epochs[tp] = edges.log_start_epoch
         else:
-            open_ones.append(tip)
+            open_ones.append(tp)
     told = await archive.cluster.log_edges_of(open_ones, not_older_than=archive.clock())
-    async for tip, now in each_of(told.items(), LINEAGES_AT_ONCE):
+    async for tp, now in each_of(told.items(), LINEAGES_AT_ONCE):
         if isinstance(now, ClusterError):
-            epochs[tip] = now
-            _warn(archive, tip.topic, now)
+            epochs[tp] = now
+            _warn(archive, tp.topic, now)
         else:
-            epochs[tip] = None if now.log_start_epoch < 0 else now.log_start_epoch
+            epochs[tp] = None if now.log_start_epoch < 0 else now.log_start_epoch
     return epochs
 
 

@@ -177,17 +177,17 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
         wanted = {name: range(topic.partition_count) for name, topic in by_name.items()}
     else:
         wanted = {topic["topic"]: topic["partitions"] for topic in asked}
-    tips: list[TopicIdPartition] = []
+    tps: list[TopicIdPartition] = []
     async for name, numbers in each_of(wanted.items(), TOPICS_AT_ONCE):
         topic = by_name.get(name) if request.may_read(name) else None
         found = (topic.partition(number) for number in numbers) if topic is not None else ()
-        tips += [tip for tip in found if tip is not None]
+        tps += [tp for tp in found if tp is not None]
     topics: dict[str, list[Fields]] = {}
-    views = await parts.archive.views(tips)
-    async for tip, view in each_of(views.items()):
+    views = await parts.archive.views(tps)
+    async for tp, view in each_of(views.items()):
         if not isinstance(view, RemoteStorageError):
-            size = {"partition_index": tip.partition, "partition_size": _size_bytes(view)}
-            topics.setdefault(tip.topic, []).append(size)
+            size = {"partition_index": tp.partition, "partition_size": _size_bytes(view)}
+            topics.setdefault(tp.topic, []).append(size)
     shown = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
     return await request.respond({"results": [{"log_dir": _LOG_DIR, "topics": shown}]})
 

@@ -69,31 +69,31 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         await asyncio.sleep(due_in)
     fetch = fetch._replace(bytes_max=share.bytes_wanted(fetch.bytes_max))
     one = _Fetch(parts, fetch, request)
-    tips = one.tips = {key: one.tip(key) async for key in each_of(fetch.partitions)}
+    tps = one.tps = {key: one.tp(key) async for key in each_of(fetch.partitions)}
     # A client that owes by its byte rate is told at once; its connection then pauses.
     if not share.owed_s():
         await one.read()
-    every = [one.answer_of(key, tip) async for key, tip in each_of(tips.items())]
+    every = [one.answer_of(key, tp) async for key, tp in each_of(tps.items())]
     room, first_whole = share.room(fetch.bytes_max)
     answer_room = AnswerRoom(room, first_whole=first_whole)
     answers = [answer_room.fit(part) async for part in each_of(every)]
     for part in answers:
-        if part.records and part.skipped is not None and (tip := tips[part.key]) is not None:
-            parts.skipped.note(tip, *part.skipped)
+        if part.records and part.skipped is not None and (tp := tps[part.key]) is not None:
+            parts.skipped.note(tp, *part.skipped)
     owed_ms = share.charge(sum(a.size for a in answers), told=True)
     return await in_steps(encode_own_answer(fetch, 0, answers, owed_ms))
 
 
 class _Fetch:
     """The state of one fetch. Each partition is in `_errors`, `_records` or `_at_end`, or is still
-    to be read. `tips`: None for a partition that does not exist or that the user may not read.
+    to be read. `tps`: None for a partition that does not exist or that the user may not read.
     """
 
     def __init__(self, parts: ArchiveOnlyParts, fetch: FetchRequest, request: Request) -> None:
         self._parts = parts
         self._fetch = fetch
         self._request = request
-        self.tips: Mapping[PartitionKey, TopicIdPartition | None] = {}
+        self.tps: Mapping[PartitionKey, TopicIdPartition | None] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -101,7 +101,7 @@ class _Fetch:
         self._records: dict[PartitionKey, RemoteReadResult] = {}
         self._at_end: set[PartitionKey] = set()
 
-    def tip(self, key: PartitionKey) -> TopicIdPartition | None:
+    def tp(self, key: PartitionKey) -> TopicIdPartition | None:
         ref, partition = key
         catalogue = self._parts.archive.catalogue
         if self._fetch.version >= TOPIC_IDS_FROM:
@@ -113,7 +113,7 @@ class _Fetch:
         return topic.partition(partition)
 
     def _missing(self, key: PartitionKey) -> ErrorCode:
-        """Why its tip is None."""
+        """Why its topic partition is None."""
         if self._fetch.version < TOPIC_IDS_FROM:
             name = _name(key[0])
         else:
@@ -137,9 +137,9 @@ class _Fetch:
         while True:
             await self._judge_by_memory()
             reads = {
-                key: tip
-                for key, tip in self.tips.items()
-                if tip is not None and key not in self._at_end and key not in self._errors
+                key: tp
+                for key, tp in self.tps.items()
+                if tp is not None and key not in self._at_end and key not in self._errors
             }
             for piece in _in_rotation(reads, clock()):
                 # One partition's error does not wait while the store is slow with another one.
@@ -154,19 +154,19 @@ class _Fetch:
             if self._errors or self._records or clock() >= deadline:
                 return
             if self._at_end:
-                tips = (self.tips[key] for key in self._at_end)
-                archive.watch_ends(tip for tip in tips if tip is not None)
+                tps = (self.tps[key] for key in self._at_end)
+                archive.watch_ends(tp for tp in tps if tp is not None)
             share.to_store()
             await archive.wait_for_look(deadline)
 
     async def _judge_by_memory(self) -> None:
         """Find topics that are unknown or forbidden, and partitions that are read to their end."""
         self._forget()
-        async for key, tip in each_of(self.tips.items()):
-            if tip is None:
+        async for key, tp in each_of(self.tps.items()):
+            if tp is None:
                 self._errors[key] = self._missing(key)
                 continue
-            view = self._parts.rlmm.view(tip)
+            view = self._parts.rlmm.view(tp)
             if view is not None and self._is_end(fetch_offset(self._fetch.partitions[key]), view):
                 self._at_end.add(key)
 
@@ -181,9 +181,9 @@ class _Fetch:
             await under_way.completed.wait()
         finally:
             under_way.cancel()
-        for key, (tip, result) in under_way.results().items():
+        for key, (tp, result) in under_way.results().items():
             if isinstance(result.error, OffsetNotArchived):
-                self._judge_not_archived(key, tip)
+                self._judge_not_archived(key, tp)
             elif result.error is not None:
                 self._errors[key] = kafka_error_code(result.error)
             elif result.records:
@@ -196,9 +196,9 @@ class _Fetch:
         client = self._request.client
         return ArchivedReads(parts.purgatory, fetch, fetch.partitions, client, bytes_max)
 
-    def _judge_not_archived(self, key: PartitionKey, tip: TopicIdPartition) -> None:
+    def _judge_not_archived(self, key: PartitionKey, tp: TopicIdPartition) -> None:
         """The read has looked at the store anew, so the view is newer than the request."""
-        view = self._parts.rlmm.view(tip)
+        view = self._parts.rlmm.view(tp)
         offset = fetch_offset(self._fetch.partitions[key])
         if view is not None and (self._is_end(offset, view) or view.covers(offset)):
             # Covered, but without a batch: the end of the last segment, whose records are removed.
@@ -214,8 +214,8 @@ class _Fetch:
         at_end = offset == end or (offset > end and self._parts.rlmm.of_mirror)
         return at_end and not view.uncertain_at(offset)
 
-    def answer_of(self, key: PartitionKey, tip: TopicIdPartition | None) -> PartitionAnswer:
-        marks, view = PartitionPatch(), None if tip is None else self._parts.rlmm.view(tip)
+    def answer_of(self, key: PartitionKey, tp: TopicIdPartition | None) -> PartitionAnswer:
+        marks, view = PartitionPatch(), None if tp is None else self._parts.rlmm.view(tp)
         if view is not None:  # all archived records were below the last stable offset
             start, end = self._parts.archive.edges(view)
             marks = PartitionPatch(end, end, start)

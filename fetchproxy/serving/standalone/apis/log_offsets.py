@@ -53,14 +53,14 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
             twice.add(place)
         asked[place] = timestamp
     del payload
-    tips = {place: _readable(parts, request, *place) for place in asked}
-    views = await parts.archive.views(tip for tip in tips.values() if tip is not None)
+    tps = {place: _readable(parts, request, *place) for place in asked}
+    views = await parts.archive.views(tp for tp in tps.values() if tp is not None)
     results = {place: (ErrorCode.INVALID_REQUEST, _NONE) for place in twice}
 
     async def look_up(wanted: tuple[tuple[str, int], int]) -> None:
         place, timestamp = wanted
-        tip = tips[place]
-        view = None if tip is None else views[tip]
+        tp = tps[place]
+        view = None if tp is None else views[tp]
         results[place] = await _look_up(parts, request, place[0], timestamp, view)
         await asyncio.sleep(0)  # in-memory results come without waiting
 
@@ -114,7 +114,7 @@ async def _find(
     parts: ArchiveOnlyParts, request: Request, view: PartitionView, timestamp: int
 ) -> Found:
     if not view.segments and view.unreadable:
-        raise CorruptSegment(f"{view.tip}: no segment's metadata can be read")
+        raise CorruptSegment(f"{view.tp}: no segment's metadata can be read")
     start, end = parts.archive.edges(view)
     if timestamp == wire.EARLIEST:
         return _edge(view, start, start)
@@ -127,12 +127,12 @@ async def _find(
         return _edge(view, end - 1, end - 1)
     if timestamp == wire.MAX_TIMESTAMP:
         timestamp = latest_ms
-    found = await parts.purgatory.first_offset_at_or_after(view.tip, timestamp, request.client)
+    found = await parts.purgatory.first_offset_at_or_after(view.tp, timestamp, request.client)
     if found is None:
         return _NONE
     offset, found_ms, epoch = found
     if parts.rlmm.of_mirror and any(first < offset for first in view.unreadable):
-        raise CorruptSegment(f"{view.tip}: this mirror does not have all that is before {offset}")
+        raise CorruptSegment(f"{view.tp}: this mirror does not have all that is before {offset}")
     return found_ms, offset, epoch
 
 
@@ -154,10 +154,10 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
         for topic in elements((await request.read())["topics"])
         for partition in elements(topic["partitions"])
     ]
-    views = await parts.archive.views(tip for _, _, tip in asked if tip is not None)
+    views = await parts.archive.views(tp for _, _, tp in asked if tp is not None)
     topics: dict[str, list[dict[str, Any]]] = {}
-    for name, partition, tip in asked:
-        view = None if tip is None else views[tip]
+    for name, partition, tp in asked:
+        view = None if tp is None else views[tp]
         end = _end_offset(view, partition, request.missing(name))
         topics.setdefault(name, []).append(end)
     values = [{"topic": name, "partitions": partitions} for name, partitions in topics.items()]
