@@ -46,11 +46,11 @@ from fetchproxy.runtime.loop import (
 )
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.appetite import Appetites
-from fetchproxy.serving.limits import StandaloneLimits
+from fetchproxy.serving.archive_only.server import open_archive_only
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
 from fetchproxy.serving.relay.addresses import in_words
 from fetchproxy.serving.relay.server import FIRST_LOOKS_WAIT_MAX_S, open_gateway
-from fetchproxy.serving.standalone.server import open_archive_only
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -79,7 +79,7 @@ log = structlog.get_logger(__name__)
 class Limits:
     """Bounds of a process's parts that are not settings. Tests and trials pass other values."""
 
-    serving: StandaloneLimits = field(default_factory=StandaloneLimits)  # of both servers
+    serving: ArchiveOnlyLimits = field(default_factory=ArchiveOnlyLimits)  # of both servers
     reading: ReadingLimits = field(default_factory=ReadingLimits)
     writing: WritingLimits = field(default_factory=WritingLimits)
     console: ConsoleLimits = field(default_factory=ConsoleLimits)

@@ -20,7 +20,7 @@ from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.serving.standalone.committed_offsets import (
+from fetchproxy.serving.archive_only.committed_offsets import (
     CommittedOffset,
     OffsetKey,
     read_offsets,

@@ -11,7 +11,12 @@ import typer
 
 from fetchproxy.cli.running import users_errors
 from fetchproxy.errors import ConfigError
-from fetchproxy.serving.standalone.logins import HASHES, ITERATIONS_MADE, credential_of, parse_users
+from fetchproxy.serving.archive_only.logins import (
+    HASHES,
+    ITERATIONS_MADE,
+    credential_of,
+    parse_users,
+)
 
 _SALT_BYTES = 24
 

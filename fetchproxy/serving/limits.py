@@ -61,7 +61,7 @@ class ServingLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StandaloneLimits(ServingLimits):
+class ArchiveOnlyLimits(ServingLimits):
     """`group_*` and `offset_metadata_bytes_max` are Kafka's settings with Kafka's defaults."""
 
     # No client produces to this server, so requests are small: far below gateway.frame_bytes_max.

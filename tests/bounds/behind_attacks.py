@@ -21,7 +21,7 @@ from hostile_broker import TOPIC, TOPIC_ID
 from victims import Victim
 
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.standalone.schemas import response_of
+from fetchproxy.serving.archive_only.schemas import response_of
 
 _TEXTS = (
     "\x1b]0;owned\x07\x1b[2J", "a\r\nb", "‮", "\x00", "kafka-2..svc", "." * 300, "x" * 64 + ".y",

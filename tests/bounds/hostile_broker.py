@@ -22,7 +22,7 @@ from fetchproxy_protocol.messages import read_request, write_response
 
 from fetchproxy.brokers.connections import CLIENT_ID as PROXY
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.standalone.schemas import request_of, response_of
+from fetchproxy.serving.archive_only.schemas import request_of, response_of
 
 TOPIC, TOPIC_ID, PARTITIONS = "orders", UUID(int=1), 4
 LOG_START, LOG_END = 500, 1_000

@@ -25,7 +25,7 @@ from fetchproxy_protocol.headers import peek_request_header
 from fetchproxy_protocol.primitives import Cursor
 
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.standalone.handling import ELEMENTS_MAX_OF
+from fetchproxy.serving.archive_only.handling import ELEMENTS_MAX_OF
 
 DOCUMENT = Path(__file__).parents[2] / "docs/security.md"
 MIB = 1 << 20

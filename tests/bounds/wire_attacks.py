@@ -19,9 +19,9 @@ from hostile_broker import Script
 from victims import Victim
 
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.limits import ServingLimits, StandaloneLimits
-from fetchproxy.serving.standalone.schemas import request_of
-from fetchproxy.serving.standalone.table import ADVERTISED
+from fetchproxy.serving.archive_only.schemas import request_of
+from fetchproxy.serving.archive_only.table import ADVERTISED
+from fetchproxy.serving.limits import ArchiveOnlyLimits, ServingLimits
 
 _READ_BY_RELAY = (
     ApiKey.FETCH,
@@ -53,7 +53,7 @@ def _api(rng: random.Random, victim: Victim) -> tuple[int, int]:
 
 def _frame_bytes(victim: Victim, key: int) -> int:
     if victim.broker is None:
-        return StandaloneLimits().request_bytes_max
+        return ArchiveOnlyLimits().request_bytes_max
     return ServingLimits().held_request_bytes_max if key in _HELD else _UNREAD_BYTES
 
 

@@ -34,8 +34,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import parse_options
-from fetchproxy.serving.standalone import topics
-from fetchproxy.serving.standalone.topics import ArchiveWatch
+from fetchproxy.serving.archive_only import topics
+from fetchproxy.serving.archive_only.topics import ArchiveWatch
 from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.storage.stores import retries
 

@@ -55,7 +55,7 @@ LONG_FOLDERS: Final = {
     "tests/oracle": 1,
     "tests/serving": 2,
     "tests/security": 1,
-    "tests/standalone": 1,
+    "tests/archive_only": 1,
 }
 _RECORDED_PYTEST = Path(__file__).with_name("recorded_pytest.py")
 _LAUNCHER = Path(__file__).parents[2] / "lab/die_with_parent.py"

@@ -25,7 +25,7 @@ from fetchproxy.config.schema import Config, LogConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.reading.limits import ReadingLimits
-from fetchproxy.serving.limits import StandaloneLimits
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
@@ -35,7 +35,7 @@ from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, Spool
 # Small chunks, so that small segments have several. So soon do answers of the tail show where the
 # archive begins.
 LIMITS = app.Limits(
-    serving=StandaloneLimits(log_start_max_age_ms=1_000), reading=ReadingLimits(chunk_bytes=4096)
+    serving=ArchiveOnlyLimits(log_start_max_age_ms=1_000), reading=ReadingLimits(chunk_bytes=4096)
 )
 
 

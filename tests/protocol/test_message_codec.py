@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
 
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.standalone.schemas import request_of, response_of
-from fetchproxy.serving.standalone.table import ADVERTISED, API_VERSIONS_REQUEST
+from fetchproxy.serving.archive_only.schemas import request_of, response_of
+from fetchproxy.serving.archive_only.table import ADVERTISED, API_VERSIONS_REQUEST
 
 RANGES = {api.key: (api.lowest, api.highest) for api in ADVERTISED.values()}
 OTHERWISE = {ApiKey.FETCH}  # has readers and writers of its own

@@ -10,7 +10,7 @@ from fetchproxy_protocol.apis import ApiKey, MalformedMessage
 from fetchproxy_protocol.messages import ELEMENTS_MAX, Fields, read_request
 
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.standalone.schemas import request_of
+from fetchproxy.serving.archive_only.schemas import request_of
 
 
 def names(count: int) -> bytes:

@@ -24,7 +24,7 @@ from fetchproxy.config.schema import (
 )
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.reading.limits import ReadingLimits
-from fetchproxy.serving.limits import StandaloneLimits
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.writing.limits import WritingLimits
 from lab.limited import section_and_limits
 
@@ -66,7 +66,7 @@ def draw_start(rng: Random, log: SimulatedLog) -> int:
 def draw_config(rng: Random, cluster: SimulatedCluster, folder: Path) -> tuple[Config, Limits]:
     gateway, serving = section_and_limits(
         GatewayConfig,
-        StandaloneLimits,
+        ArchiveOnlyLimits,
         listen=f"{BOOTSTRAP[0]}:{BOOTSTRAP[1]}",
         inflight_requests_max=rng.choice([1, 2, 64]),
         buffer_bytes_max=rng.choice([KiB, 64 * KiB, MiB]),

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.runtime.folders import take_folder
-from fetchproxy.serving.standalone.committed_offsets import write_offsets
+from fetchproxy.serving.archive_only.committed_offsets import write_offsets
 from fetchproxy.writing.sources.segment_source import Spool
 
 KEY = "remote_fetch.disk_cache_dir"

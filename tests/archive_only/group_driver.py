@@ -7,8 +7,7 @@ from itertools import count
 
 from fetchproxy_protocol.apis import ErrorCode
 
-from fetchproxy.serving.limits import StandaloneLimits
-from fetchproxy.serving.standalone.groups import (
+from fetchproxy.serving.archive_only.groups import (
     ClassicGroup,
     JoinReply,
     JoinRequest,
@@ -16,6 +15,7 @@ from fetchproxy.serving.standalone.groups import (
     SyncReply,
     SyncRequest,
 )
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 SESSION_S, REBALANCE_S = 10.0, 30.0
 
@@ -24,7 +24,7 @@ class GroupDriver:
     def __init__(self, initial_delay_s: float = 0.0, members_max: int = 10) -> None:
         ids = count(1)
         self.now = 0.0
-        limits = StandaloneLimits(
+        limits = ArchiveOnlyLimits(
             group_members_max=members_max,
             group_initial_rebalance_delay_ms=round(initial_delay_s * 1000),
         )

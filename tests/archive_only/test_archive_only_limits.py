@@ -22,7 +22,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import LIMITS_REACHED, TIMESTAMP_SEARCHES
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX
-from fetchproxy.serving.standalone.apis.fetch import _in_rotation
+from fetchproxy.serving.archive_only.apis.fetch import _in_rotation
 
 
 def api_versions() -> ApiVersionsRequest:

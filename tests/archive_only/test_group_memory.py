@@ -20,13 +20,13 @@ from test_archive_only_apis import plant
 from test_archive_only_groups import commit, commit_error, join, sync
 
 from fetchproxy.observability.metrics import LIMITS_REACHED
-from fetchproxy.serving.standalone.committed_offsets import (
+from fetchproxy.serving.archive_only.committed_offsets import (
     CommittedOffset,
     CommittedOffsets,
     OffsetKey,
     OffsetsFull,
 )
-from fetchproxy.serving.standalone.groups import PROTOCOLS_MAX, GroupMemory
+from fetchproxy.serving.archive_only.groups import PROTOCOLS_MAX, GroupMemory
 
 MiB = 1 << 20
 FULL = 81  # GROUP_MAX_SIZE_REACHED

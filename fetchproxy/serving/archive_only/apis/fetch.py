@@ -43,9 +43,9 @@ from fetchproxy.reading.segment_reader import (
     kafka_error_code,
 )
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of, in_steps, pieces
+from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_answer import AnswerRoom, PartitionAnswer, encode_own_answer
-from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 
 _FULL_FETCH_EPOCHS = (SESSIONLESS_EPOCH, 0)
 

@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.serving.standalone.committed_offsets import (
+from fetchproxy.serving.archive_only.committed_offsets import (
     CommittedOffset,
     CommittedOffsets,
     OffsetKey,
     OffsetsFull,
 )
-from fetchproxy.serving.standalone.groups import GroupMemory
+from fetchproxy.serving.archive_only.groups import GroupMemory
 
 MiB = 1 << 20
 

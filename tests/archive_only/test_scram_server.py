@@ -8,7 +8,7 @@ import pytest
 
 from fetchproxy.cli.user import user_lines
 from fetchproxy.errors import ConfigError
-from fetchproxy.serving.standalone.logins import (
+from fetchproxy.serving.archive_only.logins import (
     HASHES,
     ITERATIONS_MIN,
     Challenge,

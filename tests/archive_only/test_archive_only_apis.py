@@ -40,7 +40,7 @@ from served_archive import Client, ServedArchive, serve_archive
 
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_REFUSED
-from fetchproxy.serving.standalone.table import ADVERTISED
+from fetchproxy.serving.archive_only.table import ADVERTISED
 
 OLD = TopicIdPartition(UUID(int=8), "again", 0)
 NEW = TopicIdPartition(UUID(int=3), "again", 0)

@@ -20,15 +20,15 @@ from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.admission import admission_of
+from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
+from fetchproxy.serving.archive_only.groups import GroupCoordinator, GroupMemory
+from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts
+from fetchproxy.serving.archive_only.logins import Logins
+from fetchproxy.serving.archive_only.session import ArchiveOnlySession
+from fetchproxy.serving.archive_only.topics import ArchiveWatch
 from fetchproxy.serving.archived_reads import SkippedOffsets
-from fetchproxy.serving.limits import StandaloneLimits
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
-from fetchproxy.serving.standalone.groups import GroupCoordinator, GroupMemory
-from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts
-from fetchproxy.serving.standalone.logins import Logins
-from fetchproxy.serving.standalone.session import StandaloneSession
-from fetchproxy.serving.standalone.topics import ArchiveWatch
 from fetchproxy.tls.contexts import ReloadingContext
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ async def open_archive_only(
     purgatory: RemoteFetchPurgatory,
     new_member_id: Callable[[str], str],
     tls: ReloadingContext | None = None,
-    limits: StandaloneLimits = StandaloneLimits(),  # noqa: B008 - frozen
+    limits: ArchiveOnlyLimits = ArchiveOnlyLimits(),  # noqa: B008 - frozen
     health: Health | None = None,
 ) -> AsyncIterator[Listener]:
     """The listener opens once the archive was listed.
@@ -82,7 +82,7 @@ async def open_archive_only(
             listener.node_addresses = lambda: {NODE_ID: listener.advertised(listener.host)}
             async with AsyncExitStack() as listening:
                 listening.enter_context(closing(parts.groups))
-                await listener.open(lambda server_name: StandaloneSession(listener, parts))
+                await listener.open(lambda server_name: ArchiveOnlySession(listener, parts))
                 await _listen_for_a_proxys_nodes(listener, parts, listening)
                 rests = "what is archived or deleted later is not noticed"
                 listener.keep("archive watch", archive.run, rests)
@@ -99,7 +99,7 @@ async def _listen_for_a_proxys_nodes(
     for node_id, place in parse_node_map(listener.config.node_map or "").items():
         try:
             server = await listener.listen(
-                place.listen_port, lambda server_name: StandaloneSession(listener, parts)
+                place.listen_port, lambda server_name: ArchiveOnlySession(listener, parts)
             )
         except OSError as error:
             raise ConfigError(

@@ -24,8 +24,8 @@ from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.standalone.apis.lookups import TOPICS_AT_ONCE
-from fetchproxy.serving.standalone.handling import (
+from fetchproxy.serving.archive_only.apis.lookups import TOPICS_AT_ONCE
+from fetchproxy.serving.archive_only.handling import (
     NODE_ID,
     READ_ONLY,
     ArchiveOnlyParts,

@@ -19,15 +19,15 @@ from fetchproxy_protocol.headers import RequestHead, unsupported_version_respons
 from fetchproxy_protocol.messages import I32, NULLABLE_TEXT, Field, Structure, elements
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.serving.standalone.apis import (
+from fetchproxy.serving.archive_only.apis import (
     administration,
     consumer_groups,
     consumer_offsets,
     log_offsets,
     lookups,
 )
-from fetchproxy.serving.standalone.apis.fetch import FETCH
-from fetchproxy.serving.standalone.handling import (
+from fetchproxy.serving.archive_only.apis.fetch import FETCH
+from fetchproxy.serving.archive_only.handling import (
     NODE_ID,
     READ_ONLY,
     ArchiveOnlyParts,
@@ -35,8 +35,8 @@ from fetchproxy.serving.standalone.handling import (
     RequestRefused,
     ServedApi,
 )
-from fetchproxy.serving.standalone.logins import Login
-from fetchproxy.serving.standalone.schemas import message
+from fetchproxy.serving.archive_only.logins import Login
+from fetchproxy.serving.archive_only.schemas import message
 
 # The gateway's range, whose refusal of newer versions is used here too.
 _LOWEST, _HIGHEST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]

@@ -21,13 +21,13 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import a_turn, in_steps
 from fetchproxy.serving.admission import Admission, Client, Share
+from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
+from fetchproxy.serving.archive_only.groups import GroupCoordinator
+from fetchproxy.serving.archive_only.logins import Logins, User
+from fetchproxy.serving.archive_only.schemas import request_of, response_of
+from fetchproxy.serving.archive_only.topics import ArchiveWatch
 from fetchproxy.serving.archived_reads import SkippedOffsets
-from fetchproxy.serving.limits import StandaloneLimits
-from fetchproxy.serving.standalone.committed_offsets import CommittedOffsets
-from fetchproxy.serving.standalone.groups import GroupCoordinator
-from fetchproxy.serving.standalone.logins import Logins, User
-from fetchproxy.serving.standalone.schemas import request_of, response_of
-from fetchproxy.serving.standalone.topics import ArchiveWatch
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 # The only node. Clients compare the id with nothing else, so any number would do.
 NODE_ID = 0
@@ -48,7 +48,7 @@ READ_ONLY = "this node serves an archive, which cannot be written to"
 class ArchiveOnlyParts:
     """`logins`: None if clients need not log in."""
 
-    limits: StandaloneLimits
+    limits: ArchiveOnlyLimits
     cluster_id: str
     rlmm: RemoteLogMetadataManager
     purgatory: RemoteFetchPurgatory

@@ -22,16 +22,16 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
 )
 from fetchproxy.serving.admission import host_of
-from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
-from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, RequestRefused
-from fetchproxy.serving.standalone.logins import ANYBODY, NOBODY, Login, LoginRefused, User
-from fetchproxy.serving.standalone.table import (
+from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, RequestRefused
+from fetchproxy.serving.archive_only.logins import ANYBODY, NOBODY, Login, LoginRefused, User
+from fetchproxy.serving.archive_only.table import (
     authenticate,
     handshake,
     login_refusal,
     served_api,
     too_new,
 )
+from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
 
 # Before login: the largest token is a user's name with its password.
 _LOGIN_REQUEST_BYTES_MAX = 16 * 1024
@@ -42,7 +42,7 @@ class _UserGone(Exception):
     """The logged-in user was removed from the file of users, or has other passwords now."""
 
 
-class StandaloneSession(ClientSession):
+class ArchiveOnlySession(ClientSession):
     def __init__(self, owner: SessionOwner, parts: ArchiveOnlyParts) -> None:
         super().__init__(owner, parts.purgatory.steps, parts.admission)
         self._parts = parts
@@ -179,7 +179,7 @@ class StandaloneSession(ClientSession):
 class WholeRequests(RequestFraming[RequestHead]):
     """Holds a request until it is whole. The next one waits until it is answered."""
 
-    _session: StandaloneSession
+    _session: ArchiveOnlySession
 
     def _consume(self, view: memoryview) -> int:
         found = self._next(view, 0, len(view))

@@ -18,11 +18,11 @@ from served_archive import Client, serve_archive
 from test_archive_only_apis import plant
 
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.limits import StandaloneLimits
-from fetchproxy.serving.standalone import groups, handling
-from fetchproxy.serving.standalone.groups import ClassicGroup, JoinRequest
-from fetchproxy.serving.standalone.handling import ELEMENTS_MAX_OF
-from fetchproxy.serving.standalone.schemas import request_of
+from fetchproxy.serving.archive_only import groups, handling
+from fetchproxy.serving.archive_only.groups import ClassicGroup, JoinRequest
+from fetchproxy.serving.archive_only.handling import ELEMENTS_MAX_OF
+from fetchproxy.serving.archive_only.schemas import request_of
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 # A request with so many elements in the array; those of OffsetCommit have one each within them.
 LONG = [
@@ -100,7 +100,7 @@ def test_a_groups_size_is_counted_by_its_members_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(groups, "getsizeof", lambda value: sized.append(1) or getsizeof(value))
     protocols = tuple((f"p{n}", b"") for n in range(100))
     asked = JoinRequest("", None, "c", "h", 30.0, 30.0, "consumer", protocols, False, False)
-    group = ClassicGroup("g", StandaloneLimits(), lambda prefix: f"{prefix}-{len(sized)}")
+    group = ClassicGroup("g", ArchiveOnlyLimits(), lambda prefix: f"{prefix}-{len(sized)}")
     for _ in range(20):
         group.join(0.0, asked, lambda reply: None)
         groups.group_bytes(group)

@@ -10,8 +10,8 @@ from group_driver import REBALANCE_S, SESSION_S, GroupDriver
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fetchproxy.serving.standalone import groups
-from fetchproxy.serving.standalone.groups import (
+from fetchproxy.serving.archive_only import groups
+from fetchproxy.serving.archive_only.groups import (
     PROTOCOLS_MAX,
     GroupState,
     JoinReply,

@@ -10,7 +10,7 @@ import pytest
 from virtual_loop import run_virtual
 
 from fetchproxy.observability.health import Kind
-from fetchproxy.serving.standalone.logins import (
+from fetchproxy.serving.archive_only.logins import (
     ADDRESS_FAILED_LOGINS_PER_S_MAX,
     LoginRefused,
     Logins,

@@ -32,7 +32,7 @@ from kafka.protocol.consumer import (
 from served_archive import Client, serve_archive
 from test_archive_only_apis import plant
 
-from fetchproxy.serving.standalone.table import ADVERTISED
+from fetchproxy.serving.archive_only.table import ADVERTISED
 
 
 @pytest.fixture

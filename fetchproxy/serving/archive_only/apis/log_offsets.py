@@ -18,7 +18,7 @@ from fetchproxy.metadata.lineage import end_offset_for, epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import each_of, for_each
-from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, ServedApi
 
 # The first version in which each negative timestamp has a meaning.
 _KNOWN_FROM = {-1: 0, -2: 0, -3: 7, -4: 8, -5: 9, wire.EARLIEST_PENDING_UPLOAD: 11}

@@ -12,9 +12,13 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.observability.metrics import LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.standalone.committed_offsets import CommittedOffset, OffsetKey, OffsetsFull
-from fetchproxy.serving.standalone.groups import Membership
-from fetchproxy.serving.standalone.handling import ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.archive_only.committed_offsets import (
+    CommittedOffset,
+    OffsetKey,
+    OffsetsFull,
+)
+from fetchproxy.serving.archive_only.groups import Membership
+from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, ServedApi
 
 log = structlog.get_logger(__name__)
 

@@ -19,9 +19,9 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.serving.limits import StandaloneLimits
+from fetchproxy.serving.archive_only.server import open_archive_only
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.standalone.server import open_archive_only
 from fetchproxy.tls.contexts import listener_context
 
 REFRESH_MS = 100
@@ -94,7 +94,7 @@ class ServedArchive:
             await client.close()
 
 
-QUICK = StandaloneLimits(group_initial_rebalance_delay_ms=0, group_session_timeout_min_ms=100)
+QUICK = ArchiveOnlyLimits(group_initial_rebalance_delay_ms=0, group_session_timeout_min_ms=100)
 
 
 @asynccontextmanager

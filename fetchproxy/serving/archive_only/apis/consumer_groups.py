@@ -12,9 +12,8 @@ from fetchproxy_protocol.messages import elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.limits import StandaloneLimits
-from fetchproxy.serving.standalone.committed_offsets import OffsetKey
-from fetchproxy.serving.standalone.groups import (
+from fetchproxy.serving.archive_only.committed_offsets import OffsetKey
+from fetchproxy.serving.archive_only.groups import (
     ClassicGroup,
     GroupState,
     JoinReply,
@@ -23,13 +22,14 @@ from fetchproxy.serving.standalone.groups import (
     SyncReply,
     SyncRequest,
 )
-from fetchproxy.serving.standalone.handling import (
+from fetchproxy.serving.archive_only.handling import (
     NODE_ID,
     READ_ONLY,
     ArchiveOnlyParts,
     Request,
     ServedApi,
 )
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 _GROUP, _TRANSACTION = 0, 1  # key types; 2: share groups
 _MANY_GROUPS_FROM = 4
@@ -82,7 +82,7 @@ async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
 
 
 async def _join_of(
-    limits: StandaloneLimits, request: Request
+    limits: ArchiveOnlyLimits, request: Request
 ) -> tuple[str, JoinRequest | JoinReply]:
     """The group and the join request, or the refusal. Frees the fields before the wait."""
     asked = await request.read()

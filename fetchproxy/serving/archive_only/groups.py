@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
-from fetchproxy.serving.limits import StandaloneLimits
+from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 R = TypeVar("R")
 
@@ -146,7 +146,9 @@ _COMPLETING = GroupState.COMPLETING_REBALANCE
 
 
 class ClassicGroup:
-    def __init__(self, group_id: str, limits: StandaloneLimits, new_member_id: NewMemberId) -> None:
+    def __init__(
+        self, group_id: str, limits: ArchiveOnlyLimits, new_member_id: NewMemberId
+    ) -> None:
         self.group_id = group_id
         self.state = GroupState.EMPTY
         self.generation = 0
@@ -590,7 +592,7 @@ class GroupCoordinator:
     `_new_member_id(prefix)` makes an id that was never used before.
     """
 
-    _limits: StandaloneLimits
+    _limits: ArchiveOnlyLimits
     _memory: GroupMemory
     _new_member_id: NewMemberId
     by_id: dict[str, ClassicGroup] = field(default_factory=dict)

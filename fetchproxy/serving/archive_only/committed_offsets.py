@@ -23,7 +23,7 @@ import structlog
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.standalone.groups import OFFSET_BYTES, GroupMemory
+from fetchproxy.serving.archive_only.groups import OFFSET_BYTES, GroupMemory
 from fetchproxy.storage.stores.filesystem import sync
 
 log = structlog.get_logger(__name__)

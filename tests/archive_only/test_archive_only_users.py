@@ -381,7 +381,7 @@ async def test_groups_and_commits(served: ServedArchive) -> None:
 async def test_who_is_taken_out_of_the_file_is_let_go_and_a_broken_file_changes_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fetchproxy.serving.standalone.logins.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("fetchproxy.serving.archive_only.logins.LOOK_INTERVAL_S", 0.02)
     settings: dict[str, dict[str, object]] = {"archive_only": {"users_file": str(file)}}
 
     async def looked_at(logged: list[Any], event: str) -> None:
@@ -414,7 +414,7 @@ async def test_who_does_not_log_in_in_time_is_let_go(
     settings: dict[str, dict[str, object]] = {"archive_only": {"users_file": str(file)}}
     async with serve_archive(await plant(), settings) as served:
         with monkeypatch.context() as patched:
-            patched.setattr("fetchproxy.serving.standalone.session._LOGIN_MAX_S", 0.2)
+            patched.setattr("fetchproxy.serving.archive_only.session._LOGIN_MAX_S", 0.2)
             silent = await served.client()
             assert await silent.closed()
         known = await logged_in(served, "alice")
@@ -438,7 +438,7 @@ async def test_a_file_that_cannot_be_used_is_said_at_the_start(tmp_path: Path) -
 async def test_a_password_in_clear_is_taken_under_tls_or_from_this_machine(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fetchproxy.serving.standalone.session.is_loopback", lambda host: False)
+    monkeypatch.setattr("fetchproxy.serving.archive_only.session.is_loopback", lambda host: False)
     users: dict[str, object] = {"users_file": str(file)}
     async with serve_archive(await plant(), {"archive_only": users}) as served:
         client = await served.client()

@@ -12,8 +12,8 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.standalone.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
-from fetchproxy.serving.standalone.topics import ArchivedTopic, Catalogue
+from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.archive_only.topics import ArchivedTopic, Catalogue
 
 _BY_ID_FROM = 12
 # Topics described in a step: some with thousands of partitions, of which each takes 0.1 µs.

@@ -76,7 +76,7 @@ async def test_a_client_that_waits_for_nothing_crosses_a_gap_and_hears_of_the_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a look at the store says counts for the fetch that asked: it is waited for."""
-    monkeypatch.setattr("fetchproxy.serving.standalone.apis.fetch.READ_WAIT_MIN_S", 60.0)
+    monkeypatch.setattr("fetchproxy.serving.archive_only.apis.fetch.READ_WAIT_MIN_S", 60.0)
     async with serve_archive(await plant()) as served:
         client = await served.client()
         for _ in range(3):
