@@ -47,10 +47,10 @@ from fetchproxy.runtime.loop import (
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.appetite import Appetites
 from fetchproxy.serving.archive_only.server import open_archive_only
+from fetchproxy.serving.gateway.addresses import in_words
+from fetchproxy.serving.gateway.server import FIRST_LOOKS_WAIT_MAX_S, open_gateway
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.relay.addresses import in_words
-from fetchproxy.serving.relay.server import FIRST_LOOKS_WAIT_MAX_S, open_gateway
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager

@@ -14,9 +14,9 @@ from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey
 
-from fetchproxy.serving.relay.apis import addresses_rewritten, answered
-from fetchproxy.serving.relay.apis.table import BEHAVIOURS, SPECIAL
-from fetchproxy.serving.relay.session import VERSION_MAX, Behaviour, Treatment
+from fetchproxy.serving.gateway.apis import addresses_rewritten, answered
+from fetchproxy.serving.gateway.apis.table import BEHAVIOURS, SPECIAL
+from fetchproxy.serving.gateway.session import VERSION_MAX, Behaviour, Treatment
 
 Entry = dict[str, Any]  # as tomllib reads one
 
@@ -94,7 +94,7 @@ def _rows_of_special() -> list[str]:
     rows = []
     for key in sorted(SPECIAL):
         module = module_name(key)
-        link = f"[{module}](../fetchproxy/serving/relay/apis/{module}.py)"
+        link = f"[{module}](../fetchproxy/serving/gateway/apis/{module}.py)"
         for behaviour in SPECIAL[key].behaviours:
             rows.append(
                 _row(

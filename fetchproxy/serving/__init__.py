@@ -1,1 +1,1 @@
-"""What listens to clients. `relay` has a cluster behind it, `archive_only` an archive alone."""
+"""What listens to clients. `gateway` has a cluster behind it, `archive_only` an archive alone."""

@@ -22,7 +22,7 @@ from test_many_connections import connected
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.runtime.loop import TimedEventLoop
-from fetchproxy.serving.relay.session import RelaySession
+from fetchproxy.serving.gateway.session import RelaySession
 
 # A collection of garbage exempts what it has passed over, and so do these tests. Objects that refer
 # to each other would then stay for hours.

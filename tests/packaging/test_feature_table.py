@@ -11,7 +11,7 @@ from compose_file import ROOT
 from fetchproxy.cli.main import COMMANDS
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.serving.relay.apis.table import SPECIAL
+from fetchproxy.serving.gateway.apis.table import SPECIAL
 from fetchproxy.storage.stores.registry import parse_store_url
 from lab.compatibility import api_name
 

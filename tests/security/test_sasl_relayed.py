@@ -23,7 +23,7 @@ from secured_clients import (
 )
 from topic_data import TopicData
 
-from fetchproxy.serving.relay.session import SASL_REQUEST_BYTES_MAX
+from fetchproxy.serving.gateway.session import SASL_REQUEST_BYTES_MAX
 from lab.kafka import run_tool
 from lab.secured_kafka import MECHANISMS, SecuredKafka
 

@@ -13,15 +13,15 @@ from fetchproxy_protocol.headers import RequestHead
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.serving.relay.apis.table import (
+from fetchproxy.serving.gateway.apis.table import (
     BEHAVIOURS,
     RELAYED_WHY,
     SPECIAL,
 )
-from fetchproxy.serving.relay.session import (
+from fetchproxy.serving.gateway.session import (
     FETCH,
+    GATEWAY,
     REFUSED,
-    RELAY,
     Held,
     Passes,
     Treatment,
@@ -39,7 +39,7 @@ def handling(key: int, version: int) -> Passes | Held:
 
 @pytest.mark.parametrize("key", sorted(SPECIAL), ids=lambda key: key.name.lower())
 def test_an_api_has_one_module_that_explains_it(key: ApiKey) -> None:
-    module = importlib.import_module(f"fetchproxy.serving.relay.apis.{module_name(key)}")
+    module = importlib.import_module(f"fetchproxy.serving.gateway.apis.{module_name(key)}")
     if key == ApiKey.FETCH:
         assert hasattr(module, "FetchHandler")
     else:
@@ -72,9 +72,9 @@ def test_behaviours_do_not_overlap_and_say_why() -> None:
 
 def test_the_special_cases() -> None:
     assert handling(ApiKey.FETCH, 12) is FETCH
-    assert handling(ApiKey.HEARTBEAT, 4) is RELAY
-    assert handling(ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE, 0) is RELAY
-    assert handling(ApiKey.SASL_HANDSHAKE, 1) is RELAY
+    assert handling(ApiKey.HEARTBEAT, 4) is GATEWAY
+    assert handling(ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE, 0) is GATEWAY
+    assert handling(ApiKey.SASL_HANDSHAKE, 1) is GATEWAY
     assert isinstance(handling(ApiKey.SASL_HANDSHAKE, 0), Held)
     assert isinstance(handling(ApiKey.API_VERSIONS, 99), Held)
     assert isinstance(handling(ApiKey.API_VERSIONS, 5), Passes)

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, gateway, tp_of
 
 from fetchproxy.errors import ClusterUnavailable, StorageUnavailable
-from fetchproxy.serving.relay import offset_lookup as archive_lookup
-from fetchproxy.serving.relay import server as first_looks
-from fetchproxy.serving.relay.server import look_at_archived_topics
+from fetchproxy.serving.gateway import offset_lookup as archive_lookup
+from fetchproxy.serving.gateway import server as first_looks
+from fetchproxy.serving.gateway.server import look_at_archived_topics
 
 
 # --- the first archived offset of all partitions ---

@@ -16,8 +16,8 @@ from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.relay import served_archive as archived_knowledge
-from fetchproxy.serving.relay.served_archive import ArchivedKnowledge
+from fetchproxy.serving.gateway import served_archive as archived_knowledge
+from fetchproxy.serving.gateway.served_archive import ArchivedKnowledge
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.retries import TRIES_MAX
 

@@ -17,8 +17,8 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.relay.judgement import Judgement, Verdict
-from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge
+from fetchproxy.serving.gateway.judgement import Judgement, Verdict
+from fetchproxy.serving.gateway.withheld import FetchMarks, Knowledge
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

@@ -10,7 +10,7 @@ from fetchproxy_protocol.fetch import FetchEntry, FetchRequest, PartitionKey, fe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fetchproxy.serving.relay.fetch_session import (
+from fetchproxy.serving.gateway.fetch_session import (
     EPOCH_MAX,
     FetchKind,
     FetchSessionMirror,

@@ -14,8 +14,8 @@ from virtual_loop import run_virtual
 from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
-from fetchproxy.serving.relay.held_readers import ABSENT_MAX_S, HeldReaders
-from fetchproxy.serving.relay.judgement import ENDS, Judgement, Verdict, Wait
+from fetchproxy.serving.gateway.held_readers import ABSENT_MAX_S, HeldReaders
+from fetchproxy.serving.gateway.judgement import ENDS, Judgement, Verdict, Wait
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

@@ -21,14 +21,14 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.relay.judgement import (
+from fetchproxy.serving.gateway.judgement import (
     Judgement,
     Verdict,
     Wait,
     decide,
     what_is_waited_for,
 )
-from fetchproxy.serving.relay.withheld import FetchMarks, Knowledge, Split
+from fetchproxy.serving.gateway.withheld import FetchMarks, Knowledge, Split
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

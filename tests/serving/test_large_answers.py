@@ -22,8 +22,8 @@ from test_bad_input import connect, is_closed, request
 from test_limits import rss_bytes
 from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_answer
 
+from fetchproxy.serving.gateway.broker_link import HELD_BYTES_MAX, HELD_COPIES, Answer, HeldAnswer
 from fetchproxy.serving.limits import GatheredBytes
-from fetchproxy.serving.relay.broker_link import HELD_BYTES_MAX, HELD_COPIES, Answer, HeldAnswer
 
 LARGEST = 0x7FFFFFFF  # of a size prefix
 MiB = 1 << 20

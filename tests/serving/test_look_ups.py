@@ -40,11 +40,15 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import partition_folder
-from fetchproxy.serving.relay import offset_lookup as archive_lookup
-from fetchproxy.serving.relay.apis import delete_records, list_offsets, offset_for_leader_epoch
-from fetchproxy.serving.relay.broker_link import HeldAnswer
-from fetchproxy.serving.relay.judgement import Judging, Verdict
-from fetchproxy.serving.relay.served_archive import ArchivedKnowledge, ArchiveStarts, ServedArchive
+from fetchproxy.serving.gateway import offset_lookup as archive_lookup
+from fetchproxy.serving.gateway.apis import delete_records, list_offsets, offset_for_leader_epoch
+from fetchproxy.serving.gateway.broker_link import HeldAnswer
+from fetchproxy.serving.gateway.judgement import Judging, Verdict
+from fetchproxy.serving.gateway.served_archive import (
+    ArchivedKnowledge,
+    ArchiveStarts,
+    ServedArchive,
+)
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 # NEVER: an archiver here has the topic, but nothing of it yet. OTHER: nobody archives it.

@@ -11,9 +11,8 @@ from fetchproxy_protocol.apis import ErrorCode, WireError
 from fetchproxy_protocol.fetch import TopicRef
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.serving.limits import GatheredBytes
-from fetchproxy.serving.relay.apis.fetch import FetchAnswer
-from fetchproxy.serving.relay.broker_link import (
+from fetchproxy.serving.gateway.apis.fetch import FetchAnswer
+from fetchproxy.serving.gateway.broker_link import (
     WALKED_BYTES,
     WHOLE_BYTES_MAX,
     Answer,
@@ -21,6 +20,7 @@ from fetchproxy.serving.relay.broker_link import (
     HeldAnswer,
     Payload,
 )
+from fetchproxy.serving.limits import GatheredBytes
 from fetchproxy.serving.transport import ReceiveBuffer
 
 CORRELATION_ID = 7

@@ -32,9 +32,9 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.gateway.server import open_gateway
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.relay.server import open_gateway
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 BOOTSTRAP = ("127.0.0.1", 9192)

@@ -40,8 +40,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.serving.gateway.server import open_gateway
 from fetchproxy.serving.listener import Listener
-from fetchproxy.serving.relay.server import open_gateway
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 

@@ -16,7 +16,7 @@ from virtual_loop import START_S
 from fetchproxy.app import Limits
 from fetchproxy.config.schema import Config
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.serving.relay.apis.fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
+from fetchproxy.serving.gateway.apis.fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
 
 PARKED_S = PARKED_WAIT_MAX_MS / 1000
 STALL_S_MAX = 0.3

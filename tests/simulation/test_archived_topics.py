@@ -20,7 +20,7 @@ from fetchproxy.config.schema import ClusterConfig, MetadataConfig
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.relay.served_archive import (
+from fetchproxy.serving.gateway.served_archive import (
     LOOK_UPS_A_CLIENT,
     LOOK_UPS_AT_ONCE,
     TOPICS_AT_ONCE,

@@ -12,9 +12,9 @@ from test_many_connections import dialed
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.serving import listener
+from fetchproxy.serving.gateway.broker_link import BrokerLink
+from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.relay.broker_link import BrokerLink
-from fetchproxy.serving.relay.session import RelaySession
 
 API_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 7, -1)
 METADATA, HALF_FRAME_S = 3, 5
@@ -119,7 +119,7 @@ def test_a_client_that_ends_its_sending_before_there_is_a_broker() -> None:
         factory = loop.network.listeners[BOOTSTRAP].factory
         for data, kept in ((b"", False), (API_VERSIONS[:9], False), (API_VERSIONS, True)):
             session = factory()
-            assert isinstance(session, RelaySession)
+            assert isinstance(session, GatewaySession)
             session.connection_made(Held())
             session.get_buffer(-1)[: len(data)] = data
             session.buffer_updated(len(data))

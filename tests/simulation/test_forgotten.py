@@ -12,7 +12,7 @@ from topics_world import TopicsWorld, census, run_topics
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.observability import metrics
-from fetchproxy.serving.relay import addresses
+from fetchproxy.serving.gateway import addresses
 
 # Objects of a type that are there or not by chance: futures, answers that were just read, …
 BY_CHANCE = 15

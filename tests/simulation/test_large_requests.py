@@ -19,14 +19,14 @@ from virtual_loop import VirtualTimeLoop
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving import session as request_reader
+from fetchproxy.serving.gateway.apis import fetch as fetch_api
+from fetchproxy.serving.gateway.apis.fetch import FetchAnswer, FetchHandler
+from fetchproxy.serving.gateway.broker_link import BrokerLink
+from fetchproxy.serving.gateway.fetch_session import ASKED_BYTES
+from fetchproxy.serving.gateway.session import GatewaySession
+from fetchproxy.serving.gateway.withheld import SPLIT_AT_ONCE, FetchJudging
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
-from fetchproxy.serving.relay.apis import fetch as fetch_api
-from fetchproxy.serving.relay.apis.fetch import FetchAnswer, FetchHandler
-from fetchproxy.serving.relay.broker_link import BrokerLink
-from fetchproxy.serving.relay.fetch_session import ASKED_BYTES
-from fetchproxy.serving.relay.session import RelaySession
-from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchJudging
 
 VERSION = 12
 PARTITIONS = 10_000
@@ -94,10 +94,10 @@ def test_of_large_sessions_that_end_together_one_is_freed_in_each_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     freed: Counter[int] = Counter()  # partitions, by turn of the loop
-    sessions: list[RelaySession] = []
+    sessions: list[GatewaySession] = []
     make, drop = FetchHandler.__init__, FetchHandler.drop
 
-    def made(handler: FetchHandler, session: RelaySession, shared: Any) -> None:
+    def made(handler: FetchHandler, session: GatewaySession, shared: Any) -> None:
         sessions.append(session)
         make(handler, session, shared)
 
@@ -154,13 +154,13 @@ def test_a_request_that_names_too_many_partitions_reaches_no_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[int] = []
-    send = RelaySession.send_upstream
+    send = GatewaySession.send_upstream
 
-    def counted(session: RelaySession, request: bytes, answer: Any) -> None:
+    def counted(session: GatewaySession, request: bytes, answer: Any) -> None:
         sent.append(len(request))
         send(session, request, answer)
 
-    monkeypatch.setattr(RelaySession, "send_upstream", counted)
+    monkeypatch.setattr(GatewaySession, "send_upstream", counted)
 
     def list_offsets_of(partitions: int) -> bytes:
         body = struct.pack(">ibih", -1, 0, 1, 7) + b"weather" + struct.pack(">i", partitions)

@@ -13,8 +13,8 @@ from client_connection import ClientConnection, metadata_request
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MANY_PARTITIONS, breathe
 from fetchproxy.serving import listener
+from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.relay.session import RelaySession
 
 FETCH, VERSION = 1, 12
 
@@ -63,19 +63,19 @@ def test_connections_that_hold_most_go_when_all_together_hold_too_much() -> None
 def test_connections_are_looked_at_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: Counter[int] = Counter()  # by turn of the loop
     turn = 0
-    looked_at = RelaySession.stalled_s
+    looked_at = GatewaySession.stalled_s
 
     def next_turn() -> None:
         nonlocal turn
         turn += 1
 
-    def counted(session: RelaySession, now: float) -> float:
+    def counted(session: GatewaySession, now: float) -> float:
         if not looks[turn]:
             asyncio.get_running_loop().call_soon(next_turn)
         looks[turn] += 1
         return looked_at(session, now)
 
-    monkeypatch.setattr(RelaySession, "stalled_s", counted)
+    monkeypatch.setattr(GatewaySession, "stalled_s", counted)
     monkeypatch.setattr(listener, "SWEPT_AT_ONCE", 10)
 
     async def main(replay: Replay) -> None:

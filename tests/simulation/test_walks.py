@@ -121,4 +121,6 @@ def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max
     assert len(walk.modules) <= modules_max, walk.told()
     assert walk.calls.total() <= calls_max, walk.told()
     # RelaySession subclasses the client session, and each calls methods of the other.
-    assert walk.both_ways() == [("fetchproxy.serving.relay.session", "fetchproxy.serving.session")]
+    assert walk.both_ways() == [
+        ("fetchproxy.serving.gateway.session", "fetchproxy.serving.session")
+    ]

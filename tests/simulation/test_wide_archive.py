@@ -19,8 +19,8 @@ from fetchproxy.errors import StorageUnavailable
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
 from fetchproxy.runtime.loop import ITEMS_AT_ONCE
-from fetchproxy.serving.relay.apis import fetch as fetch_api
-from fetchproxy.serving.relay.withheld import SPLIT_AT_ONCE, FetchMarks
+from fetchproxy.serving.gateway.apis import fetch as fetch_api
+from fetchproxy.serving.gateway.withheld import SPLIT_AT_ONCE, FetchMarks
 
 VERSION = 12
 PARTITIONS = 3 * PARTITIONS_READ_MAX

@@ -24,7 +24,7 @@ from test_tls_memory import begun, resident_bytes
 from tls_parts import client_context
 
 from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
-from fetchproxy.serving.relay.broker_link import HELD_BYTES_MAX
+from fetchproxy.serving.gateway.broker_link import HELD_BYTES_MAX
 
 MiB = 1 << 20
 SILENT = 20_000

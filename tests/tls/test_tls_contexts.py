@@ -17,7 +17,7 @@ from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig, TlsCo
 from fetchproxy.config.values import SecretFile, is_loopback
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.serving.relay.addresses import ServerNames
+from fetchproxy.serving.gateway.addresses import ServerNames
 from fetchproxy.tls.contexts import (
     client_context,
     first_certificate,

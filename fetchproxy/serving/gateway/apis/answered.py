@@ -24,31 +24,31 @@ from fetchproxy_protocol.headers import (
 )
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
-from fetchproxy.serving.relay.session import (
+from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.session import (
     VERSION_MAX,
     Api,
     Behaviour,
+    GatewaySession,
     Held,
     Passes,
-    RelaySession,
     Treatment,
     relayed,
 )
 
 
-def _expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
     version = head.api_version
     session.share.software_is(*client_software(view, head, end))
     return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
 
 
-def _answer_too_new(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _answer_too_new(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     session.answer_in_turn(unsupported_version_response(head.correlation_id))
     return True
 
 
-def _refuse_v0(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _refuse_v0(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     session.answer_in_turn(handshake_refusal(head.correlation_id))
     return True
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 
-from fetchproxy.serving.relay.apis import (
+from fetchproxy.serving.gateway.apis import (
     addresses_rewritten,
     answered,
     delete_records,
     list_offsets,
     offset_for_leader_epoch,
 )
-from fetchproxy.serving.relay.session import (
+from fetchproxy.serving.gateway.session import (
     FETCH,
     VERSION_MAX,
     Api,

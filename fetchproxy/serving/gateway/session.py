@@ -42,14 +42,14 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of
 from fetchproxy.serving.admission import Admission
-from fetchproxy.serving.relay.addresses import ToldAddresses
-from fetchproxy.serving.relay.broker_link import (
+from fetchproxy.serving.gateway.addresses import ToldAddresses
+from fetchproxy.serving.gateway.broker_link import (
     Answer,
     BrokerLink,
     HeldAnswer,
     Payload,
 )
-from fetchproxy.serving.relay.served_archive import ServedArchive
+from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
 from fetchproxy.serving.transport import RecordPipe
 from fetchproxy.tls.contexts import in_words
@@ -78,7 +78,7 @@ class Passes:
     `expect` raises `Truncated` and is called again with more.
     """
 
-    expect: Callable[[RelaySession, RequestHead, Buffer, int], Answer | None]
+    expect: Callable[[GatewaySession, RequestHead, Buffer, int], Answer | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Held:
     The body begins `body_at` bytes after that prefix. False: look at the request again later.
     """
 
-    on_request: Callable[[RelaySession, bytes, RequestHead, int], bool]
+    on_request: Callable[[GatewaySession, bytes, RequestHead, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +120,14 @@ def rewritten(key: ApiKey, handling: Passes | Held, why: str) -> Api:
     return Api(key, (Behaviour(*versions, Treatment.REWRITTEN, handling, why),))
 
 
-RELAY = Passes(lambda session, head, view, end: Answer(head.correlation_id))
+GATEWAY = Passes(lambda session, head, view, end: Answer(head.correlation_id))
 
 
 def relayed(first: int, last: int, why: str) -> Behaviour:
-    return Behaviour(first, last, Treatment.RELAYED, RELAY, why)
+    return Behaviour(first, last, Treatment.RELAYED, GATEWAY, why)
 
 
-def _fetch(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _fetch(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     return session.on_fetch(frame, body_at)
 
 
@@ -135,7 +135,7 @@ def _fetch(session: RelaySession, frame: bytes, head: RequestHead, body_at: int)
 FETCH = Held(_fetch)
 
 
-def _refuse(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _refuse(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     raise MalformedMessage(
         f"request with API key {head.api_key} version {head.api_version} is not served"
     )
@@ -207,18 +207,18 @@ class Fetches(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
+class Gateway:
     """What all sessions of the relay share. `clients_use_sasl`: brokers require SASL of clients."""
 
     archive: ServedArchive
     admission: Admission
     apis: ApiTable
-    new_fetches: Callable[[RelaySession], Fetches]
+    new_fetches: Callable[[GatewaySession], Fetches]
     records: RecordPipe | None
     clients_use_sasl: bool
 
 
-class RelaySession(ClientSession):
+class GatewaySession(ClientSession):
     """`connect(factory)` connects to the broker that this listener stands for, or raises OSError.
 
     `addresses`: the broker addresses that this client is told. `node_id` is the broker's; None at
@@ -230,15 +230,15 @@ class RelaySession(ClientSession):
     def __init__(
         self,
         owner: SessionOwner,
-        relay: Relay,
+        gateway: Gateway,
         addresses: ToldAddresses,
         connect: Connect,
         node_id: int | None = None,
     ) -> None:
-        super().__init__(owner, relay.archive.purgatory.steps, relay.admission)
-        self._relay = relay
+        super().__init__(owner, gateway.archive.purgatory.steps, gateway.admission)
+        self._gateway = gateway
         self._connect = connect
-        self.archive = relay.archive
+        self.archive = gateway.archive
         self.addresses = addresses
         self.node_id = node_id
         self.link: BrokerLink | None = None
@@ -246,8 +246,8 @@ class RelaySession(ClientSession):
         self._drained = asyncio.Event()
         self._drained.set()
         self._wanted = asyncio.Event()  # a request needs the broker, or the session is over
-        self.fetch = relay.new_fetches(self)
-        self.requests = RelayedRequests(self, owner, relay)
+        self.fetch = gateway.new_fetches(self)
+        self.requests = RelayedRequests(self, owner, gateway)
 
     # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -288,7 +288,7 @@ class RelaySession(ClientSession):
         return not self.closing and await self._reach_broker()
 
     async def _reach_broker(self) -> bool:
-        transport, records = self._transport, self._relay.records
+        transport, records = self._transport, self._gateway.records
         frame_max = self._config.frame_bytes_max
         if transport is None:
             return False
@@ -520,9 +520,9 @@ class SaslProgress:
             )
         if head.api_key == ApiKey.SASL_AUTHENTICATE:
             return self._authenticate
-        return handling_of(self._apis, head) if head.api_key in _READ_BEFORE else RELAY
+        return handling_of(self._apis, head) if head.api_key in _READ_BEFORE else GATEWAY
 
-    def _expect(self, session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+    def _expect(self, session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
         def look(payload: bytes) -> Sequence[Buffer]:
             body = response_body(payload, ApiKey.SASL_AUTHENTICATE, head.api_version)
             self.accepted = self.accepted or not body.int16()
@@ -532,13 +532,13 @@ class SaslProgress:
 
 
 class RelayedRequests(RequestFraming[Passes | Held]):
-    _session: RelaySession
+    _session: GatewaySession
 
-    def __init__(self, session: RelaySession, owner: SessionOwner, relay: Relay) -> None:
+    def __init__(self, session: GatewaySession, owner: SessionOwner, gateway: Gateway) -> None:
         super().__init__(session, owner.clock, owner.config.frame_bytes_max)
         self._config, self._limits = owner.config, owner.limits
-        self._apis = relay.apis
-        self._sasl = SaslProgress(relay.apis) if relay.clients_use_sasl else None
+        self._apis = gateway.apis
+        self._sasl = SaslProgress(gateway.apis) if gateway.clients_use_sasl else None
         if self._sasl is not None:
             self.bytes_max = min(self.bytes_max, SASL_REQUEST_BYTES_MAX)
         self._passing: Answer | None = None  # the answer due for the request that passes now

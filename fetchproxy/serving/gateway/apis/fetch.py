@@ -65,12 +65,12 @@ from fetchproxy.serving.fetch_answer import (
     encode_own_answer,
     encode_topics,
 )
-from fetchproxy.serving.relay.broker_link import Answer, ScannedAnswer
-from fetchproxy.serving.relay.fetch_session import FetchKind, FetchSessionMirror
-from fetchproxy.serving.relay.judgement import HELD_VERDICTS, Judgement, Verdict
-from fetchproxy.serving.relay.served_archive import TopicsOfConnection
-from fetchproxy.serving.relay.session import InTurn, Muting, RelaySession, Upstream
-from fetchproxy.serving.relay.withheld import (
+from fetchproxy.serving.gateway.broker_link import Answer, ScannedAnswer
+from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
+from fetchproxy.serving.gateway.judgement import HELD_VERDICTS, Judgement, Verdict
+from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
+from fetchproxy.serving.gateway.session import GatewaySession, InTurn, Muting, Upstream
+from fetchproxy.serving.gateway.withheld import (
     NOTHING_WITHHELD,
     FetchJudging,
     FetchMarks,
@@ -252,7 +252,7 @@ class FetchHandler:
     `throttle_time_ms`: the throttle time of broker answers that the client did not see.
     """
 
-    def __init__(self, session: RelaySession, shared: SharedByFetches) -> None:
+    def __init__(self, session: GatewaySession, shared: SharedByFetches) -> None:
         self.session = session
         self.shared = shared
         self.clock = shared.archive.clock

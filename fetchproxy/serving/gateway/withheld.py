@@ -38,9 +38,9 @@ from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
 from fetchproxy.runtime.loop import breathe, each_of, in_steps, pieces
 from fetchproxy.serving.archived_reads import SkippedOffsets
-from fetchproxy.serving.relay.fetch_session import FetchSessionMirror
-from fetchproxy.serving.relay.held_readers import HeldReaders
-from fetchproxy.serving.relay.judgement import (
+from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
+from fetchproxy.serving.gateway.held_readers import HeldReaders
+from fetchproxy.serving.gateway.judgement import (
     HELD_VERDICTS,
     IDENTITY_AGE_MAX_MS,
     UNKNOWN_TOPIC,
@@ -48,7 +48,7 @@ from fetchproxy.serving.relay.judgement import (
     Judging,
     Verdict,
 )
-from fetchproxy.serving.relay.served_archive import ArchivedTopics, ServedArchive
+from fetchproxy.serving.gateway.served_archive import ArchivedTopics, ServedArchive
 
 # Shared by the fetches of all connections: the archive and its limits.
 

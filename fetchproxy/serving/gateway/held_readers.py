@@ -15,7 +15,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.relay.judgement import (
+from fetchproxy.serving.gateway.judgement import (
     ENDS,
     HELD_VERDICTS,
     UNCERTAIN_WAITS,

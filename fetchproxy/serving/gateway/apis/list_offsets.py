@@ -50,8 +50,8 @@ from fetchproxy.runtime.loop import (
     each_of,
 )
 from fetchproxy.serving.admission import Client
-from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
-from fetchproxy.serving.relay.offset_lookup import (
+from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
     Identified,
@@ -65,8 +65,8 @@ from fetchproxy.serving.relay.offset_lookup import (
     rows_in,
     topics_above_0,
 )
-from fetchproxy.serving.relay.served_archive import ServedArchive
-from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
+from fetchproxy.serving.gateway.served_archive import ServedArchive
+from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # Answers made in one turn of the event loop: each reads through a partition's lineage.
@@ -421,7 +421,7 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
     return by_time and 0 <= question.result.offset <= (view.log_end_offset or -1)
 
 
-def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     client = session.client_host, client_id(frame, peek_request_header(frame, 4))
     topics = wire.topics_in(memoryview(frame)[4:], body_at, head.api_version)
     answer = partial(expect, session.archive, frame, head, body_at, client)

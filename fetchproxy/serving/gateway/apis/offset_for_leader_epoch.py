@@ -31,10 +31,10 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
-from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
-from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
-from fetchproxy.serving.relay.served_archive import ServedArchive
-from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
+from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
+from fetchproxy.serving.gateway.served_archive import ServedArchive
+from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
 
 # How long an answer may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0
@@ -164,7 +164,7 @@ def _warn(archive: ServedArchive, topic: str, error: Exception) -> None:
     )
 
 
-def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     topics = wire.topics_in(memoryview(frame)[4:], body_at, head.api_version)
     session.send_counted(frame, topics, partial(expect, session.archive, frame, head, body_at))
     return True

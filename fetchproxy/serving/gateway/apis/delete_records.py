@@ -36,9 +36,9 @@ from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of, for_each
-from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
-from fetchproxy.serving.relay.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
-from fetchproxy.serving.relay.session import Held, RelaySession, rewritten
+from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
+from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
 
 log = structlog.get_logger(__name__)
 
@@ -183,7 +183,7 @@ async def check_deletions(archive: ServedArchive) -> None:
                 del archive.deletions[tp]
 
 
-def _on_request(session: RelaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
+def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     topics = wire.topics_in(Cursor(memoryview(frame)[4:], body_at), head.api_version)
     session.send_counted(frame, topics, partial(expect, session.archive, frame, head, body_at))
     return True

@@ -19,7 +19,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
-from fetchproxy.serving.relay.served_archive import ServedArchive, topic_key
+from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
 
 # How long a re-created topic may still show its predecessor's records.
 IDENTITY_AGE_MAX_MS = 1_000

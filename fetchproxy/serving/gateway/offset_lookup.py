@@ -21,8 +21,8 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogEdges, TopicIdPartition
 from fetchproxy.runtime.loop import a_turn, chosen, each_of, pieces
-from fetchproxy.serving.relay.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
-from fetchproxy.serving.relay.served_archive import ServedArchive, StartOf, archive_start
+from fetchproxy.serving.gateway.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
+from fetchproxy.serving.gateway.served_archive import ServedArchive, StartOf, archive_start
 
 # ListOffsets results with the archive's values instead of the broker's. Pure.
 

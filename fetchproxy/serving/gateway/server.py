@@ -26,23 +26,23 @@ from fetchproxy.runtime.flights import SingleFlight, first_success
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
-from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.listener import Listener, NewSession
-from fetchproxy.serving.relay.addresses import AddressMap, ServerNames, ToldAddresses
-from fetchproxy.serving.relay.apis.delete_records import check_deletions
-from fetchproxy.serving.relay.apis.fetch import FetchHandler
-from fetchproxy.serving.relay.apis.table import BEHAVIOURS
-from fetchproxy.serving.relay.broker_link import BrokerLink
-from fetchproxy.serving.relay.held_readers import HeldReaders
-from fetchproxy.serving.relay.offset_lookup import ArchiveLookup
-from fetchproxy.serving.relay.served_archive import (
+from fetchproxy.serving.gateway.addresses import AddressMap, ServerNames, ToldAddresses
+from fetchproxy.serving.gateway.apis.delete_records import check_deletions
+from fetchproxy.serving.gateway.apis.fetch import FetchHandler
+from fetchproxy.serving.gateway.apis.table import BEHAVIOURS
+from fetchproxy.serving.gateway.broker_link import BrokerLink
+from fetchproxy.serving.gateway.held_readers import HeldReaders
+from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
+from fetchproxy.serving.gateway.served_archive import (
     ArchivedKnowledge,
     ArchivedTopics,
     ArchiveStarts,
     ServedArchive,
 )
-from fetchproxy.serving.relay.session import Relay, RelaySession
-from fetchproxy.serving.relay.withheld import SharedByFetches
+from fetchproxy.serving.gateway.session import Gateway, GatewaySession
+from fetchproxy.serving.gateway.withheld import SharedByFetches
+from fetchproxy.serving.limits import ServingLimits
+from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.session import Address, ClientSession
 from fetchproxy.serving.transport import open_record_pipe
 from fetchproxy.tls.contexts import (
@@ -265,11 +265,11 @@ async def open_gateway(
             opened.callback(records.close)
         sasl = config.cluster.security_protocol.startswith("SASL_")
         new_fetches = partial(FetchHandler, shared=fetches)
-        relay = Relay(archive, admission, BEHAVIOURS, new_fetches, records, sasl)
+        gateway = Gateway(archive, admission, BEHAVIOURS, new_fetches, records, sasl)
         await opened.enter_async_context(listener)
         if first_looks_max_s:
             await _look_first(listener, archive, first_looks_max_s)
-        nodes = _Nodes(config, listener, relay, upstream)
+        nodes = _Nodes(config, listener, gateway, upstream)
         opened.callback(nodes.addresses.close)
         await nodes.open()
         _keep_up(listener, archive, positions, fetches, nodes)
@@ -331,11 +331,15 @@ class _Nodes:
     """A listener for each node of the cluster, and connections to the broker it stands for."""
 
     def __init__(
-        self, config: Config, listener: Listener, relay: Relay, upstream: ReloadingContext | None
+        self,
+        config: Config,
+        listener: Listener,
+        gateway: Gateway,
+        upstream: ReloadingContext | None,
     ) -> None:
         self._listener = listener
-        self._relay = relay
-        self._cluster = relay.archive.cluster
+        self._gateway = gateway
+        self._cluster = gateway.archive.cluster
         self._bootstrap = [(a.host, a.port) for a in parse_bootstrap(config.cluster.bootstrap)]
         self._dial = UpstreamDial(
             config.cluster.connect_max_ms,
@@ -381,7 +385,7 @@ class _Nodes:
             """Another broker is now at the address that it is connected to, and answers it: so the
             client would never leave.
             """
-            if not isinstance(session, RelaySession) or session.node_id is None:
+            if not isinstance(session, GatewaySession) or session.node_id is None:
                 return False
             reached = None if session.link is None else session.link.address
             return reached in taken and named.get(session.node_id) != reached
@@ -397,12 +401,12 @@ class _Nodes:
         """
         names, listener = self.addresses.names, self._listener
 
-        def new_session(server_name: str | None) -> RelaySession:
+        def new_session(server_name: str | None) -> GatewaySession:
             named = names.node_of(server_name) if names is not None else None
             node = node_id if named is None else named
             connect = partial(self._connect, node)
             told = ToldAddresses(self.addresses) if listener.tells_reached else self._told
-            return RelaySession(listener, self._relay, told, connect, node)
+            return GatewaySession(listener, self._gateway, told, connect, node)
 
         return new_session
 

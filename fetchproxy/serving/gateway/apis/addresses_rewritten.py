@@ -28,24 +28,24 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.relay.broker_link import Answer, HeldAnswer
-from fetchproxy.serving.relay.session import (
+from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.session import (
     Api,
     Behaviour,
+    GatewaySession,
     Passes,
-    RelaySession,
     Treatment,
     rewritten,
 )
 
 
-def _expect(session: RelaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
     api_key, version, told = head.api_key, head.api_version, session.addresses
     return HeldAnswer(head.correlation_id, lambda payload: told.rewrite(payload, api_key, version))
 
 
 def _expect_produced(
-    session: RelaySession, head: RequestHead, view: Buffer, end: int
+    session: GatewaySession, head: RequestHead, view: Buffer, end: int
 ) -> Answer | None:
     acks = acks_of(view, head.body_position, head.api_version, end)
     if acks is None:
