@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self, cast
 
 from lab.errors import PartFailed
-from lab.process import ServerProcess, free_ports, port_answers
+from lab.process import ServerProcess, free_ports, port_responses
 
 RECEIVE_BYTES = 256 * 1024  # as fetchproxy
 _PROJECT = Path(__file__).parents[1]
@@ -113,7 +113,7 @@ class BareRelay:
             self._process = ServerProcess("bare relay", command, log, cwd=_PROJECT)
             self._process.start()
             starting.callback(self._process.stop)
-            self._process.wait_until(lambda: port_answers(self.port), timeout_s=30.0)
+            self._process.wait_until(lambda: port_responses(self.port), timeout_s=30.0)
             self._running = starting.pop_all()
         return self
 

@@ -15,7 +15,7 @@ from lab import limited
 from lab.errors import PartMissing
 from lab.kafka import KafkaServer
 from lab.kroxylicious import KroxyliciousProxy
-from lab.process import ServerProcess, free_port, port_answers
+from lab.process import ServerProcess, free_port, port_responses
 
 DIRECT = "direct"
 KROXYLICIOUS = "kroxylicious"
@@ -72,8 +72,8 @@ class FetchproxyServer:
 
     def metric(self, name: str) -> float:
         """The sum over all labels in /metrics. Raises OSError."""
-        with urlopen(f"http://{self._console}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
+        with urlopen(f"http://{self._console}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
         return sum(
             float(line.rpartition(" ")[2])
             for line in lines
@@ -84,7 +84,7 @@ class FetchproxyServer:
         port = int(self.bootstrap.rpartition(":")[2])
         try:
             self._process.start()
-            self._process.wait_until(lambda: port_answers(port), timeout_s=60.0)
+            self._process.wait_until(lambda: port_responses(port), timeout_s=60.0)
         except BaseException:
             self._process.stop()
             raise

@@ -29,12 +29,12 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`delay_ms`: delay before the first piece of an answer after a request.
+    """`delay_ms`: delay before the first piece of a response after a request.
 
     `bytes_per_s`, `sent_bytes_per_s`: rate of the answers and of the requests on each connection; 0
     is unlimited. `corrupt`: flips a bit in each piece of an object that is read and whose key ends
     with `corrupt_suffix`. `cut`: no byte passes either way, and connections stay open.
-    `stale_listings`: a listing that was requested before gets its answer from before the fault.
+    `stale_listings`: a listing that was requested before gets its response from before the fault.
     `refuse`: the kinds of requests that are answered 503: list, read, write, delete.
     """
 
@@ -60,7 +60,7 @@ class Exchange:
     def __init__(self) -> None:
         self._reads_object = False
         self.path = b""  # of the last request
-        self._head: bytes | None = None  # of the answer, until it is complete
+        self._head: bytes | None = None  # of the response, until it is complete
 
     def request(self, data: bytes) -> None:
         """Takes a piece of the client's bytes: the beginning of a request, or more of its body."""
@@ -70,7 +70,7 @@ class Exchange:
             self._reads_object = line[0] == b"GET" and b"/" in self.path
             self._head = b""
 
-    def answer(self, data: bytes) -> bytes:
+    def response(self, data: bytes) -> bytes:
         """Returns the same bytes, with one bit flipped if they hold a part of an object."""
         body_at = 0
         if self._head is not None:
@@ -106,13 +106,13 @@ def kind_of(data: bytes) -> str | None:
 class Listing:
     """The listing that is being answered on one connection, if there is one. Pure.
 
-    `answers`: the last complete answer to each listing, shared by all connections.
+    `responses`: the last complete answer to each listing, shared by all connections.
     """
 
-    def __init__(self, answers: dict[bytes, bytes]) -> None:
-        self._answers = answers
+    def __init__(self, responses: dict[bytes, bytes]) -> None:
+        self._responses = responses
         self._asked: bytes | None = None
-        self._answer = b""
+        self._response = b""
 
     def asked_before(self, data: bytes) -> bytes | None:
         """The earlier answer to this listing, if this piece requests a listing."""
@@ -120,16 +120,16 @@ class Listing:
         if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
             return None
         listing = line[0] == b"GET" and b"list-type=2" in line[1]
-        self._asked, self._answer = (line[1] if listing else None), b""
-        return self._answers.get(line[1]) if listing else None
+        self._asked, self._response = (line[1] if listing else None), b""
+        return self._responses.get(line[1]) if listing else None
 
-    def answered(self, data: bytes) -> None:
+    def responded(self, data: bytes) -> None:
         if self._asked is None:
             return
-        self._answer += data
-        head, found, body = self._answer.partition(b"\r\n\r\n")
+        self._response += data
+        head, found, body = self._response.partition(b"\r\n\r\n")
         if found and len(body) == _length(head) and head.split(b" ", 2)[1] == b"200":
-            self._answers[self._asked] = self._answer
+            self._responses[self._asked] = self._response
             self._asked = None
 
 
@@ -163,7 +163,7 @@ class Relay:
             writer.transport.abort()
             return
         exchange, listing = Exchange(), Listing(self._listings)
-        asked = asyncio.Event()  # since the last piece of an answer
+        asked = asyncio.Event()  # since the last piece of a response
         refused = False  # if True, the rest of the request's body is dropped
 
         async def request(data: bytes) -> bytes:
@@ -186,23 +186,23 @@ class Relay:
             asked.set()
             return data
 
-        async def answer(data: bytes) -> bytes:
+        async def response(data: bytes) -> bytes:
             await self._joined.wait()
             fault = self.fault
             if not fault.stale_listings:
-                listing.answered(data)
+                listing.responded(data)
             if asked.is_set():
                 asked.clear()
                 await asyncio.sleep(fault.delay_ms / 1000)
             if fault.bytes_per_s:
                 await asyncio.sleep(len(data) / fault.bytes_per_s)
-            changed = exchange.answer(data)
+            changed = exchange.response(data)
             damaged = fault.corrupt and exchange.path.endswith(fault.corrupt_suffix.encode())
             return changed if damaged else data
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_pass(reader, to_server, request, writer))
-            tasks.create_task(_pass(from_server, writer, answer, to_server))
+            tasks.create_task(_pass(from_server, writer, response, to_server))
 
     async def run(self, port: int) -> None:
         """Runs until stdin ends."""

@@ -29,7 +29,7 @@ from benchmarks.frame import Outcome, Part, Size, child
 from benchmarks.goals import TAIL_BESIDE_HOSTILE
 from benchmarks.process_usage import resident_mib_max
 from benchmarks.report import Row, goal_rows, percentile, ratios, row
-from lab.process import ServerProcess, free_port, port_answers
+from lab.process import ServerProcess, free_port, port_responses
 from lab.secured_kafka import SecuredKafka
 
 STRANGERS, OPEN = "without credentials", "open"
@@ -106,7 +106,7 @@ def closing_listener() -> Iterator[str]:
         process = ServerProcess("closing listener", command, Path(folder) / "log", cwd=_PROJECT)
         process.start()
         try:
-            process.wait_until(lambda: port_answers(port), timeout_s=30.0)
+            process.wait_until(lambda: port_responses(port), timeout_s=30.0)
             yield f"127.0.0.1:{port}"
         finally:
             process.stop()

@@ -125,7 +125,7 @@ def endless_transaction() -> Pieces:
 
 
 def pipelined() -> Pieces:
-    """Ten thousand requests, while the client reads no answer."""
+    """Ten thousand requests, while the client reads no response."""
     one = head(10, API_VERSIONS, 0)
     for _ in range(100):
         yield one * 100

@@ -39,14 +39,14 @@ def main(bootstrap: str, topic: str, partitions: int, timestamp: int, *questions
     # Leaders are known and connections are open before the timing starts.
     consumer.partitions_for_topic(topic)
     consumer.end_offsets(every[:1])
-    answers: dict[str, dict[str, float]] = {}
+    responses: dict[str, dict[str, float]] = {}
     for question in questions:
         begun = time.perf_counter()
         offsets = asked[question]()
         seconds = time.perf_counter() - begun
-        answers[question] = {"seconds": seconds, "offsets": sum(offsets.values())}
+        responses[question] = {"seconds": seconds, "offsets": sum(offsets.values())}
     consumer.close()
-    print(json.dumps(answers))
+    print(json.dumps(responses))
 
 
 if __name__ == "__main__":

@@ -129,15 +129,15 @@ def _measure_cold(
 def _asked(
     bootstrap: str, kind: str, partitions: int, whole: bool, *questions: str
 ) -> dict[str, float]:
-    """The seconds of each question. Raises PartFailed if an answer is wrong."""
+    """The seconds of each question. Raises PartFailed if a response is wrong."""
     told = child(
         "benchmarks.look_up_client",
         *(bootstrap, _TOPICS[kind], str(partitions), str(_ASKED_MS), *(questions or QUESTIONS)),
     )
-    for question, answer in told.items():
-        if answer["offsets"] != partitions * offset_of(question, whole):
-            raise PartFailed(f"{question}, {kind} topic: wrong offsets, {answer['offsets']}")
-    return {question: answer["seconds"] for question, answer in told.items()}
+    for question, response in told.items():
+        if response["offsets"] != partitions * offset_of(question, whole):
+            raise PartFailed(f"{question}, {kind} topic: wrong offsets, {response['offsets']}")
+    return {question: response["seconds"] for question, response in told.items()}
 
 
 def offset_of(question: str, whole: bool) -> int:

@@ -26,7 +26,7 @@ from benchmarks import raw_fetch
 
 _CORRELATION = Struct(">i")
 _CORRELATION_AT = 8  # after size, API key and API version
-_BODY_AT = 8  # in an answer, after size and correlation id
+_BODY_AT = 8  # in a response, after size and correlation id
 _TOGETHER = 100  # connections opened at a time
 _WARM_UP_S = 0.5
 _STALLED_S = 30.0
@@ -49,7 +49,7 @@ def _encoded(request: Any, version: int) -> bytes:
 
 
 def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket], bytes]:
-    """(connections, the answer to their fetch). Raises OSError, or SystemExit if answers differ."""
+    """(connections, the response to their fetch). Raises OSError, or SystemExit if answers differ."""
     host, _, port = bootstrap.rpartition(":")
     requests = greeting(topic)
     found: list[socket.socket] = []
@@ -63,18 +63,18 @@ def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket]
         for request in requests:
             for connection in batch:
                 connection.sendall(request)
-            answers = {receive(connection) for connection in batch}
-            if len(answers) > 1:
+            responses = {receive(connection) for connection in batch}
+            if len(responses) > 1:
                 raise SystemExit("equal requests were answered in different ways")
-            (expected,) = answers
+            (expected,) = responses
         found += batch
     return found, expected
 
 
 def receive(connection: socket.socket) -> bytes:
     """One complete answer, with its size field. Raises OSError."""
-    answer = _exactly(connection, 4)
-    return answer + _exactly(connection, int.from_bytes(answer, "big"))
+    response = _exactly(connection, 4)
+    return response + _exactly(connection, int.from_bytes(response, "big"))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -96,10 +96,10 @@ class Load:
         self._connections = {each.fileno(): each for each in connections}
         self._request = bytearray(request)
         self._body = expected[_BODY_AT:]
-        self._answer_bytes = len(expected)
+        self._response_bytes = len(expected)
         self._begun: dict[int, bytes] = {}  # answers that are not complete yet
         self._sent = 0
-        self.answered = 0
+        self.responded = 0
         self._epoll = select.epoll()
         for number, connection in self._connections.items():
             connection.setblocking(False)
@@ -107,7 +107,7 @@ class Load:
             self._send(connection)
 
     def run(self, seconds: float) -> None:
-        """Raises SystemExit if an answer differs from the expected one, or if none comes."""
+        """Raises SystemExit if a response differs from the expected one, or if none comes."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             ready = self._epoll.poll(_STALLED_S)
@@ -124,13 +124,13 @@ class Load:
         part = connection.recv(_RECEIVE_BYTES)
         if not part:
             raise SystemExit("a connection was closed")
-        answer = self._begun.pop(number, b"") + part
-        if len(answer) < self._answer_bytes:
-            self._begun[number] = answer
+        response = self._begun.pop(number, b"") + part
+        if len(response) < self._response_bytes:
+            self._begun[number] = response
             return
-        if answer[_BODY_AT:] != self._body:
+        if response[_BODY_AT:] != self._body:
             raise SystemExit("a fetch was answered in another way than the first one")
-        self.answered += 1
+        self.responded += 1
         self._send(connection)
 
     def _send(self, connection: socket.socket) -> None:
@@ -147,10 +147,10 @@ def main(bootstrap: str, topic: str, count: int, seconds: float) -> None:
         return
     load = Load(connections, greeting(topic)[-1], expected)
     load.run(_WARM_UP_S)
-    before, cpu_before, begun = load.answered, time.process_time(), time.perf_counter()
+    before, cpu_before, begun = load.responded, time.process_time(), time.perf_counter()
     load.run(seconds)
     measured = {
-        "requests": load.answered - before,
+        "requests": load.responded - before,
         "seconds": time.perf_counter() - begun,
         "cpu_seconds": time.process_time() - cpu_before,
     }

@@ -101,16 +101,16 @@ def spark_figures(question: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The figures of benchmarks.pipeline_spark. Raises PartMissing, CalledProcessError."""
     environment = {**os.environ, **spark_environment()}
     environment["PYTHONPATH"] = f"{_PROJECT}:{environment['PYTHONPATH']}"
-    asked, answer = folder / "question.json", folder / "answer.json"
+    asked, response = folder / "question.json", folder / "answer.json"
     jars = ":".join(map(str, kafka_connector()))
     asked.write_text(json.dumps({**question, "folder": str(folder), "jars": jars}))
-    command = [sys.executable, "-m", "benchmarks.pipeline_spark", str(asked), str(answer)]
+    command = [sys.executable, "-m", "benchmarks.pipeline_spark", str(asked), str(response)]
     with (folder / "spark.log").open("wb") as log:
         done = subprocess.run(command, cwd=_PROJECT, env=environment, stderr=log, check=False)
     if done.returncode != 0:
         sys.stderr.write((folder / "spark.log").read_text(errors="replace")[-3000:])
         done.check_returncode()
-    figures: dict[str, Any] = json.loads(answer.read_text())
+    figures: dict[str, Any] = json.loads(response.read_text())
     return figures
 
 

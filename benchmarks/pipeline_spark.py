@@ -1,7 +1,7 @@
 """`python -m benchmarks.pipeline_spark QUESTION ANSWER`: times queries of one Spark session.
 
 benchmarks.pipeline runs this program, because only the lab's cache has PySpark. Both sources answer
-the same query in turn. If their answers differ, it writes no result.
+the same query in turn. If their responses differ, it writes no result.
 """
 
 from __future__ import annotations
@@ -106,15 +106,15 @@ class Contest:
         taken: dict[str, list[float]] = {"kafka": [], "remotelog": []}
         sources = [("kafka", self.kafka), ("remotelog", self.remotelog)]
         for number in range(self._question["rounds"]):
-            answers = []
+            responses = []
             for name, source in sources[:: -1 if number % 2 else 1]:
                 began = time.perf_counter()
-                answers.append(source(topics, schema).selectExpr(*wanted).collect())
+                responses.append(source(topics, schema).selectExpr(*wanted).collect())
                 taken[name].append(time.perf_counter() - began)
-            if answers[0] != answers[1]:
-                raise RuntimeError(f"{size} B: the sources differ: {answers}")
-            if columns == "all" and answers[0][0][0] != self._question["counts"][size]:
-                raise RuntimeError(f"{size} B: {answers[0][0][0]} rows")
+            if responses[0] != responses[1]:
+                raise RuntimeError(f"{size} B: the sources differ: {responses}")
+            if columns == "all" and responses[0][0][0] != self._question["counts"][size]:
+                raise RuntimeError(f"{size} B: {responses[0][0][0]} rows")
         return taken
 
     def backfill_seconds(self, size: str) -> dict[str, list[float]]:
@@ -123,16 +123,16 @@ class Contest:
         taken: dict[str, list[float]] = {"kafka": [], "backfill": []}
         writers = [("kafka", self._written_by_spark), ("backfill", self._backfilled)]
         for number in range(self._question["rounds"]):
-            answers = {}
+            responses = {}
             for name, write in writers[:: -1 if number % 2 else 1]:
                 out = f"{self._question['folder']}/parquet"
                 shutil.rmtree(out, ignore_errors=True)
                 began = time.perf_counter()
                 write(topics, out)
                 taken[name].append(time.perf_counter() - began)
-                answers[name] = self._spark.read.parquet(out).selectExpr(*ALL_COLUMNS).collect()
-            if answers["kafka"] != answers["backfill"]:
-                raise RuntimeError(f"{size} B: the files differ: {answers}")
+                responses[name] = self._spark.read.parquet(out).selectExpr(*ALL_COLUMNS).collect()
+            if responses["kafka"] != responses["backfill"]:
+                raise RuntimeError(f"{size} B: the files differ: {responses}")
         shutil.rmtree(out, ignore_errors=True)
         return taken
 
@@ -146,7 +146,7 @@ class Contest:
             raise RuntimeError(f"not backfilled: {done.failures}")
 
 
-def main(asked: str, answer: str) -> None:
+def main(asked: str, response: str) -> None:
     question = json.loads(Path(asked).read_text())
     settings = {
         "spark.driver.extraClassPath": question["jars"],
@@ -176,7 +176,7 @@ def main(asked: str, answer: str) -> None:
         "seconds": seconds,
         "worker_mib": sorted(memory.peaks.values())[-1:] or [0.0],
     }
-    Path(answer).write_text(json.dumps(found))
+    Path(response).write_text(json.dumps(found))
     spark.stop()
 
 

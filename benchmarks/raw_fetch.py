@@ -31,7 +31,7 @@ _FRAME = Struct(">i")
 _HEAD = Struct(">hhih9s")  # API key, version, correlation id, client id
 _LIMITS = Struct(">iiiibii")  # replica, wait, min, max, isolation, session id and epoch
 _ASKED = Struct(">iiqqi")  # partition, leader epoch, offset, log start, bytes at most
-_ANSWERED = Struct(">ihqqq")  # partition, error, high watermark, last stable offset, log start
+_RESPONDED = Struct(">ihqqq")  # partition, error, high watermark, last stable offset, log start
 _BATCH = Struct(">qi")  # base offset, length
 _LAST_OFFSET_DELTA = Struct(">i")
 _LAST_OFFSET_DELTA_AT, _BATCH_HEAD_BYTES = 23, 61
@@ -65,7 +65,7 @@ def request(topic: str, offsets: Sequence[tuple[int, int]], correlation: int) ->
     return _FRAME.pack(len(body)) + body
 
 
-def answer(frame: memoryview) -> Fetched:
+def response(frame: memoryview) -> Fetched:
     """`frame` begins with the correlation id. Raises FetchFailed for a top-level error."""
     error = int.from_bytes(frame[8:10], "big", signed=True)
     if error:
@@ -82,8 +82,8 @@ def answer(frame: memoryview) -> Fetched:
 
 
 def _partition(frame: memoryview, position: int, found: Fetched) -> int:
-    partition, error, _, _, _ = _ANSWERED.unpack_from(frame, position)
-    position += _ANSWERED.size
+    partition, error, _, _, _ = _RESPONDED.unpack_from(frame, position)
+    position += _RESPONDED.size
     aborted = int.from_bytes(frame[position : position + 4], "big", signed=True)
     position += 4 + max(aborted, 0) * 16 + 4  # and the preferred replica
     size = max(int.from_bytes(frame[position : position + 4], "big", signed=True), 0)
@@ -121,10 +121,10 @@ class RawConnection:
         size = int.from_bytes(self._buffer[:4], "big")
         if size > len(self._buffer):
             self._buffer = bytearray(size)
-        return answer(self._receive(size))
+        return response(self._receive(size))
 
     def first_record_ms(self, topic: str, partition: int, offset: int) -> float:
-        """The time until an answer has the batch with `offset`, in milliseconds."""
+        """The time until a response has the batch with `offset`, in milliseconds."""
         begun = time.perf_counter()
         while True:
             found = self.fetch(topic, [(partition, offset)])

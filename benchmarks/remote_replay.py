@@ -165,8 +165,8 @@ def _seek(
             relay.take()
             began = time.monotonic()
             found.cold_ms.append(connection.first_record_ms(topic.name, 0, offset))
-            answered = time.monotonic()
+            responded = time.monotonic()
             found.warm_ms.append(connection.first_record_ms(topic.name, 0, offset))
-            # Requests that are still in flight were not needed for the answer.
-            needed = [e for e in relay.take() if e.began >= began and e.ended <= answered]
+            # Requests that are still in flight were not needed for the response.
+            needed = [e for e in relay.take() if e.began >= began and e.ended <= responded]
             found.cold_round_trips.append(longest_chain(needed))

@@ -155,8 +155,8 @@ class Server:
 
     def _get(self, path: str) -> str | None:
         try:
-            with urllib.request.urlopen(f"http://{self._console}{path}", timeout=10) as answer:
-                return str(answer.read().decode())
+            with urllib.request.urlopen(f"http://{self._console}{path}", timeout=10) as response:
+                return str(response.read().decode())
         except OSError:
             return None
 
@@ -182,7 +182,7 @@ class Soak:
         self._seconds = seconds
         self._folder = folder
         self._console = console
-        self._store_answers = True
+        self._store_responses = True
 
     def run(self) -> Soaked:
         with ExitStack() as stack:
@@ -256,11 +256,11 @@ class Soak:
 
     def _begin_outage(self) -> None:
         self._s3.pause()
-        self._store_answers = False
+        self._store_responses = False
 
     def _end_outage(self) -> None:
         self._s3.start()
-        self._store_answers = True
+        self._store_responses = True
         self._note("an outage of the store", _OUTAGE_AT)
 
     def _note(self, name: str, share: float) -> None:
@@ -279,7 +279,7 @@ class Soak:
         if (lag_s := self._proxy.lag_s()) is not None:
             observed.lag_s.append(Sample(at_s, lag_s))
         lag = f"{observed.lag_s[-1].value:.1f}" if observed.lag_s else "?"
-        if self._store_answers:
+        if self._store_responses:
             observed.objects.append(Sample(at_s, self._count_objects()))
         return (
             f"{at_s / 60:5.1f} min  {', '.join(resident)}  lag {lag} s  "

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from lab.process import ServerProcess, free_port, port_answers
+from lab.process import ServerProcess, free_port, port_responses
 
 _PIPE_BYTES = 1024 * 1024
 _METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
@@ -31,7 +31,7 @@ _PROJECT = Path(__file__).parents[1]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """One request: its arrival and the end of its answer, in seconds of one clock."""
+    """One request: its arrival and the end of its response, in seconds of one clock."""
 
     began: float
     ended: float
@@ -67,7 +67,7 @@ class StoreRelay:
         return self._process.pid
 
     def take(self) -> list[Passed]:
-        """All that passed since the last call. If a call falls into an answer, both calls get a
+        """All that passed since the last call. If a call falls into a response, both calls get a
         part.
 
         Raises OSError.
@@ -80,7 +80,7 @@ class StoreRelay:
         try:
             self._process.start()
             ports = (self.port, self._control)
-            self._process.wait_until(lambda: all(port_answers(port) for port in ports), 30.0)
+            self._process.wait_until(lambda: all(port_responses(port) for port in ports), 30.0)
             self.take()
         except BaseException:
             self._process.stop()
@@ -93,7 +93,7 @@ class StoreRelay:
 
 
 class _Log:
-    """Requests of all connections. A request without an answer has no entry yet."""
+    """Requests of all connections. A request without a response has no entry yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,14 +124,14 @@ class _Connection:
         self._size = 0
 
     def start(self) -> None:
-        for work in (self._requests, self._answers):
+        for work in (self._requests, self._responses):
             threading.Thread(target=self._until_closed, args=(work,), daemon=True).start()
 
     def settle(self) -> None:
-        """Records what has passed of the last answer.
+        """Records what has passed of the last response.
 
         It is called when the client sends the next request, when the connection closes, and when
-        `take` is called. Any later bytes of the answer get an entry of their own.
+        `take` is called. Any later bytes of the response get an entry of their own.
         """
         with self._lock:
             if self._size:
@@ -156,7 +156,7 @@ class _Connection:
                 time.sleep(self._latency_s)
             self._store.sendall(data)
 
-    def _answers(self) -> None:
+    def _responses(self) -> None:
         source, sink = os.pipe()
         try:
             fcntl.fcntl(sink, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

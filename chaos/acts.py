@@ -61,7 +61,7 @@ class BegunAgain:
     log: Log
     writer: Writer
     old: dict[int, bytes]
-    answer: str
+    response: str
 
 
 @dataclass
@@ -182,7 +182,7 @@ class Stage:
         old, log.written = log.written, {}
         log.history += 1
         log.sent = 0
-        self.begun_again.append(BegunAgain(log, writer, old, act.answer))
+        self.begun_again.append(BegunAgain(log, writer, old, act.response))
         writer.go_on()
 
     # -- repairs in the calm ----------------------------------------------------------------------
@@ -223,13 +223,13 @@ class Stage:
         faults = []
         if not set(kept) <= archived:
             faults.append(f"{log.name}: {len(set(kept) - archived)} archived offsets have gone")
-        self.parts.resolve(log, begun.answer)
-        if begun.answer == "new-history":
+        self.parts.resolve(log, begun.response)
+        if begun.response == "new-history":
             aside = [row for row in self.parts.rows(log.topic)[0] if row["put_aside"]]
             there = {o for row in aside for o in range(row["base_offset"], row["last_offset"] + 1)}
             if not there >= archived:
                 faults.append(f"{log.name}: put aside are {ranges(there)}, not {ranges(archived)}")
-        if begun.answer == "keep":
+        if begun.response == "keep":
             # The new log has to grow past the archive's end, and its beginning has to be deleted.
             begun.writer.records_per_s = RECORDS_PER_S_CATCHING_UP
             wait_until(
@@ -242,6 +242,6 @@ class Stage:
 
 
 def rest(writer: Writer) -> None:
-    """Raises PartFailed if sent records have no answer although all brokers are up."""
+    """Raises PartFailed if sent records have no response although all brokers are up."""
     if not writer.rest(_REST_S):
         raise PartFailed(f"the writer of {writer.log.name} has no answer in {_REST_S:.0f} s")

@@ -165,8 +165,8 @@ class Server:
 
     def _get(self, path: str) -> str | None:
         try:
-            with urllib.request.urlopen(f"http://{self._console}{path}", timeout=10) as answer:
-                return str(answer.read().decode())
+            with urllib.request.urlopen(f"http://{self._console}{path}", timeout=10) as response:
+                return str(response.read().decode())
         except OSError:
             return None
 
@@ -316,11 +316,11 @@ class Parts:
                 faults.append(line)
         return Verified(done.returncode == 0, gaps, faults, done.stdout + done.stderr)
 
-    def resolve(self, log: Log, answer: str) -> str:
+    def resolve(self, log: Log, response: str) -> str:
         """Returns its output. Raises PartFailed."""
-        done = self._command("resolve", log.name, f"--{answer}")
+        done = self._command("resolve", log.name, f"--{response}")
         if done.returncode != 0:
-            raise PartFailed(f"resolve {log.name} --{answer}: {done.stdout}{done.stderr}")
+            raise PartFailed(f"resolve {log.name} --{response}: {done.stdout}{done.stderr}")
         return done.stdout
 
     def _command(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -42,20 +42,20 @@ class Kind(StrEnum):
 
 GREAT = (Kind.LOSE_RECORDS, Kind.REPLACE_DISK, Kind.LOSE_OBJECT, Kind.WRONG_PREFIX)
 LOSABLE = ("chaos-plain-0", "chaos-plain-1", "chaos-txn-0")
-ANSWERS = ("keep", "truncate", "new-history")
+RESPONSES = ("keep", "truncate", "new-history")
 _TO_A_PROCESS = (Kind.PAUSE, Kind.KILL)
 _BEFORE_THE_STORE = (Kind.CUT, Kind.SLOW, Kind.CORRUPT, Kind.STALE_LISTINGS)
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """`at_s`: counts from the round's beginning. `answer`: the option of `fetchproxy resolve`."""
+    """`at_s`: counts from the round's beginning. `response`: the option of `fetchproxy resolve`."""
 
     at_s: float
     kind: Kind
     target: str
     for_s: float = 0.0
-    answer: str = ""
+    response: str = ""
 
     @property
     def until_s(self) -> float:
@@ -63,8 +63,8 @@ class Act:
 
     def __str__(self) -> str:
         lasting = f", for {self.for_s:.0f} s" if self.for_s else ""
-        answer = f", then resolve --{self.answer}" if self.answer else ""
-        return f"{self.kind.value} {self.target}{lasting}{answer}"
+        response = f", then resolve --{self.response}" if self.response else ""
+        return f"{self.kind.value} {self.target}{lasting}{response}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +84,22 @@ def make_plan(seed: int, seconds: float) -> Plan:
     rng = Random(seed)
     manager = rng.choice(("store", "topic"))
     # One answer per broker, since `--keep` shows again what `--new-history` had put aside.
-    answers = {broker: rng.choice(ANSWERS) for broker in BROKERS}
+    responses = {broker: rng.choice(RESPONSES) for broker in BROKERS}
     great: list[Kind] = []
     rounds = []
     for _ in range(max(1, int(seconds // (ROUND_S + CHECKS_S)))):
         if not great:
             great = list(GREAT)
             rng.shuffle(great)
-        first = _great_act(rng, great.pop(), answers)
+        first = _great_act(rng, great.pop(), responses)
         rounds.append(Round(first, _overlapping(rng, first)))
     return Plan(seed, manager, tuple(rounds))
 
 
-def _great_act(rng: Random, kind: Kind, answers: Mapping[str, str]) -> Act:
+def _great_act(rng: Random, kind: Kind, responses: Mapping[str, str]) -> Act:
     if kind is Kind.REPLACE_DISK:
         broker = rng.choice(BROKERS)
-        return Act(0.0, kind, broker, answer=answers[broker])
+        return Act(0.0, kind, broker, response=responses[broker])
     if kind is Kind.WRONG_PREFIX:
         return Act(0.0, kind, rng.choice(ARCHIVERS), for_s=ROUND_S / 2)
     return Act(0.0, kind, rng.choice(LOSABLE))

@@ -19,7 +19,7 @@ from chaos.ledger import ABORTED, COMMITTED, Log
 RECORDS_PER_S = 40
 RECORDS_PER_S_CATCHING_UP = 1_000  # for a log that has to reach the end of another one
 _TICK_S = 0.25
-_WAITING_MAX = 400  # records without an answer, above which the writer waits
+_WAITING_MAX = 400  # records without a response, above which the writer waits
 _ABORTED_SHARE = 0.25
 _CALL_S = 10.0
 _LOG = logging.getLogger("chaos.clients")
@@ -27,7 +27,7 @@ _LOG.setLevel(logging.CRITICAL)  # errors that matter are returned by a record o
 
 
 class Writer:
-    """`rest` returns when all sent records have an answer. `go_on` resumes writing."""
+    """`rest` returns when all sent records have a response. `go_on` resumes writing."""
 
     def __init__(self, log: Log, bootstrap: str, *, idempotent: bool = False) -> None:
         self.log = log

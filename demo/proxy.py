@@ -57,8 +57,8 @@ class Proxy:
     def status(self) -> Any:
         """The console's /api/status. Raises CheckFailed if the process has ended."""
         try:
-            with urlopen(f"{self.console_url}api/status", timeout=10) as answer:
-                return json.load(answer)
+            with urlopen(f"{self.console_url}api/status", timeout=10) as response:
+                return json.load(response)
         except OSError as error:
             raise CheckFailed("the proxy goes on running", f"its console: {error}") from error
 

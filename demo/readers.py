@@ -150,16 +150,16 @@ def earliest_offsets(bootstrap: str) -> dict[int, int]:
 def errors_at_offset_0(bootstrap: str) -> dict[int, str]:
     """By partition: the error that a confluent-kafka consumer gets for offset 0."""
     consumer, _ = confluent_consumer(bootstrap)
-    answers: dict[int, str] = {}
+    responses: dict[int, str] = {}
     try:
         assign(consumer, FROM_THE_BEGINNING)
         deadline = time.perf_counter() + 15.0
-        while len(answers) < records.PARTITIONS and time.perf_counter() < deadline:
+        while len(responses) < records.PARTITIONS and time.perf_counter() < deadline:
             message = consumer.poll(0.5)
-            if message is not None and message.partition() not in answers:
+            if message is not None and message.partition() not in responses:
                 error = message.error()
-                answers[message.partition()] = "a record" if error is None else error.str()
-        return answers
+                responses[message.partition()] = "a record" if error is None else error.str()
+        return responses
     finally:
         consumer.close()
 

@@ -86,14 +86,14 @@ class Story:
         tell = self._tell
         tell.act("The broker has forgotten the beginning")
         tell.say(self._upstream.forget(proxy.archived_ends(records.TOPIC)))
-        answers = errors_at_offset_0(self._upstream.bootstrap)
+        responses = errors_at_offset_0(self._upstream.bootstrap)
         out_of_range = [
-            p for p, answer in answers.items() if "offset out of range" in answer.lower()
+            p for p, response in responses.items() if "offset out of range" in response.lower()
         ]
         require(
             len(out_of_range) == records.PARTITIONS,
             "a direct read of offset 0 gets OffsetOutOfRange on every partition",
-            str(answers),
+            str(responses),
         )
         partitions = ", ".join(map(str, sorted(out_of_range)))
         tell.good(f"Asked directly for offset 0 of partitions {partitions}: OffsetOutOfRange.")

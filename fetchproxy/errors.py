@@ -176,7 +176,7 @@ class OffsetLost(FetchProxyError):
 
 class ClusterError(FetchProxyError):
     """One of the proxy's own requests to the brokers failed. `error_code`: Kafka's code. None: no
-    answer came.
+    response came.
     """
 
     def __init__(self, message: str, error_code: int | None = None) -> None:

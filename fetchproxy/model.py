@@ -252,7 +252,7 @@ FIRST_HISTORY = LogHistory()  # no operator has decided anything
 
 @dataclass(frozen=True, slots=True)
 class LogEdges:
-    """The leader's last answer about one partition's local log."""
+    """The leader's last response about one partition's local log."""
 
     log_start_offset: int
     high_watermark: int

@@ -87,8 +87,8 @@ class Browser:
     def _find_page(self) -> bool:
         try:
             port = (self._profile / "DevToolsActivePort").read_text().splitlines()[0]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-                pages = [each for each in json.load(answer) if each["type"] == "page"]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as response:
+                pages = [each for each in json.load(response) if each["type"] == "page"]
         except (OSError, IndexError):
             return False
         self._page = pages[0]["webSocketDebuggerUrl"] if pages else ""

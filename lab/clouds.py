@@ -170,9 +170,9 @@ def _expect(
     connection = HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
     finally:
         connection.close()
-    if answer.status != status:
-        raise PartFailed(f"{method} {path} was answered with {answer.status}: {text[:300]}")
+    if response.status != status:
+        raise PartFailed(f"{method} {path} was answered with {response.status}: {text[:300]}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey
 
-from fetchproxy.serving.gateway.apis import addresses_rewritten, answered
+from fetchproxy.serving.gateway.apis import addresses_rewritten, responded
 from fetchproxy.serving.gateway.apis.table import BEHAVIOURS, SPECIAL
 from fetchproxy.serving.gateway.session import VERSION_MAX, Behaviour, Treatment
 
@@ -118,7 +118,7 @@ def _rows_of_relayed() -> list[str]:
 
 
 def module_name(key: ApiKey) -> str:
-    for module in (addresses_rewritten, answered):
+    for module in (addresses_rewritten, responded):
         if any(key == api.key for api in module.APIS):
             return module.__name__.rpartition(".")[2]
     return key.name.lower()
@@ -180,9 +180,9 @@ def _client_cell(entry: Entry | None, notes: dict[str, int]) -> str:
 
 
 def _checklist_row(entry: Entry) -> str:
-    answer = " ".join(filter(None, (entry.get("answer"), entry.get("because"))))
+    response = " ".join(filter(None, (entry.get("answer"), entry.get("because"))))
     test = f"[{Path(entry['held_by']).stem}](../{entry['held_by']})" if "held_by" in entry else "—"
-    return _row(entry["point"], answer, test)
+    return _row(entry["point"], response, test)
 
 
 def _row(*cells: str) -> str:

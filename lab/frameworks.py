@@ -110,7 +110,7 @@ class ConnectWorker(StartedServer):
         command = _java(f"{frameworks_jars()}/*", self._folder, main, str(worker))
         self._process = ServerProcess("Kafka Connect", command, self._log)
         self._process.start()
-        self._process.wait_until(self._answers, timeout_s=90.0)
+        self._process.wait_until(self._responses, timeout_s=90.0)
         self._ask("POST", "/connectors", self._request())
         if self._offsets is not None:
             name = self._connector["name"]
@@ -131,7 +131,7 @@ class ConnectWorker(StartedServer):
         if self._process is not None:
             self._process.stop(timeout_s=30.0)
 
-    def _answers(self) -> bool:
+    def _responses(self) -> bool:
         try:
             self._ask("GET", "/connectors", None)
         except OSError:  # the port is still closed, or 503: the worker is not ready
@@ -160,6 +160,6 @@ class ConnectWorker(StartedServer):
         headers = {"Content-Type": "application/json"}
         url = f"http://127.0.0.1:{self._port}{path}"
         request = urllib.request.Request(url, data, headers, method=method)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            text = answer.read()
+        with urllib.request.urlopen(request, timeout=60) as response:
+            text = response.read()
         return json.loads(text) if text else None

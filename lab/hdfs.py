@@ -124,8 +124,8 @@ class HdfsServer(OneProcess):
     def _is_ready(self) -> bool:
         query = "jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
         try:
-            with urlopen(f"http://{self.address}/{query}", timeout=5) as answer:
-                [state] = json.load(answer)["beans"]
+            with urlopen(f"http://{self.address}/{query}", timeout=5) as response:
+                [state] = json.load(response)["beans"]
         except (URLError, OSError, ValueError):
             return False
         return bool(state["FSState"] == "Operational" and state["NumLiveDataNodes"] == 1)

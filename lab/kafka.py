@@ -21,7 +21,7 @@ from lab import cache
 from lab.errors import PartFailed
 from lab.java import find_java, quick_options
 from lab.kafka_versions import KAFKA_VERSION, kafka_entry, kafka_jars
-from lab.process import OneProcess, ServerProcess, free_port, port_answers
+from lab.process import OneProcess, ServerProcess, free_port, port_responses
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -309,7 +309,7 @@ class KafkaServer(OneProcess):
         def ready() -> bool:
             with open(self._log, "rb") as log:
                 log.seek(seen)
-                return b"Kafka Server started" in log.read() and port_answers(self._port)
+                return b"Kafka Server started" in log.read() and port_responses(self._port)
 
         try:
             process.wait_until(ready, self._start_timeout_s)

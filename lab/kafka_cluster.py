@@ -130,7 +130,7 @@ class KafkaCluster(StartedServer):
 
         replicas = [list(of_partition) for of_partition in assignment]
         new = NewTopic(name, len(replicas), replica_assignment=replicas, config=dict(config or {}))
-        admin = self._admin()  # it must live until the answer is there
+        admin = self._admin()  # it must live until the response is there
         admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
         asked = [node_id for node_id, server in self._servers.items() if server.running]
         _wait(

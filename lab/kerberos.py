@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab import cache
 from lab.errors import PartFailed, PartMissing
-from lab.process import OneProcess, ServerProcess, free_port, port_answers
+from lab.process import OneProcess, ServerProcess, free_port, port_responses
 
 KERBEROS_ENTRY = f"kerberos-debian-py{sys.version_info.major}{sys.version_info.minor}"
 _HOW = "It needs Debian's packages (apt-get download), a C compiler and pip."
@@ -117,7 +117,7 @@ class Kdc(OneProcess):
             log = self.folder / "server.log"
             self._process = ServerProcess("KDC", command, log, env=self._server_environment())
         self._process.start()
-        self._process.wait_until(lambda: port_answers(self._port), 30.0)
+        self._process.wait_until(lambda: port_responses(self._port), 30.0)
 
     def stop(self) -> None:
         if self._process is not None:

@@ -14,7 +14,7 @@ from lab import cache, jars
 from lab.errors import PartMissing
 from lab.jars import Artifact
 from lab.java import find_java
-from lab.process import OneProcess, ServerProcess, free_ports, port_answers
+from lab.process import OneProcess, ServerProcess, free_ports, port_responses
 
 KROXYLICIOUS_VERSION = "0.12.0"
 KROXYLICIOUS_ENTRY = f"kroxylicious-{KROXYLICIOUS_VERSION}"
@@ -97,7 +97,7 @@ class KroxyliciousProxy(OneProcess):
         )
         self._process = ServerProcess("Kroxylicious", command, self._folder / "proxy.log")
         self._process.start()
-        self._process.wait_until(lambda: port_answers(self._port), timeout_s=60.0)
+        self._process.wait_until(lambda: port_responses(self._port), timeout_s=60.0)
 
     def stop(self) -> None:
         if self._process is not None:

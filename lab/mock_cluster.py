@@ -41,9 +41,9 @@ class MockCluster(OneProcess):
 
     def __init__(self, broker_count: int = 1) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="lab-mock-"))
-        self._answer = self._folder / "addresses.json"
+        self._response = self._folder / "addresses.json"
         self._addresses: dict[int, str] = {}
-        command = [sys.executable, "-c", _OWNER, str(broker_count), str(self._answer)]
+        command = [sys.executable, "-c", _OWNER, str(broker_count), str(self._response)]
         self._process = ServerProcess("mock cluster", command, self._folder / "log")
 
     @property
@@ -60,8 +60,8 @@ class MockCluster(OneProcess):
     def start(self) -> None:
         """Raises PartFailed. A killed cluster cannot be restored: its log was in memory."""
         self._server().start()
-        self._server().wait_until(self._answer.exists, timeout_s=60.0)
-        found = json.loads(self._answer.read_text())
+        self._server().wait_until(self._response.exists, timeout_s=60.0)
+        found = json.loads(self._response.read_text())
         self._addresses = {int(broker_id): address for broker_id, address in found.items()}
 
     def topic_on_several_brokers(self, name: str) -> tuple[str, list[int]]:

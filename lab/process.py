@@ -186,7 +186,7 @@ class ServerProcess:
         self._popen = None
 
 
-def port_answers(port: int) -> bool:
+def port_responses(port: int) -> bool:
     """Whether something on loopback accepts a connection on `port`."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=1.0):

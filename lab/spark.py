@@ -209,10 +209,10 @@ class SparkKafka:
             limit.cancel()
         if not line:
             raise PartFailed(f"Spark ended (or was, after {timeout_s} s)\n{self._log_tail()}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise PartFailed(f"Spark: {answer['error']}\n{self._log_tail()}")
-        return answer["found"]
+        response = json.loads(line)
+        if "error" in response:
+            raise PartFailed(f"Spark: {response['error']}\n{self._log_tail()}")
+        return response["found"]
 
     def close(self) -> None:
         assert self._process.stdout is not None

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from pathlib import Path
 
 from lab.errors import PartFailed
-from lab.process import OneProcess, ServerProcess, free_port, port_answers
+from lab.process import OneProcess, ServerProcess, free_port, port_responses
 
 _START_ATTEMPTS_MAX = 3
 
@@ -82,7 +82,7 @@ class StoreServer(OneProcess):
     def _start_once(self, process: ServerProcess) -> None:
         process.start()
         try:
-            process.wait_until(lambda: port_answers(self._port), timeout_s=60.0)
+            process.wait_until(lambda: port_responses(self._port), timeout_s=60.0)
         except BaseException:
             process.kill()
             raise

@@ -22,7 +22,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.log_truncation import LogTruncation
 
 
-class Answer(StrEnum):
+class LogChoice(StrEnum):
     """Which of the two logs counts."""
 
     KEEP = "keep"  # the archive, below its end
@@ -32,7 +32,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LeaderSays:
-    """The leader's answers about its log."""
+    """The leader's responses about its log."""
 
     edges: LogEdges
     leader_epoch: int  # -1: the leader gives none
@@ -50,19 +50,19 @@ class ResolutionPlan:
 
 
 def plan_resolution(
-    answer: Answer,
+    choice: LogChoice,
     view: PartitionView,
     segments: Sequence[RemoteLogSegmentMetadata],
     leader: LeaderSays,
 ) -> ResolutionPlan:
     """`segments`: all in the metadata, from the same time as `view`. Raises ResolutionRefused."""
     shown = tuple(s for s in segments if s.is_finished and view.history.shows(s))
-    if answer is Answer.KEEP:
+    if choice is LogChoice.KEEP:
         return _keep(view, leader.edges)
     lineage = archived_lineage(view)
     # If the archive has no segment, the last epoch before the leader's log.
     after_epoch = lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
-    if answer is Answer.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
+    if choice is LogChoice.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
         return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.edges))
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
         raise ResolutionRefused(
@@ -73,7 +73,7 @@ def plan_resolution(
     start = max(leader.archived_epochs_end, leader.edges.log_start_offset)
     log_start = start if start > leader.edges.log_start_offset else None
     history = view.history.followed_by(after_epoch)
-    if answer is Answer.TRUNCATE:
+    if choice is LogChoice.TRUNCATE:
         words = _dropped(shown, leader.edges)
         return ResolutionPlan(shown[::-1], history, log_start, words)
     words = (
@@ -133,7 +133,7 @@ def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tupl
 
 async def resolve(
     tp: TopicIdPartition,
-    answer: Answer,
+    choice: LogChoice,
     leader: LeaderLog,
     rsm: RemoteStorageManager,
     rlmm: RemoteLogMetadataManager,
@@ -149,9 +149,9 @@ async def resolve(
     edges = await leader.edges(tp)
     waits = await _waits(leader, view, edges)
     if waits:
-        plan = plan_resolution(answer, view, segments, await _ask(leader, view, edges))
+        plan = plan_resolution(choice, view, segments, await _ask(leader, view, edges))
     else:
-        again = plan_showing_again(view, segments) if answer is Answer.KEEP else None
+        again = plan_showing_again(view, segments) if choice is LogChoice.KEEP else None
         if again is None:
             if not dry_run:
                 await rsm.objects.delete_concern(tp, Kind.PARTITION_STOPPED)
@@ -161,7 +161,7 @@ async def resolve(
         plan = again
     if dry_run:
         return plan
-    if answer is not Answer.KEEP or not waits:
+    if choice is not LogChoice.KEEP or not waits:
         # Delete the records (`published`) first, as they would no longer match the archive.
         await rsm.objects.forget_records(tp)
     if plan.drop:

@@ -28,7 +28,7 @@ FORGOTTEN_AFTER_S = 3_600.0
 class _Broker:
     named_at: float  # loop s, when the cluster last named it
     away_since: float | None = None
-    answered: bool = False  # since the start
+    responded: bool = False  # since the start
     asked_next_at: float = 0.0
     error: str = ""
     counts: bool = True  # False: asked only for the brokers it knows
@@ -126,7 +126,7 @@ class BrokerWatch:
                 broker.asked_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
             break
         broker.away_since = None
-        broker.answered = True
+        broker.responded = True
         self._publish()
 
     def _failed(self, address: HostPort, broker: _Broker, error: ClusterUnavailable) -> None:
@@ -138,7 +138,7 @@ class BrokerWatch:
         self._publish()
 
     def _publish(self) -> None:
-        reachable = sum(b.answered and b.away_since is None for b in self._brokers.values())
+        reachable = sum(b.responded and b.away_since is None for b in self._brokers.values())
         BROKERS_KNOWN.set(len(self._brokers))
         BROKERS_REACHABLE.set(reachable)
         away = [(a, b.away_since) for a, b in self._brokers.items() if b.away_since is not None]

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, error_text
-from fetchproxy_protocol.topic_entries import MetadataAnswer, TopicInfo
+from fetchproxy_protocol.topic_entries import ClusterMetadata, TopicInfo
 from kafka.protocol.admin import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -75,7 +75,7 @@ class Cluster:
         upstream = tls or upstream_context(config, TlsConfig())
         self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
-        self._metadata_flights = SingleFlight[MetadataAnswer]()
+        self._metadata_flights = SingleFlight[ClusterMetadata]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._edges = LogEdgesReads(self._leaders, self._connections)
         self._last_good: HostPort | None = None
@@ -104,7 +104,7 @@ class Cluster:
         return dict(self._metadata.brokers)
 
     def known_brokers(self) -> Mapping[int, HostPort]:
-        """By id, as the cluster named them last; empty before the first answer. Never blocks."""
+        """By id, as the cluster named them last; empty before the first response. Never blocks."""
         return self._metadata.brokers
 
     async def greet(self, address: HostPort) -> None:
@@ -168,10 +168,10 @@ class Cluster:
             else:
                 found[key] = topic
         if asked:
-            answer = await self._ask_metadata(asked)
-            told = {key: topic for topic in answer.topics for key in (topic.name, topic.topic_id)}
+            response = await self._ask_metadata(asked)
+            told = {key: topic for topic in response.topics for key in (topic.name, topic.topic_id)}
             async for key in each_of(asked):
-                found[key] = told.get(key) or _refused(key, answer)
+                found[key] = told.get(key) or _refused(key, response)
         return found
 
     async def still_there(self, max_age_ms: int) -> list[TopicInfo]:
@@ -207,9 +207,9 @@ class Cluster:
                 resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
             )
             asked = DescribeConfigsRequest(resources=[resource])
-            answer = await connection.call(asked, DescribeConfigsResponse)
+            response = await connection.call(asked, DescribeConfigsResponse)
             found: dict[str, str] = {}
-            for result in answer.results:
+            for result in response.results:
                 raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")
                 # Brokers leave sensitive values out.
                 found.update({c.name: c.value for c in result.configs if c.value is not None})
@@ -235,7 +235,7 @@ class Cluster:
         self, tps: Collection[TopicIdPartition], *, not_older_than: float
     ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
         """As `log_edges`, by three requests to each leader, all leaders at once. Raises nothing.
-        `cached_log_edges` has each broker's answer while other brokers are still asked.
+        `cached_log_edges` has each broker's response while other brokers are still asked.
         """
         return await self._edges.get(tps, not_older_than)
 
@@ -255,7 +255,7 @@ class Cluster:
         """Ask each leader, in one request, where one epoch of each partition ended in its log.
 
         `tell` gets that end with the leader's own epoch; None: the leader has no such request or
-        reports no epochs. It is called for each partition as soon as its answer is known, perhaps
+        reports no epochs. It is called for each partition as soon as its response is known, perhaps
         twice. Raises nothing.
         """
 
@@ -328,14 +328,14 @@ class Cluster:
         return _found((await self._leaders.ask([tp], alone))[tp])
 
     # --- whom to ask ---
-    async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
+    async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> ClusterMetadata:
         key = _ALL_TOPICS if topics is None else tuple(topics)
         return await self._metadata_flights.run(key, lambda: self._fetch_metadata(topics))
 
-    async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> MetadataAnswer:
-        answer = await self.ask_any(lambda connection: self._metadata.ask(connection, topics))
+    async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> ClusterMetadata:
+        response = await self.ask_any(lambda connection: self._metadata.ask(connection, topics))
         self._connections.retain({*self._candidates(), *self.bootstrap})
-        return answer
+        return response
 
     def exclusive(self, address: HostPort) -> AbstractAsyncContextManager[BrokerConnection]:
         """A connection that no other task uses inside the block, for requests that wait long."""
@@ -358,14 +358,14 @@ class Cluster:
             patience_s = self._config.connect_max_ms / 1000 if candidates else None
             try:
                 async with asyncio.timeout(patience_s):
-                    answer = await ask(connection)
+                    response = await ask(connection)
             except ClusterUnavailable as failure:
                 error = failure
             except TimeoutError:
                 error = ClusterUnavailable(f"broker {address}: no answer in time")
             else:
                 self._last_good = address
-                return answer
+                return response
             if self._last_good == address:
                 self._last_good = None
         raise error or ClusterUnavailable("no broker is known")
@@ -389,10 +389,10 @@ def _found(value: T | ClusterError) -> T:
     return value
 
 
-def _refused(key: str | UUID, answer: MetadataAnswer) -> ClusterError:
+def _refused(key: str | UUID, response: ClusterMetadata) -> ClusterError:
     by_id = isinstance(key, UUID)
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    code = answer.failed.get(key, unknown)
+    code = response.failed.get(key, unknown)
     what = f"topic id {key}" if by_id else f"topic {key!r}"
     return ClusterError(f"{what}: {error_text(code)}", code)
 
@@ -414,10 +414,10 @@ async def delete_records(cluster: Cluster, tp: TopicIdPartition, offset: int) ->
         request = DeleteRecordsRequest(
             topics=[asked(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
         )
-        answer = await connection.call(request, DeleteRecordsResponse, _REPLICAS_WAIT_MS)
-        for answered in answer.topics:
-            for partition in answered.partitions:
-                raise_for(partition.error_code, f"DeleteRecords of {answered.name}")
+        response = await connection.call(request, DeleteRecordsResponse, _REPLICAS_WAIT_MS)
+        for responded in response.topics:
+            for partition in responded.partitions:
+                raise_for(partition.error_code, f"DeleteRecords of {responded.name}")
                 return int(partition.low_watermark)
         raise ClusterError("DeleteRecords was answered without the partition")
 

@@ -99,27 +99,27 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._begin_frame(INT32.unpack(self._size)[0])
         elif self._received == len(self._frame):
             frame, self._frame, self._received = self._frame, None, 0
-            self._answered(frame)
+            self._responded(frame)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"connection lost: {exc}" if exc else "connection closed by the broker")
 
     # --- our side ---
-    async def call(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
+    async def call(self, message: Any, response: Any, extra_ms: int = 0) -> Any:
         """Send one of kafka-python's requests in the highest version that both sides speak.
 
-        Returns the answer as class `answer`. Raises as `send`; ClusterError if it is malformed.
+        Returns the response as class `response`. Raises as `send`; ClusterError if it is malformed.
         """
         # `Any`: kafka-python makes its message classes at import time, without types for mypy.
         await self._renew_if_due()
-        return await self.ask(message, answer, extra_ms)
+        return await self.ask(message, response, extra_ms)
 
-    async def ask(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
+    async def ask(self, message: Any, response: Any, extra_ms: int = 0) -> Any:
         """As `call`, but also during an authentication."""
         key, version = message.API_KEY, self.version_of(message.API_KEY)
         body = message.encode(version=version)
         [payload] = await self._exchange(key, version, [body], extra_ms)
-        return messages.body_of(answer, payload, version)
+        return messages.body_of(response, payload, version)
 
     async def send(
         self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int = 0
@@ -135,20 +135,20 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def _exchange(
         self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int
     ) -> list[memoryview]:
-        answers = [self._send(api_key, version, body) for body in bodies]
+        responses = [self._send(api_key, version, body) for body in bodies]
         try:
             async with asyncio.timeout((self._config.request_max_ms + extra_ms) / 1000):
-                return [await answer for answer in answers]
+                return [await response for response in responses]
         except TimeoutError:
             # A broker that answers later looks the same as one that is gone.
             self._fail(f"no answer within {self._config.request_max_ms + extra_ms} ms")
             raise self._unavailable("no answer in time") from None
         finally:
-            for answer in answers:
-                if answer.done() and not answer.cancelled():
-                    answer.exception()  # seen: all fail together, and one was raised
+            for response in responses:
+                if response.done() and not response.cancelled():
+                    response.exception()  # seen: all fail together, and one was raised
                 else:
-                    answer.cancel()
+                    response.cancel()
 
     async def negotiate(self) -> None:
         """Learn the broker's versions by ApiVersions 3, or 0 if the broker lacks 3 (KIP-511)."""
@@ -213,17 +213,17 @@ class BrokerConnection(asyncio.BufferedProtocol):
         lifetime_ms = 0
         while not exchange.is_done():
             request = SaslAuthenticateRequest(auth_bytes=exchange.auth_bytes())
-            answer = await self.ask(request, SaslAuthenticateResponse)
-            if answer.error_code:
-                raise refused(answer.error_message or "refused", answer.error_code)
+            response = await self.ask(request, SaslAuthenticateResponse)
+            if response.error_code:
+                raise refused(response.error_message or "refused", response.error_code)
             try:
                 # SCRAM hashes the password thousands of times here.
-                await asyncio.to_thread(exchange.receive, bytes(answer.auth_bytes))
+                await asyncio.to_thread(exchange.receive, bytes(response.auth_bytes))
             except AuthenticationRefused as error:
                 raise refused(str(error)) from None
             except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
                 raise refused(f"the broker's answer is malformed: {type(error).__name__}") from None
-            lifetime_ms = answer.session_lifetime_ms or 0
+            lifetime_ms = response.session_lifetime_ms or 0
         if not exchange.is_authenticated():
             raise refused("the broker's last answer does not end the exchange")
         return lifetime_ms
@@ -238,12 +238,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._transport is None or self._lost is not None:
             raise self._lost or self._unavailable("not connected")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        answer = asyncio.get_running_loop().create_future()
-        self._pending.append((self._correlation_id, answer))
+        response = asyncio.get_running_loop().create_future()
+        self._pending.append((self._correlation_id, response))
         header = request_header(api_key, version, self._correlation_id, CLIENT_ID)
         size = INT32.pack(len(header) + len(body))
         self._transport.write(b"".join((size, header, body)))
-        return answer
+        return response
 
     def _begin_frame(self, size: int) -> None:
         if not _CORRELATION_ID_BYTES <= size <= self._config.frame_bytes_max:
@@ -251,16 +251,16 @@ class BrokerConnection(asyncio.BufferedProtocol):
             size = _CORRELATION_ID_BYTES  # holds any bytes that come before the transport is closed
         self._frame, self._received = uninitialised(size), 0
 
-    def _answered(self, frame: bytearray) -> None:
+    def _responded(self, frame: bytearray) -> None:
         if self._lost is not None:
             return
         correlation_id = INT32.unpack_from(frame)[0]
         if not self._pending or self._pending[0][0] != correlation_id:
             self._fail(f"answer with correlation id {correlation_id} to no request")
             return
-        _, answer = self._pending.popleft()
-        if not answer.done():  # else its caller has left
-            answer.set_result(memoryview(frame))
+        _, response = self._pending.popleft()
+        if not response.done():  # else its caller has left
+            response.set_result(memoryview(frame))
 
     def _fail(self, why: str) -> None:
         if self._lost is not None:
@@ -269,9 +269,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
         while self._pending:
-            _, answer = self._pending.popleft()
-            if not answer.done():
-                answer.set_exception(self._unavailable(why))
+            _, response = self._pending.popleft()
+            if not response.done():
+                response.set_exception(self._unavailable(why))
 
     def _unavailable(self, why: str) -> ClusterUnavailable:
         return ClusterUnavailable(f"broker {self.address}: {why}")
@@ -302,7 +302,7 @@ class BrokerConnections:
     async def exclusive(self, address: HostPort) -> AsyncIterator[BrokerConnection]:
         """A connection that no other task uses inside the block. Raises ClusterUnavailable.
 
-        A connection left in the middle of an answer (an error, a cancellation) is closed.
+        A connection left in the middle of a response (an error, a cancellation) is closed.
         """
         connection = self._take_idle(address) or await self._connect(address)
         self._in_use.add(connection)

@@ -146,8 +146,8 @@ class GroupMember:
         asked = FindCoordinatorRequest(key_type=_GROUP, key=group_id, coordinator_keys=[group_id])
 
         async def ask(connection: BrokerConnection) -> HostPort:
-            answer = await connection.call(asked, FindCoordinatorResponse)
-            found = answer.coordinators[0] if answer.coordinators else answer
+            response = await connection.call(asked, FindCoordinatorResponse)
+            found = response.coordinators[0] if response.coordinators else response
             if found.error_code in _NO_COORDINATOR_YET:
                 raise ClusterUnavailable("the group has no coordinator yet", found.error_code)
             raise_for(found.error_code, "FindCoordinator")
@@ -213,7 +213,7 @@ class GroupMember:
             reason=None,
         )
         # The coordinator does not expire a member that waits there for the others. That member
-        # needs no heartbeats and loses nothing before the answer.
+        # needs no heartbeats and loses nothing before the response.
         now = asyncio.get_running_loop().time()
         self._lease_until = max(before, now + 2 * settings.session_timeout_ms / 1000)
         try:
@@ -229,7 +229,7 @@ class GroupMember:
             self._lose("expired", forget=True)
             return None
         self._raise_for(code, "JoinGroup")
-        self._renew_lease(asyncio.get_running_loop().time())  # the session begins with the answer
+        self._renew_lease(asyncio.get_running_loop().time())  # the session begins with the response
         return joined
 
     async def _heartbeat(self, connection: BrokerConnection) -> None:

@@ -69,17 +69,17 @@ async def _listed_offsets(cluster: Cluster) -> list[GroupOffset]:
     for address in (await cluster.brokers()).values():
         async with cluster.exclusive(address) as connection:
             asked = ListGroupsRequest(states_filter=[], types_filter=[])
-            answer = await connection.call(asked, ListGroupsResponse)
-            raise_for(answer.error_code, f"ListGroups of {address}")
-            for group in sorted(one.group_id for one in answer.groups):
+            response = await connection.call(asked, ListGroupsResponse)
+            raise_for(response.error_code, f"ListGroups of {address}")
+            for group in sorted(one.group_id for one in response.groups):
                 found += await _offsets_of(connection, group)
     return found
 
 
 async def _offsets_of(connection: BrokerConnection, group: str) -> list[GroupOffset]:
     asked = OffsetFetchRequest(group_id=group, topics=None, require_stable=False)
-    answer = await connection.call(asked, OffsetFetchResponse)
-    raise_for(answer.error_code, f"OffsetFetch of group {group}")
+    response = await connection.call(asked, OffsetFetchResponse)
+    raise_for(response.error_code, f"OffsetFetch of group {group}")
     return [
         GroupOffset(
             group,
@@ -89,7 +89,7 @@ async def _offsets_of(connection: BrokerConnection, group: str) -> list[GroupOff
             one.committed_leader_epoch,
             one.metadata,
         )
-        for topic in answer.topics
+        for topic in response.topics
         for one in topic.partitions
         if one.committed_offset >= 0
     ]
@@ -128,8 +128,8 @@ async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) 
         topics=[of_topic(name=name, partitions=places) for name, places in topics.items()],
     )
     async with cluster.exclusive(await _coordinator(cluster, group)) as connection:
-        answer = await connection.call(asked, OffsetCommitResponse)
-    for topic in answer.topics:
+        response = await connection.call(asked, OffsetCommitResponse)
+    for topic in response.topics:
         for place in topic.partitions:
             what = f"OffsetCommit of group {group} for {topic.name}-{place.partition_index}"
             if place.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
@@ -142,7 +142,7 @@ async def _coordinator(cluster: Cluster, group: str) -> HostPort:
         asked = FindCoordinatorRequest(key=group, key_type=_GROUP, coordinator_keys=[group])
         return await connection.call(asked, FindCoordinatorResponse)
 
-    answer = await cluster.ask_any(ask)
-    found = answer.coordinators[0] if answer.coordinators else answer
+    response = await cluster.ask_any(ask)
+    found = response.coordinators[0] if response.coordinators else response
     raise_for(found.error_code, f"FindCoordinator of group {group}")
     return HostPort(found.host, found.port)

@@ -150,7 +150,7 @@ def _key(tp: TopicIdPartition) -> str | UUID:
 
 
 def _may_pass(found: object, topic_is_known: bool) -> bool:
-    """Whether the same question may get another answer in a moment."""
+    """Whether the same question may get another response in a moment."""
     if not isinstance(found, ClusterError):
         return False
     return found.retriable or (topic_is_known and found.error_code in RETRIABLE)
@@ -172,7 +172,7 @@ class LogEdgesReads:
     """Start and end of partitions' local logs, from their leaders (ListOffsets), with the time.
 
     Sends three requests to each broker, however many partitions it leads. A caller that asks for a
-    partition that another caller already asks about waits for the same answer.
+    partition that another caller already asks about waits for the same response.
     """
 
     def __init__(self, leaders: Leaders, connections: BrokerConnections) -> None:
@@ -231,7 +231,7 @@ class LogEdgesReads:
         return found
 
     async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundEdges:
-        """Returns the errors. Keeps each broker's answer at once, while others are still asked."""
+        """Returns the errors. Keeps each broker's response at once, while others are still asked."""
         failed: FoundEdges = {}
         found = await self._leaders.ask(tps, self._ask_leader)
         async for tp, edges in each_of(found.items()):

@@ -1,4 +1,4 @@
-"""Requests to brokers and their answers, as bytes and plain values. No I/O."""
+"""Requests to brokers and their responses, as bytes and plain values. No I/O."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _PREFERRED_REPLICA_FROM = 11
 
 
 def decode_fetch(payload: memoryview, version: int, tp: TopicIdPartition) -> FetchedPartition:
-    """Decode an answer to a Fetch of one partition, v5 to v17.
+    """Decode a response to a Fetch of one partition, v5 to v17.
 
     `records` is a view of the payload: kafka-python's decoder copies them, which takes milliseconds
     for a fetch of 8 MiB on the loop that relays the tail. `tp` is for error texts. Raises
@@ -146,7 +146,7 @@ METADATA_BY_TOPIC_ID_VERSION = 12
 
 
 def body_of(response: Any, payload: memoryview, version: int) -> Any:
-    """Decode an answer without size prefix. (kafka-python's own header reader copies it all.)"""
+    """Decode a response without size prefix. (kafka-python's own header reader copies it all.)"""
     try:
         body = response_body(payload, response.API_KEY, version)
         return response.decode(payload[body.pos :], version=version)
@@ -166,8 +166,8 @@ def decode_api_versions(
         raise ClusterError(f"ApiVersionsResponse is malformed: {error}") from None
     if error_code != 0:
         return error_code, {}
-    answer = body_of(ApiVersionsResponse, payload, version)
-    return 0, {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+    response = body_of(ApiVersionsResponse, payload, version)
+    return 0, {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
 
 
 def raise_for(error_code: int, what: str) -> None:

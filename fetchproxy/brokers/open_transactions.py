@@ -37,11 +37,11 @@ async def oldest_open_transaction(cluster: Cluster, tp: TopicIdPartition) -> Ope
         request = DescribeProducersRequest(
             topics=[asked(name=topic.name, partition_indexes=[tp.partition])]
         )
-        answer = await connection.call(request, DescribeProducersResponse)
+        response = await connection.call(request, DescribeProducersResponse)
         producers = []
-        for answered in answer.topics:
-            for partition in answered.partitions:
-                raise_for(partition.error_code, f"DescribeProducers of {answered.name}")
+        for responded in response.topics:
+            for partition in responded.partitions:
+                raise_for(partition.error_code, f"DescribeProducers of {responded.name}")
                 producers += partition.active_producers
         begun = [
             OpenTransaction(one.producer_id, one.current_txn_start_offset)

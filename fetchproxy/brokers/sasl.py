@@ -79,7 +79,7 @@ class SaslCredentials:
 
     @property
     def refusal(self) -> str | None:
-        """The brokers' last answer if it was a refusal."""
+        """The brokers' last response if it was a refusal."""
         return None if self._refused is None else str(self._refused[0])
 
     async def exchange(self) -> Any:  # Any: kafka-python's mechanisms have no types

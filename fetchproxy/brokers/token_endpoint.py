@@ -23,7 +23,7 @@ _REFRESH_AFTER = 0.8
 _LIFETIME_UNSTATED_S = 60.0
 # After the endpoint failed, a valid token is used this long before the endpoint is asked again.
 _RETRY_PAUSE_S = 5.0
-_ANSWER_BYTES_MAX = 256 * 1024
+_RESPONSE_BYTES_MAX = 256 * 1024
 _ERROR_NAME = re.compile(r"[a-z_]{1,40}")  # RFC 6749, 5.2: for example invalid_client
 _BUSY = frozenset({408, 425, 429})
 
@@ -89,9 +89,9 @@ class TokenEndpoint:
                     data=form,
                     headers={"Authorization": basic, "Accept": "application/json"},
                     allow_redirects=False,
-                ) as answer,
+                ) as response,
             ):
-                return answer.status, await _json(answer.content)
+                return response.status, await _json(response.content)
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
             raise ClusterUnavailable(f"token endpoint {self._url} failed: {why}") from None
@@ -111,7 +111,7 @@ async def _json(content: aiohttp.StreamReader) -> dict[str, object]:
     body = bytearray()
     async for piece in content.iter_chunked(16 * 1024):
         body += piece
-        if len(body) > _ANSWER_BYTES_MAX:
+        if len(body) > _RESPONSE_BYTES_MAX:
             break
     try:
         found = json.loads(body)

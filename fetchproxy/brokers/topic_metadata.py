@@ -9,7 +9,7 @@ from uuid import UUID
 from cachetools import LRUCache
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.headers import response_body
-from fetchproxy_protocol.topic_entries import MetadataAnswer, TopicInfo, write_request
+from fetchproxy_protocol.topic_entries import ClusterMetadata, TopicInfo, write_request
 
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.messages import METADATA_BY_TOPIC_ID_VERSION
@@ -21,21 +21,21 @@ from fetchproxy.runtime.loop import collected, each_of
 
 # Each step may read the leaders of a hundred partitions, some 30 µs.
 STEPS_AT_ONCE = 10
-# Limits of the kept answers: an answer takes 30 bytes a partition.
-KEPT_ANSWERS_MAX = 16
+# Limits of the kept answers: a response takes 30 bytes a partition.
+KEPT_RESPONSES_MAX = 16
 KEPT_BYTES_MAX = 1024 * 1024
 
 
-async def decode_metadata(payload: memoryview, version: int) -> MetadataAnswer:
+async def decode_metadata(payload: memoryview, version: int) -> ClusterMetadata:
     """Raises ClusterError."""
-    answer = MetadataAnswer()
+    response = ClusterMetadata()
     try:
         body = response_body(payload, ApiKey.METADATA, version)
-        async for _ in each_of(answer.read(body, version), STEPS_AT_ONCE):
+        async for _ in each_of(response.read(body, version), STEPS_AT_ONCE):
             pass
     except WireError as error:
         raise ClusterError(f"Metadata version {version} is malformed: {error}") from None
-    return answer
+    return response
 
 
 NEVER = float("-inf")
@@ -52,7 +52,9 @@ class MetadataCache:
     """
 
     def __init__(self) -> None:
-        self._answers: LRUCache[Hashable, tuple[bytes, MetadataAnswer]] = LRUCache(KEPT_ANSWERS_MAX)
+        self._responses: LRUCache[Hashable, tuple[bytes, ClusterMetadata]] = LRUCache(
+            KEPT_RESPONSES_MAX
+        )
         self.brokers: Mapping[int, HostPort] = {}
         self.brokers_at = NEVER
         self.cluster_id: str | None = None
@@ -63,7 +65,7 @@ class MetadataCache:
 
     async def ask(
         self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
-    ) -> MetadataAnswer:
+    ) -> ClusterMetadata:
         """Ask for these topics; None: all topics. Creates no topic. Raises ClusterError."""
         asked_at = asyncio.get_running_loop().time()
         version = connection.version_of(ApiKey.METADATA)
@@ -72,23 +74,23 @@ class MetadataCache:
             topics = None  # brokers before 2.8 … 3.0 do not know ids: ask for all topics
         body = b"".join(await collected(write_request(version, topics)))
         [payload] = await connection.send(ApiKey.METADATA, version, [body])
-        answer = await self.decode(payload, version, topics)
-        self._learn(answer, asked_at, all_topics=topics is None)
-        return answer
+        response = await self.decode(payload, version, topics)
+        self._learn(response, asked_at, all_topics=topics is None)
+        return response
 
     async def decode(
         self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
-    ) -> MetadataAnswer:
+    ) -> ClusterMetadata:
         """Raises ClusterError."""
         said = bytes(payload[4:])  # after the correlation id
         key = version, None if asked is None else tuple(asked)
-        kept = self._answers.get(key)
+        kept = self._responses.get(key)
         if kept is not None and kept[0] == said:
             return kept[1]
-        answer = await decode_metadata(payload, version)
+        response = await decode_metadata(payload, version)
         if len(said) <= KEPT_BYTES_MAX:
-            self._answers[key] = said, answer
-        return answer
+            self._responses[key] = said, response
+        return response
 
     def get(self, topic: str | UUID, not_older_than: float = NEVER) -> TopicInfo | None:
         name = self._names.get(topic) if isinstance(topic, UUID) else topic
@@ -104,13 +106,13 @@ class MetadataCache:
         if name in self._topic_at:
             self._topic_at[name] = NEVER
 
-    def _learn(self, answer: MetadataAnswer, asked_at: float, *, all_topics: bool) -> None:
-        """`all_topics`: topics that the answer does not name are gone."""
-        if answer.brokers:
-            self.brokers = {n: HostPort(*address) for n, address in answer.brokers.items()}
+    def _learn(self, response: ClusterMetadata, asked_at: float, *, all_topics: bool) -> None:
+        """`all_topics`: topics that the response does not name are gone."""
+        if response.brokers:
+            self.brokers = {n: HostPort(*address) for n, address in response.brokers.items()}
             self.brokers_at = asked_at
-            self.cluster_id = answer.cluster_id
-        for topic in answer.topics:
+            self.cluster_id = response.cluster_id
+        for topic in response.topics:
             known = self._by_name.get(topic.name)
             if known is not None and known.topic_id != topic.topic_id:
                 self._forget(topic.name)
@@ -118,12 +120,12 @@ class MetadataCache:
             self._topic_at[topic.name] = asked_at
             if topic.topic_id != ZERO_UUID:
                 self._names[topic.topic_id] = topic.name
-        for missing, error_code in answer.failed.items():
+        for missing, error_code in response.failed.items():
             if error_code in _GONE:
                 self._forget(self._names.get(missing) if isinstance(missing, UUID) else missing)
         if all_topics:
             self.all_topics_at = asked_at
-            named = {topic.name for topic in answer.topics} | set(answer.failed)
+            named = {topic.name for topic in response.topics} | set(response.failed)
             for name in [known for known in self._by_name if known not in named]:
                 self._forget(name)
 

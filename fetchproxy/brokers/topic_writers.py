@@ -35,7 +35,7 @@ _NAMED_MAX = 20
 
 async def tell_writers(cluster: Cluster, config: Config) -> bool:
     """Log the writers of the topic in `config.metadata`. False: try again later. Raises no
-    broker error, because the topic works without an answer too.
+    broker error, because the topic works without a response too.
     """
     topic = config.metadata.topic_name
     try:
@@ -90,10 +90,10 @@ async def _acls(cluster: Cluster, topic: str) -> list[Any]:
     )
 
     async def ask(connection: BrokerConnection) -> list[Any]:
-        answer = await connection.call(asked, DescribeAclsResponse)
-        if answer.error_code:
-            raise ClusterError(f"DescribeAcls: {answer.error_message}", answer.error_code)
-        return [acl for resource in answer.resources for acl in resource.acls]
+        response = await connection.call(asked, DescribeAclsResponse)
+        if response.error_code:
+            raise ClusterError(f"DescribeAcls: {response.error_message}", response.error_code)
+        return [acl for resource in response.resources for acl in resource.acls]
 
     return await cluster.ask_any(ask)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fetchproxy.archive import managed_archive, wall_clock_ms
-from fetchproxy.auditing.resolve import Answer, ResolutionPlan
+from fetchproxy.auditing.resolve import LogChoice, ResolutionPlan
 from fetchproxy.auditing.resolve import resolve as resolve_partition
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run_to_end, users_errors
@@ -55,8 +55,12 @@ def resolve(
     """
     with users_errors():
         config = options.read_logged(context)
-        given = {Answer.KEEP: keep, Answer.TRUNCATE: truncate, Answer.NEW_HISTORY: new_history}
-        chosen = [answer for answer, wanted in given.items() if wanted]
+        given = {
+            LogChoice.KEEP: keep,
+            LogChoice.TRUNCATE: truncate,
+            LogChoice.NEW_HISTORY: new_history,
+        }
+        chosen = [choice for choice, wanted in given.items() if wanted]
         if len(chosen) != 1:
             raise ConfigError("give one of --keep, --truncate and --new-history")
     done = run_to_end(_resolve(config, partition, chosen[0], dry_run))
@@ -65,7 +69,9 @@ def resolve(
         typer.echo(f"  {sentence}")
 
 
-async def _resolve(config: Config, partition: str, answer: Answer, dry_run: bool) -> ResolutionPlan:
+async def _resolve(
+    config: Config, partition: str, choice: LogChoice, dry_run: bool
+) -> ResolutionPlan:
     topic, _, number = partition.rpartition("-")
     if not topic or not number.isdecimal():
         raise ConfigError(f"{partition!r} is not a partition; expected a form such as orders-0")
@@ -76,7 +82,7 @@ async def _resolve(config: Config, partition: str, answer: Answer, dry_run: bool
             raise ConfigError(f"the topic {topic} has no partition {number}")
         return await resolve_partition(
             tp,
-            answer,
+            choice,
             LeaderLog(cluster),
             rsm,
             rlmm,

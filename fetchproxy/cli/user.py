@@ -68,8 +68,10 @@ def user_lines(name: str, password: str, topics: list[str], groups: list[str]) -
 
 def _password() -> str:
     if sys.stdin.isatty():
-        answer: str = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-        return answer
+        response: str = typer.prompt(
+            "Password", hide_input=True, confirmation_prompt=True, err=True
+        )
+        return response
     return sys.stdin.readline().rstrip("\r\n")
 
 

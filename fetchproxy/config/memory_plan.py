@@ -85,7 +85,7 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
         "remote_fetch.chunk_cache_bytes_max": Budget(
             remote.chunk_cache_bytes_max, 1, min(2 * CHUNK_BYTES, remote.chunk_cache_bytes_max)
         ),
-        # The pieces of an answer are joined, so for a moment they are in memory twice.
+        # The pieces of a response are joined, so for a moment they are in memory twice.
         "remote_fetch.inflight_bytes_max": Budget(remote.inflight_bytes_max, 2, CHUNK_BYTES),
         "remote_fetch.index_cache_bytes_max": Budget(remote.index_cache_bytes_max, 1, MiB),
     }

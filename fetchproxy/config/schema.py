@@ -479,7 +479,7 @@ class ClusterConfig(Section):
     sasl_oauthbearer_scope: str | None = None
     """Scope that the proxy requests from the token endpoint."""
 
-    # Far below the time for an answer, so that a dead broker does not use up all of it.
+    # Far below the time for a response, so that a dead broker does not use up all of it.
     @property
     def connect_max_ms(self) -> int:
         return 3 * self.request_max_ms // 10

@@ -343,8 +343,8 @@ class StatusCollector:
             worst = max(failing, key=lambda status: status.failing_seconds)
             seconds, error = worst.failing_seconds, worst.last_error
             return StoreStatus(url, False, seconds, error, operations)
-        answered = self._archive_up or any(status.up for status in operations.values())
-        return StoreStatus(url, True if answered else None, operations=operations)
+        responded = self._archive_up or any(status.up for status in operations.values())
+        return StoreStatus(url, True if responded else None, operations=operations)
 
     async def _fill(self, table: PartitionTable) -> None:
         async for tp in each_of(self._tps, LINES_AT_ONCE):

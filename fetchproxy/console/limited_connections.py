@@ -19,7 +19,7 @@ from fetchproxy.observability.metrics import LIMITS_REACHED
 # descriptors.
 CONSOLE_CONNECTIONS_MAX = 64
 CONSOLE_HEADERS_MAX_S = 5.0
-# From the end of the headers to the last byte of the answer, however slowly the client reads.
+# From the end of the headers to the last byte of the response, however slowly the client reads.
 CONSOLE_REQUEST_MAX_S = 30.0
 _HEADERS_END = b"\r\n\r\n"
 

@@ -261,11 +261,11 @@ class ConsoleServer:
         """
         status = await self._source(NO_PARTITIONS)
         missing = status.missing
-        answer: dict[str, object] = {"ready": not missing, "missing": list(missing)}
+        response: dict[str, object] = {"ready": not missing, "missing": list(missing)}
         for one in status.conditions:
             if one["kind"] == Kind.CLUSTER_AUTHENTICATION_REFUSED:
-                answer["cluster_refusal"] = one["what"]
-        return web.json_response(answer, status=503 if missing else 200)
+                response["cluster_refusal"] = one["what"]
+        return web.json_response(response, status=503 if missing else 200)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))

@@ -103,7 +103,7 @@ class ArchiverStatus:
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """`up`: None before the first answer."""
+    """`up`: None before the first response."""
 
     up: bool | None
     failing_seconds: float = 0.0
@@ -112,7 +112,7 @@ class OperationStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """`up` is None before the first answer, and False while any of `operations` (list, read, write,
+    """`up` is None before the first response, and False while any of `operations` (list, read, write,
     delete) fails. `failing_seconds` and `last_error` are from the one that has failed for longest.
     """
 

@@ -61,7 +61,7 @@ class LeaderLog:
 
     async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> Told:
         """OffsetForLeaderEpoch: the epoch of the leader that answers, and the end of `epoch`. That
-        leader's answers about older epochs never change. None: the brokers do not support the
+        leader's responses about older epochs never change. None: the brokers do not support the
         request, or do not report epochs.
         """
         return await self._ends.ask((tp, epoch))
@@ -121,7 +121,7 @@ class Compared:
 
     result: Shared | Undecided
     leader_epoch: int = NO_EPOCH
-    answers: LeaderKnowledge = field(default_factory=LeaderKnowledge)
+    responses: LeaderKnowledge = field(default_factory=LeaderKnowledge)
     begins_again: bool = False
     cut_without_election: bool = False
 
@@ -145,10 +145,10 @@ async def compare_with_leader(
     while True:
         found = compare(lineage, end_offset, LeaderKnowledge(ends, log_start_epoch), joints)
         if isinstance(found, AskEpoch):
-            answer = await leader.epoch_end(tp, found.epoch)
-            if answer is None:
+            response = await leader.epoch_end(tp, found.epoch)
+            if response is None:
                 return Compared(Shared(end_offset))
-            answering, end = answer
+            answering, end = response
             if leader_epoch not in (NO_EPOCH, answering):
                 raise ClusterUnavailable(f"{tp}: the leader changed during requests to it")
             leader_epoch = answering
@@ -192,11 +192,11 @@ class _Checked:
         self._tells = compared.leader_epoch != NO_EPOCH
         # If the leader reports no epochs, it is not asked again until there is another leader.
         self.leader_epoch = compared.leader_epoch if self._tells else known_epoch
-        self._answers = compared.answers
+        self._responses = compared.responses
         self._seen: PartitionView | None = None
         self._shown: PartitionView | None = None
         self._shown_end = 0
-        self.lacks_answer = False  # the last view needs another answer of the leader
+        self.lacks_response = False  # the last view needs another response of the leader
         self.begins_again = False  # the leader's log has no record of the last view
 
     def show(self, view: PartitionView) -> PartitionView:
@@ -206,21 +206,21 @@ class _Checked:
         return self._shown
 
     def _shared_end(self, view: PartitionView) -> int:
-        self.lacks_answer = self.begins_again = False
+        self.lacks_response = self.begins_again = False
         end = view.log_end_offset
         if end is None or not self._tells:
             return end or 0
         last = view.segments[-1].last_epoch
         if last in (UNDEFINED_EPOCH, self.leader_epoch):
             return end  # believed, or copied from this leader
-        answer = self._answers.ends.get(last)
-        if answer is not None and answer.epoch == last and answer.end_offset >= end:
+        response = self._responses.ends.get(last)
+        if response is not None and response.epoch == last and response.end_offset >= end:
             return end
         lineage = compared_lineage(view)
-        found = compare(lineage, end, self._answers)
+        found = compare(lineage, end, self._responses)
         if isinstance(found, AskEpoch | AskLogStart):
             # The view has a new epoch. It is shown after the leader was asked about it.
-            self.lacks_answer = True
+            self.lacks_response = True
             return min(end, self._shown_end)
         if isinstance(found, Undecided):
             # `at_most` may lie inside a batch. The part below its segment ends with a whole batch.
@@ -267,7 +267,7 @@ class LeaderViews(PartitionViews):
 
     def wants_check(self, tp: TopicIdPartition) -> bool:
         """`check` has to ask the leader: no leader was asked, a new leader is known, or the view
-        needs another answer. Never blocks.
+        needs another response. Never blocks.
         """
         view = self._rlmm.view(tp)
         return view is not None and self.settled(view) is None
@@ -280,7 +280,7 @@ class LeaderViews(PartitionViews):
         if known.segments and self._has_new_leader(known.tp, checked):
             return None
         shown = checked.show(known)
-        return None if checked.lacks_answer else shown
+        return None if checked.lacks_response else shown
 
     async def check(
         self, tps: Iterable[TopicIdPartition], deadline: float
@@ -302,7 +302,7 @@ class LeaderViews(PartitionViews):
                         asking.create_task(self._ask(tp), name=f"compare {tp}")
                     await asyncio.sleep(0)
         except TimeoutError:
-            pass  # partitions without an answer are found below
+            pass  # partitions without a response are found below
         return frozenset(
             tp
             for tp in due

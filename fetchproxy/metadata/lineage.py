@@ -130,7 +130,7 @@ def merged_end_offset(
     floor = max((e.epoch for e in archived if e.epoch <= requested), default=requested)
     following = next((entry for entry in archived if entry.epoch > requested), None)
     if following is not None:
-        # An end above the broker's own answer would belong to another lineage than the broker's.
+        # An end above the broker's own response would belong to another lineage than the broker's.
         known = following.start_offset <= broker.end_offset
         return EpochEnd(floor, following.start_offset) if known else broker
     return broker if local_epoch is None else EpochEnd(floor, broker.end_offset)
@@ -139,14 +139,14 @@ def merged_end_offset(
 # A follower finds where its copy diverges from the leader's log by OffsetForLeaderEpoch. It names
 # its last epoch, and walks back as long as the leader answers with an epoch that the follower does
 # not have (KIP-101, KIP-279). An archive does the same, as a follower with two differences. It may
-# hold records that the leader has deleted, so the leader's answer may be about its own log start.
+# hold records that the leader has deleted, so the leader's response may be about its own log start.
 # And its records came from several leaders, so the leader must confirm each place where one epoch
 # follows another (`Joint`).
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderKnowledge:
-    """One leader's answers. `log_start_epoch` is the epoch of its local log start.
+    """One leader's responses. `log_start_epoch` is the epoch of its local log start.
 
     `ends` is by the requested epoch; UNDEFINED_EPOCH with -1: the leader knows no epoch so high.
     `log_start_epoch` is None before it was asked for, -1 if the leader does not report it.
@@ -214,10 +214,10 @@ def compare(
             return found
         if found.end_offset < joint.low:
             shared = min(shared, found.end_offset)
-        answer = leader.ends.get(joint.epoch)
-        if answer is None:
+        response = leader.ends.get(joint.epoch)
+        if response is None:
             return AskEpoch(joint.epoch)
-        if answer.epoch == joint.epoch and answer.end_offset > joint.high:
+        if response.epoch == joint.epoch and response.end_offset > joint.high:
             if leader.log_start_epoch is None:
                 return AskLogStart()
             if leader.log_start_epoch <= joint.epoch:
@@ -256,32 +256,32 @@ def _walk_back(
     at = len(lineage) - 1
     while at >= 0:
         asked = lineage[at].epoch
-        answer = leader.ends.get(asked)
-        if answer is None:
+        response = leader.ends.get(asked)
+        if response is None:
             return AskEpoch(asked)
-        if answer.epoch == UNDEFINED_EPOCH or answer.end_offset < 0:
+        if response.epoch == UNDEFINED_EPOCH or response.end_offset < 0:
             return Undecided(f"the leader knows no epoch as high as {asked}", bound)
-        if answer.end_offset <= lineage[0].start_offset:
+        if response.end_offset <= lineage[0].start_offset:
             return Shared(min(bound, lineage[0].start_offset))  # all of the copy is of other epochs
-        if answer.epoch == asked and (answer.end_offset < bound or bound < end_offset):
+        if response.epoch == asked and (response.end_offset < bound or bound < end_offset):
             # Is this the epoch's end, or the start of the leader's remaining log?
             if leader.log_start_epoch is None:
                 return AskLogStart()
             if leader.log_start_epoch > asked:
-                at_most = min(bound, answer.end_offset)
+                at_most = min(bound, response.end_offset)
                 return Undecided(
                     f"it diverged from the leader's log in epoch {asked} or before, at or below "
                     f"offset {at_most}, and the leader has deleted all records below that",
                     at_most,
                 )
         floor = at
-        while floor >= 0 and lineage[floor].epoch > answer.epoch:
+        while floor >= 0 and lineage[floor].epoch > response.epoch:
             floor -= 1
         if floor < 0:
             return Shared(min(bound, lineage[0].start_offset))
         if floor < at:
             bound = min(bound, lineage[floor + 1].start_offset)
-        if lineage[floor].epoch == answer.epoch:
-            return Shared(min(bound, answer.end_offset))
+        if lineage[floor].epoch == response.epoch:
+            return Shared(min(bound, response.end_offset))
         at = floor
     return Shared(bound)

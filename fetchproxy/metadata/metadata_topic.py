@@ -233,9 +233,9 @@ def settings_fault(name: str, settings: dict[str, str]) -> str | None:
     )
 
 
-def _produced_at(answer: Any) -> int:
+def _produced_at(response: Any) -> int:
     """The record's offset. Raises ClusterError; ClusterUnavailable for too few replicas."""
-    for topic in answer.responses:
+    for topic in response.responses:
         for partition in topic.partition_responses:
             code = partition.error_code
             if code in _NOT_ENOUGH_REPLICAS:
@@ -245,11 +245,11 @@ def _produced_at(answer: Any) -> int:
     raise ClusterError("Produce was answered without the partition")
 
 
-def _check_created(answer: Any) -> None:
+def _check_created(response: Any) -> None:
     """Raises ClusterError; ClusterUnavailable if another broker must be asked. The topic may exist
     already: another instance may have created it meanwhile.
     """
-    for topic in answer.topics:
+    for topic in response.topics:
         code = topic.error_code
         if code == ErrorCode.NOT_CONTROLLER:
             raise ClusterUnavailable("CreateTopics: not the controller", code)

@@ -97,7 +97,7 @@ class PartitionView:
         last = min([self.segments.start_offset(i), *self.unreadable[j : j + 1]]) - 1
         return first, last
 
-    def answers_for(self, offset: int) -> bool:
+    def covers_offset(self, offset: int) -> bool:
         """Whether the archive, and not a broker, answers a read of `offset`.
 
         It answers with the records at the offset or after the gap around it. If the metadata of the

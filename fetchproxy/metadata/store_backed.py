@@ -371,7 +371,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return self._views.shown(tp, self._config.view_age_max_ms / 1000)
 
     async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
-        """`read_at` is the time when the listing *began*. Raises StorageUnavailable if no answer
+        """`read_at` is the time when the listing *began*. Raises StorageUnavailable if no response
         arrives for `read_max_ms`. The objects read by then are kept, so the next attempt is
         shorter.
         """
@@ -657,7 +657,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     @asynccontextmanager
     async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
         """Bounds the silence of a read, not its length. The body calls the yielded function for
-        each answer. Raises StorageUnavailable if no call comes for `read_max_ms`.
+        each response. Raises StorageUnavailable if no call comes for `read_max_ms`.
         """
         loop, silence_max_s = asyncio.get_running_loop(), self._read_max_ms / 1000
         async with within(silence_max_s, what) as limit:

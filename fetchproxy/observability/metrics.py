@@ -98,7 +98,7 @@ CLIENT_PAUSES = counter(
     "fetchproxy_client_pauses",
     "Pauses of librdkafka clients whose queue was full (fetch.queue.backoff.ms)",
 )
-PACED_ANSWERS = counter(
+PACED_RESPONSES = counter(
     "fetchproxy_paced_answers",
     "Fetches delayed to the pace of the client's application (pace_by_appetite)",
 )
@@ -118,10 +118,10 @@ TIMESTAMP_SEARCHES_WAITING = gauge(
     "fetchproxy_timestamp_searches_waiting",
     "Look-ups by time that wait for such a search; their clients are served in turn",
 )
-REMOTE_ANSWER_BYTES = gauge(
+REMOTE_RESPONSE_BYTES = gauge(
     "fetchproxy_remote_answer_bytes", "Bytes of archived records that are being sent to clients"
 )
-REMOTE_ANSWERS_WAITING = gauge(
+REMOTE_RESPONSES_WAITING = gauge(
     "fetchproxy_remote_answers_waiting",
     "Fetches that wait for their turn to get archived records (remote_answer_turns_max)",
 )
@@ -139,7 +139,7 @@ CONNECTION_BUFFERS_BYTES = MEMORY_USED_BYTES.labels("gateway.connection_buffers_
 INFLIGHT_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.inflight_bytes_max")
 INDEX_CACHE_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.index_cache_bytes_max")
 CHUNKS_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.chunk_cache_bytes_max")
-ANSWERS_BYTES = MEMORY_USED_BYTES.labels("gateway.remote_answers_bytes_max")
+RESPONSES_BYTES = MEMORY_USED_BYTES.labels("gateway.remote_answers_bytes_max")
 EVENT_LOOP_HELD_SECONDS = Histogram(
     "fetchproxy_event_loop_held_seconds",
     "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",

@@ -167,7 +167,7 @@ class ReadBudget:
 
 
 # A range read that takes longer than most of the last ones gets a second request, so that one slow
-# answer does not hold up a reader. The first answer counts, and the other request is cancelled. A
+# answer does not hold up a reader. The first response counts, and the other request is cancelled. A
 # store in trouble is slow for every read and must not get twice the requests. So only a small share
 # of all reads gets a second request, and only while no read waits for a place.
 
@@ -222,15 +222,15 @@ class HedgedReads:
                 done, _ = await asyncio.wait(requests, timeout=slow_s)
                 if not done and self._may_hedge(hedge):
                     requests.append(tasks.create_task(_outcome(begin), name="hedged-read"))
-                answered = await _first_answered(requests)
+                responded = await _first_response(requests)
                 for request in requests:
                     request.cancel()
         finally:
             if hedge.taken:
                 self._budget.release(hedge)
         if hedge.taken:
-            (_LOST if answered is requests[0] else _WON).inc()
-        content = answered.result()
+            (_LOST if responded is requests[0] else _WON).inc()
+        content = responded.result()
         if isinstance(content, RemoteStorageError):
             raise content
         self._times_s.append(clock() - began_at)
@@ -257,7 +257,7 @@ async def _outcome(begin: Callable[[], Awaitable[Content]]) -> Content | RemoteS
 _Request = asyncio.Task[Content | RemoteStorageError]
 
 
-async def _first_answered(requests: Sequence[_Request]) -> _Request:
+async def _first_response(requests: Sequence[_Request]) -> _Request:
     """The first request with content; a failed request only if every request has failed."""
     failed: list[_Request] = []
     while waiting := [request for request in requests if request not in failed]:

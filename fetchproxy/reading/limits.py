@@ -23,7 +23,7 @@ class ReadingLimits:
     backoff_initial_ms: int = 100
     backoff_max_ms: int = 5_000
     backoff_jitter: float = 0.2
-    # A range read without an answer for this long is cancelled and tried again. A process uses 1.5
+    # A range read without a response for this long is cancelled and tried again. A process uses 1.5
     # times the store's own time-out if that is longer.
     chunk_read_max_ms: int = 30_000
     # A failing read is given up if no client has asked for it again for this long. Clients ask

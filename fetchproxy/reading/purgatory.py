@@ -80,7 +80,7 @@ class DelayedRemoteFetch:
 
         All records together are within `bytes_max`, except that the first batch of the first
         request with data always comes whole. A storage error (Kafka's code 56) is included only if
-        no request has data, because some clients discard a whole answer for one such error.
+        no request has data, because some clients discard a whole response for one such error.
         """
         return self._results
 
@@ -169,7 +169,7 @@ class PendingReads:
         return read
 
     def leave(self, read: PendingRead, watcher: DelayedRemoteFetch) -> None:
-        """The watcher has its answer; the read goes on."""
+        """The watcher has its response; the read goes on."""
         read.watchers.pop(watcher, None)
         if not read.watchers and not read.landed:
             self._set_unwatched(read)
@@ -220,7 +220,7 @@ class PendingReads:
         self._land(read)
 
     def _lacks(self, read: PendingRead) -> Need | None:
-        """The next thing to load. None: `read` has an answer, which may be an error."""
+        """The next thing to load. None: `read` has a response, which may be an error."""
         view = self._rlmm.view(read.request.tp)
         if view is not None and view.read_at < read.view_from:
             return NeedView(read.request.tp, read.view_from)
@@ -236,7 +236,7 @@ class PendingReads:
             return True
         if isinstance(load.error, ObjectNotFound) and not isinstance(need, NeedView):
             return self._look_again(read, need, load.error)
-        return False  # corrupt (then that is the answer), or given up because no client asks
+        return False  # corrupt (then that is the response), or given up because no client asks
 
     def _look_again(
         self,
@@ -393,7 +393,7 @@ class RemoteFetchPurgatory:
             self._pending.ask(request, now + self._unasked_max_s)
 
     def _register(self, fetch: DelayedRemoteFetch, now: float) -> None:
-        """Watch the reads of as many requests as could fill the answer."""
+        """Watch the reads of as many requests as could fill the response."""
         self._entries[fetch] = None
         PURGATORY_ENTRIES.set(len(self._entries))
         wanted_until = max(fetch.deadline, now + self._unasked_max_s)
@@ -521,7 +521,7 @@ class RemoteFetchPurgatory:
 
 
 def _pursued(fetch: DelayedRemoteFetch) -> list[int]:
-    """The first requests, as many as could fill the answer. Further ones would be read in vain."""
+    """The first requests, as many as could fill the response. Further ones would be read in vain."""
     pursued: list[int] = []
     asked = 0
     for i, request in enumerate(fetch.requests):

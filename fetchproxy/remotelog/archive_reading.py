@@ -65,7 +65,7 @@ log = structlog.get_logger(__name__)
 # Hides latency, within the store's own limits.
 PARTITIONS_AT_ONCE_MAX = 16
 # Time for the store to confirm that it has the archive: a mistyped place fails within seconds.
-FIRST_ANSWER_MAX_S = 10.0
+FIRST_RESPONSE_MAX_S = 10.0
 # Number of topics that an error names.
 TOPICS_NAMED_MAX = 5
 
@@ -110,7 +110,7 @@ class ArchiveReading:
             except ArchiveMissing as missing:  # the store has answered: a retry is of no use
                 raise ConfigError(f"{what}: {missing}") from None
 
-        await with_retries(what, look, FIRST_ANSWER_MAX_S)
+        await with_retries(what, look, FIRST_RESPONSE_MAX_S)
 
     async def views(
         self, failing: Failing | None = None, unlisted: Unlisted | None = None

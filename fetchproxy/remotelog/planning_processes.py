@@ -127,8 +127,8 @@ async def read_elsewhere(
         await process.wait()
 
 
-async def _answer(answers: BinaryIO) -> None:
-    """Only this function writes to `answers`. It may block: there is no other work meanwhile."""
+async def _respond(responses: BinaryIO) -> None:
+    """Only this function writes to `responses`. It may block: there is no other work meanwhile."""
     with suppress(EOFError, pickle.UnpicklingError):  # the input has ended
         options, alone = pickle.load(sys.stdin.buffer)
         async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
@@ -137,8 +137,8 @@ async def _answer(answers: BinaryIO) -> None:
                 with each_object_alone() if alone else nullcontext():
                     found = await _read(rlmm, tps, options.plan_max_ms / 1000)
                 content = pickle.dumps(found)
-                answers.write(_LENGTH.pack(len(content)) + content)
-                answers.flush()
+                responses.write(_LENGTH.pack(len(content)) + content)
+                responses.flush()
 
 
 async def _read(
@@ -163,4 +163,4 @@ async def _read(
 if __name__ == "__main__":
     own = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text goes to stderr, like logs
-    asyncio.run(_answer(own))
+    asyncio.run(_respond(own))

@@ -53,7 +53,7 @@ def keep_what_is_loaded() -> None:
 # (spark.task.maxFailures).
 LOCAL_TASK_FAILURES_MAX = 4
 # A running master answers within the network's own time.
-MASTER_ANSWERS_MAX_S = 5.0
+MASTER_RESPONSES_MAX_S = 5.0
 _UNDER_SUBMIT = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM
 _ALWAYS = {"spark.ui.showConsoleProgress": "false"}  # jobs show their own progress
 _LOCAL = {
@@ -98,7 +98,7 @@ def check_master(master: str) -> None:
     errors = []
     for host, port in master_places(master):
         try:
-            socket.create_connection((host, port), MASTER_ANSWERS_MAX_S).close()
+            socket.create_connection((host, port), MASTER_RESPONSES_MAX_S).close()
             return
         except OSError as error:
             errors.append(f"{host}:{port}: {error.strerror or error}")

@@ -302,23 +302,23 @@ class Gathering(Generic[K, V]):
 
     async def ask(self, key: K) -> V:
         """Raises ClusterError."""
-        answer: V | ClusterError | _Left = _LEFT
+        response: V | ClusterError | _Left = _LEFT
         flight = None
         try:
-            while isinstance(answer, _Left):
+            while isinstance(response, _Left):
                 if self._next is None:
-                    answer = await self._lead(key)
+                    response = await self._lead(key)
                 else:
                     flight = self._next.get(key)
                     if flight is None:
                         flight = self._next[key] = asyncio.get_running_loop().create_future()
                     # shield: if one waiter is cancelled, the others go on waiting.
-                    answer = await asyncio.shield(flight)
-            if isinstance(answer, ClusterError):
-                raise answer
-            return answer
+                    response = await asyncio.shield(flight)
+            if isinstance(response, ClusterError):
+                raise response
+            return response
         finally:
-            del flight, answer
+            del flight, response
 
     async def _lead(self, key: K) -> V | ClusterError | _Left:
         mine: asyncio.Future[V | ClusterError | _Left]
@@ -326,9 +326,9 @@ class Gathering(Generic[K, V]):
         flights = {key: mine}
         self._next = flights
 
-        def tell(asked: K, answer: V | ClusterError) -> None:
+        def tell(asked: K, response: V | ClusterError) -> None:
             if not flights[asked].done():
-                flights[asked].set_result(answer)
+                flights[asked].set_result(response)
 
         try:
             try:

@@ -203,7 +203,7 @@ async def publish_event_loop_time() -> None:
 
 # Work for the archive gives way to the tail. The loop runs all ready work before it polls its
 # sockets again. Many consumers of the archive may each have a step ready, such as a check of a
-# chunk or an answer to write, and a record of the tail waits for all of these steps. So each such
+# chunk or a response to write, and a record of the tail waits for all of these steps. So each such
 # step asks here first, and one step goes on in each turn of the loop. That slows many consumers of
 # the archive by a tenth, so no step waits while no client reads the tail.
 

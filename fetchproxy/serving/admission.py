@@ -16,12 +16,12 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.config.schema import Config
 from fetchproxy.observability.metrics import (
-    ANSWERS_BYTES,
     CLIENT_THROTTLE_SECONDS,
     CLIENT_THROTTLES,
     LIMITS_REACHED,
-    REMOTE_ANSWER_BYTES,
-    REMOTE_ANSWERS_WAITING,
+    REMOTE_RESPONSE_BYTES,
+    REMOTE_RESPONSES_WAITING,
+    RESPONSES_BYTES,
 )
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
 from fetchproxy.runtime.fairness import FairQueue, TokenBucket
@@ -29,27 +29,27 @@ from fetchproxy.serving.appetite import SOFTWARE_SHOWN_MAX, Appetites, Reader, m
 from fetchproxy.serving.limits import ServingLimits
 
 # Records leave as views of the chunks they were read in, and a view keeps its whole chunk (block)
-# in memory, cached or not. So the blocks behind all answers are counted, each once, however many
+# in memory, cached or not. So the blocks behind all responses are counted, each once, however many
 # clients read it. Answers are cut to the room that is left. The last quarter is kept for single
 # batches: with many slow readers, answers first become small before any client gets none. When the
 # last quarter is full too, the archive's part waits. A client that takes nothing is closed after
 # `ServingLimits.client_stall_max_ms`.
 
 _CUT_SHARE = 0.75
-# Above this share, an answer's piece of a block is copied if it uses less than half of the block.
+# Above this share, a response's piece of a block is copied if it uses less than half of the block.
 _PRESSED_SHARE = 0.5
 
 
-class AnswerBudget:
-    """Both limits in bytes: `answer_max` for one answer, `total_max` for all being sent."""
+class ResponseBudget:
+    """Both limits in bytes: `response_max` for one response, `total_max` for all being sent."""
 
-    def __init__(self, answer_max: int, total_max: int) -> None:
-        self._answer_max = answer_max
+    def __init__(self, response_max: int, total_max: int) -> None:
+        self._response_max = response_max
         self._total_max = total_max
         self._blocks: dict[int, list[int]] = {}  # id of a block -> [size, holders]
         self._waiting: deque[asyncio.Event] = deque()
         self.taken = 0
-        for gauge in (REMOTE_ANSWER_BYTES, ANSWERS_BYTES):
+        for gauge in (REMOTE_RESPONSE_BYTES, RESPONSES_BYTES):
             gauge.set_function(lambda: self.taken)
 
     @property
@@ -59,10 +59,10 @@ class AnswerBudget:
     def room(self) -> int:
         """Bytes for one more answer now; 0: one batch may go, unless the budget is `full`."""
         left = max(int(self._total_max * _CUT_SHARE) - self.taken, 0)
-        if left < self._answer_max:
+        if left < self._response_max:
             LIMITS_REACHED.labels("remote_answers_bytes_max").inc()
             return left
-        return self._answer_max
+        return self._response_max
 
     async def wait_for_room(self, deadline: float) -> bool:
         """While the budget is full, wait for a turn, at most until `deadline` (loop time, s).
@@ -85,7 +85,7 @@ class AnswerBudget:
 
     @contextmanager
     def taking(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
-        """Count an answer until it has left or its client is gone. The caller must send the pieces
+        """Count a response until it has left or its client is gone. The caller must send the pieces
         that this yields, and drop its own.
         """
         pieces = self._light(pieces)
@@ -96,7 +96,7 @@ class AnswerBudget:
             self._let_go(blocks)
 
     def _light(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
-        """When memory is short, copy pieces out of blocks that the answer uses less than half."""
+        """When memory is short, copy pieces out of blocks that the response uses less than half."""
         if self.taken < self._total_max * _PRESSED_SHARE:
             return pieces
         used: dict[int, int] = {}
@@ -141,12 +141,12 @@ def _block(piece: Buffer) -> Sized:
 # finds its next chunk ready, and after a while the others read everything again. So only a few
 # answers are made and written at once. The waiting connection that was given the fewest bytes goes
 # next (`fairness`). No connection waits while a turn is free. A turn is only for work that uses
-# CPU: it ends when the answer must wait for the store, and after a while if the client is slow.
+# CPU: it ends when the response must wait for the store, and after a while if the client is slow.
 #
 # Turns are by connection and not by client: many consumers of one host may share a client id.
 
 
-class AnswerTurns:
+class ResponseTurns:
     """At most `turns_max` turns at once, each at most `turn_max_s` long while others wait. A
     connection has one fetch at a time; any object may stand for it.
     """
@@ -163,7 +163,7 @@ class AnswerTurns:
         """Wait for a turn; after `deadline` (loop time, s), go on without one. `give_back` must
         follow. True: it waited.
 
-        `size_bytes`: most bytes of the answer; they count as given to the connection.
+        `size_bytes`: most bytes of the response; they count as given to the connection.
         """
         if len(self._taken) < self._turns_max:  # then the queue is empty
             self._taken[connection] = asyncio.get_running_loop().time()
@@ -192,7 +192,7 @@ class AnswerTurns:
             connection = self._queue.pop()
             self._taken[connection] = now
             self._begun.pop(connection).set()
-        REMOTE_ANSWERS_WAITING.set(len(self._queue))
+        REMOTE_RESPONSES_WAITING.set(len(self._queue))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -207,7 +207,7 @@ class AnswerTurns:
 
 
 # Limits a client's byte rate like Kafka's consumer quota (KIP-13, KIP-219). Bytes are counted as
-# they are sent. A client that owes gets its answer at once, with `throttle_time_ms`, and its next
+# they are sent. A client that owes gets its response at once, with `throttle_time_ms`, and its next
 # request is not read before that time is over. Bytes count over all connections of a payer, which
 # the client cannot choose (`payer_of`): the subject of a verified certificate, else the address.
 # The proxy does not read the client's name at the broker, and a client id can be anything.
@@ -255,7 +255,7 @@ class ClientRates:
         self._buckets: LRUCache[str, TokenBucket] = LRUCache(CLIENTS_MAX)
 
     def room(self, bytes_max: int) -> int:
-        """Bytes for one answer: at most one second's worth, so that no client owes for long."""
+        """Bytes for one response: at most one second's worth, so that no client owes for long."""
         return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
 
     def owed_s(self, payer: str) -> float:
@@ -277,8 +277,8 @@ class ClientRates:
 class Admission(NamedTuple):
     """The four parts of admission, one of each per process, for all its connections."""
 
-    answers: AnswerBudget
-    turns: AnswerTurns
+    responses: ResponseBudget
+    turns: ResponseTurns
     rates: ClientRates
     appetites: Appetites
 
@@ -330,9 +330,9 @@ class Share:
         """`bytes_max` of a fetch, or less if its client takes less at once."""
         return bytes_max if self._reader is None else self._reader.bytes_wanted(bytes_max)
 
-    def answered(self, size_bytes: int) -> None:
+    def responded(self, size_bytes: int) -> None:
         if self._reader is not None:
-            self._reader.answered(size_bytes)
+            self._reader.responded(size_bytes)
 
     @property
     def kept_bytes(self) -> int:
@@ -349,7 +349,7 @@ class Share:
         return 0.0 if waited else self._admission.rates.owed_s(self.payer)
 
     def reads_max(self, bytes_max: int) -> int:
-        """The bytes to read for one answer if `bytes_max` are wanted."""
+        """The bytes to read for one response if `bytes_max` are wanted."""
         return self._admission.rates.room(bytes_max)
 
     async def enter(self, bytes_max: int, deadline: float) -> bool:
@@ -358,19 +358,19 @@ class Share:
         True: it waited.
         """
         waited = await self._admission.turns.take(self, bytes_max, deadline)
-        return await self._admission.answers.wait_for_room(deadline) or waited
+        return await self._admission.responses.wait_for_room(deadline) or waited
 
     def to_store(self) -> None:
         """The fetch waits for the store, so others may go on; also if it has not entered."""
         self._admission.turns.give_back(self)
 
     def room(self, bytes_max: int) -> tuple[int, bool]:
-        """Bytes for the records of an answer, and whether the first batch may be larger."""
-        answers = self._admission.answers
-        return self._admission.rates.room(min(bytes_max, answers.room())), not answers.full
+        """Bytes for the records of a response, and whether the first batch may be larger."""
+        responses = self._admission.responses
+        return self._admission.rates.room(min(bytes_max, responses.room())), not responses.full
 
     def charge(self, size_bytes: int, *, told: bool) -> int:
-        """Count archived bytes that are sent. Returns the answer's throttle_time_ms; `pay` follows.
+        """Count archived bytes that are sent. Returns the response's throttle_time_ms; `pay` follows.
 
         `told`: the client must wait. If False, it gets no archived records while it owes.
         """
@@ -386,14 +386,14 @@ class Share:
     @contextmanager
     def sending(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
         """As AnswerBudget.taking."""
-        with self._admission.answers.taking(pieces) as pieces:
+        with self._admission.responses.taking(pieces) as pieces:
             yield pieces
         if self._charged:
-            self.answered(self._charged)
+            self.responded(self._charged)
             self._charged = 0
 
     async def pay(self) -> None:
-        """After the answer has left: a client that owes waits here."""
+        """After the response has left: a client that owes waits here."""
         pause_s, self._pause_s = self._pause_s, 0.0
         if pause_s:
             await asyncio.sleep(pause_s)
@@ -403,8 +403,8 @@ class Share:
 def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], float]) -> Admission:
     gateway = config.gateway
     return Admission(
-        AnswerBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
-        AnswerTurns(limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000),
+        ResponseBudget(limits.remote_response_bytes_max, gateway.remote_answers_bytes_max),
+        ResponseTurns(limits.remote_response_turns_max, limits.remote_response_turn_max_ms / 1000),
         ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
         Appetites(clock, enabled=gateway.pace_by_appetite),
     )

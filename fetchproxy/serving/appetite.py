@@ -7,7 +7,7 @@ client has paused, its answers leave a little slower than its application takes 
 stays below that limit.
 
 While the queue has room, the proxy knows how many records it gave, but not how many were taken. A
-pause tells: at its begin the queue held QUEUE_RECORDS, and one answer earlier it held fewer.
+pause tells: at its begin the queue held QUEUE_RECORDS, and one response earlier it held fewer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from cachetools import TTLCache
 from fetchproxy_protocol.fetch import FetchEntry, PartitionKey, fetch_offset
 
-from fetchproxy.observability.metrics import CLIENT_PAUSES, PACED_ANSWERS, PACED_SECONDS
+from fetchproxy.observability.metrics import CLIENT_PAUSES, PACED_RESPONSES, PACED_SECONDS
 
 # librdkafka's default of `queued.min.messages`.
 QUEUE_RECORDS = 100_000
@@ -32,14 +32,14 @@ _RECORD_BYTES = 64 * 1024 * 1024 / QUEUE_RECORDS
 # from the network or the machine. During a longer one the application does not empty its queue: it
 # is slower than any pace.
 PAUSE_MIN_S, PAUSE_MAX_S = 0.5, 1.6
-# Longest wait of one answer: a quarter of the pause that it saves.
+# Longest wait of one response: a quarter of the pause that it saves.
 DELAY_MAX_S = 0.25
 # A paced answer carries the records that are taken in this time, between these two limits. Two
 # larger answers fill the queue if they follow a moment in which the machine stood still.
-ANSWER_S = 0.04
-ANSWER_RECORDS_MIN, ANSWER_RECORDS_MAX = 5_000, QUEUE_RECORDS // 4
+RESPONSE_S = 0.04
+RESPONSE_RECORDS_MIN, RESPONSE_RECORDS_MAX = 5_000, QUEUE_RECORDS // 4
 # A smaller answer came from the end of the log, or from a store that is slower than its client.
-FULL_ANSWER_BYTES = 64 * 1024
+FULL_RESPONSE_BYTES = 64 * 1024
 # A larger step in offsets is another reader's, or a seek of the application.
 _ADVANCE_MAX = 2_000_000
 # A pace is below the measured rate, so that variations do not fill the queue.
@@ -79,7 +79,7 @@ CLIENT_ID_SHOWN_MAX = SOFTWARE_SHOWN_MAX = 100
 _ALIKE_MAX = 100
 
 Client = tuple[str, str]  # address, client id
-_Given = tuple[float, int]  # when an answer left, its records
+_Given = tuple[float, int]  # when a response left, its records
 
 
 def may_pause(software: str) -> bool:
@@ -103,7 +103,7 @@ class _Cycle:
     def __init__(self, begun_at: float) -> None:
         self.begun_at = begun_at
         self.given = 0
-        self._points: list[tuple[float, int]] = []  # when an answer left, records given before it
+        self._points: list[tuple[float, int]] = []  # when a response left, records given before it
 
     def add(self, records: int, at: float) -> None:
         if self._points:  # other connections' answers may come in another order
@@ -117,12 +117,12 @@ class _Cycle:
         """The least and the most records/s that the application took, at the pause that ends the
         cycle.
 
-        `turn_s`: the client's time to read an answer. `last`: the number of last answers, one of
+        `turn_s`: the client's time to read a response. `last`: the number of last answers, one of
         each connection.
 
         The least: before the last answers the queue was not full. So between any point and them the
         application took at least the records given, less one queue. The most: the queue was empty
-        at the begin, and full with the answer that left at `full_at`. So the application took at
+        at the begin, and full with the response that left at `full_at`. So the application took at
         most the records given, less one queue. Other connections may have gone on after that.
         """
         end = next((i for i, (at, _) in enumerate(self._points) if at > full_at + turn_s), None)
@@ -220,32 +220,34 @@ class Appetite:
         self._taken_by = now  # at this pace, the application has then taken all that was given
         self._grown_at = now
         self._turn_s = 0.005
-        self._holds = False  # the last answer was held back
+        self._holds = False  # the last response was held back
         self._rests, self._rests_until = 0, -math.inf
 
     def asked(
-        self, now: float, answered_at: float, records: int, others: Sequence[_Given] = ()
+        self, now: float, responded_at: float, records: int, others: Sequence[_Given] = ()
     ) -> float:
-        """A fetch came; the answer before it had `records`. Returns the fetch's wait, in s.
+        """A fetch came; the response before it had `records`. Returns the fetch's wait, in s.
 
         `others`: after a silence, other connections' last answers that no fetch has followed yet.
         """
-        silence = now - answered_at
-        if answered_at < self._cycle.begun_at:  # another connection counted the pause and `records`
+        silence = now - responded_at
+        if (
+            responded_at < self._cycle.begun_at
+        ):  # another connection counted the pause and `records`
             records = 0
         elif silence < PAUSE_MIN_S:
-            self._cycle.add(records, answered_at)
+            self._cycle.add(records, responded_at)
             self._turn_s += (silence - self._turn_s) / 8
             self._grow(now)
         else:
             others = [one for one in others if one[0] >= self._cycle.begun_at]
-            for at, given in sorted([(answered_at, records), *others]):
+            for at, given in sorted([(responded_at, records), *others]):
                 self._cycle.add(given, at)
-            self._silent(now, answered_at, 1 + len(others))
+            self._silent(now, responded_at, 1 + len(others))
         if not self.pace:
             return 0.0
-        # It gets overdue records at once, but no more than one answer of them.
-        late_max_s = self.answer_records / self.pace
+        # It gets overdue records at once, but no more than one response of them.
+        late_max_s = self.response_records / self.pace
         self._taken_by = max(self._taken_by, now - late_max_s) + records / self.pace
         due_in = min(max(self._taken_by - now, 0.0), DELAY_MAX_S)
         self._holds = due_in > 0
@@ -253,18 +255,18 @@ class Appetite:
         return due_in
 
     @property
-    def answer_records(self) -> int:
-        """Most records of one answer, while there is a pace."""
-        return min(max(int(self.pace * ANSWER_S), ANSWER_RECORDS_MIN), ANSWER_RECORDS_MAX)
+    def response_records(self) -> int:
+        """Most records of one response, while there is a pace."""
+        return min(max(int(self.pace * RESPONSE_S), RESPONSE_RECORDS_MIN), RESPONSE_RECORDS_MAX)
 
-    def _silent(self, now: float, answered_at: float, last: int) -> None:
+    def _silent(self, now: float, responded_at: float, last: int) -> None:
         """`last`: the number of last answers in the cycle, one of each connection."""
         cycle, self._cycle = self._cycle, _Cycle(now)
         self._taken_by = self._grown_at = now
-        if now - answered_at > PAUSE_MAX_S or cycle.given < QUEUE_RECORDS:
+        if now - responded_at > PAUSE_MAX_S or cycle.given < QUEUE_RECORDS:
             return
         self.pauses += 1
-        low, high = cycle.rate(answered_at, self._turn_s, last)
+        low, high = cycle.rate(responded_at, self._turn_s, last)
         self._took.append(low)
         if self.pace:
             low = max(low, min(max(self._took), self.pace))
@@ -411,8 +413,8 @@ class Reader:
     record_bytes: float
     _paced: bool
     _offsets: dict[PartitionKey, int] = field(default_factory=dict)
-    _answered_at: float = -math.inf
-    _answer_bytes: int = 0
+    _responded_at: float = -math.inf
+    _response_bytes: int = 0
     partitions_max: int = field(init=False)
     lately: Lately = field(init=False)
 
@@ -426,27 +428,27 @@ class Reader:
         """A fetch came. Returns how long it must wait, in s. It need not name all of the
         `session_partitions` that its client wants.
         """
-        size, self._answer_bytes = self._answer_bytes, 0
+        size, self._response_bytes = self._response_bytes, 0
         wide = max(len(partitions), session_partitions)
         if wide > self.partitions_max:
             self._offsets = {}
-            self.lately.add(self._answered_at, 0, size, wide)
+            self.lately.add(self._responded_at, 0, size, wide)
             return 0.0
         records = self._advance(partitions)
-        self.lately.add(self._answered_at, records, size, wide)
-        if not self._paced or size < FULL_ANSWER_BYTES or not records:
+        self.lately.add(self._responded_at, records, size, wide)
+        if not self._paced or size < FULL_RESPONSE_BYTES or not records:
             return 0.0
         records = max(records, int(size / _RECORD_BYTES))
         self.record_bytes = size / records
         appetite = self._consumer.appetite
         pauses = appetite.pauses
         now = self._appetites.clock()
-        silent = now - self._answered_at >= PAUSE_MIN_S
+        silent = now - self._responded_at >= PAUSE_MIN_S
         others = self._consumer.given(self) if silent else ()
-        due_in = appetite.asked(now, self._answered_at, records, others)
+        due_in = appetite.asked(now, self._responded_at, records, others)
         CLIENT_PAUSES.inc(appetite.pauses - pauses)
         if due_in:
-            PACED_ANSWERS.inc()
+            PACED_RESPONSES.inc()
             PACED_SECONDS.inc(due_in)
         return due_in
 
@@ -454,19 +456,21 @@ class Reader:
         appetite = self._consumer.appetite
         if not appetite.pace or not self.record_bytes:
             return bytes_max
-        records = appetite.answer_records / len(self._consumer.readers)  # their answers coincide
-        wanted = max(int(records * self.record_bytes), FULL_ANSWER_BYTES)
+        records = appetite.response_records / len(
+            self._consumer.readers
+        )  # their responses coincide
+        wanted = max(int(records * self.record_bytes), FULL_RESPONSE_BYTES)
         return min(bytes_max, wanted)
 
-    def answered(self, size_bytes: int) -> None:
-        self._answer_bytes += size_bytes
-        self._answered_at = self._appetites.clock()
+    def responded(self, size_bytes: int) -> None:
+        self._response_bytes += size_bytes
+        self._responded_at = self._appetites.clock()
 
     @property
     def given(self) -> _Given:
-        """Its last answer, if no fetch has followed it; the records are estimated by its bytes."""
-        full = self._answer_bytes >= FULL_ANSWER_BYTES and self.record_bytes
-        return self._answered_at, int(self._answer_bytes / self.record_bytes) if full else 0
+        """Its last response, if no fetch has followed it; the records are estimated by its bytes."""
+        full = self._response_bytes >= FULL_RESPONSE_BYTES and self.record_bytes
+        return self._responded_at, int(self._response_bytes / self.record_bytes) if full else 0
 
     @property
     def kept_bytes(self) -> int:
@@ -476,7 +480,7 @@ class Reader:
         self._appetites.left(self._consumer, self._node_id)
 
     def _advance(self, partitions: Mapping[PartitionKey, FetchEntry]) -> int:
-        """The records of the last answer: the advance of the fetch's offsets, which are dense
+        """The records of the last response: the advance of the fetch's offsets, which are dense
         enough. A partition that the fetch does not name may wait in the client's pause.
         """
         advanced, seen = 0, self._offsets

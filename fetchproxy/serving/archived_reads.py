@@ -39,7 +39,7 @@ NOT_LOOKED_AT: Mapping[PartitionKey, PartitionView] = {}
 class ArchivedReads:
     """The archive reads of one fetch. `watched`: the reads, each with its partitions.
 
-    `bytes_max`: most bytes of an answer, as other fetches wait for the same fetchers.
+    `bytes_max`: most bytes of a response, as other fetches wait for the same fetchers.
     `owed_s`: how long the client still owes by its byte rate; above 0, nothing is read.
     """
 
@@ -102,7 +102,7 @@ class ArchivedReads:
         return self.completed.is_set()
 
     def forget(self) -> None:
-        """Drop the results: the answer has them, and this object must not keep them in memory."""
+        """Drop the results: the response has them, and this object must not keep them in memory."""
         self.watched.clear()
 
     def cancel(self) -> None:
@@ -130,7 +130,7 @@ class SkippedOffsets:
         self._logged: LRUCache[tuple[TopicIdPartition, int], None] = LRUCache(LOSSES_KNOWN_MAX)
 
     def note(self, tp: TopicIdPartition, first: int, last: int) -> None:
-        """An answer has led a reader past the lost offsets `first` to `last`, both inclusive."""
+        """A response has led a reader past the lost offsets `first` to `last`, both inclusive."""
         READERS_LED_ON.labels(tp.topic).inc()
         OFFSETS_SKIPPED.labels(tp.topic).inc(last - first + 1)
         if (tp, last) in self._logged:

@@ -33,7 +33,7 @@ class ServingLimits:
     # Bytes that wait for a slow reader; at this limit the other side pauses. Sockets have buffers
     # of their own: more than this would only be copied once more.
     buffer_bytes_max: int = 64 * KiB
-    # With at least this many bytes of records still to come, an answer's records pass within the
+    # With at least this many bytes of records still to come, a response's records pass within the
     # kernel (Linux, plaintext on both sides). Fewer bytes are copied faster. 0: never.
     splice_bytes_min: int = 64 * KiB
     # The largest request that must be whole before it is handled (Fetch, ListOffsets,
@@ -41,20 +41,20 @@ class ServingLimits:
     # All other requests pass as they arrive.
     held_request_bytes_max: int = 2 * MiB
     # Longest wait of a fetch for remote data, if its own max_wait is longer: as long as clients
-    # wait for an answer (request.timeout.ms). Kafka uses remote.fetch.max.wait.ms instead of the
+    # wait for a response (request.timeout.ms). Kafka uses remote.fetch.max.wait.ms instead of the
     # client's max_wait.
     remote_fetch_max_wait_ms: int = 30_000
     # Longest wait of a reader for an offset that an archiver is gathering; then it continues after
     # that offset. If segments may become older than a third of this, it is three times their age.
     held_max_ms: int = 1_800_000
-    # Archived records in one answer, whatever the client's max_bytes; its next fetch gets the rest.
-    remote_answer_bytes_max: int = 16 * MiB
+    # Archived records in one response, whatever the client's max_bytes; its next fetch gets the rest.
+    remote_response_bytes_max: int = 16 * MiB
     # Answers with archived records that are made and written at once. Further fetches wait, and the
     # connection that was given the least goes next: so consumers of the same history stay together.
-    remote_answer_turns_max: int = 16
-    # After this time such an answer no longer counts: a client that takes it slowly delays no other
+    remote_response_turns_max: int = 16
+    # After this time such a response no longer counts: a client that takes it slowly delays no other
     # client.
-    remote_answer_turn_max_ms: int = 50
+    remote_response_turn_max_ms: int = 50
     # Time between two look-ups of a topic that clients read at the tail: one listing per topic and
     # one per archived partition, for any number of clients.
     log_start_max_age_ms: int = 300_000

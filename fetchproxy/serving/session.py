@@ -73,7 +73,7 @@ class _SessionOver(Exception):
 
 
 class ClientSession(asyncio.BufferedProtocol):
-    """`steps`: awaited before each step of a large answer, as readers of the tail come first."""
+    """`steps`: awaited before each step of a large response, as readers of the tail come first."""
 
     requests: RequestFraming[Any]
 
@@ -253,7 +253,7 @@ class ClientSession(asyncio.BufferedProtocol):
             self.close("client_stall_max_ms")
             self.abort()  # the client does not take the unsent bytes
         elif self.reset_unheard:
-            self.abort()  # the client is gone, but a broker may hold the answer for hours
+            self.abort()  # the client is gone, but a broker may hold the response for hours
         elif begun is not None and now - begun > self._limits.half_frame_max_ms / 1000:
             LIMITS_REACHED.labels("half_frame_max_ms").inc()
             self.close("half_frame_max_ms", waited_s=round(now - begun, 1))
@@ -301,14 +301,14 @@ class ClientSession(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
-        """Write a whole answer. Small pieces are joined; records are not copied."""
+        """Write a whole response. Small pieces are joined; records are not copied."""
         for piece in join_small(pieces):
             self.write_to_client(piece)
 
     async def write_as_taken(self, pieces: Iterable[Buffer]) -> None:
         """As `write_pieces`, but no faster than the client takes them.
 
-        Nothing else may be written meanwhile, so the client must be muted and no answer due.
+        Nothing else may be written meanwhile, so the client must be muted and no response due.
         """
         left = [memoryview(piece) for piece in join_small(pieces)]
         while left:
@@ -318,7 +318,7 @@ class ClientSession(asyncio.BufferedProtocol):
                 return
             left = write_step(self._transport, left)
             if left:
-                await asyncio.sleep(0)  # a fast client must not keep the loop for a whole answer
+                await asyncio.sleep(0)  # a fast client must not keep the loop for a whole response
 
     # -- requests ----------------------------------------------------------------------------------
     def gathers(self, size: int) -> None:
@@ -333,7 +333,7 @@ class ClientSession(asyncio.BufferedProtocol):
         except WireError as error:
             self._refuse(error, "client")
             return
-        # Keep reading from a client that only waits for its answer: it seldom sends more.
+        # Keep reading from a client that only waits for its response: it seldom sends more.
         if self.requests.limited or (self.muted and self.requests.kept_bytes):
             self._pace()
 
@@ -343,7 +343,7 @@ class ClientSession(asyncio.BufferedProtocol):
             return
         self._take(memoryview(b""))
         self._pace()
-        self.requests.close_if_answered()
+        self.requests.close_if_responded()
 
     def mute_while(self, work: Coroutine[None, None, object], name: str) -> None:
         """Handle no further request before `work` is done; `work` may write to the client."""
@@ -438,15 +438,15 @@ class RequestFraming(ABC, Generic[Handling]):
         """The client sends no more. True: some request is still to be answered."""
         self.ended = True
         self.begun_at = None
-        return not self._all_answered
+        return not self._all_responded
 
-    def close_if_answered(self) -> None:
-        """Close the session if the client sends no more and waits for no answer."""
-        if self.ended and self._all_answered:
+    def close_if_responded(self) -> None:
+        """Close the session if the client sends no more and waits for no response."""
+        if self.ended and self._all_responded:
             self._session.close()
 
     @property
-    def _all_answered(self) -> bool:
+    def _all_responded(self) -> bool:
         """All whole requests are answered. The rest of a cut-off request will not come."""
         return not (self._session.muted or self.limited or self._goes_on)
 

@@ -38,7 +38,7 @@ class ReceiveBuffer:
 
 # Moves records from the broker's socket to the client's within the kernel: Linux's splice(2).
 #
-# The proxy does not read the records of an answer that passes. So it need not copy them into this
+# The proxy does not read the records of a response that passes. So it need not copy them into this
 # process and out again, which is most of the cost of a relayed byte. splice(2) moves bytes between
 # a socket and a pipe, so all connections of a loop share one pipe. It is filled and emptied in one
 # uninterrupted step. Bytes that the client's socket does not take come back, and are then written
@@ -108,10 +108,10 @@ def plain_socket(transport: Transport) -> TransportSocket | None:
     return found
 
 
-# An answer in pieces: small pieces are joined, large ones are sent without a copy.
+# A response in pieces: small pieces are joined, large ones are sent without a copy.
 
 _JOINED_BYTES_MAX = 32 * 1024  # a system call costs about as much as copying this many bytes
-# Most bytes sent in one step, well below a millisecond. An answer with 1 MiB of records, as
+# Most bytes sent in one step, well below a millisecond. A response with 1 MiB of records, as
 # consumers ask of a partition, takes one step.
 SENT_BYTES_MAX = 2 * 1024 * 1024
 _GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies bytes that it cannot send at once

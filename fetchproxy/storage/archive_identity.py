@@ -202,7 +202,7 @@ class OwnIdentity:
             )
 
     async def check_still_there(self) -> None:
-        """For a caller that got an empty answer from the store. Raises as `check`."""
+        """For a caller that got an empty response from the store. Raises as `check`."""
         now = asyncio.get_running_loop().time()
         if self._expected and now - self._seen_at > LOOK_AGE_MAX_S:
             self._seen = None

@@ -88,7 +88,7 @@ class ObjectStoreContract:
     many_keys = 1234  # more than one page of a listing
     cancel_turn_s = 0.0
     # Errors that a read or listing may raise while an object is replaced: a server may break off
-    # its answer, or list the object twice, also for a moment after the client has gone.
+    # its response, or list the object twice, also for a moment after the client has gone.
     while_replaced: tuple[type[StorageUnavailable], ...] = ()
 
     async def _keys_after_cancel(self, store: ObjectStore) -> set[str]:

@@ -421,7 +421,7 @@ _THREADS = 2
 class LocalIndexes:
     """The local indexes of all partitions. `async with` locks the folder and unlocks it.
 
-    The event loop never waits for a disk here. A read never waits for long: without an answer the
+    The event loop never waits for a disk here. A read never waits for long: without a response the
     caller asks the store. `log_key`: gives the key of a segment's `.log`.
     """
 

@@ -33,7 +33,7 @@ from fetchproxy.storage.key_rings import KeyContext, KeyRing
 from fetchproxy.storage.stores.aws_credentials import AwsCredentials, trusted_file
 
 CONNECT_MAX_S = 3
-ANSWER_MAX_S = 5
+RESPONSE_MAX_S = 5
 REQUEST_MAX_S = 8.0  # both, and a second try with other credentials
 REQUESTS_AT_ONCE = 16
 # A silent service is asked by one request at a time after this pause; all others fail at once.
@@ -100,27 +100,27 @@ class KmsKeyRing(KeyRing):
     async def active_key_id(self) -> str:
         """The key's ARN, even if the setting has an alias. KMS is asked once."""
         if not self._active and self.writes:
-            answer = await self._ask("describe_key", KeyId=self._place.key)
-            self._active = str(answer["KeyMetadata"]["Arn"])
+            response = await self._ask("describe_key", KeyId=self._place.key)
+            self._active = str(response["KeyMetadata"]["Arn"])
         return self._active
 
     async def wrap(self, data_key: bytes, context: KeyContext) -> WrappedKey:
-        answer = await self._ask(
+        response = await self._ask(
             "encrypt",
             KeyId=self._place.key,
             Plaintext=data_key,
             EncryptionContext=dict(context),
         )
-        return WrappedKey(answer["KeyId"], answer["CiphertextBlob"])
+        return WrappedKey(response["KeyId"], response["CiphertextBlob"])
 
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
-        answer = await self._ask(
+        response = await self._ask(
             "decrypt",
             KeyId=wrapped.key_id,
             CiphertextBlob=wrapped.wrapped,
             EncryptionContext=dict(context),
         )
-        data_key: bytes = answer["Plaintext"]
+        data_key: bytes = response["Plaintext"]
         if len(data_key) != KEY_BYTES:
             raise SegmentLocked(f"the key {wrapped.key_id!r} opens no data key")
         return data_key
@@ -131,7 +131,7 @@ class KmsKeyRing(KeyRing):
 
     # --- health ---
     async def run(self) -> None:
-        """While the service fails, ask it from time to time, so that its own answer ends that."""
+        """While the service fails, ask it from time to time, so that its own response ends that."""
         while True:
             await asyncio.sleep(ASKED_AGAIN_AFTER_S)
             failed = self._failed
@@ -160,7 +160,7 @@ class KmsKeyRing(KeyRing):
             if self._silent_until > 0:  # one request tries, others fail meanwhile
                 self._silent_until = clock() + REQUEST_MAX_S
             try:
-                answer = await self._answer(operation, request)
+                response = await self._respond(operation, request)
             except KeyServiceError as error:
                 if isinstance(error, KeyServiceUnavailable):
                     self._silent_until = clock() + ASKED_AGAIN_AFTER_S
@@ -169,36 +169,36 @@ class KmsKeyRing(KeyRing):
                 self._failed = operation, request
                 self._note(error)
                 raise
-            except RemoteStorageError:  # an answer about this key
-                self._answered()
+            except RemoteStorageError:  # a response about this key
+                self._responded()
                 raise
-            self._answered()
-            return answer
+            self._responded()
+            return response
 
-    def _answered(self) -> None:
+    def _responded(self) -> None:
         self._silent_until, self._failed = 0.0, None
         self._note(None)
 
-    async def _answer(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    async def _respond(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(REQUEST_MAX_S):
                 client = await self._open()
                 assert self._credentials is not None
                 used = self._credentials.generation
                 try:
-                    answer = await getattr(client, operation)(**request)
+                    response = await getattr(client, operation)(**request)
                 except ClientError as error:
                     refused = _translated(error, request["KeyId"])
                     if not isinstance(refused, StorageDenied):
                         raise
                     if not await self._credentials.renewed_since(used):
                         raise
-                    answer = await getattr(client, operation)(**request)
+                    response = await getattr(client, operation)(**request)
         except ClientError as error:
             raise _translated(error, request["KeyId"]) from error
         except (BotoCoreError, OSError) as error:  # a TimeoutError is an OSError
             raise KeyServiceUnavailable(f"{self.service} does not answer: {error!r}") from error
-        found: dict[str, Any] = answer
+        found: dict[str, Any] = response
         return found
 
     async def _open(self) -> Any:
@@ -211,7 +211,7 @@ class KmsKeyRing(KeyRing):
                 self._credentials = await AwsCredentials.of(session, None)
                 config = AioConfig(
                     connect_timeout=CONNECT_MAX_S,
-                    read_timeout=ANSWER_MAX_S,
+                    read_timeout=RESPONSE_MAX_S,
                     max_pool_connections=REQUESTS_AT_ONCE,
                     retries={"total_max_attempts": 1},  # the caller retries, and logs it
                 )

@@ -328,7 +328,7 @@ class RemoteStorageManager:
         self, it_came: Callable[[], None] = lambda: None, unlisted: Unlisted | None = None
     ) -> list[TopicIdPartition]:
         """Every partition that has an object in the store, sorted. This may take long: `it_came` is
-        called after each answer of the store. `unlisted`: see `listed_partitions`.
+        called after each response of the store. `unlisted`: see `listed_partitions`.
         """
         await self.identity.check()
         return await self._or_missing(

@@ -176,7 +176,7 @@ class StoreOperation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """`up` is None before the first answer. `last_error` is kept after recovery."""
+    """`up` is None before the first response. `last_error` is kept after recovery."""
 
     up: bool | None
     failing_for_s: float
@@ -257,7 +257,7 @@ class OperationHealth:
         self, *, may_take_long: bool = False, tries: Sequence[float] = ()
     ) -> AsyncIterator[Callable[[], None]]:
         """Watch one request, with all its tries; each of them begins with `turn`. The caller may
-        call the given function to report an answer before the request ends. `may_take_long`: long
+        call the given function to report a response before the request ends. `may_take_long`: long
         silence is not a failure. `tries`: loop times at which they begin; an outage counts from the
         last one, so that an error that passes is none.
         """
@@ -267,12 +267,12 @@ class OperationHealth:
         if not may_take_long:
             self._waiting[request] = began_at
 
-        def answered() -> None:
+        def responded() -> None:
             if self._waiting.pop(request, None) is not None:
                 self.succeeded(loop.time())
 
         try:
-            yield answered
+            yield responded
         except (ObjectNotFound, RangeNotSatisfiable, DamagedObject):
             self.succeeded(loop.time())
             raise

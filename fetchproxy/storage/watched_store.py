@@ -75,7 +75,7 @@ class WatchedObjectStore(WrappedObjectStore):
         await self._write(key, lambda: self.inner.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        """If a try may have succeeded without an answer, an object with this content is its own."""
+        """If a try may have succeeded without a response, an object with this content is its own."""
         failed: list[RemoteStorageError] = []
 
         async def put() -> bool:
@@ -219,9 +219,9 @@ class WatchedObjectStore(WrappedObjectStore):
         out is no failure of the store.
         """
         health, of_folder = self.health[StoreOperation.LIST], None
-        async with health.asked() as answered:
+        async with health.asked() as responded:
             try:
-                yield answered
+                yield responded
             except StorageThrottled as error:
                 health.refused(error)
                 raise

@@ -156,7 +156,7 @@ _FIRST_BYTES = {
     b"PRI ": "HTTP/2",
     b"SSH-": "SSH",
     **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"CONN", b"DELE"), "HTTP"),
-    b"HTTP": "HTTP",  # an answer
+    b"HTTP": "HTTP",  # a response
 }
 
 

@@ -100,7 +100,7 @@ class SegmentCopier:
         Raises RemoteStorageError; StorageUnavailable also after copy_max_ms; CorruptSegment or
         OSError if the segment's file has changed or is unreadable; errors of `confirm`. Then the
         objects are removed, or stay as a dangling attempt. Look at the archive again before the
-        next attempt: a copy whose last answer was lost may count. It is never removed, as readers
+        next attempt: a copy whose last response was lost may count. It is never removed, as readers
         and archivers may rely on it already.
         """
         await segment.check_size()  # a lost file must not look like a store error

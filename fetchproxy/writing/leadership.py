@@ -39,7 +39,7 @@ class LeadershipState:
 
 class Leadership:
     """This base class is for a sole archiver: it always leads all partitions. Subclasses call
-    `on_change` on the loop when the answer of `leads` may have changed.
+    `on_change` on the loop when the response of `leads` may have changed.
     """
 
     on_change: Callable[[], None] = staticmethod(lambda: None)

@@ -1,9 +1,9 @@
 """Finds broker addresses in answers and replaces them. All other bytes stay as they were.
 
-`_LOCATE` says where each API's answers have them. Fetch answers are relayed while they stream, so
+`_LOCATE` says where each API's answers have them. Fetch responses are relayed while they stream, so
 only their last tagged-field section comes here. In requests only Produce's `acks` is read, because
-a request with acks=0 has no answer.
-Node ids and racks are never changed. In an answer with an error, a negative node id or an empty
+a request with acks=0 has no response.
+Node ids and racks are never changed. In a response with an error, a negative node id or an empty
 host replaces the address; it is left alone.
 
 A payload is a whole response without its size prefix, so it begins with the correlation id.
@@ -39,17 +39,17 @@ class Place(NamedTuple):
     end: int
 
 
-# Nodes that an answer may name. The largest clusters have a few hundred brokers, and the proxy
+# Nodes that a response may name. The largest clusters have a few hundred brokers, and the proxy
 # opens a port for each.
 NODES_MAX = 1_000
-# Coordinators in an answer: one for each group, of which admin clients name all at once.
+# Coordinators in a response: one for each group, of which admin clients name all at once.
 COORDINATORS_MAX = 100_000
 # A step over this many elements takes up to a millisecond.
 ELEMENTS_A_STEP = 100
 
 
 class Located:
-    """The addresses in an answer, in order. `nodes`: each once. `tags_at`: where Produce's last
+    """The addresses in a response, in order. `nodes`: each once. `tags_at`: where Produce's last
     tagged fields begin, which have a size before them; else 0.
     """
 
@@ -126,7 +126,7 @@ def _count(cursor: Cursor, flexible: bool, most: int) -> int:
 
 
 def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
-    """The endpoints in the last tagged-field section of a Fetch or Produce answer."""
+    """The endpoints in the last tagged-field section of a Fetch or Produce response."""
     return [
         place
         for tag, start, end in cursor.tags()
@@ -288,7 +288,7 @@ def _behind_share_topics(
         found.add(place)
 
 
-# Produce: NodeEndpoints are a tagged field of the whole answer (KIP-951). Records are not read.
+# Produce: NodeEndpoints are a tagged field of the whole response (KIP-951). Records are not read.
 
 PRODUCE_ENDPOINTS_FROM = 10
 _TRANSACTIONAL_ID_FROM = 3

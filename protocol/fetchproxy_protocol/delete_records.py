@@ -1,6 +1,6 @@
-"""DeleteRecords (v0–2): reads requests and finds each result in an answer.
+"""DeleteRecords (v0–2): reads requests and finds each result in a response.
 
-Results are patched in place: their fields have fixed widths, so an answer keeps its length.
+Results are patched in place: their fields have fixed widths, so a response keeps its length.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def topics_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:
 
 
 def parse_response(payload: Buffer, api_version: int) -> Iterator[DeletionResult]:
-    """The results of an answer without its size prefix, step by step. Raises `WireError`."""
+    """The results of a response without its size prefix, step by step. Raises `WireError`."""
     cursor = response_body(payload, ApiKey.DELETE_RECORDS, api_version)
     cursor.skip(4, "throttle time")
     for topic, rows, at, stride in cursor.by_topic(

@@ -417,7 +417,7 @@ _HEAD_V7 = Struct(">12xhiI")
 # The position of the number of topics in a framed answer (v12+), and the byte for one topic: a
 # count is encoded as count + 1.
 _TOPICS_AT, _ONE = 19, 2
-# An answer of one topic and partition (v13+) up to its records, without unused values of the
+# A response of one topic and partition (v13+) up to its records, without unused values of the
 # partition.
 _ONE_V13 = Struct(">8xB4xhix16sB4xh16xqB4xB")
 _ONE_PARTITION_AT = 37
@@ -454,10 +454,10 @@ class PartitionEntries(NamedTuple):
 
 
 class HeadPatch(NamedTuple):
-    """Changes to the head of a broker's answer: the client's own ids, and the partitions
+    """Changes to the head of a broker's response: the client's own ids, and the partitions
     `injected`.
 
-    `listed`: topics that the broker's answer may have, with an upper bound of their partitions.
+    `listed`: topics that the broker's response may have, with an upper bound of their partitions.
     Injected partitions of these topics go before the broker's partitions. Each other topic gets its
     own entry.
     """
@@ -573,38 +573,40 @@ def plain_session_id(
 ) -> int | None:
     """The session id of a whole framed answer (v7+) in which only log starts matter.
 
-    Nearly every answer at the tail is such: no error, no aborted transaction, no tags. This is one
+    Nearly every response at the tail is such: no error, no aborted transaction, no tags. This is one
     pass without the scan's state, because its time adds to the latency of each record. None: any
     other answer, also a malformed one, which the scan then reports. Log starts are patched in
-    place, even if the answer later turns out to be different.
+    place, even if the response later turns out to be different.
     """
     try:
         if version >= TOPIC_IDS_FROM and frame[_TOPICS_AT] == _ONE:
             return _plain_one(frame, log_starts)
         if version >= FLEXIBLE_FROM:
-            return _plain_answer_flexible(frame, version, log_starts)
+            return _plain_response_flexible(frame, version, log_starts)
         return (
-            _plain_answer_classic(frame, version, log_starts) if version >= SESSIONS_FROM else None
+            _plain_response_classic(frame, version, log_starts)
+            if version >= SESSIONS_FROM
+            else None
         )
     except (IndexError, StructError, Truncated):
         return None
 
 
 def _plain_one(frame: memoryview, log_starts: LogStarts | None) -> int | None:
-    """`plain_session_id` for one topic, by id (v13+). An answer of one partition, as usual at the
+    """`plain_session_id` for one topic, by id (v13+). A response of one partition, as usual at the
     tail, is read with one unpack.
     """
     tags, error_code, session_id, topic, partitions, code, start, aborted, length = (
         _ONE_V13.unpack_from(frame)
     )
     if partitions != _ONE:
-        return _plain_answer_flexible(frame, TOPIC_IDS_FROM, log_starts)
+        return _plain_response_flexible(frame, TOPIC_IDS_FROM, log_starts)
     if length < 0x80:
         at = _ONE_V13.size - 1 + (length or 1)
     else:
         length, at = decode_uvarint(frame, _ONE_V13.size - 1)
         at += length - 1
-    # After the records come the tags of the partition, of the topic and of the answer.
+    # After the records come the tags of the partition, of the topic and of the response.
     if tags or error_code or code or aborted > 1 or at + 3 != len(frame):
         return None
     if frame[at] or frame[at + 1] or frame[at + 2]:
@@ -614,10 +616,10 @@ def _plain_one(frame: memoryview, log_starts: LogStarts | None) -> int | None:
     return session_id  # type: ignore[no-any-return]
 
 
-def _plain_answer_flexible(
+def _plain_response_flexible(
     frame: memoryview, version: int, log_starts: LogStarts | None
 ) -> int | None:
-    end = len(frame) - 1  # the last byte is the count of the answer's own tags
+    end = len(frame) - 1  # the last byte is the count of the response's own tags
     if frame[8] or frame[end]:
         return None
     _, error_code, session_id = _SESSION_HEAD.unpack_from(frame, 9)
@@ -640,7 +642,7 @@ def _plain_answer_flexible(
     return session_id if pos == end else None
 
 
-def _plain_answer_classic(
+def _plain_response_classic(
     frame: memoryview, version: int, log_starts: LogStarts | None
 ) -> int | None:
     """Reads counts and lengths as unsigned, so that null becomes large and is not plain."""

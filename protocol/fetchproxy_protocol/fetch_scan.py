@@ -11,7 +11,7 @@ the bytes as they arrive and returns the bytes that may leave. It jumps over rec
   - replaces the NodeEndpoints tag (v16+) if the frame is small enough to be held, and else renames
     it to a tag that no client knows: endpoints are optional (KIP-951), but the broker's own
     addresses must not reach a client,
-  - keeps back an answer without records, and asks at its end whether it may leave at all.
+  - keeps back a response without records, and asks at its end whether it may leave at all.
 
 Layout: Kafka's FetchResponse.json.
 """
@@ -53,7 +53,7 @@ LOG_START_FROM = 5
 # Errors come in small answers. Answers up to this size are held so that endpoints can be rewritten.
 HELD_BYTES_MAX = 16 * 1024
 
-# An answer without records is kept up to this size: one for about 25,000 partitions is not larger.
+# A response without records is kept up to this size: one for about 25,000 partitions is not larger.
 KEPT_BYTES_MAX = 1024 * 1024
 
 _NO_TAGS = b"\x00"
@@ -61,7 +61,7 @@ _NO_TAGS = b"\x00"
 OnHead = Callable[[FetchResponseHead], HeadPatch]
 OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
 SpliceTags = Callable[[bytes], bytes]
-# (some error became an empty partition, some error is left) → True: withhold the whole answer.
+# (some error became an empty partition, some error is left) → True: withhold the whole response.
 Withhold = Callable[[bool, bool], bool]
 _PLAIN_BYTES = 37  # of a partition (v12+) without records that `plain_run` steps over
 # Aborted transactions without tags are stepped over so many at a time. More would cost more than
@@ -75,8 +75,8 @@ class _NeedMore(Exception):
     """The bytes end inside a structure, which is read again when more bytes have come."""
 
 
-class KeptAnswer:
-    """An answer without records is small, and no client waits for its content.
+class BufferedFetchResponse:
+    """A response without records is small, and no client waits for its content.
 
     At its end `withhold` is asked about it if a partition was patched, or always (`any_empty`).
     """
@@ -92,7 +92,7 @@ class KeptAnswer:
     def keep(self, pieces: list[Buffer], whole: bool) -> list[Buffer] | None:
         """The bytes that may leave, ending with `pieces`; None: no bytes may leave yet.
 
-        `whole`: `pieces` end the answer; then an empty list means that the answer is withheld.
+        `whole`: `pieces` end the response; then an empty list means that the response is withheld.
         """
         if whole and not self.records and (self.patched or self.any_empty):
             if self._withhold(self.patched, self.errors_left):
@@ -110,10 +110,10 @@ class FetchResponseScan:
     """One response, from its size prefix to its last byte.
 
     `on_head(head)` is called once, `on_error(topic, partition, code)` for each partition with an
-    error. `splice_tags` rewrites the trailing tagged fields of a held answer. `log_starts` costs
+    error. `splice_tags` rewrites the trailing tagged fields of a held response. `log_starts` costs
     nothing if it is empty, and else a look at each partition of the topics that it names.
-    `withhold` is called at the end of an answer without records if a partition was patched, or
-    always (`any_empty`). True: `feed` returns none of the answer.
+    `withhold` is called at the end of a response without records if a partition was patched, or
+    always (`any_empty`). True: `feed` returns none of the response.
     """
 
     __slots__ = (
@@ -158,7 +158,7 @@ class FetchResponseScan:
         self._log_start: LogStart | None = None  # of the current topic
         self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
         # None: bytes leave as they come.
-        self._kept = None if withhold is None else KeptAnswer(withhold, any_empty)
+        self._kept = None if withhold is None else BufferedFetchResponse(withhold, any_empty)
         # For topics that were not reached yet; with the growth of their count in bytes.
         self._joining: dict[TopicRef, tuple[PartitionEntries, int]] = {}
         # `_out` has the bytes of the buffer up to `_from`, and the bytes that were inserted.
@@ -190,7 +190,7 @@ class FetchResponseScan:
         """Takes bytes and returns the bytes that may leave. `view` is writable and may be returned.
 
         Takes at most `left` bytes; the caller cuts. Raises WireError; the connection is then lost,
-        because part of the answer may have left already.
+        because part of the response may have left already.
         """
         pieces = self._take(view)
         if self._kept is None:
@@ -232,7 +232,7 @@ class FetchResponseScan:
         self._topics = head.topics
         if not patch.injected and self._patch_head(buf, head, patch):
             pieces = self._body(buf, at, 0)
-            if len(pieces) > 1:  # a held answer whose tags changed their length
+            if len(pieces) > 1:  # a held response whose tags changed their length
                 INT32.pack_into(buf, 0, sum(map(len, pieces)) - 4)
             return pieces
         front: list[Buffer] = []

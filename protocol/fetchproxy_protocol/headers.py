@@ -147,7 +147,7 @@ _API_VERSIONS_BYTES_MAX = 64 * 1024
 def intersect_response(payload: Buffer, api_version: int) -> bytes:
     """The answer with each range narrowed to `offered_versions` and without unknown keys.
 
-    `payload` begins with the correlation id. An answer with error 35 has the body of v0, whatever
+    `payload` begins with the correlation id. A response with error 35 has the body of v0, whatever
     version was asked for. Raises `WireError`.
     """
     if len(payload) > _API_VERSIONS_BYTES_MAX:
@@ -166,7 +166,7 @@ def _intersected(rest: bytes, api_version: int) -> bytes:
 
 
 def _mend_refusal(payload: Buffer) -> bytes:
-    """An answer with error 35 in the body of v0. Its array may have any form: librdkafka's mock
+    """A response with error 35 in the body of v0. Its array may have any form: librdkafka's mock
     cluster encodes the count its own way. A client takes the range of ApiVersions from it.
     """
     start = _ERROR_END

@@ -1,4 +1,4 @@
-"""ListOffsets: reads and writes requests, and finds each result in an answer to patch it in place.
+"""ListOffsets: reads and writes requests, and finds each result in a response to patch it in place.
 
 v0 answers with arrays of offsets, from before logs had timestamps. Such answers are not read and
 reach the client as the broker sent them.
@@ -115,7 +115,7 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[OffsetResult]:
-    """The results of an answer from its body on, v1 and later, one by one. Raises `WireError`."""
+    """The results of a response from its body on, v1 and later, one by one. Raises `WireError`."""
     for topic, rows, at, stride in result_rows_in(cursor, api_version):
         for partition, error_code, timestamp, offset, epoch in rows:
             yield OffsetResult(topic, partition, error_code, timestamp, offset, epoch, at)

@@ -1,6 +1,6 @@
-"""OffsetForLeaderEpoch (v2–4): reads and writes requests, and finds each result in an answer.
+"""OffsetForLeaderEpoch (v2–4): reads and writes requests, and finds each result in a response.
 
-Results are patched in place: their fields have fixed widths, so an answer keeps its length.
+Results are patched in place: their fields have fixed widths, so a response keeps its length.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _REPLICA_ID_FROM = 3
 _DEBUG_REPLICA_ID = -2
 _CONSUMER = INT32.pack(-1)  # replica_id
 _PLACE = Struct(">iii")
-_ANSWER = Struct(">iq")
-_ANSWER_AT = 6
+_RESPONSE = Struct(">iq")
+_RESPONSE_AT = 6
 
 
 class EpochResult(NamedTuple):
@@ -69,7 +69,7 @@ def topics_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[TopicRow
 
 
 def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
-    """The results of an answer from its body on, one by one. Raises `WireError`."""
+    """The results of a response from its body on, one by one. Raises `WireError`."""
     cursor.skip(4, "throttle time")
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     for topic, rows, at, stride in cursor.by_topic(">hiiq", flexible):
@@ -99,5 +99,5 @@ def write_request(
 
 
 def patch(payload: bytearray | memoryview, result: EpochResult) -> None:
-    at = result.position + _ANSWER_AT
-    _ANSWER.pack_into(payload, at, result.leader_epoch, result.end_offset)
+    at = result.position + _RESPONSE_AT
+    _RESPONSE.pack_into(payload, at, result.leader_epoch, result.end_offset)

@@ -312,7 +312,7 @@ def walk(buf: Buffer, pos: int = 0, end: int | None = None) -> Iterator[BatchHea
 
 
 def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[int, int]:
-    """(start, end) of the batches that answer a fetch at `from_offset`, as LogSegment.read does.
+    """(start, end) of the batches that response a fetch at `from_offset`, as LogSegment.read does.
 
     They begin with the first batch whose last offset is at or above `from_offset` (its first
     records may lie below it: clients skip those) and end at the last batch edge within

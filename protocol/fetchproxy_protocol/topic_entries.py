@@ -1,6 +1,6 @@
-"""Metadata for the proxy's own use: the request's body, and an answer.
+"""Metadata for the proxy's own use: the request's body, and a response.
 
-An answer may name 10,000 partitions, so both are processed step by step, and the caller may let
+A response may name 10,000 partitions, so both are processed step by step, and the caller may let
 other tasks run between steps. Answers to clients are not read here: see `addresses`.
 """
 
@@ -36,7 +36,7 @@ class TopicInfo:
 
 
 @dataclass(slots=True)
-class MetadataAnswer:
+class ClusterMetadata:
     """`failed`: the refused topics of the request, by name or by id."""
 
     brokers: dict[int, tuple[str, int]] = field(default_factory=dict)  # by id: host, port
@@ -45,7 +45,7 @@ class MetadataAnswer:
     cluster_id: str | None = None
 
     def read(self, cursor: Cursor, api_version: int) -> Iterator[None]:
-        """Read an answer from its body on, v5 to v13, step by step. Raises `WireError`."""
+        """Read a response from its body on, v5 to v13, step by step. Raises `WireError`."""
         flexible = is_flexible(ApiKey.METADATA, api_version)
         cursor.skip(4, "throttle time")
         for _ in range(cursor.count(flexible) or 0):

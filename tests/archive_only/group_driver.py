@@ -30,11 +30,11 @@ class GroupDriver:
         )
         self.group = ClassicGroup("g", limits, lambda prefix: f"{prefix}-{next(ids)}")
         self._tickets = count(1)
-        self.answers: dict[int, JoinReply | SyncReply] = {}
+        self.responses: dict[int, JoinReply | SyncReply] = {}
 
-    def _answer(self, ticket: int, reply: JoinReply | SyncReply) -> None:
-        assert ticket not in self.answers, "answered twice"
-        self.answers[ticket] = reply
+    def _response(self, ticket: int, reply: JoinReply | SyncReply) -> None:
+        assert ticket not in self.responses, "answered twice"
+        self.responses[ticket] = reply
 
     def join(
         self,
@@ -52,7 +52,7 @@ class GroupDriver:
             member_id, instance, client, "host", SESSION_S, REBALANCE_S, kind, protocols,
             two_step, skips,
         )  # fmt: skip
-        self.group.join(self.now, request, partial(self._answer, ticket))
+        self.group.join(self.now, request, partial(self._response, ticket))
         return ticket
 
     def sync(
@@ -66,7 +66,7 @@ class GroupDriver:
         member = Membership(reply.member_id, instance, reply.generation_id)
         given = tuple((assignments or {}).items())
         request = SyncRequest(member, given, **more)  # type: ignore[arg-type]
-        self.group.sync(self.now, request, partial(self._answer, ticket))
+        self.group.sync(self.now, request, partial(self._response, ticket))
         return ticket
 
     def heartbeat(self, reply: JoinReply, instance: str | None = None) -> ErrorCode:
@@ -84,11 +84,11 @@ class GroupDriver:
         self.now = now
 
     def joined(self, ticket: int) -> JoinReply:
-        reply = self.answers[ticket]
+        reply = self.responses[ticket]
         assert isinstance(reply, JoinReply)
         return reply
 
     def synced(self, ticket: int) -> SyncReply:
-        reply = self.answers[ticket]
+        reply = self.responses[ticket]
         assert isinstance(reply, SyncReply)
         return reply

@@ -55,9 +55,9 @@ class Client:
 
     async def ask(self, request: Any, response: Any, version: int) -> Any:
         self.send(request, version)
-        answer = response[version].decode(await self.receive(), header=True)
-        assert answer.header.correlation_id == self._correlation
-        return answer
+        response = response[version].decode(await self.receive(), header=True)
+        assert response.header.correlation_id == self._correlation
+        return response
 
     async def closed(self) -> bool:
         """The other side has closed, and said nothing before."""

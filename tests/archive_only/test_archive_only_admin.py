@@ -18,7 +18,7 @@ from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import plant, versions
 
 POLICY_VIOLATION, SECURITY_DISABLED, UNKNOWN = 44, 54, 3
-# Versions from which the answer has room for the reason, and what else it repeats.
+# Versions from which the response has room for the reason, and what else it repeats.
 REASON_SINCE = {ApiKey.CREATE_TOPICS: 1, ApiKey.DELETE_TOPICS: 5}
 KEPT: dict[ApiKey, dict[str, object]] = {
     ApiKey.CREATE_TOPICS: {"name": "new"},
@@ -75,7 +75,7 @@ AlterConfigs, Incremental = admin.AlterConfigsRequest, admin.IncrementalAlterCon
 Quotas = admin.AlterClientQuotasRequest
 Scram = admin.AlterUserScramCredentialsRequest
 
-# For each API: the request, and where its answer has the refused.
+# For each API: the request, and where its response has the refused.
 REFUSED: dict[ApiKey, tuple[Callable[[int], Any], str, int]] = {
     ApiKey.CREATE_TOPICS: (
         lambda version: CreateTopics(
@@ -180,8 +180,8 @@ async def test_a_change_is_refused_with_the_reason(
     client: Client, key: ApiKey, version: int
 ) -> None:
     make, results, code = REFUSED[key]
-    answer = await client.ask(make(version), response(key), version)
-    [refused] = getattr(answer, results)
+    response = await client.ask(make(version), response(key), version)
+    [refused] = getattr(response, results)
     assert refused.error_code == code
     if version >= REASON_SINCE.get(key, 0):
         assert refused.error_message == (REASON if code == POLICY_VIOLATION else NO_ACLS)
@@ -194,8 +194,8 @@ async def test_a_producer_gives_up_at_once(client: Client, version: int) -> None
     request = InitProducerIdRequest(
         transactional_id=None, transaction_timeout_ms=1_000, producer_id=-1, producer_epoch=-1
     )
-    answer = await client.ask(request, InitProducerIdResponse, version)
-    assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (31, -1, -1)
+    response = await client.ask(request, InitProducerIdResponse, version)
+    assert (response.error_code, response.producer_id, response.producer_epoch) == (31, -1, -1)
 
 
 async def test_records_are_not_deleted(client: Client) -> None:
@@ -205,8 +205,8 @@ async def test_records_are_not_deleted(client: Client) -> None:
         request = admin.DeleteRecordsRequest(
             topics=[topic(name="orders", partitions=[one])], timeout_ms=1_000
         )
-        answer = await client.ask(request, admin.DeleteRecordsResponse, version)
-        [found] = answer.topics[0].partitions
+        response = await client.ask(request, admin.DeleteRecordsResponse, version)
+        [found] = response.topics[0].partitions
         assert (found.error_code, found.low_watermark) == (POLICY_VIOLATION, -1)
 
 
@@ -215,28 +215,28 @@ async def test_there_are_no_acls_quotas_reassignments_transactions_or_scram_user
 ) -> None:
     for version in known(ApiKey.DESCRIBE_ACLS):
         request = admin.DescribeAclsRequest(**acl_filter())
-        answer = await client.ask(request, admin.DescribeAclsResponse, version)
-        assert (answer.error_code, list(answer.resources)) == (SECURITY_DISABLED, [])
-        assert "users_file" in answer.error_message
+        response = await client.ask(request, admin.DescribeAclsResponse, version)
+        assert (response.error_code, list(response.resources)) == (SECURITY_DISABLED, [])
+        assert "users_file" in response.error_message
     for version in known(ApiKey.DESCRIBE_CLIENT_QUOTAS):
         quotas = admin.DescribeClientQuotasRequest(components=[], strict=False)
-        answer = await client.ask(quotas, admin.DescribeClientQuotasResponse, version)
-        assert (answer.error_code, list(answer.entries)) == (0, [])
+        response = await client.ask(quotas, admin.DescribeClientQuotasResponse, version)
+        assert (response.error_code, list(response.entries)) == (0, [])
     asked = admin.ListPartitionReassignmentsRequest(timeout_ms=1_000, topics=None)
-    answer = await client.ask(asked, admin.ListPartitionReassignmentsResponse, 0)
-    assert (answer.error_code, list(answer.topics)) == (0, [])
+    response = await client.ask(asked, admin.ListPartitionReassignmentsResponse, 0)
+    assert (response.error_code, list(response.topics)) == (0, [])
     for version in known(ApiKey.LIST_TRANSACTIONS):
         listing = admin.ListTransactionsRequest(
             state_filters=[], producer_id_filters=[], duration_filter=-1
         )
-        answer = await client.ask(listing, admin.ListTransactionsResponse, version)
-        assert (answer.error_code, list(answer.transaction_states)) == (0, [])
+        response = await client.ask(listing, admin.ListTransactionsResponse, version)
+        assert (response.error_code, list(response.transaction_states)) == (0, [])
     described = admin.DescribeTransactionsRequest(transactional_ids=["t"])
-    answer = await client.ask(described, admin.DescribeTransactionsResponse, 0)
-    assert [(t.error_code, t.transactional_id) for t in answer.transaction_states] == [(105, "t")]
+    response = await client.ask(described, admin.DescribeTransactionsResponse, 0)
+    assert [(t.error_code, t.transactional_id) for t in response.transaction_states] == [(105, "t")]
     users = admin.DescribeUserScramCredentialsRequest(users=None)
-    answer = await client.ask(users, admin.DescribeUserScramCredentialsResponse, 0)
-    assert (answer.error_code, list(answer.results)) == (0, [])
+    response = await client.ask(users, admin.DescribeUserScramCredentialsResponse, 0)
+    assert (response.error_code, list(response.results)) == (0, [])
 
 
 async def test_nobody_produces_and_the_only_node_leads(client: Client) -> None:
@@ -246,10 +246,10 @@ async def test_nobody_produces_and_the_only_node_leads(client: Client) -> None:
         topic(name="no", partition_indexes=[0]),
     ]
     request = admin.DescribeProducersRequest(topics=asked)
-    answer = await client.ask(request, admin.DescribeProducersResponse, 0)
+    response = await client.ask(request, admin.DescribeProducersResponse, 0)
     found = [
         (t.name, p.partition_index, p.error_code, list(p.active_producers))
-        for t in answer.topics
+        for t in response.topics
         for p in t.partitions
     ]
     assert found == [("orders", 0, 0, []), ("orders", 7, UNKNOWN, []), ("no", 0, UNKNOWN, [])]
@@ -260,8 +260,8 @@ async def test_nobody_produces_and_the_only_node_leads(client: Client) -> None:
             topic_partitions=[place(topic="orders", partitions=[0, 7])],
             timeout_ms=1_000,
         )
-        answer = await client.ask(elected, admin.ElectLeadersResponse, version)
-        [results] = answer.replica_election_results
+        response = await client.ask(elected, admin.ElectLeadersResponse, version)
+        [results] = response.replica_election_results
         assert [(p.partition_id, p.error_code) for p in results.partition_result] == [
             (0, 84),
             (7, UNKNOWN),
@@ -273,8 +273,8 @@ async def test_the_log_dir_has_the_sizes_of_the_archive(
 ) -> None:
     log_dirs = admin.DescribeLogDirsRequest
     for version in known(ApiKey.DESCRIBE_LOG_DIRS):
-        answer = await client.ask(log_dirs(topics=None), admin.DescribeLogDirsResponse, version)
-        [found] = answer.results
+        response = await client.ask(log_dirs(topics=None), admin.DescribeLogDirsResponse, version)
+        [found] = response.results
         assert (found.error_code, found.log_dir) == (0, "archive")
         sizes = {(t.name, p.partition_index): p.partition_size for t in found.topics
                  for p in t.partitions}  # fmt: skip
@@ -283,8 +283,8 @@ async def test_the_log_dir_has_the_sizes_of_the_archive(
         asked = log_dirs(
             topics=[one(topic="orders", partitions=[0, 9]), one(topic="no", partitions=[0])]
         )
-        answer = await client.ask(asked, admin.DescribeLogDirsResponse, version)
-        [topic] = answer.results[0].topics
+        response = await client.ask(asked, admin.DescribeLogDirsResponse, version)
+        [topic] = response.results[0].topics
         assert [(p.partition_index, p.partition_size) for p in topic.partitions] == [
             (0, sizes["orders", 0])
         ]

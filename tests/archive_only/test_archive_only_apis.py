@@ -133,8 +133,8 @@ def fetch_request(
     )
 
 
-def one(answer: Any) -> Any:
-    return answer.responses[0].partitions[0]
+def one(response: Any) -> Any:
+    return response.responses[0].partitions[0]
 
 
 def describe_cluster() -> Any:
@@ -147,8 +147,8 @@ ORDERS = (TP.topic, TP.topic_id, 0)
 @pytest.mark.parametrize("version", range(5))  # kafka-python knows no later one
 async def test_api_versions_names_what_is_answered(client: Client, version: int) -> None:
     request = ApiVersionsRequest(client_software_name="x", client_software_version="1")
-    answer = await client.ask(request, ApiVersionsResponse, version)
-    named = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+    response = await client.ask(request, ApiVersionsResponse, version)
+    named = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
     assert named == {int(k): (a.lowest, a.highest) for k, a in ADVERTISED.items()}
 
 
@@ -160,9 +160,9 @@ async def api_versions_of_today(
     body = b"\x04kgo\x02v" + (name + struct.pack(">i", node) if version == 5 else b"") + b"\0"
     frame = struct.pack(">hhih", ApiKey.API_VERSIONS, version, 9, 3) + b"kgo\0" + body
     client.writer.write(struct.pack(">i", len(frame)) + frame)
-    answer = await client.receive()
-    assert answer[:4] == struct.pack(">i", 9)
-    return answer[4:]
+    response = await client.receive()
+    assert response[:4] == struct.pack(">i", 9)
+    return response[4:]
 
 
 async def test_api_versions_are_of_the_cluster_and_node_that_is_meant(client: Client) -> None:
@@ -185,28 +185,28 @@ async def test_api_versions_of_the_future(client: Client) -> None:
 
 @pytest.mark.parametrize("version", versions(ApiKey.METADATA))
 async def test_metadata(client: Client, version: int, served: ServedArchive) -> None:
-    answer = await client.ask(MetadataRequest(topics=None), MetadataResponse, version)
-    assert [(b.host, b.port) for b in answer.brokers] == [("127.0.0.1", served.server.port)]
-    found = {t.name: [p.partition_index for p in t.partitions] for t in answer.topics}
+    response = await client.ask(MetadataRequest(topics=None), MetadataResponse, version)
+    assert [(b.host, b.port) for b in response.brokers] == [("127.0.0.1", served.server.port)]
+    found = {t.name: [p.partition_index for p in t.partitions] for t in response.topics}
     assert found == {"orders": [0], "again": [0], "holed": [0, 1, 2]}
     if version >= 10:
-        ids = {t.name: t.topic_id for t in answer.topics}
+        ids = {t.name: t.topic_id for t in response.topics}
         assert ids == {"orders": TP.topic_id, "again": NEW.topic_id, "holed": HOLED.topic_id}
     asked = MetadataRequest.MetadataRequestTopic
     wanted = [
         asked(name="nothing", topic_id=UUID(int=0)),
         asked(name="orders", topic_id=UUID(int=0)),
     ]
-    answer = await client.ask(MetadataRequest(topics=wanted), MetadataResponse, version)
-    assert [(t.name, t.error_code) for t in answer.topics] == [("nothing", 3), ("orders", 0)]
+    response = await client.ask(MetadataRequest(topics=wanted), MetadataResponse, version)
+    assert [(t.name, t.error_code) for t in response.topics] == [("nothing", 3), ("orders", 0)]
 
 
 @pytest.mark.parametrize("version", [12, 13])
 async def test_metadata_by_id(client: Client, version: int) -> None:
     asked = MetadataRequest.MetadataRequestTopic
     wanted = [asked(name=None, topic_id=i) for i in (OLD.topic_id, NEW.topic_id, UUID(int=99))]
-    answer = await client.ask(MetadataRequest(topics=wanted), MetadataResponse, version)
-    assert [(t.name, t.error_code) for t in answer.topics] == [
+    response = await client.ask(MetadataRequest(topics=wanted), MetadataResponse, version)
+    assert [(t.name, t.error_code) for t in response.topics] == [
         ("again", 0),
         ("again", 0),
         (None, 100),
@@ -217,7 +217,7 @@ async def test_metadata_by_id(client: Client, version: int) -> None:
 async def test_fetch(client: Client, version: int) -> None:
     part = one(await fetch(client, version, {ORDERS: 0}))
     assert (part.error_code, part.high_watermark, part.last_stable_offset) == (0, END, END)
-    # How far the answer goes on into the second segment depends on what is in memory.
+    # How far the response goes on into the second segment depends on what is in memory.
     assert b"".join(FIRST + SECOND).startswith(bytes(part.records))
     assert bytes(part.records).startswith(FIRST[0])
     read = one(await fetch(client, version, {ORDERS: 15}, bytes_max=1, isolation=1))
@@ -259,8 +259,8 @@ async def test_at_the_end_a_fetch_waits_and_sees_the_archive_grow() -> None:
         await asyncio.sleep(0.3)
         await planted.add([batch(80, epoch=5)], epochs=(EpochStart(5, 80),))
         async with asyncio.timeout(30):
-            answer = FetchResponse[11].decode(await client.receive(), header=True)
-        assert bytes(one(answer).records) == batch(80, epoch=5)
+            response = FetchResponse[11].decode(await client.receive(), header=True)
+        assert bytes(one(response).records) == batch(80, epoch=5)
         topic = TopicIdPartition(UUID(int=50), "new", 0)
         await planted.add([batch(0)], tp=topic)
         while one(await fetch(client, 11, {("new", UUID(int=0), 0): 0})).error_code == 3:  # noqa: ASYNC110
@@ -320,8 +320,8 @@ async def test_offset_for_leader_epoch(client: Client, version: int) -> None:
     request = OffsetForLeaderEpochRequest(
         replica_id=-1, topics=[topics(topic="orders", partitions=parts)]
     )
-    answer = await client.ask(request, OffsetForLeaderEpochResponse, version)
-    found = [(p.leader_epoch, p.end_offset) for p in answer.topics[0].partitions]
+    response = await client.ask(request, OffsetForLeaderEpochResponse, version)
+    found = [(p.leader_epoch, p.end_offset) for p in response.topics[0].partitions]
     assert found == [(-1, -1), (0, 10), (0, 10), (2, 60), (2, 60), (5, END), (-1, -1)]
 
 
@@ -329,8 +329,8 @@ async def test_offset_for_leader_epoch(client: Client, version: int) -> None:
 async def test_find_coordinator(client: Client, version: int, served: ServedArchive) -> None:
     for kind, error in ((0, 0), (1, 53), (2, 42)):
         request = FindCoordinatorRequest(key="g", key_type=kind, coordinator_keys=["g", "h"])
-        answer = await client.ask(request, FindCoordinatorResponse, version)
-        found = answer.coordinators if version >= 4 else [answer]
+        response = await client.ask(request, FindCoordinatorResponse, version)
+        found = response.coordinators if version >= 4 else [response]
         assert len(found) == (2 if version >= 4 else 1)
         expected = 0 if version == 0 else error
         assert {f.error_code for f in found} == {expected}
@@ -340,9 +340,9 @@ async def test_find_coordinator(client: Client, version: int, served: ServedArch
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_CLUSTER))
 async def test_describe_cluster(client: Client, version: int, served: ServedArchive) -> None:
-    answer = await client.ask(describe_cluster(), DescribeClusterResponse, version)
-    assert [(b.host, b.port) for b in answer.brokers] == [("127.0.0.1", served.server.port)]
-    assert len(answer.cluster_id) == 22
+    response = await client.ask(describe_cluster(), DescribeClusterResponse, version)
+    assert [(b.host, b.port) for b in response.brokers] == [("127.0.0.1", served.server.port)]
+    assert len(response.cluster_id) == 22
 
 
 async def test_describe_topic_partitions_page_by_page(client: Client) -> None:
@@ -352,13 +352,13 @@ async def test_describe_topic_partitions_page_by_page(client: Client) -> None:
         request = DescribeTopicPartitionsRequest(
             topics=[], response_partition_limit=2, cursor=cursor
         )
-        answer = await client.ask(request, DescribeTopicPartitionsResponse, 0)
-        seen += [(t.name, p.partition_index) for t in answer.topics for p in t.partitions]
-        if answer.next_cursor is None:
+        response = await client.ask(request, DescribeTopicPartitionsResponse, 0)
+        seen += [(t.name, p.partition_index) for t in response.topics for p in t.partitions]
+        if response.next_cursor is None:
             break
         cursor = DescribeTopicPartitionsRequest.Cursor(
-            topic_name=answer.next_cursor.topic_name,
-            partition_index=answer.next_cursor.partition_index,
+            topic_name=response.next_cursor.topic_name,
+            partition_index=response.next_cursor.partition_index,
         )
     assert seen == [("again", 0), ("holed", 0), ("holed", 1), ("holed", 2), ("orders", 0)]
 
@@ -370,10 +370,10 @@ async def test_describe_configs(client: Client, version: int) -> None:
         resource(resource_type=2, resource_name="orders", configuration_keys=["retention.ms"]),
         resource(resource_type=2, resource_name="nothing", configuration_keys=None),
     ]
-    answer = await client.ask(
+    response = await client.ask(
         DescribeConfigsRequest(resources=asked), DescribeConfigsResponse, version
     )
-    found, missing = answer.results
+    found, missing = response.results
     assert [(c.name, c.value, c.read_only) for c in found.configs] == [("retention.ms", "-1", True)]
     assert missing.error_code == 3
 
@@ -399,16 +399,16 @@ async def test_records_without_acknowledgement_are_refused_by_closing(
     client.send(fetch_request(11, {ORDERS: 0}), 11)
     client.send(produce_request(0), version)
     client.send(fetch_request(11, {ORDERS: 0}), 11)
-    answer = FetchResponse[11].decode(await client.receive(), header=True)
-    assert answer.responses[0].partitions[0].records
+    response = FetchResponse[11].decode(await client.receive(), header=True)
+    assert response.responses[0].partitions[0].records
     assert await client.closed()
     assert refused.get() == before + 1
 
 
 @pytest.mark.parametrize("version", range(3, 13))
 async def test_records_are_refused(client: Client, version: int) -> None:
-    answer = await client.ask(produce_request(-1), ProduceResponse, version)
-    refused = answer.responses[0].partition_responses[0]
+    response = await client.ask(produce_request(-1), ProduceResponse, version)
+    refused = response.responses[0].partition_responses[0]
     assert refused.error_code == 44
     if version >= 8:
         assert "archive" in refused.error_message

@@ -36,8 +36,8 @@ async def test_partitions_and_topics_without_a_record_are_as_the_archiver_descri
         await planted.rsm.objects.put_topic_description(said.topic_id, encode_topic(said))
     async with serve_archive(planted) as served:
         client = await served.client()
-        answer = await client.ask(MetadataRequest(topics=None), MetadataResponse, 7)
-        counts = {topic.name: len(topic.partitions) for topic in answer.topics}
+        response = await client.ask(MetadataRequest(topics=None), MetadataResponse, 7)
+        counts = {topic.name: len(topic.partitions) for topic in response.topics}
         assert counts == {"again": 1, "orders": 1, "holed": 12, "nothing": 3}
         for topic, number, start in (
             (nothing, 0, 0),

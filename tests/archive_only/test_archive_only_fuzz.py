@@ -51,7 +51,7 @@ async def test_hostile_frames_harm_nobody_else(caplog: pytest.LogCaptureFixture)
     unhandled: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: unhandled.append(context))
-    answered, malformed = total(ARCHIVE_ONLY_REQUESTS), total(WIRE_ERRORS)
+    responded, malformed = total(ARCHIVE_ONLY_REQUESTS), total(WIRE_ERRORS)
     # The longest that a request may wait, so that the end of the test waits for nobody.
     settings = {"gateway": {"idle_max_ms": 2_000}}
     with capture_logs() as lines, caplog.at_level(logging.WARNING):
@@ -65,7 +65,7 @@ async def test_hostile_frames_harm_nobody_else(caplog: pytest.LogCaptureFixture)
                 while served.server.connections:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
     assert hostility.sent == FRAMES
-    assert total(ARCHIVE_ONLY_REQUESTS) - answered > FRAMES / 10, "most must get past the start"
+    assert total(ARCHIVE_ONLY_REQUESTS) - responded > FRAMES / 10, "most must get past the start"
     assert total(WIRE_ERRORS) - malformed > FRAMES / 50, "and many be read in vain"
     assert not unhandled
     assert not caplog.records
@@ -73,7 +73,7 @@ async def test_hostile_frames_harm_nobody_else(caplog: pytest.LogCaptureFixture)
 
 
 async def test_an_entry_named_often_is_answered_once() -> None:
-    """Few bytes of a request must not make an answer that fills the memory."""
+    """Few bytes of a request must not make a response that fills the memory."""
     async with serve_archive(await plant()) as served:
         client = await served.client()
         names = ELEMENTS_MAX * b"\x00\x06orders"

@@ -60,21 +60,21 @@ def join(member_id: str = "", **more: Any) -> Any:
 
 
 async def joined(client: Client, version: int = 9) -> Any:
-    answer = await client.ask(join(), JoinGroupResponse, version)
+    response = await client.ask(join(), JoinGroupResponse, version)
     if version >= 4:
-        assert answer.error_code == 79
-        answer = await client.ask(join(answer.member_id), JoinGroupResponse, version)
-    return answer
+        assert response.error_code == 79
+        response = await client.ask(join(response.member_id), JoinGroupResponse, version)
+    return response
 
 
-def sync(answer: Any, assignment: bytes = b"mine") -> Any:
+def sync(response: Any, assignment: bytes = b"mine") -> Any:
     given = SyncGroupRequest.SyncGroupRequestAssignment(
-        member_id=answer.member_id, assignment=assignment
+        member_id=response.member_id, assignment=assignment
     )
     return SyncGroupRequest(
         group_id="g",
-        generation_id=answer.generation_id,
-        member_id=answer.member_id,
+        generation_id=response.generation_id,
+        member_id=response.member_id,
         group_instance_id=None,
         protocol_type="consumer",
         protocol_name="range",
@@ -83,19 +83,19 @@ def sync(answer: Any, assignment: bytes = b"mine") -> Any:
 
 
 async def member(client: Client) -> Any:
-    answer = await joined(client)
-    assert (await client.ask(sync(answer), SyncGroupResponse, 5)).assignment == b"mine"
-    return answer
+    response = await joined(client)
+    assert (await client.ask(sync(response), SyncGroupResponse, 5)).assignment == b"mine"
+    return response
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.JOIN_GROUP))
 async def test_join_group(client: Client, version: int) -> None:
-    answer = await joined(client, version)
-    assert (answer.error_code, answer.generation_id, answer.protocol_name) == (0, 1, "range")
-    assert answer.leader == answer.member_id
-    assert answer.member_id.startswith("test-")
-    assert [(m.member_id, bytes(m.metadata)) for m in answer.members] == [
-        (answer.member_id, b"meta")
+    response = await joined(client, version)
+    assert (response.error_code, response.generation_id, response.protocol_name) == (0, 1, "range")
+    assert response.leader == response.member_id
+    assert response.member_id.startswith("test-")
+    assert [(m.member_id, bytes(m.metadata)) for m in response.members] == [
+        (response.member_id, b"meta")
     ]
     for wrong, error in ((join(group_id=""), 24), (join(session_timeout_ms=1), 26)):
         assert (await client.ask(wrong, JoinGroupResponse, version)).error_code == error
@@ -105,8 +105,8 @@ async def test_join_group(client: Client, version: int) -> None:
 
 @pytest.mark.parametrize("version", versions(ApiKey.SYNC_GROUP))
 async def test_sync_group(client: Client, version: int) -> None:
-    answer = await joined(client)
-    synced = await client.ask(sync(answer), SyncGroupResponse, version)
+    response = await joined(client)
+    synced = await client.ask(sync(response), SyncGroupResponse, version)
     assert (synced.error_code, bytes(synced.assignment)) == (0, b"mine")
     if version >= 5:
         assert (synced.protocol_type, synced.protocol_name) == ("consumer", "range")
@@ -130,8 +130,8 @@ async def test_leave_group(client: Client, version: int) -> None:
     )
     for error in (0, 25):
         request = LeaveGroupRequest(group_id="g", member_id=me.member_id, members=[identity])
-        answer = await client.ask(request, LeaveGroupResponse, version)
-        found = answer.error_code if version < 3 else answer.members[0].error_code
+        response = await client.ask(request, LeaveGroupResponse, version)
+        found = response.error_code if version < 3 else response.members[0].error_code
         assert found == error
 
 
@@ -154,8 +154,8 @@ def commit(me: Any, offset: int, topic: str = "orders") -> Any:
 
 
 async def commit_error(client: Client, request: Any, version: int) -> int:
-    answer = await client.ask(request, OffsetCommitResponse, version)
-    return int(answer.topics[0].partitions[0].error_code)
+    response = await client.ask(request, OffsetCommitResponse, version)
+    return int(response.topics[0].partitions[0].error_code)
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_COMMIT))
@@ -177,12 +177,12 @@ async def fetched(client: Client, version: int, *, every: bool = False) -> list[
         wanted = groups.OffsetFetchRequestTopics(name="orders", partition_indexes=[0])
         one = groups(group_id="g", member_id=None, topics=None if every else [wanted])
         request = OffsetFetchRequest(groups=[one], require_stable=True)
-        answer = (await client.ask(request, OffsetFetchResponse, version)).groups[0]
+        response = (await client.ask(request, OffsetFetchResponse, version)).groups[0]
     else:
         wanted = OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
         topics = None if every else [wanted]
         request = OffsetFetchRequest(group_id="g", topics=topics, require_stable=True)
-        answer = await client.ask(request, OffsetFetchResponse, version)
+        response = await client.ask(request, OffsetFetchResponse, version)
     return [
         (
             topic.name,
@@ -191,7 +191,7 @@ async def fetched(client: Client, version: int, *, every: bool = False) -> list[
             p.committed_leader_epoch if version >= 5 else -1,
             p.metadata,
         )
-        for topic in answer.topics
+        for topic in response.topics
         for p in topic.partitions
     ]
 
@@ -239,8 +239,8 @@ async def test_delete_groups(client: Client, version: int) -> None:
     request = DeleteGroupsRequest(groups_names=["g"])
 
     async def delete() -> int:
-        answer = await client.ask(request, DeleteGroupsResponse, version)
-        return int(answer.results[0].error_code)
+        response = await client.ask(request, DeleteGroupsResponse, version)
+        return int(response.results[0].error_code)
 
     assert await delete() == 69
     me = await member(client)

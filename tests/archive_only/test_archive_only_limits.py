@@ -67,8 +67,8 @@ async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many(
         greedy.send(request("many", partitions), 4)
         while TIMESTAMP_SEARCHES._value.get() < before + 2:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        answer = await other.ask(request("one", 1), ListOffsetsResponse, 4)
-        assert answer.topics[0].partitions[0].offset == 9_999
+        response = await other.ask(request("one", 1), ListOffsetsResponse, 4)
+        assert response.topics[0].partitions[0].offset == 9_999
         assert TIMESTAMP_SEARCHES._value.get() - before < partitions / 2
         greedy.reset()
         await nobody_left_but(served, 1)
@@ -195,8 +195,8 @@ async def test_who_sends_no_more_is_answered_and_then_closed() -> None:
         client.writer.write(b"\0\0")  # a request that never comes whole
         client.end()
         await client.receive()
-        answer = FetchResponse[11].decode(await client.receive(), header=True)
-        assert answer.responses[0].partitions[0].records
+        response = FetchResponse[11].decode(await client.receive(), header=True)
+        assert response.responses[0].partitions[0].records
         assert struct.unpack(">i", (await client.receive())[:4])[0] == 3
         assert await client.closed()
 

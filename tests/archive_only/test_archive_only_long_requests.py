@@ -35,7 +35,7 @@ LONG = [
 
 
 async def turns_of(client: Client, frame: bytes) -> int:
-    """Turns of the loop between the request and the whole answer."""
+    """Turns of the loop between the request and the whole response."""
     turns, over = 0, asyncio.Event()
 
     async def count() -> None:
@@ -60,7 +60,7 @@ async def test_a_long_request_takes_many_turns(
     frame = request(key, version, shape)
     async with serve_archive(await plant()) as served:
         turns = await turns_of(await served.client(), frame)
-    assert turns >= 2 * ELEMENTS_MAX / ELEMENTS_A_STEP  # to read it, and to write the answer
+    assert turns >= 2 * ELEMENTS_MAX / ELEMENTS_A_STEP  # to read it, and to write the response
 
 
 @pytest.mark.parametrize(

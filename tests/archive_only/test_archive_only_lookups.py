@@ -59,10 +59,10 @@ def test_times_are_where_the_broker_had_them(
     found = []
     for at in (*asked, max(TIMES), max(TIMES) + 1):
         (expected,) = theirs.offsets_for_times([TP("ao-times", 0, at)], 60)
-        (answer,) = ours.offsets_for_times([TP("ao-times", 0, at)], 60)
-        assert answer.error is None
-        assert answer.offset == expected.offset
-        found.append(answer.offset)
+        (response,) = ours.offsets_for_times([TP("ao-times", 0, at)], 60)
+        assert response.error is None
+        assert response.offset == expected.offset
+        found.append(response.offset)
     assert found[0] == 0
     assert found[4] == 3 * 29
     assert found[-2:] == [LATEST_AT, confluent_kafka.OFFSET_END]
@@ -76,8 +76,8 @@ def test_the_largest_timestamp_and_the_ends(
     def of(bootstrap: str, spec: OffsetSpec) -> list[tuple[int, int]]:
         admin = AdminClient({"bootstrap.servers": bootstrap})
         asked = {TP("ao-times", 0): spec, TP("ao-txn", 0): spec}
-        answers = [future.result(60) for future in admin.list_offsets(asked).values()]
-        return [(answer.offset, answer.timestamp) for answer in answers]
+        responses = [future.result(60) for future in admin.list_offsets(asked).values()]
+        return [(response.offset, response.timestamp) for response in responses]
 
     assert of(node.bootstrap, OffsetSpec.max_timestamp())[0] == (LATEST_AT, max(TIMES))
     for spec in (OffsetSpec.max_timestamp(), OffsetSpec.earliest(), OffsetSpec.latest()):

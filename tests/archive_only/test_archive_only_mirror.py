@@ -66,8 +66,8 @@ def mirror() -> Mirror:
 
 
 async def offset_of(client: Client, timestamp: int) -> tuple[int, int]:
-    answer = await client.ask(offsets_request(timestamp), ListOffsetsResponse, 7)
-    found = answer.topics[0].partitions[0]
+    response = await client.ask(offsets_request(timestamp), ListOffsetsResponse, 7)
+    found = response.topics[0].partitions[0]
     return found.error_code, found.offset
 
 

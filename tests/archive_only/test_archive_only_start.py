@@ -14,7 +14,7 @@ from removable_store import folder_store
 from topic_data import make_archive
 
 from fetchproxy.observability.health import Kind
-from lab.process import port_answers
+from lab.process import port_responses
 
 
 @pytest.mark.remedy("gateway_not_listening")
@@ -29,14 +29,14 @@ def test_it_listens_when_the_store_answers(tmp_path: Path) -> None:
 
     try:
         node._process.start()
-        wait_for("the console", lambda: port_answers(node.console_port))
+        wait_for("the console", lambda: port_responses(node.console_port))
         wait_for("the condition", lambda: Kind.GATEWAY_NOT_LISTENING in kinds())
-        assert not port_answers(node.port)
+        assert not port_responses(node.port)
         with pytest.raises(HTTPError, match="503") as refused:
             node.get("/readyz")
         refused.value.close()
         store.bring_back()
-        wait_for("the listener", lambda: port_answers(node.port))
+        wait_for("the listener", lambda: port_responses(node.port))
         with RawConnection(node.bootstrap) as client:
             assert client.list_offset(6, "unknown", -1)[0] == 3
         wait_for("the end of the condition", lambda: kinds() == [])

@@ -119,8 +119,8 @@ async def logged_in(served: ServedArchive, name: str) -> Client:
 @pytest.mark.parametrize("version", [0, 1, 2])
 async def test_plain(served: ServedArchive, version: int) -> None:
     client = await served.client()
-    answer = await plain(client, "alice", SECRETS["alice"], version)
-    assert (answer.error_code, answer.auth_bytes) == (NONE, b"")
+    response = await plain(client, "alice", SECRETS["alice"], version)
+    assert (response.error_code, response.auth_bytes) == (NONE, b"")
     assert (await client.ask(MetadataRequest(topics=None), MetadataResponse, 12)).topics
 
 
@@ -134,8 +134,8 @@ async def test_scram(
     served: ServedArchive, mechanism: str, name: str, password: str, error: int
 ) -> None:
     client = await served.client()
-    answer = await scram(client, name, password, mechanism)
-    assert answer.error_code == error
+    response = await scram(client, name, password, mechanism)
+    assert response.error_code == error
     if error:
         assert await client.closed()
     else:
@@ -151,10 +151,10 @@ async def test_a_login_that_fails_is_said_and_ends_the_connection(
 ) -> None:
     client = await served.client()
     await handshake(client, "PLAIN")
-    answer = await token(client, data)
-    assert answer.error_code == LOGIN_REFUSED
+    response = await token(client, data)
+    assert response.error_code == LOGIN_REFUSED
     assert (
-        answer.error_message
+        response.error_message
         == "Authentication failed: invalid credentials with SASL mechanism PLAIN"
     )
     assert await client.closed()
@@ -169,8 +169,8 @@ async def test_nothing_is_answered_before_the_login(served: ServedArchive) -> No
     assert await client.closed()
     unasked = await served.client()
     unasked.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0alice-secret"), 2)
-    answer = SaslAuthenticateResponse[2].decode(await unasked.receive(), header=True)
-    assert answer.error_code == LOGIN_REFUSED
+    response = SaslAuthenticateResponse[2].decode(await unasked.receive(), header=True)
+    assert response.error_code == LOGIN_REFUSED
     assert await unasked.closed()
 
 
@@ -178,9 +178,9 @@ async def test_a_mechanism_that_is_none_is_refused_with_those_that_are(
     served: ServedArchive,
 ) -> None:
     client = await served.client()
-    answer = await handshake(client, "GSSAPI")
-    assert answer.error_code == 33
-    assert answer.mechanisms == ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+    response = await handshake(client, "GSSAPI")
+    assert response.error_code == 33
+    assert response.mechanisms == ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
     assert await client.closed()
 
 
@@ -285,16 +285,16 @@ async def test_offsets_epochs_and_settings_of_others_are_refused(served: ServedA
         replica_id=-1, isolation_level=0, timeout_ms=1000,
         topics=[Asked(name=name, partitions=partitions) for name in ("again", "nowhere", "orders")],
     )  # fmt: skip
-    answer = await client.ask(request, ListOffsetsResponse, 7)
-    errors.append([t.partitions[0].error_code for t in answer.topics])
+    response = await client.ask(request, ListOffsetsResponse, 7)
+    errors.append([t.partitions[0].error_code for t in response.topics])
     Epoch = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     epochs = [Epoch.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=0)]
     request = OffsetForLeaderEpochRequest(
         replica_id=-1,
         topics=[Epoch(topic=name, partitions=epochs) for name in ("again", "nowhere", "orders")],
     )
-    answer = await client.ask(request, OffsetForLeaderEpochResponse, 4)
-    errors.append([t.partitions[0].error_code for t in answer.topics])
+    response = await client.ask(request, OffsetForLeaderEpochResponse, 4)
+    errors.append([t.partitions[0].error_code for t in response.topics])
     Resource = DescribeConfigsRequest.DescribeConfigsResource
     request = DescribeConfigsRequest(
         resources=[
@@ -304,19 +304,19 @@ async def test_offsets_epochs_and_settings_of_others_are_refused(served: ServedA
         include_synonyms=False,
         include_documentation=False,
     )
-    answer = await client.ask(request, DescribeConfigsResponse, 4)
-    errors.append([r.error_code for r in answer.results])
+    response = await client.ask(request, DescribeConfigsResponse, 4)
+    errors.append([r.error_code for r in response.results])
     Topic = DescribeTopicPartitionsRequest.TopicRequest
     request = DescribeTopicPartitionsRequest(
         topics=[Topic(name=name) for name in ("again", "nowhere", "orders")],
         response_partition_limit=10,
         cursor=None,
     )
-    answer = await client.ask(request, DescribeTopicPartitionsResponse, 0)
-    errors.append([t.error_code for t in answer.topics])
+    response = await client.ask(request, DescribeTopicPartitionsResponse, 0)
+    errors.append([t.error_code for t in response.topics])
     request = DescribeTopicPartitionsRequest(topics=[], response_partition_limit=10, cursor=None)
-    answer = await client.ask(request, DescribeTopicPartitionsResponse, 0)
-    assert [t.name for t in answer.topics] == ["orders"]
+    response = await client.ask(request, DescribeTopicPartitionsResponse, 0)
+    assert [t.name for t in response.topics] == ["orders"]
     assert errors == [[TOPIC_REFUSED, TOPIC_REFUSED, NONE]] * 4
 
 
@@ -336,40 +336,40 @@ def commit(group: str, *topics: str) -> OffsetCommitRequest:
 
 async def test_groups_and_commits(served: ServedArchive) -> None:
     alice, bob = await logged_in(served, "alice"), await logged_in(served, "bob")
-    answer = await alice.ask(commit("alice-1", "orders", "again"), OffsetCommitResponse, 7)
-    assert [t.partitions[0].error_code for t in answer.topics] == [NONE, TOPIC_REFUSED]
-    answer = await alice.ask(commit("bobs", "orders"), OffsetCommitResponse, 7)
-    assert answer.topics[0].partitions[0].error_code == GROUP_REFUSED
+    response = await alice.ask(commit("alice-1", "orders", "again"), OffsetCommitResponse, 7)
+    assert [t.partitions[0].error_code for t in response.topics] == [NONE, TOPIC_REFUSED]
+    response = await alice.ask(commit("bobs", "orders"), OffsetCommitResponse, 7)
+    assert response.topics[0].partitions[0].error_code == GROUP_REFUSED
     for group in ("alice-1", "bobs"):
-        answer = await bob.ask(commit(group, "orders", "again"), OffsetCommitResponse, 7)
-        assert [t.partitions[0].error_code for t in answer.topics] == [NONE, NONE]
+        response = await bob.ask(commit(group, "orders", "again"), OffsetCommitResponse, 7)
+        assert [t.partitions[0].error_code for t in response.topics] == [NONE, NONE]
 
     Topic = OffsetFetchRequest.OffsetFetchRequestTopic
     request = OffsetFetchRequest(
         group_id="alice-1", require_stable=False,
         topics=[Topic(name=name, partition_indexes=[0]) for name in ("orders", "again")],
     )  # fmt: skip
-    answer = await alice.ask(request, OffsetFetchResponse, 7)
-    assert {t.name: t.partitions[0].error_code for t in answer.topics} == {
+    response = await alice.ask(request, OffsetFetchResponse, 7)
+    assert {t.name: t.partitions[0].error_code for t in response.topics} == {
         "orders": NONE, "again": TOPIC_REFUSED,
     }  # fmt: skip
     request = OffsetFetchRequest(group_id="alice-1", require_stable=False, topics=None)
-    answer = await alice.ask(request, OffsetFetchResponse, 7)
-    assert [t.name for t in answer.topics] == ["orders"]
+    response = await alice.ask(request, OffsetFetchResponse, 7)
+    assert [t.name for t in response.topics] == ["orders"]
     request = OffsetFetchRequest(group_id="bobs", require_stable=False, topics=None)
     assert (await alice.ask(request, OffsetFetchResponse, 7)).error_code == GROUP_REFUSED
 
     listed = await alice.ask(ListGroupsRequest(states_filter=[]), ListGroupsResponse, 4)
     assert [g.group_id for g in listed.groups] == ["alice-1"]
     request = DescribeGroupsRequest(groups=["alice-1", "bobs"], include_authorized_operations=False)
-    answer = await alice.ask(request, DescribeGroupsResponse, 5)
-    assert [g.error_code for g in answer.groups] == [NONE, GROUP_REFUSED]
+    response = await alice.ask(request, DescribeGroupsResponse, 5)
+    assert [g.error_code for g in response.groups] == [NONE, GROUP_REFUSED]
     request = DeleteGroupsRequest(groups_names=["bobs"])
-    answer = await alice.ask(request, DeleteGroupsResponse, 2)
-    assert answer.results[0].error_code == GROUP_REFUSED
+    response = await alice.ask(request, DeleteGroupsResponse, 2)
+    assert response.results[0].error_code == GROUP_REFUSED
     request = FindCoordinatorRequest(key_type=0, coordinator_keys=["alice-1", "bobs"])
-    answer = await alice.ask(request, FindCoordinatorResponse, 4)
-    assert [c.error_code for c in answer.coordinators] == [NONE, GROUP_REFUSED]
+    response = await alice.ask(request, FindCoordinatorResponse, 4)
+    assert [c.error_code for c in response.coordinators] == [NONE, GROUP_REFUSED]
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
     request = JoinGroupRequest(
         group_id="bobs", session_timeout_ms=6000, rebalance_timeout_ms=6000, member_id="",
@@ -442,9 +442,9 @@ async def test_a_password_in_clear_is_taken_under_tls_or_from_this_machine(
     users: dict[str, object] = {"users_file": str(file)}
     async with serve_archive(await plant(), {"archive_only": users}) as served:
         client = await served.client()
-        answer = await handshake(client, "PLAIN")
-        assert answer.error_code == 33
-        assert answer.mechanisms == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
+        response = await handshake(client, "PLAIN")
+        assert response.error_code == 33
+        assert response.mechanisms == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
         assert await client.closed()
     authority = Authority(tmp_path)
     own = authority.issue("node", hosts=("127.0.0.1",))

@@ -23,11 +23,11 @@ from fetchproxy.serving.archive_only.groups import (
 def stable_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
     driver = GroupDriver(initial_delay_s=1)
     tickets = [driver.join(), driver.join()]
-    assert not driver.answers
+    assert not driver.responses
     driver.advance_to(1)
     first, second = (driver.joined(t) for t in tickets)
     waiting = driver.sync(second)
-    assert waiting not in driver.answers
+    assert waiting not in driver.responses
     done = driver.sync(first, {first.member_id: b"A", second.member_id: b"B"})
     assert driver.synced(done).assignment == b"A"
     assert driver.synced(waiting).assignment == b"B"
@@ -75,7 +75,7 @@ def test_a_first_rebalance_waits_longer_with_each_newcomer_but_not_for_ever() ->
     driver.advance_to(19)
     last = driver.join()
     driver.advance_to(REBALANCE_S - 0.1)
-    assert not driver.answers
+    assert not driver.responses
     driver.advance_to(REBALANCE_S)
     assert len(driver.joined(last).leader) > 0
 
@@ -86,7 +86,7 @@ def test_member_id_is_required_first_and_pending_holds_the_rebalance() -> None:
     assert given.error_code is ErrorCode.MEMBER_ID_REQUIRED
     assert given.member_id
     other = driver.join()
-    assert other not in driver.answers  # one is about to come
+    assert other not in driver.responses  # one is about to come
     ticket = driver.join(given.member_id)
     assert driver.joined(ticket).generation_id == driver.joined(other).generation_id == 1
 
@@ -165,7 +165,7 @@ def test_a_follower_that_lost_its_answer_gets_it_again() -> None:
 
 def test_the_leader_joining_again_rebalances() -> None:
     driver, first, _ = stable_pair()
-    assert driver.join(first.member_id) not in driver.answers
+    assert driver.join(first.member_id) not in driver.responses
     assert driver.group.state is GroupState.PREPARING_REBALANCE
 
 
@@ -272,7 +272,7 @@ class AnythingGoes(RuleBasedStateMachine):
         self.generation = 0
 
     def known(self) -> list[JoinReply]:
-        replies = [self.driver.answers.get(t) for t in self.joins]
+        replies = [self.driver.responses.get(t) for t in self.joins]
         return [r for r in replies if isinstance(r, JoinReply) and r.member_id]
 
     @rule(
@@ -335,7 +335,7 @@ class AnythingGoes(RuleBasedStateMachine):
         group = self.driver.group
         if group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
             assert group.leader in group.members
-            assert all(m.answer_join is None for m in group.members.values())
+            assert all(m.respond_to_join is None for m in group.members.values())
         assert (group.state is GroupState.EMPTY) <= (not group.members)
 
     @invariant()
@@ -349,9 +349,9 @@ class AnythingGoes(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nobody waits for ever: when all fall silent, every request has been answered."""
         self.driver.advance_to(self.driver.now + 1000)
-        assert set(self.joins) | set(self.syncs) <= self.driver.answers.keys()
+        assert set(self.joins) | set(self.syncs) <= self.driver.responses.keys()
         assert self.driver.group.unused
-        for ticket, reply in self.driver.answers.items():
+        for ticket, reply in self.driver.responses.items():
             if ticket in self.syncs:
                 assert not isinstance(reply, JoinReply)
 

@@ -22,8 +22,8 @@ async def until_it_names(client: Client, topic_id: UUID | None, partitions: int)
 
     async with asyncio.timeout(60):
         while True:
-            answer = await client.ask(MetadataRequest(topics=None), MetadataResponse, 12)
-            if named(answer.topics) == expected:
+            response = await client.ask(MetadataRequest(topics=None), MetadataResponse, 12)
+            if named(response.topics) == expected:
                 return
             await asyncio.sleep(0.05)
 

@@ -32,13 +32,13 @@ def test_bytes_pass_both_ways_and_the_end_too() -> None:
             with socket.create_connection(("127.0.0.1", relay.port), STALLED_S) as client:
                 upstream = broker.accept()[0]
                 upstream.settimeout(STALLED_S)
-                question, answer = b"q" * 1000, b"a" * 3_000_000
+                question, response = b"q" * 1000, b"a" * 3_000_000
                 client.sendall(question)
                 assert received(upstream, len(question)) == question
                 client.settimeout(STALLED_S)
                 upstream.setblocking(False)
-                sent = upstream.send(answer)
-                assert received(client, sent) == answer[:sent]
+                sent = upstream.send(response)
+                assert received(client, sent) == response[:sent]
                 upstream.close()
                 assert client.recv(1) == b""
 

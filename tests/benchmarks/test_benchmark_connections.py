@@ -48,13 +48,13 @@ def test_a_greeting_is_three_whole_requests() -> None:
 EXPECTED = (12).to_bytes(4, "big") + bytes(4) + b"answered"
 
 
-def serve(server: socket.socket, answer: Callable[[int], bytes]) -> None:
-    """Answers each request of one byte more than its correlation id with `answer` of it."""
+def serve(server: socket.socket, response: Callable[[int], bytes]) -> None:
+    """Answers each request of one byte more than its correlation id with `response` of it."""
     number = 0
     try:
         while server.recv(64):
             number += 1
-            server.sendall(answer(number))
+            server.sendall(response(number))
     except OSError:
         pass
 
@@ -68,24 +68,24 @@ def test_a_load_counts_right_answers_and_ends_at_a_wrong_one(
     client, server = socket.socketpair()
     ids: list[int] = []
 
-    def answer(number: int) -> bytes:
+    def response(number: int) -> bytes:
         ids.append(number)
         if number == 5 and not body:
             server.shutdown(socket.SHUT_RDWR)
             return b""
         return EXPECTED[:4] + number.to_bytes(4, "big") + (body if number == 5 else b"answered")
 
-    thread = threading.Thread(target=serve, args=(server, answer))
+    thread = threading.Thread(target=serve, args=(server, response))
     with client, server:
         load = Load([client], bytes(12), EXPECTED)
         thread.start()
         if fault is None:
-            while load.answered <= 5:
+            while load.responded <= 5:
                 load.run(0.2)
         else:
             with pytest.raises(SystemExit, match=fault):
                 load.run(30.0)
-            assert load.answered == 4
+            assert load.responded == 4
         client.close()
         thread.join(10.0)
     load.close()

@@ -57,10 +57,10 @@ def test_one_bit_of_each_piece_of_an_object_is_flipped_and_the_head_is_left() ->
     exchange = Exchange()
     exchange.request(OBJECT)
     first = HEAD + bytes(100)
-    changed = exchange.answer(first)
+    changed = exchange.response(first)
     assert changed.startswith(HEAD)
     assert flipped_bits(first, changed) == 1
-    assert flipped_bits(bytes(200), exchange.answer(bytes(200))) == 1
+    assert flipped_bits(bytes(200), exchange.response(bytes(200))) == 1
 
 
 @pytest.mark.parametrize("cut", range(1, len(HEAD) + 3))
@@ -68,14 +68,14 @@ def test_a_head_may_come_in_pieces(cut: int) -> None:
     exchange = Exchange()
     exchange.request(OBJECT)
     whole = HEAD + bytes(50)
-    changed = exchange.answer(whole[:cut]) + exchange.answer(whole[cut:])
+    changed = exchange.response(whole[:cut]) + exchange.response(whole[cut:])
     assert changed.startswith(HEAD)
     # A piece that ends behind the head holds a byte of the object, too.
     assert flipped_bits(whole, changed) == (2 if cut > len(HEAD) else 1)
 
 
 @pytest.mark.parametrize(
-    ("request_head", "answer_head"),
+    ("request_head", "response_head"),
     [
         (b"GET /bucket?list-type=2&prefix=a%2F HTTP/1.1\r\n\r\n", HEAD),
         (b"GET /bucket/?list-type=2 HTTP/1.1\r\n\r\n", HEAD),
@@ -83,50 +83,50 @@ def test_a_head_may_come_in_pieces(cut: int) -> None:
         (OBJECT, b"HTTP/1.1 404 Not Found\r\n\r\n"),
     ],
 )
-def test_what_is_no_object_passes_as_it_is(request_head: bytes, answer_head: bytes) -> None:
+def test_what_is_no_object_passes_as_it_is(request_head: bytes, response_head: bytes) -> None:
     exchange = Exchange()
     exchange.request(request_head)
-    whole = answer_head + bytes(100)
-    assert exchange.answer(whole) == whole
-    assert exchange.answer(bytes(100)) == bytes(100)
+    whole = response_head + bytes(100)
+    assert exchange.response(whole) == whole
+    assert exchange.response(bytes(100)) == bytes(100)
 
 
 def test_each_request_of_a_connection_counts_for_itself() -> None:
     exchange = Exchange()
     exchange.request(OBJECT)
-    assert exchange.answer(HEAD + bytes(9)) != HEAD + bytes(9)
+    assert exchange.response(HEAD + bytes(9)) != HEAD + bytes(9)
     exchange.request(b"PUT /bucket/key HTTP/1.1\r\n\r\n")
     exchange.request(b"the body of that request")
-    assert exchange.answer(HEAD + bytes(9)) == HEAD + bytes(9)
+    assert exchange.response(HEAD + bytes(9)) == HEAD + bytes(9)
     exchange.request(OBJECT)
-    assert exchange.answer(HEAD + bytes(9)) != HEAD + bytes(9)
+    assert exchange.response(HEAD + bytes(9)) != HEAD + bytes(9)
 
 
 LISTING = b"GET /bucket?list-type=2&prefix=a HTTP/1.1\r\n\r\n"
 
 
-def answer_of(body: bytes) -> bytes:
+def response_of(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
 
 
 def test_a_listing_that_was_answered_whole_can_be_had_again() -> None:
-    answers: dict[bytes, bytes] = {}
-    one, other = Listing(answers), Listing(answers)
+    responses: dict[bytes, bytes] = {}
+    one, other = Listing(responses), Listing(responses)
     assert one.asked_before(LISTING) is None
-    one.answered(answer_of(b"first")[:-3])
+    one.responded(response_of(b"first")[:-3])
     assert other.asked_before(LISTING) is None
-    one.answered(answer_of(b"first")[-3:])
-    assert other.asked_before(LISTING) == answer_of(b"first")
-    other.answered(answer_of(b"second"))
-    assert one.asked_before(LISTING) == answer_of(b"second")
+    one.responded(response_of(b"first")[-3:])
+    assert other.asked_before(LISTING) == response_of(b"first")
+    other.responded(response_of(b"second"))
+    assert one.asked_before(LISTING) == response_of(b"second")
 
 
 @pytest.mark.parametrize("asked", [OBJECT, b"GET /bucket?list-type=2&prefix=b HTTP/1.1\r\n\r\n"])
 def test_what_is_another_request_is_not_answered_as_a_listing(asked: bytes) -> None:
-    answers: dict[bytes, bytes] = {}
-    listing = Listing(answers)
+    responses: dict[bytes, bytes] = {}
+    listing = Listing(responses)
     listing.asked_before(LISTING)
-    listing.answered(answer_of(b"first"))
+    listing.responded(response_of(b"first"))
     assert listing.asked_before(asked) is None
     assert listing.asked_before(b"the body of a request") is None
 

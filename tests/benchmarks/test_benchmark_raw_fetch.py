@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
-from benchmarks.raw_fetch import FetchFailed, RawConnection, answer, drain, request, shares
+from benchmarks.raw_fetch import FetchFailed, RawConnection, drain, request, response, shares
 
 VERSION = 11
 
@@ -67,12 +67,12 @@ def test_only_whole_batches_count() -> None:
     records = batch(10, 5) + batch(15, 3, size=300)
     cut = batch(18, 9)[:150]
     frame = response(1, {0: (0, records + cut), 2: (0, b""), 3: (1, b"")}, aborted=2)
-    found = answer(memoryview(frame))
+    found = response(memoryview(frame))
     assert found.sizes == {0: len(records)}
     assert found.next_offsets == {0: 18}
     assert found.errors == {3: 1}
     with pytest.raises(FetchFailed, match="error 70"):
-        answer(memoryview(response(1, {}, error=70)))
+        response(memoryview(response(1, {}, error=70)))
 
 
 def test_connections_share_the_partitions() -> None:
@@ -83,14 +83,14 @@ def test_connections_share_the_partitions() -> None:
 
 
 @contextmanager
-def broker(answers: list[dict[int, tuple[int, bytes]]]) -> Iterator[tuple[str, list[list[int]]]]:
+def broker(responses: list[dict[int, tuple[int, bytes]]]) -> Iterator[tuple[str, list[list[int]]]]:
     """Answers the fetches of one connection in turn; (its address, the partitions asked for)."""
     asked: list[list[int]] = []
 
     def serve() -> None:
         connection, _ = listener.accept()
         with connection, connection.makefile("rb") as incoming:
-            for number, partitions in enumerate(answers, 1):
+            for number, partitions in enumerate(responses, 1):
                 frame = incoming.read(struct.unpack(">i", incoming.read(4))[0])
                 topic = FetchRequest[VERSION].decode(frame, header=True).topics[0]
                 asked.append([each.partition for each in topic.partitions])

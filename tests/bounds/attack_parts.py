@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from victims import Victim, open_tcp
 
-# An attack that waits this long for an answer goes on without it.
-ANSWER_S_MAX = 5.0
+# An attack that waits this long for a response goes on without it.
+RESPONSE_S_MAX = 5.0
 
 
 class Attack(NamedTuple):
@@ -27,12 +27,12 @@ Family = Callable[[random.Random, Victim], Attack]
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-async def heard(reader: asyncio.StreamReader, answers: int) -> int:
+async def heard(reader: asyncio.StreamReader, responses: int) -> int:
     """How many frames came before the connection ended or was silent for long. Reads them all."""
     count = 0
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-        while count < answers:
-            async with asyncio.timeout(ANSWER_S_MAX):
+        while count < responses:
+            async with asyncio.timeout(RESPONSE_S_MAX):
                 (left,) = struct.unpack(">i", await reader.readexactly(4))
                 while left > 0:
                     left -= len(piece := await reader.read(min(left, 1 << 20)))
@@ -49,7 +49,7 @@ async def send(writer: asyncio.StreamWriter, frames: Iterable[bytes]) -> None:
             if writer.is_closing():
                 return
             writer.write(frame)
-            async with asyncio.timeout(ANSWER_S_MAX):
+            async with asyncio.timeout(RESPONSE_S_MAX):
                 await writer.drain()
 
 
@@ -70,7 +70,7 @@ async def exchange(victim: Victim, frames: list[bytes], pause_s: float = 0.0) ->
 
 async def opened(victim: Victim) -> Connection | None:
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(ANSWER_S_MAX):
+        async with asyncio.timeout(RESPONSE_S_MAX):
             return await open_tcp(victim)
     return None
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import blown_messages
 from attack_parts import (
-    ANSWER_S_MAX,
+    RESPONSE_S_MAX,
     Attack,
     Connection,
     close_all,
@@ -33,7 +33,7 @@ _HOST = b"Host: localhost\r\n"
 async def _http(victim: Victim, pieces: Sequence[bytes], *, pause_s: float = 0.0) -> None:
     """Sends the pieces on one connection, and reads what comes until it ends or is silent."""
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(ANSWER_S_MAX):
+        async with asyncio.timeout(RESPONSE_S_MAX):
             reader, writer = await victim.connected(victim.console_port)
         sending = asyncio.create_task(_pieces(writer, pieces, pause_s))
         with contextlib.suppress(OSError, TimeoutError):
@@ -203,7 +203,7 @@ def tls(rng: random.Random, victim: Victim) -> Attack:
 
     async def one() -> None:
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(ANSWER_S_MAX):
+            async with asyncio.timeout(RESPONSE_S_MAX):
                 reader, writer = await victim.connected(victim.port)
             for piece in ways[name]:
                 await send(writer, [piece])

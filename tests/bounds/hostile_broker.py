@@ -29,7 +29,7 @@ LOG_START, LOG_END = 500, 1_000
 NODE = 1
 _OUT_OF_RANGE, _UNKNOWN_TOPIC, _UNKNOWN_ID = 1, 3, 100
 
-# (API key, version, correlation id, request without size prefix) -> the answer with its size
+# (API key, version, correlation id, request without size prefix) -> the response with its size
 # prefix, in pieces if it is iterable; b"" none, None: as a good broker.
 Script = Callable[[int, int, int, bytes], "bytes | AsyncIterable[bytes] | None"]
 
@@ -51,22 +51,22 @@ class HostileBroker:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError, WireError):
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
-                await self._answer(await reader.readexactly(size), writer)
+                await self._response(await reader.readexactly(size), writer)
         self.connections.discard(writer)
         writer.close()
 
-    async def _answer(self, frame: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _response(self, frame: bytes, writer: asyncio.StreamWriter) -> None:
         head = peek_request_header(frame)
         asked = (head.api_key, head.api_version, head.correlation_id, frame)
         name = client_id(frame, head)
         script = {blown_messages.CLIENT_ID: self.to_hostile, PROXY: self.to_proxy}.get(name)
-        answer = None if script is None else script(*asked)
-        if answer is None:
-            answer = self.ordinary(*asked)
-        if isinstance(answer, bytes):
-            writer.write(answer)
+        response = None if script is None else script(*asked)
+        if response is None:
+            response = self.ordinary(*asked)
+        if isinstance(response, bytes):
+            writer.write(response)
         else:
-            async for piece in answer:
+            async for piece in response:
                 writer.write(piece)
                 await writer.drain()
         await writer.drain()
@@ -83,10 +83,10 @@ class HostileBroker:
             places = asked["topics"]
             if places is None or any(topic["partitions"] is None for topic in places):
                 raise WireError("null in the place of a list")
-        values = defaultdict(dict, self._answers(asked, version)).get(key, {})
+        values = defaultdict(dict, self._responses(asked, version)).get(key, {})
         return bytes(at_once(write_response(response_of(key), values, key, version, correlation)))
 
-    def _answers(self, asked: dict[str, Any], version: int) -> dict[int, dict[str, Any]]:
+    def _responses(self, asked: dict[str, Any], version: int) -> dict[int, dict[str, Any]]:
         node = {"node_id": NODE, "broker_id": NODE, "host": "127.0.0.1", "port": self.port}
         keys = [{**node, "key": key} for key in asked.get("coordinator_keys") or ()]
         found: dict[int, dict[str, Any]] = {

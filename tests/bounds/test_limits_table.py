@@ -113,12 +113,12 @@ def test_an_answer_names_so_many_apis(apis: int, tag_bytes: int) -> None:
     """The list is read in one step, and kept."""
     ranges = b"".join(struct.pack(">hhhB", n % 60, 0, 1, 0) for n in range(apis))
     tags = b"\x01\x00" + uvarint(tag_bytes) + bytes(tag_bytes)
-    answer = struct.pack(">ih", 7, 0) + uvarint(apis + 1) + ranges + bytes(4) + tags
+    response = struct.pack(">ih", 7, 0) + uvarint(apis + 1) + ranges + bytes(4) + tags
     if apis <= headers.APIS_MAX and tag_bytes < 10:
-        assert headers.intersect_response(answer, 3)
+        assert headers.intersect_response(response, 3)
     else:
         with pytest.raises(MalformedMessage, match="an ApiVersions answer"):
-            headers.intersect_response(answer, 3)
+            headers.intersect_response(response, 3)
 
 
 def test_an_answer_names_so_many_coordinators() -> None:

@@ -193,7 +193,7 @@ class Victim:
 class Bystander:
     """An ordinary client without a login: ApiVersions, a fetch, a look-up, again and again.
 
-    It connects again when it is disconnected, as clients do. `asked`: how often it got an answer.
+    It connects again when it is disconnected, as clients do. `asked`: how often it got a response.
     """
 
     def __init__(self, victim: Victim) -> None:

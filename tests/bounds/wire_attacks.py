@@ -75,26 +75,26 @@ def _shape(rng: random.Random, name: str, version: int, frame_bytes: int) -> Sha
 
 
 def requests(rng: random.Random, victim: Victim) -> Attack:
-    """One API, one version, one array; the broker's answer is as long."""
+    """One API, one version, one array; the broker's response is as long."""
     key, version = _api(rng, victim)
     name = blown_messages.message_name(key)
     shape = _shape(rng, name, version, _frame_bytes(victim, key))
-    answers = _answer_shape(rng, key, version, shape)
+    responses = _response_shape(rng, key, version, shape)
     repeats = rng.choice((1, 1, 3))
     long = ".".join(shape.long or ("nothing",))
 
     async def run(victim: Victim) -> None:
         frame = blown_messages.request(key, version, shape)
         if victim.broker is not None:
-            victim.broker.to_hostile = scripted(key, answers)
+            victim.broker.to_hostile = scripted(key, responses)
         await exchange(victim, [frame] * repeats)
 
     what = f"{repeats} × {name} v{version}, {shape.names} names, long {long}, {shape.elements_max}"
-    return Attack(f"{what}; answered {answers and answers.long}", run)
+    return Attack(f"{what}; answered {responses and responses.long}", run)
 
 
-def _answer_shape(rng: random.Random, key: int, version: int, asked: Shape) -> Shape | None:
-    """None: a good broker's answer."""
+def _response_shape(rng: random.Random, key: int, version: int, asked: Shape) -> Shape | None:
+    """None: a good broker's response."""
     paths = blown_messages.arrays_of(blown_messages.message_name(key, "Response"), version)
     if not paths or rng.random() < 0.2:
         return None
@@ -111,14 +111,14 @@ def _answer_shape(rng: random.Random, key: int, version: int, asked: Shape) -> S
 
 
 def scripted(key: int, shape: Shape | None) -> Script:
-    """Every request of the API gets an answer of this shape."""
+    """Every request of the API gets a response of this shape."""
 
-    def answer(asked_key: int, version: int, correlation: int, frame: bytes) -> bytes | None:
+    def response(asked_key: int, version: int, correlation: int, frame: bytes) -> bytes | None:
         if asked_key != key or shape is None:
             return None
         return blown_messages.response(key, version, shape, correlation)
 
-    return answer
+    return response
 
 
 def lies(rng: random.Random, victim: Victim) -> Attack:
@@ -170,7 +170,7 @@ def sessions(rng: random.Random, victim: Victim) -> Attack:
     count, names = rng.choice(((3, 45_000), (10, 20_000), (30, 2_000)))
     ordinary = 5
 
-    def answer(key: int, version: int, correlation: int, frame: bytes) -> bytes | None:
+    def response(key: int, version: int, correlation: int, frame: bytes) -> bytes | None:
         if key != ApiKey.FETCH:
             return None
         empty = Shape(
@@ -202,7 +202,7 @@ def sessions(rng: random.Random, victim: Victim) -> Attack:
 
     async def run(victim: Victim) -> None:
         if victim.broker is not None:
-            victim.broker.to_hostile = answer
+            victim.broker.to_hostile = response
         held = await open_many(victim, count)
         await asyncio.gather(*(hold(each, number) for number, each in enumerate(held, 1)))
         known = Shape(names="known", fixed={"FetchOffset": 10})

@@ -19,7 +19,9 @@ TOPIC_ID = UUID(int=7)
 TOPIC = "orders"
 VERSIONS = {1: (4, 13), 2: (1, 7), 3: (0, 12), 18: (0, 0)}
 
-Answer = Callable[[int, int, int], bytes | None]  # api key, version, correlation id -> frame
+ExpectedResponse = Callable[
+    [int, int, int], bytes | None
+]  # api key, version, correlation id -> frame
 
 
 @dataclass
@@ -33,14 +35,14 @@ class ScriptedBroker:
     port: int = 0
     peers: dict[int, int] = field(default_factory=dict)  # node id -> port
     hosts: dict[int, str] = field(default_factory=dict)  # node id -> host, if not 127.0.0.1
-    override: Answer | None = None
+    override: ExpectedResponse | None = None
     asked: list[int] = field(default_factory=list)  # api keys
 
-    def answer_to(self, request: bytes) -> bytes | None:
+    def response_to(self, request: bytes) -> bytes | None:
         """Without its size prefix."""
-        return self.answer(*struct.unpack_from(">hhi", request))
+        return self.response(*struct.unpack_from(">hhi", request))
 
-    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+    def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         self.asked.append(api_key)
         if self.override is not None:
             frame = self.override(api_key, version, correlation_id)
@@ -133,7 +135,7 @@ async def serving(broker: ScriptedBroker) -> AsyncIterator[str]:
             while True:
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
                 request = await reader.readexactly(size)
-                frame = broker.answer_to(request)
+                frame = broker.response_to(request)
                 if frame is not None:
                     writer.write(frame)
         except (asyncio.IncompleteReadError, ConnectionError):

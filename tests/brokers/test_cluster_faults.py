@@ -1,4 +1,4 @@
-"""What brokers do wrong, and leaders that move: the caller gets an answer or one clear error."""
+"""What brokers do wrong, and leaders that move: the caller gets a response or one clear error."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_many_callers_ask_once() -> None:
 
 
 async def test_edges_that_were_asked_for_too_early_do_not_count() -> None:
-    """`not_older_than` is about when the request left, not about when its answer came."""
+    """`not_older_than` is about when the request left, not about when its response came."""
     broker = ScriptedBroker()
     loop = asyncio.get_running_loop()
     async with serving(broker) as bootstrap, Cluster(config(bootstrap)) as cluster:

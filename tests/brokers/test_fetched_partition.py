@@ -20,8 +20,8 @@ TP = TopicIdPartition(UUID(int=7), "orders", 3)
 VERSIONS = range(VERSIONS_SPOKEN[ApiKey.FETCH][0], VERSIONS_SPOKEN[ApiKey.FETCH][1] + 1)
 
 
-def payload_of(version: int, answer_error: int = 0, **fields: Any) -> memoryview:
-    """An answer without size prefix about `TP`."""
+def payload_of(version: int, response_error: int = 0, **fields: Any) -> memoryview:
+    """A response without size prefix about `TP`."""
     topic = FetchResponse.FetchableTopicResponse
     values = {
         "partition_index": TP.partition,
@@ -36,7 +36,7 @@ def payload_of(version: int, answer_error: int = 0, **fields: Any) -> memoryview
     }
     message = FetchResponse(
         throttle_time_ms=5,
-        error_code=answer_error,
+        error_code=response_error,
         session_id=0,
         responses=[
             topic(topic=TP.topic, topic_id=TP.topic_id, partitions=[topic.PartitionData(**values)])
@@ -98,7 +98,7 @@ def test_errors_are_raised_but_for_out_of_range(version: int) -> None:
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each >= 7])
 def test_an_error_of_the_whole_is_raised(version: int) -> None:
     with pytest.raises(ClusterError, match="error 70"):
-        decode_fetch(payload_of(version, answer_error=70), version, TP)
+        decode_fetch(payload_of(version, response_error=70), version, TP)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

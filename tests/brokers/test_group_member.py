@@ -33,13 +33,13 @@ class Coordinator:
     """`errors[api_key]` are answered first, in turn; `silent` answers no heartbeat at all."""
 
     def __init__(self) -> None:
-        self.broker = ScriptedBroker(override=self.answer)
+        self.broker = ScriptedBroker(override=self.response)
         self.errors: dict[int, list[int]] = {}
         self.asked: Counter[int] = Counter()
         self.silent = False
         self.member_id = "m"  # that a JoinGroup is given
 
-    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+    def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         self.asked[api_key] += 1
         if api_key == HEARTBEAT and self.silent:
             return b""

@@ -27,7 +27,7 @@ class Coordinator(ScriptedBroker):
 
     moves = 0
 
-    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+    def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         message: Any
         if api_key == API_VERSIONS:
             keys = [
@@ -60,7 +60,7 @@ class Coordinator(ScriptedBroker):
             topic = of_topic(name="orders", partitions=[place])
             message = OffsetFetchResponse(throttle_time_ms=0, topics=[topic], error_code=0)
         else:
-            return super().answer(api_key, version, correlation_id)
+            return super().response(api_key, version, correlation_id)
         return encode(message, version, correlation_id)
 
 

@@ -14,7 +14,7 @@ from fetchproxy_protocol import list_offsets, offset_for_leader_epoch
 from fetchproxy_protocol import topic_entries as topic_metadata
 from fetchproxy_protocol.apis import ApiKey
 from fetchproxy_protocol.headers import peek_request_header
-from fetchproxy_protocol.topic_entries import MetadataAnswer
+from fetchproxy_protocol.topic_entries import ClusterMetadata
 from kafka.protocol.consumer.offsets import (
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -27,7 +27,7 @@ from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers import cluster as cluster_client
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
-from fetchproxy.brokers.topic_metadata import KEPT_ANSWERS_MAX, MetadataCache, decode_metadata
+from fetchproxy.brokers.topic_metadata import KEPT_RESPONSES_MAX, MetadataCache, decode_metadata
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
@@ -98,8 +98,8 @@ class Fleet:
     def offsets(self, node: int, asked: Any) -> Any:
         """The log of partition n begins at n and ends at 10 n; the last stable offset is 9 n."""
         factor = 1 if asked.topics[0].partitions[0].timestamp == -2 else 10 - asked.isolation_level
-        answered = ListOffsetsResponse.ListOffsetsTopicResponse
-        place = answered.ListOffsetsPartitionResponse
+        responded = ListOffsetsResponse.ListOffsetsTopicResponse
+        place = responded.ListOffsetsPartitionResponse
 
         def result(name: str, n: int, epoch: int) -> Any:
             assert epoch == 7
@@ -114,7 +114,7 @@ class Fleet:
         return ListOffsetsResponse(
             throttle_time_ms=0,
             topics=[
-                answered(
+                responded(
                     name=t.name,
                     partitions=[
                         result(t.name, p.partition_index, p.current_leader_epoch)
@@ -127,8 +127,8 @@ class Fleet:
 
     def epoch_ends(self, node: int, asked: Any) -> Any:
         """Epoch e of partition n ended at 100 e + n."""
-        answered = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
-        end = answered.EpochEndOffset
+        responded = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        end = responded.EpochEndOffset
 
         def result(name: str, p: Any) -> Any:
             assert p.current_leader_epoch == 7
@@ -143,7 +143,7 @@ class Fleet:
             )
 
         topics = [
-            answered(topic=t.topic, partitions=[result(t.topic, p) for p in t.partitions])
+            responded(topic=t.topic, partitions=[result(t.topic, p) for p in t.partitions])
             for t in asked.topics
         ]
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
@@ -154,7 +154,7 @@ class _Broker(ScriptedBroker):
         super().__init__(node_id=node_id)
         self._fleet = fleet
 
-    def answer_to(self, request: bytes) -> bytes | None:
+    def response_to(self, request: bytes) -> bytes | None:
         head = peek_request_header(request)
         self._fleet.asked[ApiKey(head.api_key)] += 1
         body = request[head.body_position :]
@@ -169,7 +169,7 @@ class _Broker(ScriptedBroker):
         elif head.api_key == ApiKey.API_VERSIONS:
             message = self._offered()
         else:
-            return super().answer_to(request)
+            return super().response_to(request)
         return encode(message, head.api_version, head.correlation_id)
 
     def _offered(self) -> Any:
@@ -237,9 +237,9 @@ async def test_absent_topics_are_told_apart_in_steps(monkeypatch: pytest.MonkeyP
     refused: Counter[int] = Counter()  # by turn of the loop
     refusal, turns = cluster_client._refused, 0
 
-    def counted(key: Any, answer: Any) -> ClusterError:
+    def counted(key: Any, response: Any) -> ClusterError:
         refused[turns] += 1
-        return refusal(key, answer)
+        return refusal(key, response)
 
     async def count_turns() -> None:
         nonlocal turns
@@ -328,7 +328,7 @@ async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
     async with running(fleet, request_max_ms=1_500) as cluster:
         wanted = [*tps, absent]
         asking = asyncio.ensure_future(cluster.log_edges_of(wanted, not_older_than=now()))
-        while cluster.cached_log_edges(tps[3]) is None:  # noqa: ASYNC110 - a broker's answer
+        while cluster.cached_log_edges(tps[3]) is None:  # noqa: ASYNC110 - a broker's response
             await asyncio.sleep(0.001)
         assert not asking.done()  # known although the whole is not
         found = await asking
@@ -369,11 +369,11 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
     assert MetadataRequest.decode(everything, version=version).topics is None
 
     fleet = Fleet()
-    answer = fleet.metadata(metadata_request("topic-1", SECRET))
-    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[4:], version)
+    response = fleet.metadata(metadata_request("topic-1", SECRET))
+    decoded = await decode_metadata(memoryview(encode(response, version, 9))[4:], version)
     told = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
     leaders = {n: (fleet.leader(n), 7 if version >= 7 else -1) for n in range(PARTITIONS)}
-    assert decoded == MetadataAnswer(
+    assert decoded == ClusterMetadata(
         dict.fromkeys(NODES, ("127.0.0.1", 0)),
         [TopicInfo(told, "topic-1", False, leaders)],
         {SECRET: NOT_AUTHORIZED},
@@ -384,7 +384,7 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
 async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
     fleet, same = Fleet(), MetadataCache()
 
-    async def told(*names: str, version: int = 12) -> MetadataAnswer:
+    async def told(*names: str, version: int = 12) -> ClusterMetadata:
         payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[4:]
         found = await same.decode(payload, version, names)
         assert found == await decode_metadata(payload, version)
@@ -401,23 +401,23 @@ async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
     assert await told("topic-1") is moved
     for name in [*TOPICS, SECRET] * 20:
         await told(name)
-    assert len(same._answers) <= KEPT_ANSWERS_MAX
+    assert len(same._responses) <= KEPT_RESPONSES_MAX
     assert other.topics[0].name == "topic-2"
 
 
 @pytest.mark.parametrize("version", [5, 7, 9, 12])
 async def test_partitions_whose_replicas_differ_are_read_as_well(version: int) -> None:
     fleet = Fleet()
-    answer = fleet.metadata(metadata_request("topic-1"))
-    for entry in answer.topics[0].partitions:
+    response = fleet.metadata(metadata_request("topic-1"))
+    for entry in response.topics[0].partitions:
         lost = entry.partition_index % 7 == 3 or 250 <= entry.partition_index < 260
         entry.isr_nodes = [] if lost else [1]
         entry.offline_replicas = [2] * (entry.partition_index // 300)
         entry.leader_id = -1 if lost else fleet.leader(entry.partition_index)
-    decoded = await decode_metadata(memoryview(encode(answer, version, 9))[4:], version)
+    decoded = await decode_metadata(memoryview(encode(response, version, 9))[4:], version)
     assert decoded.topics[0].leaders == {
         entry.partition_index: (entry.leader_id, 7 if version >= 7 else -1)
-        for entry in answer.topics[0].partitions
+        for entry in response.topics[0].partitions
     }
 
 

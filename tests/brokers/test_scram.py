@@ -26,8 +26,8 @@ class AskingBroker(BrokerConnection):
         self.tokens: list[bytes] = []
         self.closed = False
 
-    async def ask(self, message: Any, answer: Any, extra_ms: int = 0) -> Any:
-        if answer is SaslHandshakeResponse:
+    async def ask(self, message: Any, response: Any, extra_ms: int = 0) -> Any:
+        if response is SaslHandshakeResponse:
             return SaslHandshakeResponse(error_code=0, mechanisms=["SCRAM-SHA-256"])
         self.tokens.append(bytes(message.auth_bytes))
         if len(self.tokens) == 2:

@@ -169,12 +169,12 @@ async def test_the_next_try_begins_when_one_fails_or_takes_long() -> None:
         begun.append("fail")
         raise OSError("refused")
 
-    async def answer() -> str:
+    async def response() -> str:
         begun.append("answer")
         return "here"
 
-    assert await first_success([answer, hang], 60.0, OSError) == "here"
-    assert await first_success([fail, hang, answer], 0.01, OSError) == "here"
+    assert await first_success([response, hang], 60.0, OSError) == "here"
+    assert await first_success([fail, hang, response], 0.01, OSError) == "here"
     assert begun == ["answer", "fail", "hang", "answer"]
 
 

@@ -40,7 +40,7 @@ SHORT = Plan(
             ),
         ),
         Round(
-            Act(0.0, Kind.REPLACE_DISK, "broker 1", answer="keep"),
+            Act(0.0, Kind.REPLACE_DISK, "broker 1", response="keep"),
             (
                 Act(1.0, Kind.LOSE_OBJECT, "chaos-plain-0"),
                 Act(2.0, Kind.PAUSE, "archiver 2", 8.0),

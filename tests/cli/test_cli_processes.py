@@ -259,8 +259,8 @@ def test_a_wrong_bootstrap_is_said_and_makes_it_unready(tmp_path: Path) -> None:
         with pytest.raises(HTTPError, match="503") as refused:
             urlopen(f"{console}/readyz")
         assert "brokers: none answers" in json.load(refused.value)["missing"]
-        with urlopen(f"{console}/metrics") as answer:
-            assert b"fetchproxy_brokers_reachable 0.0" in answer.read()
+        with urlopen(f"{console}/metrics") as response:
+            assert b"fetchproxy_brokers_reachable 0.0" in response.read()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -272,10 +272,10 @@ def test_serve_ends_cleanly(bootstrap: str, archive: Path, number: signal.Signal
         console = event(process, "console_listening")["address"]
         event(process, "gateway_listening")
         event(process, "archive_found")
-        with urlopen(f"{console}/readyz") as answer:
-            assert json.load(answer) == {"ready": True, "missing": []}
-        with urlopen(f"{console}/api/status") as answer:
-            assert json.load(answer)["mode"] == "serve"
+        with urlopen(f"{console}/readyz") as response:
+            assert json.load(response) == {"ready": True, "missing": []}
+        with urlopen(f"{console}/api/status") as response:
+            assert json.load(response)["mode"] == "serve"
         os.kill(process.pid, number)
         assert event(process, "stopping")["signal"] == number.name
         _, rest = process.communicate(timeout=60)

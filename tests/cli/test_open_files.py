@@ -94,8 +94,8 @@ def test_clients_leave_files_for_all_else(tmp_path: Path) -> None:
         gateway = found["host"], found["port"]
         for _ in range(LOW + 50):
             clients.append(socket.create_connection(gateway))
-        with urllib.request.urlopen(f"http://127.0.0.1:{console}/healthz", timeout=60) as answer:
-            assert answer.status == 200
+        with urllib.request.urlopen(f"http://127.0.0.1:{console}/healthz", timeout=60) as response:
+            assert response.status == 200
         assert len(os.listdir(f"/proc/{process.pid}/fd")) < LOW
     finally:
         for client in clients:

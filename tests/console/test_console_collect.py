@@ -155,7 +155,7 @@ async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Pr
         reader = appetites.reader(
             ("host", f"client-{number}"), 1, {(b"topic", 0): entry}, "", paced=False
         )
-        reader.answered(1000 * (number % 277))
+        reader.responded(1000 * (number % 277))
         reader.asked({(b"topic", 0): entry})
     status = await process.collector()
     assert status.clients_total == CLIENTS_MAX + 250

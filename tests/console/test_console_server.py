@@ -51,17 +51,17 @@ async def http(source: Source) -> AsyncIterator[aiohttp.ClientSession]:
 
 async def test_healthz_lives(http: aiohttp.ClientSession, source: Source) -> None:
     source.status = STATUS_IN_OUTAGE
-    async with http.get("/healthz") as answer:
-        assert (answer.status, await answer.text()) == (200, "ok\n")
+    async with http.get("/healthz") as response:
+        assert (response.status, await response.text()) == (200, "ok\n")
 
 
 async def test_readyz_says_what_is_missing(http: aiohttp.ClientSession, source: Source) -> None:
-    async with http.get("/readyz") as answer:
-        assert (answer.status, await answer.json()) == (200, {"ready": True, "missing": []})
+    async with http.get("/readyz") as response:
+        assert (response.status, await response.json()) == (200, {"ready": True, "missing": []})
     source.status = STATUS_IN_OUTAGE
-    async with http.get("/readyz") as answer:
-        assert answer.status == 503
-        assert await answer.json() == {
+    async with http.get("/readyz") as response:
+        assert response.status == 503
+        assert await response.json() == {
             "ready": False,
             "missing": ["gateway listener 127.0.0.1:9193"],
         }
@@ -71,8 +71,8 @@ async def test_a_failing_store_does_not_make_it_unready(
     http: aiohttp.ClientSession, source: Source
 ) -> None:
     source.status = replace(STATUS_IN_OUTAGE, missing=())
-    async with http.get("/readyz") as answer:
-        assert answer.status == 200
+    async with http.get("/readyz") as response:
+        assert response.status == 200
 
 
 async def test_refused_credentials_are_shown_and_do_not_make_it_unready(
@@ -80,18 +80,18 @@ async def test_refused_credentials_are_shown_and_do_not_make_it_unready(
 ) -> None:
     refused = Condition(Kind.CLUSTER_AUTHENTICATION_REFUSED, "user 'p': refused")
     source.status = replace(STATUS_IN_OUTAGE, missing=(), conditions=shown(refused))
-    async with http.get("/readyz") as answer:
-        assert answer.status == 200
-        assert (await answer.json())["cluster_refusal"] == "user 'p': refused"
+    async with http.get("/readyz") as response:
+        assert response.status == 200
+        assert (await response.json())["cluster_refusal"] == "user 'p': refused"
 
 
 async def test_metrics_in_the_text_format(http: aiohttp.ClientSession) -> None:
-    async with http.get("/metrics") as answer:
-        assert answer.headers["Content-Type"].startswith("text/plain; version=")
-        assert "things_done_total 3.0" in await answer.text()
-    async with http.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as answer:
-        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-        assert (await answer.text()).endswith("# EOF\n")
+    async with http.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=")
+        assert "things_done_total 3.0" in await response.text()
+    async with http.get("/metrics", headers={"Accept": "application/openmetrics-text"}) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await response.text()).endswith("# EOF\n")
 
 
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text"])
@@ -130,8 +130,8 @@ async def test_metrics_are_made_in_steps_and_are_the_same(
         looked_at.clear()
 
         async def ask() -> bytes:
-            async with session.get("/metrics", headers={"Accept": accept}) as answer:
-                return await answer.read()
+            async with session.get("/metrics", headers={"Accept": accept}) as response:
+                return await response.read()
 
         together = await asyncio.gather(*(ask() for _ in range(10)))
         if count:
@@ -141,18 +141,18 @@ async def test_metrics_are_made_in_steps_and_are_the_same(
 
 
 async def test_status_is_the_sources_status(http: aiohttp.ClientSession) -> None:
-    async with http.get("/api/status") as answer:
-        assert answer.content_type == "application/json"
-        assert await answer.json() == json.loads(json.dumps(asdict(STATUS)))
+    async with http.get("/api/status") as response:
+        assert response.content_type == "application/json"
+        assert await response.json() == json.loads(json.dumps(asdict(STATUS)))
 
 
 async def test_so_many_partitions_as_are_asked_for(http: aiohttp.ClientSession) -> None:
-    async with http.get("/api/status?rows_max=2") as answer:
-        assert [p["partition"] for p in (await answer.json())["partitions"]] == [0, 1]
+    async with http.get("/api/status?rows_max=2") as response:
+        assert [p["partition"] for p in (await response.json())["partitions"]] == [0, 1]
     for wrong in ("-1", "x", "1e3", "9999999", "²"):
-        async with http.get("/api/status", params={"rows_max": wrong}) as answer:
-            assert answer.status == 400
-            assert wrong in await answer.text()
+        async with http.get("/api/status", params={"rows_max": wrong}) as response:
+            assert response.status == 400
+            assert wrong in await response.text()
 
 
 async def test_a_status_of_very_many_is_made_in_pieces(
@@ -168,30 +168,30 @@ async def test_a_status_of_very_many_is_made_in_pieces(
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count_turns())
-    async with http.get("/api/status") as answer:
-        assert len((await answer.json())["partitions"]) == 4_000
+    async with http.get("/api/status") as response:
+        assert len((await response.json())["partitions"]) == 4_000
     counting.cancel()
     assert turns > 4_000 / ITEMS_A_STEP
 
 
 async def test_the_page_needs_nothing_from_elsewhere(http: aiohttp.ClientSession) -> None:
-    async with http.get("/") as answer:
-        assert answer.content_type == "text/html"
-        page = await answer.text()
+    async with http.get("/") as response:
+        assert response.content_type == "text/html"
+        page = await response.text()
     assert re.findall(r"(?:src|href)=\"(?:https?:)?//", page) == []
     for name in re.findall(r"(?:src|href)=\"(console\.\w+)\"", page):
-        async with http.get(f"/{name}") as answer:
-            assert answer.status == 200
-            assert not re.search(r"url\(|@import|innerHTML", await answer.text())
+        async with http.get(f"/{name}") as response:
+            assert response.status == 200
+            assert not re.search(r"url\(|@import|innerHTML", await response.text())
 
 
 async def test_every_element_the_script_asks_for_is_on_the_page(
     http: aiohttp.ClientSession,
 ) -> None:
-    async with http.get("/") as answer:
-        ids = set(re.findall(r'id="([\w-]+)"', await answer.text()))
-    async with http.get("/console.js") as answer:
-        script = await answer.text()
+    async with http.get("/") as response:
+        ids = set(re.findall(r'id="([\w-]+)"', await response.text()))
+    async with http.get("/console.js") as response:
+        script = await response.text()
     asked = set(re.findall(r'\$\("([\w-]+)"\)', script))
     assert asked
     assert asked <= ids
@@ -200,8 +200,8 @@ async def test_every_element_the_script_asks_for_is_on_the_page(
 async def test_the_script_reads_only_fields_that_the_status_has(
     http: aiohttp.ClientSession,
 ) -> None:
-    async with http.get("/console.js") as answer:
-        script = await answer.text()
+    async with http.get("/console.js") as response:
+        script = await response.text()
     for part in ("relay", "cache", "store"):
         read = set(re.findall(rf"\b{part}\.(\w+)", script))
         assert read
@@ -216,9 +216,9 @@ async def test_the_script_reads_only_fields_that_the_status_has(
 
 @pytest.mark.parametrize("path", ["/", "/api/status", "/no-such-page", "/metrics"])
 async def test_security_headers_are_on_every_answer(http: aiohttp.ClientSession, path: str) -> None:
-    async with http.get(path) as answer:
+    async with http.get(path) as response:
         for name, value in SECURITY_HEADERS.items():
-            assert answer.headers[name] == value
+            assert response.headers[name] == value
 
 
 @pytest.mark.parametrize(
@@ -227,22 +227,22 @@ async def test_security_headers_are_on_every_answer(http: aiohttp.ClientSession,
      "console.example"],
 )  # fmt: skip
 async def test_hosts_that_may(http: aiohttp.ClientSession, host: str) -> None:
-    async with http.get("/api/status", headers={"Host": host}) as answer:
-        assert answer.status == 200
+    async with http.get("/api/status", headers={"Host": host}) as response:
+        assert response.status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "evil:80", "", "1.2.3"])
 async def test_hosts_that_may_not(http: aiohttp.ClientSession, host: str) -> None:
-    async with http.get("/api/status", headers={"Host": host}) as answer:
-        assert answer.status in (400, 421)  # 400: aiohttp's own, for a host that is none
-        assert "orders" not in await answer.text()
-        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    async with http.get("/api/status", headers={"Host": host}) as response:
+        assert response.status in (400, 421)  # 400: aiohttp's own, for a host that is none
+        assert "orders" not in await response.text()
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_nothing_can_be_changed(http: aiohttp.ClientSession, method: str) -> None:
-    async with http.request(method, "/api/status") as answer:
-        assert answer.status == 405
+    async with http.request(method, "/api/status") as response:
+        assert response.status == 405
 
 
 @pytest.mark.parametrize(
@@ -297,6 +297,6 @@ async def test_it_stops_listening_at_the_end(source: Source) -> None:
 async def test_other_sites_pages_are_told_nothing(
     http: aiohttp.ClientSession, headers: dict[str, str], path: str, status: int
 ) -> None:
-    async with http.get(path, headers=headers) as answer:
-        assert answer.status == status
-        assert status == 200 or "orders" not in await answer.text()
+    async with http.get(path, headers=headers) as response:
+        assert response.status == status
+        assert status == 200 or "orders" not in await response.text()

@@ -35,7 +35,7 @@ async def address() -> AsyncIterator[HostPort]:
         yield console.address
 
 
-async def answer(address: HostPort, *parts: bytes) -> bytes:
+async def response(address: HostPort, *parts: bytes) -> bytes:
     """All until the console closes; nothing where it has aborted."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
@@ -56,7 +56,7 @@ def reached(limit: str) -> float:
 
 async def test_one_request_a_connection_however_it_is_cut(address: HostPort) -> None:
     for cut in (1, 10, len(GET) - 3, len(GET) - 1):
-        assert b"ok\n" in await answer(address, GET[:cut], GET[cut:])
+        assert b"ok\n" in await response(address, GET[:cut], GET[cut:])
 
 
 async def test_silent_connections_give_way_to_a_probe(address: HostPort) -> None:
@@ -69,7 +69,7 @@ async def test_silent_connections_give_way_to_a_probe(address: HostPort) -> None
             silent.append(reader)
         await asyncio.sleep(0.1)
         for _probe in range(4):
-            assert b"ok\n" in await answer(address, GET)
+            assert b"ok\n" in await response(address, GET)
             assert reached("console_connections_max") == before + 1  # its place is free again
         assert await silent[0].read() == b"", "the oldest is closed"
 
@@ -96,13 +96,13 @@ async def test_a_body_is_neither_read_nor_inflated(address: HostPort) -> None:
     bomb = gzip.compress(bytes(200 << 20))
     head = GET[:-2] + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
     before = time.process_time()
-    assert b"ok\n" in await answer(address, head + bomb)
-    assert b"ok\n" in await answer(address, head, bomb)
+    assert b"ok\n" in await response(address, head + bomb)
+    assert b"ok\n" in await response(address, head, bomb)
     assert time.process_time() - before < 0.2  # inflating takes longer than that
 
 
 async def test_a_second_request_on_the_connection_is_not_answered(address: HostPort) -> None:
-    assert (await answer(address, GET + GET)).count(b"ok\n") == 1
+    assert (await response(address, GET + GET)).count(b"ok\n") == 1
 
 
 async def test_headers_that_do_not_end_are_not_waited_for(
@@ -110,7 +110,7 @@ async def test_headers_that_do_not_end_are_not_waited_for(
 ) -> None:
     monkeypatch.setattr(limited_connections, "CONSOLE_HEADERS_MAX_S", 0.2)
     before = reached("console_headers_max_s")
-    assert await answer(address, GET[:-2]) == b""
+    assert await response(address, GET[:-2]) == b""
     assert reached("console_headers_max_s") == before + 1
 
 

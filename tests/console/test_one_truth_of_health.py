@@ -82,13 +82,13 @@ async def archive_with_a_gap() -> PlantedArchive:
 
 
 async def fetched(http: aiohttp.ClientSession, path: str) -> tuple[int, Any]:
-    async with http.get(path) as answer:
-        return answer.status, await answer.json()
+    async with http.get(path) as response:
+        return response.status, await response.json()
 
 
 async def counted(http: aiohttp.ClientSession) -> dict[tuple[str, str], int]:
-    async with http.get("/metrics") as answer:
-        families = text_string_to_metric_families(await answer.text())
+    async with http.get("/metrics") as response:
+        families = text_string_to_metric_families(await response.text())
     return {
         (sample.labels["kind"], sample.labels["level"]): int(sample.value)
         for family in families

@@ -37,11 +37,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`answer`: sent in place of the server's. None: the connection is reset. `after`: the server
-    has done what was asked. `cut`: the server's own answer, without its last bytes.
+    """`response`: sent in place of the server's. None: the connection is reset. `after`: the server
+    has done what was asked. `cut`: the server's own response, without its last bytes.
     """
 
-    answer: bytes | None = None
+    response: bytes | None = None
     after: bool = False
     cut: bool = False
 
@@ -104,15 +104,15 @@ class FaultyRelay:
         request = Request(method, target)
         self.requests.append(request)
         fault = self.judge(request)
-        answer = b""
+        response = b""
         if fault is None or fault.after or fault.cut:
-            answer = await self._forwarded(head, body)
+            response = await self._forwarded(head, body)
         if fault is not None:
-            if fault.answer is None and not fault.cut:
+            if fault.response is None and not fault.cut:
                 writer.transport.abort()
                 return
-            answer = fault.answer or answer[: max(len(answer) - 5, 0)]
-        writer.write(answer)
+            response = fault.response or response[: max(len(response) - 5, 0)]
+        writer.write(response)
         await writer.drain()
 
     async def _forwarded(self, head: bytes, body: bytes) -> bytes:
@@ -123,10 +123,10 @@ class FaultyRelay:
             if not line.lower().startswith((b"connection:", b"expect:"))
         ]
         to_server.write(b"\r\n".join([*lines, b"Connection: close", b"", b""]) + body)
-        answer = await from_server.read()
+        response = await from_server.read()
         to_server.close()
         # One request for each connection.
-        return answer.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        return response.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
 
 
 @asynccontextmanager

@@ -43,7 +43,7 @@ def port_of(server: Server) -> int:
 
 
 async def work(manager: RemoteStorageManager, log: Path) -> None:
-    """Everything that is done with an archive, and each answer is checked."""
+    """Everything that is done with an archive, and each response is checked."""
     small = log.with_suffix(".small")
     small.write_bytes(b"0123456789")
     for number in range(SEGMENTS):

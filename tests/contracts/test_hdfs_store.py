@@ -67,8 +67,8 @@ async def store(hdfs: HdfsServer) -> AsyncIterator[HdfsObjectStore]:
 def ask(server: HdfsServer, method: str, path: str, query: str) -> dict[str, object]:
     """Send a request as the superuser, without the store."""
     url = f"http://{server.address}/webhdfs/v1{path}?{query}&user.name={server.user}"
-    with urlopen(Request(url, method=method), timeout=30) as answer:
-        found: dict[str, object] = json.loads(answer.read() or b"{}")
+    with urlopen(Request(url, method=method), timeout=30) as response:
+        found: dict[str, object] = json.loads(response.read() or b"{}")
         return found
 
 

@@ -38,11 +38,11 @@ async def changing(port: int) -> AsyncIterator[int]:
             await sink.drain()
         sink.close()
 
-    async def relay(client: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+    async def relay(client: asyncio.StreamReader, responses: asyncio.StreamWriter) -> None:
         server, requests = await asyncio.open_connection("127.0.0.1", port)
-        writers.extend((answers, requests))
+        writers.extend((responses, requests))
         passing.append(asyncio.create_task(one_way(client, requests, True)))
-        passing.append(asyncio.create_task(one_way(server, answers, False)))
+        passing.append(asyncio.create_task(one_way(server, responses, False)))
 
     async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]

@@ -63,8 +63,8 @@ async def store(
 
 async def uploads_of(store: S3ObjectStore) -> list[str]:
     client = await store._opened()
-    answer = await client.list_multipart_uploads(Bucket=store._bucket)
-    return [upload["Key"] for upload in answer.get("Uploads", ())]
+    response = await client.list_multipart_uploads(Bucket=store._bucket)
+    return [upload["Key"] for upload in response.get("Uploads", ())]
 
 
 async def upload_begins(store: S3ObjectStore) -> None:

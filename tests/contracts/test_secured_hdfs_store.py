@@ -71,8 +71,8 @@ def tokens_of(server: SecuredHdfs) -> int:
     """The number of delegation tokens that the NameNode keeps."""
     page = f"http://{server.address}/jmx?qry=Hadoop:service=NameNode,name=FSNamesystemState"
     ticket = {"Authorization": Negotiation("localhost").authorization}
-    with urlopen(Request(page, headers=ticket), timeout=30) as answer:
-        [state] = json.load(answer)["beans"]
+    with urlopen(Request(page, headers=ticket), timeout=30) as response:
+        [state] = json.load(response)["beans"]
     return int(state["CurrentTokensCount"])
 
 

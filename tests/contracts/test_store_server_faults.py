@@ -131,7 +131,7 @@ class Archive:
         self.stored[number] = size
 
     async def check(self, in_doubt: set[int]) -> None:
-        """`in_doubt`: segments whose copy or deletion got no answer: they may exist or not."""
+        """`in_doubt`: segments whose copy or deletion got no response: they may exist or not."""
         sizes: dict[int, dict[SegmentFile, int]] = {}
         listing = self.manager.list_segment_objects(segment().topic_id_partition)
         async for key, found in listing:
@@ -290,7 +290,7 @@ async def test_nothing_is_lost_and_it_goes_on(
 
 
 def doubtful(operation: str, workers: Workers) -> set[int]:
-    """The segments whose operation got no answer."""
+    """The segments whose operation got no response."""
     if operation == "copy":
         return {1000 + number for number in workers.failed}
     if operation == "delete":

@@ -1,4 +1,4 @@
-"""Admin requests through the proxy have the broker's own effect and its own answer."""
+"""Admin requests through the proxy have the broker's own effect and its own response."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_neither_tier_waits_for_the_other(
 
 
 def test_an_idle_tail_does_not_slow_the_archive(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """Each fetch also asks for the idle tail; the answer must not wait for the long poll."""
+    """Each fetch also asks for the idle tail; the response must not wait for the long poll."""
     (tmp_path / "store").mkdir()
     store = (tmp_path / "store").as_uri()
     data = new_topic(kafka_server, "idle-tail", 2)
@@ -152,18 +152,18 @@ def fetch_times(bootstrap: str, data: TopicData, session: bool) -> list[float]:
     with RawConnection(bootstrap) as raw:
         while offset < 450:
             began = time.monotonic()
-            answer = raw.fetch_response(
+            response = raw.fetch_response(
                 12, data.topic, None, asked, bytes_max=STEP_BYTES, wait_ms=5_000,
                 session=(session_id, epoch),
             )  # fmt: skip
             took.append(time.monotonic() - began)
-            for partition in (p for topic in answer.responses for p in topic.partitions):
+            for partition in (p for topic in response.responses for p in topic.partitions):
                 assert partition.error_code == 0
                 if partition.records:
                     offset = list(walk(bytes(partition.records)))[-1].last_offset + 1
             asked = {REMOTE: offset}
             if session:
-                session_id, epoch = answer.session_id, epoch + 1
+                session_id, epoch = response.session_id, epoch + 1
             else:
                 asked[TAIL] = len(data.written[TAIL])
     return took

@@ -44,8 +44,8 @@ def delete_records(
     )
     request.API_VERSION = version
     with RawConnection(bootstrap) as raw:
-        answer = raw.ask(request, DeleteRecordsResponse, version)
-    [found] = answer.topics[0].partitions
+        response = raw.ask(request, DeleteRecordsResponse, version)
+    [found] = response.topics[0].partitions
     return found.error_code, found.low_watermark
 
 

@@ -66,8 +66,8 @@ def end_of_epoch(
     )
     request.API_VERSION = version
     with RawConnection(bootstrap) as raw:
-        answer = raw.ask(request, OffsetForLeaderEpochResponse, version)
-    [found] = answer.topics[0].partitions
+        response = raw.ask(request, OffsetForLeaderEpochResponse, version)
+    [found] = response.topics[0].partitions
     return found.error_code, found.leader_epoch, found.end_offset
 
 
@@ -84,7 +84,7 @@ def test_each_epoch_ends_where_the_next_begins(
         (third, (0, third, LAST)),
     ):
         assert end_of_epoch(proxy.bootstrap, epoch, version) == wanted
-    # The broker has deleted them: without the proxy the answer differs.
+    # The broker has deleted them: without the proxy the response differs.
     direct = end_of_epoch(module_kafka_server.bootstrap, first, version)
     assert direct == (0, first, TRIMMED_TO)
 

@@ -19,7 +19,7 @@ from test_list_offsets_over_tiers import EARLIEST, LATEST_TIERED, MAX_TIMESTAMP,
 from topic_data import TopicData, archived_ends, make_archive, produce, trim
 
 from lab.kafka import KafkaServer
-from lab.process import ServerProcess, free_port, port_answers
+from lab.process import ServerProcess, free_port, port_responses
 from lab.s3 import S3Server
 
 pytestmark = pytest.mark.kafka
@@ -122,7 +122,7 @@ def test_a_time_in_a_gap_is_the_first_record_behind_it(
     alone = ServerProcess("archive-only", command, tmp_path / "archive-only.log", cwd=PROJECT)
     alone.start()
     try:
-        alone.wait_until(lambda: port_answers(port), 60.0)
+        alone.wait_until(lambda: port_responses(port), 60.0)
         with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
             for bootstrap in (proxy.bootstrap, f"127.0.0.1:{port}"):
                 found = {

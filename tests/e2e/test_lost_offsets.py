@@ -1,4 +1,4 @@
-"""The first answer on a connection, and offsets that neither tier has: no client hangs or loops."""
+"""The first response on a connection, and offsets that neither tier has: no client hangs or loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.kafka
 OUT_OF_RANGE = 1
 STORAGE_ERROR = 56
 VERSIONS = [4, 7, 10, 12, 16]
-# Long enough for every look at the store, so that the one answer has the final result.
+# Long enough for every look at the store, so that the one response has the final result.
 WAIT_MS = 20_000
 
 
@@ -106,11 +106,11 @@ def test_in_a_session_too_the_archive_answers_the_fetch_that_was_caught(
                 offset = max(offset, batch.last_offset + 1)
             if offset >= 600:
                 break
-            answer = raw.fetch_response(
+            response = raw.fetch_response(
                 11, data.topic, None, {0: offset}, wait_ms=WAIT_MS, session=(session, epoch)
             )
-            assert answer.error_code == 0
-            partitions, epoch = answer.responses[0].partitions, epoch + 1
+            assert response.error_code == 0
+            partitions, epoch = response.responses[0].partitions, epoch + 1
 
 
 @pytest.mark.parametrize("version", [7, 12])
@@ -150,7 +150,7 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
 ) -> None:
     """The first segment is in its spool: `earliest` is its start, and its offsets are in range.
 
-    A stale offset below it gets the broker's answer at once. What delays the archiver is that its
+    A stale offset below it gets the broker's response at once. What delays the archiver is that its
     segment is not full: with more records the wait ends.
     """
     (tmp_path / "store").mkdir()
@@ -248,6 +248,6 @@ def _held_partitions(proxy: ProxyProcess) -> int:
 
 def _status(proxy: ProxyProcess) -> dict[str, Any]:
     url = f"http://127.0.0.1:{proxy.console_port}/api/status"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        status: dict[str, Any] = json.load(answer)
+    with urllib.request.urlopen(url, timeout=10) as response:
+        status: dict[str, Any] = json.load(response)
         return status

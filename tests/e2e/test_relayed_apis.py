@@ -1,4 +1,4 @@
-"""APIs that pass unchanged: the answer through the proxy is the broker's own, byte for byte."""
+"""APIs that pass unchanged: the response through the proxy is the broker's own, byte for byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 
 
 def describe_topic_partitions(bootstrap: str, topic: str) -> bytes:
-    """The whole answer, without its size prefix."""
+    """The whole response, without its size prefix."""
     request = DescribeTopicPartitionsRequest(
         topics=[DescribeTopicPartitionsRequest.TopicRequest(name=topic)],
         response_partition_limit=100,

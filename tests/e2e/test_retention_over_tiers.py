@@ -174,8 +174,8 @@ def delete_records(bootstrap: str, topic: str, offset: int) -> tuple[int, int]:
     )
     request.API_VERSION = 2
     with RawConnection(bootstrap) as raw:
-        answer = raw.ask(request, DeleteRecordsResponse, 2)
-    [found] = answer.topics[0].partitions
+        response = raw.ask(request, DeleteRecordsResponse, 2)
+    [found] = response.topics[0].partitions
     return found.error_code, found.low_watermark
 
 

@@ -1,7 +1,7 @@
 """Connections that send hostile frames as fast as the proxy takes them, in a process of their own.
 
 `python hostile_client.py HOST:PORT TOPIC_ID SEED FRAMES`. Prints one JSON line: how many frames
-were sent, on how many connections, and how many of those got an answer.
+were sent, on how many connections, and how many of those got a response.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Hostility:
         self._port = port
         self._frames = frames
         self._rng = rng
-        self.sent = self.connections = self.answered = 0
+        self.sent = self.connections = self.responded = 0
 
     async def attack(self) -> None:
         """Until the frames are used up."""
@@ -40,7 +40,7 @@ class Hostility:
         """Send from `frame` on; the frame that the next connection begins with."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         self.connections += 1
-        answered = False
+        responded = False
         # Reset on close: a port that lingers is one less for the next connection.
         linger = struct.pack("ii", 1, 0)
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -54,12 +54,12 @@ class Hostility:
                 if self._rng.random() < 0.7:  # else pipelined
                     if not await _heard(reader):
                         break
-                    answered = True
+                    responded = True
         except TimeoutError:
             pass  # it waits for the rest of a frame: leave it so
         except OSError:
             pass  # thrown out, as it deserves
-        self.answered += answered
+        self.responded += responded
         writer.close()
         return frame
 
@@ -95,7 +95,7 @@ async def main(bootstrap: str, topic_id: str, seed: str, count: str) -> None:
         for _ in range(CONNECTIONS):
             tasks.create_task(hostility.attack())
     figures = {"sent": hostility.sent, "connections": hostility.connections}
-    print(json.dumps({**figures, "answered": hostility.answered}))
+    print(json.dumps({**figures, "answered": hostility.responded}))
 
 
 if __name__ == "__main__":

@@ -62,13 +62,13 @@ class Tap:
             writer.close()
             return
 
-        async def answers() -> None:
+        async def responses() -> None:
             with contextlib.suppress(OSError):
                 while data := await up_reader.read(1 << 16):
                     writer.write(data)
             writer.close()
 
-        back = asyncio.create_task(answers())
+        back = asyncio.create_task(responses())
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readexactly(4)

@@ -1,4 +1,4 @@
-"""Only librdkafka pauses by a clock, so of all other clients not one answer is held back. Each
+"""Only librdkafka pauses by a clock, so of all other clients not one response is held back. Each
 reads a million small records, archived ones and then the tail, through a proxy that paces
 librdkafka.
 """

@@ -28,7 +28,7 @@ class Script:
     fault: ConfigError | None = None
     error: RemoteStorageError | None = None
     append_error: RemoteStorageError | None = None
-    answers_lost: int = 0  # this many appends are done, and then fail
+    responses_lost: int = 0  # this many appends are done, and then fail
     before_open: Callable[[], Awaitable[None]] | None = None  # called once, at the next open
     before_append: Callable[[], Awaitable[None]] | None = None
     door: asyncio.Event = field(default_factory=_open_door)
@@ -61,8 +61,8 @@ class ScriptedMetadataLog:
         if script.append_error is not None:
             raise script.append_error
         offset = await self._inner.append(partition, value)
-        if script.answers_lost > 0:
-            script.answers_lost -= 1
+        if script.responses_lost > 0:
+            script.responses_lost -= 1
             raise RemoteStorageError("the answer was lost")
         return offset
 

@@ -85,7 +85,7 @@ def segment(
     )
 
 
-def kafka_answer(cache: list[tuple[int, int]], requested: int, log_end: int) -> tuple[int, int]:
+def kafka_response(cache: list[tuple[int, int]], requested: int, log_end: int) -> tuple[int, int]:
     """LeaderEpochFileCache.endOffsetFor, written in another way than in the product."""
     epochs = dict(cache)
     if requested == -1:
@@ -123,9 +123,9 @@ def test_the_merged_answer_is_that_of_a_kafka_with_tiered_storage(
     log: Log, requested: int, local_epoch_known: bool
 ) -> None:
     broker_cache = log.cache(log.local_start)
-    broker = EpochEnd(*kafka_answer(broker_cache, requested, log.end))
+    broker = EpochEnd(*kafka_response(broker_cache, requested, log.end))
     local_epoch = broker_cache[0][0] if local_epoch_known else None
-    wanted = kafka_answer(log.cache(log.start), requested, log.end)
+    wanted = kafka_response(log.cache(log.start), requested, log.end)
     merged = merged_end_offset(lineage_of(log.view()), requested, broker, local_epoch)
     assert merged.end_offset == wanted[1]
     if local_epoch_known and log.start < log.borders[-1]:
@@ -141,7 +141,7 @@ def test_no_consumer_is_told_that_its_log_was_truncated(log: Log, data: st.DataO
     position = data.draw(st.integers(log.start + 1, log.end))
     epoch = log.epochs[position - 1]  # of the consumer's last record
     broker_cache = log.cache(log.local_start)
-    broker = EpochEnd(*kafka_answer(broker_cache, epoch, log.end))
+    broker = EpochEnd(*kafka_response(broker_cache, epoch, log.end))
     local_epoch = data.draw(st.sampled_from([None, broker_cache[0][0]]))
     merged = merged_end_offset(lineage_of(seen.view()), epoch, broker, local_epoch)
     assert merged.epoch >= 0
@@ -155,7 +155,7 @@ def test_the_archives_own_answer_is_kafkas(log: Log, requested: int) -> None:
         assert lineage_of(log.view()) == ()
         return
     archive = Log(log.epochs[:archive_end], log.start, 0, [])
-    wanted = kafka_answer(archive.cache(log.start), requested, archive_end)
+    wanted = kafka_response(archive.cache(log.start), requested, archive_end)
     lineage = lineage_of(log.view())
     assert [(e.epoch, e.start_offset) for e in lineage] == archive.cache(log.start)
     assert end_offset_for(lineage, requested, archive_end) == wanted

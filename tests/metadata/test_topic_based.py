@@ -152,7 +152,7 @@ async def test_an_append_whose_answer_was_lost_may_be_repeated(backing: TopicBac
             State.COPY_SEGMENT_FINISHED,
             State.DELETE_SEGMENT_STARTED,
         ):
-            backing.script.answers_lost = 1
+            backing.script.responses_lost = 1
             with pytest.raises(RemoteStorageError, match="answer was lost"):
                 await manager.put(segment(1, 0, 9, state))
             await manager.put(segment(1, 0, 9, state))

@@ -1,4 +1,4 @@
-"""Questions that both sides are asked, and how their answers are compared.
+"""Questions that both sides are asked, and how their responses are compared.
 
 Each is a frozen value whose `str` is its line in a transcript; offsets are `Place`s, resolved when
 the question is asked, so that a shorter sequence still asks something sensible.
@@ -93,13 +93,13 @@ class ListOffsetsAsk:
             asked = {"replica_id": -1, "isolation_level": self.isolation, "topics": [entry]}
             return asked | {"timeout_ms": 30_000}
 
-        answers = world.ask("ListOffsets", self.version, fields)
+        responses = world.ask("ListOffsets", self.version, fields)
         deadline = time.monotonic() + world.settle_s
-        while _code(answers[0]) in _NOT_YET and time.monotonic() < deadline:
-            answers = world.ask("ListOffsets", self.version, fields)
+        while _code(responses[0]) in _NOT_YET and time.monotonic() < deadline:
+            responses = world.ask("ListOffsets", self.version, fields)
         shown = []
-        for i, answer in enumerate(answers):
-            p = answer.topics[0].partitions[0]
+        for i, response in enumerate(responses):
+            p = response.topics[0].partitions[0]
             epoch = topic.names[i].epoch(p.leader_epoch) if self.version >= 4 else None
             time_shown = "marker" if 0 < p.timestamp < world.first_ms else p.timestamp
             shown.append((p.error_code, p.offset, time_shown, epoch))
@@ -116,8 +116,8 @@ def _kind(topic: TwinTopic, timestamp: int, shown: list[tuple[Any, ...]]) -> str
     return f"list-offsets.{SPECIAL.get(timestamp, 'timestamp')}"
 
 
-def _code(answer: Any) -> int:
-    return int(answer.topics[0].partitions[0].error_code)
+def _code(response: Any) -> int:
+    return int(response.topics[0].partitions[0].error_code)
 
 
 def _time_near(topic: TwinTopic, share: float, delta_ms: int) -> int:
@@ -154,8 +154,8 @@ class EpochAsk:
             return {"replica_id": -1, "topics": [{"topic": topic.name, "partitions": [part]}]}
 
         shown = []
-        for i, answer in enumerate(world.ask("OffsetForLeaderEpoch", self.version, fields)):
-            p = answer.topics[0].partitions[0]
+        for i, response in enumerate(world.ask("OffsetForLeaderEpoch", self.version, fields)):
+            p = response.topics[0].partitions[0]
             shown.append((p.error_code, topic.names[i].epoch(p.leader_epoch), p.end_offset))
         found.equal("offset-for-leader-epoch", shown[0], shown[1])
 
@@ -175,12 +175,12 @@ class MetadataAsk:
             return {"topics": [{"name": topic.name, "topic_id": UUID(int=0)}]}
 
         shown = []
-        for i, answer in enumerate(world.ask("Metadata", self.version, fields)):
-            ports = {broker.node_id: broker.port for broker in answer.brokers}
+        for i, response in enumerate(world.ask("Metadata", self.version, fields)):
+            ports = {broker.node_id: broker.port for broker in response.brokers}
             own = world.sides[i].kafka.port
             dialled = "broker" if set(ports.values()) == {own} else "other"
             assert dialled == ("broker" if i == 0 else "other"), f"side {i} shows {ports}"
-            entry = answer.topics[0]
+            entry = response.topics[0]
             known = world.sides[i].topic_ids[topic.name]
             same_id = self.version < 10 or entry.topic_id == known
             parts = [
@@ -208,8 +208,8 @@ class DescribeAsk:
             return asked | {"cursor": None}
 
         shown = []
-        for i, answer in enumerate(world.ask("DescribeTopicPartitions", 0, fields)):
-            entry = answer.topics[0]
+        for i, response in enumerate(world.ask("DescribeTopicPartitions", 0, fields)):
+            entry = response.topics[0]
             parts = [
                 (
                     p.partition_index,

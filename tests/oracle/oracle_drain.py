@@ -144,13 +144,13 @@ class _Session:
         full = self.epoch == 0
         changed = {k: o for k, o in asked.items() if full or self._told.get(k) != o}
         gone = [] if full else [key for key in self._told if key not in asked]
-        answer = self._send(changed, gone, (self.id, self.epoch))
-        assert answer.error_code == 0, (self._side.name, answer)
+        response = self._send(changed, gone, (self.id, self.epoch))
+        assert response.error_code == 0, (self._side.name, response)
         self._told = dict(asked)
-        parts = self._read(answer, set(asked))
+        parts = self._read(response, set(asked))
         if full:
             assert parts.keys() == asked.keys(), f"a full fetch named {sorted(parts)}"
-        self.id = answer.session_id
+        self.id = response.session_id
         # A broker whose cache is full gives no session: then every fetch is a full one.
         self.epoch = self.epoch + 1 if self.id else 0
         return parts
@@ -171,10 +171,10 @@ class _Session:
         ]
         return self._side.wire.ask("Fetch", self._ask.version, fields)
 
-    def _read(self, answer: Any, asked: set[Key]) -> dict[Key, Part]:
+    def _read(self, response: Any, asked: set[Key]) -> dict[Key, Part]:
         ids, version = self._side.topic_ids, self._ask.version
         only = {key: self._topics[key] for key in asked}
-        return fetched_parts(answer, version, self._i, ids, only)
+        return fetched_parts(response, version, self._i, ids, only)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class FetchAsk:
                 _compare_shared(found, topic, ask, parts[0][key], parts[1][key])
 
     def _check_total(self, found: Findings, proxys: list[Part]) -> None:
-        """KIP-74: only an answer's first batch may be larger. (Kafka < 4.2 counts remote reads
+        """KIP-74: only a response's first batch may be larger. (Kafka < 4.2 counts remote reads
         as nothing, KAFKA-19462, so only one side is held to it.)"""
         batches = sum(len(part.batches) for part in proxys)
         size = sum(part.size_bytes for part in proxys)
@@ -106,23 +106,23 @@ class FetchAsk:
     def _both(
         self, world: World, topics: dict[Key, TwinTopic], offsets: dict[Key, int]
     ) -> list[dict[Key, Part]]:
-        answers = world.ask(
+        responses = world.ask(
             "Fetch", self.version, lambda i: self._fields(i, topics, offsets, world)
         )
-        return [self._read(world, i, answers[i], topics) for i in (0, 1)]
+        return [self._read(world, i, responses[i], topics) for i in (0, 1)]
 
     def _once(
         self, world: World, i: int, topics: dict[Key, TwinTopic], offsets: dict[Key, int]
     ) -> dict[Key, Part]:
         fields = self._fields(i, topics, offsets, world)
-        answer = world.sides[i].wire.ask("Fetch", self.version, fields)
-        return self._read(world, i, answer, topics)
+        response = world.sides[i].wire.ask("Fetch", self.version, fields)
+        return self._read(world, i, response, topics)
 
     def _read(
-        self, world: World, i: int, answer: Any, topics: dict[Key, TwinTopic]
+        self, world: World, i: int, response: Any, topics: dict[Key, TwinTopic]
     ) -> dict[Key, Part]:
         side = world.sides[i]
-        parts = fetched_parts(answer, self.version, i, side.topic_ids, topics)
+        parts = fetched_parts(response, self.version, i, side.topic_ids, topics)
         assert parts.keys() == topics.keys(), f"{side.name} answered {sorted(parts)}"
         return parts
 
@@ -142,18 +142,18 @@ def fetch_entries(
 
 
 def fetched_parts(
-    answer: Any, version: int, i: int, ids: Mapping[str, UUID], topics: Mapping[Key, TwinTopic]
+    response: Any, version: int, i: int, ids: Mapping[str, UUID], topics: Mapping[Key, TwinTopic]
 ) -> dict[Key, Part]:
     """What side `i` answered; each partition may come once, and only if it was asked."""
-    assert answer.error_code == 0, answer
+    assert response.error_code == 0, response
     names = {ids[name]: name for name, _ in topics}
     parts: dict[Key, Part] = {}
-    for entry in answer.responses:
+    for entry in response.responses:
         name = names[entry.topic_id] if version >= TOPIC_IDS_FROM else entry.topic
         for partition in entry.partitions:
             key = (name, partition.partition_index)
-            assert key in topics, f"side {i} was not asked for {key}: {answer}"
-            assert key not in parts, f"side {i} answered {key} twice: {answer}"
+            assert key in topics, f"side {i} was not asked for {key}: {response}"
+            assert key not in parts, f"side {i} answered {key} twice: {response}"
             parts[key] = read_part(partition, version, topics[key].names[i])
     return parts
 
@@ -180,7 +180,7 @@ def _compare_shared(
 ) -> None:
     """Partitions of one fetch share its bytes, and which one gets them is left to the broker.
 
-    So each answer alone must be right; that nobody starves is what `DrainAsk` looks at.
+    So each response alone must be right; that nobody starves is what `DrainAsk` looks at.
     """
     if kafka.error or proxy.error:
         found.equal("fetch.shared.error", kafka.error, proxy.error)

@@ -171,7 +171,7 @@ class ReferenceLog:
 def filter_aborted(
     batches: list[NormalBatch], aborted: list[tuple[str, int]]
 ) -> list[tuple[int, int]]:
-    """What a read_committed consumer keeps, by the answer alone (Kafka's CompletedFetch).
+    """What a read_committed consumer keeps, by the response alone (Kafka's CompletedFetch).
 
     A producer counts as aborted from a listed first offset up to its next ABORT marker.
     """

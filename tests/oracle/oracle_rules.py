@@ -66,7 +66,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Part:
-    """One partition's Fetch answer in normal form."""
+    """One partition's Fetch response in normal form."""
 
     error: int
     marks: tuple[int, int, int]  # high watermark, LSO, log start
@@ -149,7 +149,7 @@ def _compare_local(found: Findings, topic: TwinTopic, kafka: Part, proxy: Part) 
 
 
 def compare_log_start(found: Findings, topic: TwinTopic, kafka: int, proxy: int) -> None:
-    """Of an answer that the broker gave: -1 where the archive was not looked at yet, and its own
+    """Of a response that the broker gave: -1 where the archive was not looked at yet, and its own
     start for a while after a first segment has been archived."""
     if kafka != proxy:
         late = proxy == -1 or proxy in recent_marks(topic, 2) | recent_marks(topic, 3)

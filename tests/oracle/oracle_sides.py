@@ -19,7 +19,7 @@ from oracle_wire import WireConnection
 
 from lab.kafka import KafkaServer
 from lab.kafka_versions import KAFKA_VERSION, local_tiered_storage_jars
-from lab.process import ServerProcess, free_port, port_answers
+from lab.process import ServerProcess, free_port, port_responses
 
 HEAP = "384m"
 DEADLINE_S = 60.0  # for what takes milliseconds: only a hang may end it
@@ -133,8 +133,8 @@ class Side(ABC):
         configs = [{"name": k, "value": v} for k, v in {**_TOPIC, **self.topic_config()}.items()]
         wanted = {"name": topic, "num_partitions": partitions, "replication_factor": 1}
         wanted |= {"assignments": [], "configs": configs}
-        answer = self.broker.ask("CreateTopics", 5, {"topics": [wanted], "timeout_ms": 30_000})
-        assert answer.topics[0].error_code == 0, answer.topics[0]
+        response = self.broker.ask("CreateTopics", 5, {"topics": [wanted], "timeout_ms": 30_000})
+        assert response.topics[0].error_code == 0, response.topics[0]
         until(f"{topic} on {self.name}", lambda: self.leads(topic, partitions))
 
     def delete_topic(self, topic: str) -> None:
@@ -215,8 +215,8 @@ class TieredKafka(Side):
             {"name": name, "config_operation": 0, "value": value} for name, value in config.items()
         ]
         resource = {"resource_type": 2, "resource_name": topic, "configs": configs}
-        answer = self.broker.ask("IncrementalAlterConfigs", 1, {"resources": [resource]})
-        assert answer.responses[0].error_code == 0, answer.responses[0]
+        response = self.broker.ask("IncrementalAlterConfigs", 1, {"resources": [resource]})
+        assert response.responses[0].error_code == 0, response.responses[0]
 
 
 class ProxiedKafka(Side):
@@ -243,7 +243,7 @@ class ProxiedKafka(Side):
         self._proxy = ServerProcess("steered fetchproxy", command, self.log)
         self._proxy.start()
         ports = (self.port, self._control_port)
-        self._proxy.wait_until(lambda: all(port_answers(port) for port in ports), DEADLINE_S)
+        self._proxy.wait_until(lambda: all(port_responses(port) for port in ports), DEADLINE_S)
         self._control = socket.create_connection(("127.0.0.1", self._control_port))
         self._control.settimeout(DEADLINE_S)
         self.connect()
@@ -261,8 +261,8 @@ class ProxiedKafka(Side):
     def archive(self, topic: str, borders: Mapping[int, list[int]]) -> None:
         for partition, ends in borders.items():
             words = [topic, str(partition), *map(str, ends)]
-            answer = self._steer(" ".join(words))
-            assert answer == f"end {ends[-1]}", f"archiver: {answer!r} for {words}"
+            response = self._steer(" ".join(words))
+            assert response == f"end {ends[-1]}", f"archiver: {response!r} for {words}"
 
     def _steer(self, line: str) -> str:
         assert self._control is not None

@@ -340,7 +340,7 @@ def run_sequence(
                 scene.run(step)
             except (AssertionError, ConnectionError, TimeoutError) as error:
                 for side in world.sides:
-                    side.connect()  # an answer may be left unread on the old connections
+                    side.connect()  # a response may be left unread on the old connections
                 return index, [f"{type(error).__name__}: {error!s:.1500}"]
             if found.unexplained:
                 return index, [str(mismatch) for mismatch in found.unexplained]

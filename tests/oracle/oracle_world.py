@@ -71,9 +71,9 @@ class World:
         self._numbers = itertools.count(1)
         self._producer_names: tuple[dict[int, str], dict[int, str]] = ({}, {})
         self.live: dict[Key, TwinTopic] = {}
-        # An empty answer that should be data is asked again for so long: only a hang gets there.
+        # An empty response that should be data is asked again for so long: only a hang gets there.
         self.settle_s = 30.0
-        # Above every marker's time, which is the broker's own; see `Answers.time`.
+        # Above every marker's time, which is the broker's own; see `Responses.time`.
         self.first_ms = int(time.time() * 1000) + 86_400_000
 
     def __enter__(self) -> Self:
@@ -216,8 +216,8 @@ class World:
             wanted = {"transactional_id": txn, "acks": -1, "timeout_ms": 30_000}
             return wanted | {"topic_data": topics}
 
-        answers = self.arrange("Produce", 9, fields)
-        found = [answer.responses[0].partition_responses[0] for answer in answers]
+        responses = self.arrange("Produce", 9, fields)
+        found = [response.responses[0].partition_responses[0] for response in responses]
         assert [p.error_code for p in found] == [0, 0], found
         assert found[0].base_offset == found[1].base_offset == topic.log.end, found
         base: int = found[0].base_offset
@@ -231,7 +231,7 @@ class World:
         asked = {"key": f"tx-{name}", "key_type": 1}
         self._until_accepted("FindCoordinator", 3, lambda _: asked)
         found = self._until_accepted("InitProducerId", 4, lambda _: wanted)
-        ids = [(answer.producer_id, answer.producer_epoch) for answer in found]
+        ids = [(response.producer_id, response.producer_epoch) for response in found]
         for (producer_id, _), known in zip(ids, self._producer_names, strict=True):
             known[producer_id] = name
         return Producer(name, ids)
@@ -249,7 +249,7 @@ class World:
                 "v3_and_below_producer_epoch": producer.ids[i][1],
                 "v3_and_below_topics": named,
             },
-            lambda answer: answer.results_by_topic_v3_and_below[0].results_by_partition[0]
+            lambda response: response.results_by_topic_v3_and_below[0].results_by_partition[0]
             .partition_error_code,
         )  # fmt: skip
         producer.in_txn.add(topic.key)
@@ -295,29 +295,31 @@ class World:
         wanted = {"topic": topic.name, "partitions": [part]}
         asked = {"max_wait_ms": 1000, "min_bytes": 1, "max_bytes": 1 << 20, "topics": [wanted]}
         asked |= {"replica_id": -1, "isolation_level": 0, "session_id": 0, "session_epoch": -1}
-        answer = side.broker.ask("Fetch", 11, asked | {"forgotten_topics_data": [], "rack_id": ""})
-        return bytes(answer.responses[0].partitions[0].records or b"")
+        response = side.broker.ask(
+            "Fetch", 11, asked | {"forgotten_topics_data": [], "rack_id": ""}
+        )
+        return bytes(response.responses[0].partitions[0].records or b"")
 
     def _until_accepted(
         self,
         api: str,
         version: int,
         fields: Callable[[int], Any],
-        code: Callable[[Any], int] = lambda answer: int(answer.error_code),
+        code: Callable[[Any], int] = lambda response: int(response.error_code),
     ) -> list[Any]:
-        answers: list[Any] = []
+        responses: list[Any] = []
         for i, side in enumerate(self.sides):
 
             def accepted(i: int = i, side: Side = side) -> bool:
-                answer = side.broker.ask(api, version, fields(i))
-                if code(answer) in _TRY_AGAIN:
+                response = side.broker.ask(api, version, fields(i))
+                if code(response) in _TRY_AGAIN:
                     return False
-                assert code(answer) == 0, (side.name, answer)
-                answers.append(answer)
+                assert code(response) == 0, (side.name, response)
+                responses.append(response)
                 return True
 
             until(f"{api} on {side.name}", accepted)
-        return answers
+        return responses
 
     # -- tiering ----------------------------------------------------------------------------------
     def roll(self, topic: TwinTopic) -> None:
@@ -354,10 +356,10 @@ class World:
         """As a client of each side asks for it."""
         part = {"partition_index": topic.partition, "offset": offset}
         wanted = {"topics": [{"name": topic.name, "partitions": [part]}], "timeout_ms": 30_000}
-        answers = self.ask("DeleteRecords", version, lambda _: wanted)
+        responses = self.ask("DeleteRecords", version, lambda _: wanted)
         shown = []
-        for answer in answers:
-            p = answer.topics[0].partitions[0]
+        for response in responses:
+            p = response.topics[0].partitions[0]
             shown.append((p.error_code, p.low_watermark))
         found.equal("delete-records", shown[0], shown[1])
         if shown[0][0] == 0:

@@ -71,10 +71,10 @@ class SteeredManager(RemoteLogManager):
             while line := await reader.readline():
                 topic, partition, *borders = line.decode().split()
                 try:
-                    answer = await self._archive(topic, int(partition), [int(b) for b in borders])
+                    response = await self._archive(topic, int(partition), [int(b) for b in borders])
                 except Exception as error:  # noqa: BLE001 - shown by the test that asked
-                    answer = f"error {error!r}"
-                writer.write(f"{answer}\n".encode())
+                    response = f"error {error!r}"
+                writer.write(f"{response}\n".encode())
                 await writer.drain()
         finally:
             writer.close()

@@ -1,4 +1,4 @@
-"""The oracle can fail: every kind of wrong answer, and none of the right ones, is a mismatch."""
+"""The oracle can fail: every kind of wrong response, and none of the right ones, is a mismatch."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 FILE = re.compile(r"`([\w./]+/\w+\.py)`")
 PLACE = re.compile(r"(?<![\w./])([a-z_]+(?:/[a-z_]+)+)(?:\.(\w+))?")
 CHECKLIST = tomllib.loads((ROOT / "docs/compatibility/checklist.toml").read_text("utf-8"))
-ANSWERS = [entry.get("answer", "") for entry in (*CHECKLIST["proxy"], *CHECKLIST["tiered"])]
+RESPONSES = [entry.get("answer", "") for entry in (*CHECKLIST["proxy"], *CHECKLIST["tiered"])]
 KIP_PAGE = ROOT / "docs" / "kip-405.md"
 KIP_MODULES = re.findall(
     r"\[([\w/]+)\]\(\.\./(fetchproxy/[\w/]+)\.py\)", KIP_PAGE.read_text("utf-8")
@@ -35,7 +35,9 @@ def test_a_python_file_that_a_page_names_is_there(path: Path) -> None:
 
 
 def test_the_checklist_names_places_that_are_there() -> None:
-    named = [match for answer in ANSWERS for match in PLACE.findall(answer.replace(".py", ""))]
+    named = [
+        match for response in RESPONSES for match in PLACE.findall(response.replace(".py", ""))
+    ]
     assert len(named) > 30
     for place, name in named:
         module = found(place)

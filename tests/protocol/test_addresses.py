@@ -151,7 +151,7 @@ def test_coordinator_error_without_address_is_left_alone(version: int) -> None:
 
 
 def endpoints_section(value: dict[str, Any]) -> bytes:
-    """The last tagged-field section of a Fetch answer: what follows an answer without topics."""
+    """The last tagged-field section of a Fetch response: what follows a response without topics."""
     empty = {"ThrottleTimeMs": 0, "ErrorCode": 0, "SessionId": 0, "Responses": []}
     tagged = {key: value[key] for key in ("NodeEndpoints", "_tags") if key in value}
     return encode_response("FetchResponse", 18, empty | tagged)[4 + 1 + 10 + 1 :]

@@ -87,8 +87,8 @@ def test_as_kafka_python_reads_it(version: int) -> None:
         throttle_time_ms=0,
     )
     message.with_header(correlation_id=12)
-    answer = intersect_response(bytes(message.encode(header=True)), version)
-    decoded = response.decode(answer, header=True)
+    response = intersect_response(bytes(message.encode(header=True)), version)
+    decoded = response.decode(response, header=True)
     assert decoded.header.correlation_id == 12
     assert {k.api_key: (k.min_version, k.max_version) for k in decoded.api_keys} == {
         0: (0, 13),

@@ -79,9 +79,9 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     response = DeleteRecordsResponse[version]
     topic = response.DeleteRecordsTopicResult
     result = topic.DeleteRecordsPartitionResult(partition_index=3, low_watermark=9, error_code=0)
-    answer = response(topics=[topic(name="orders", partitions=[result])])
-    answer.with_header(correlation_id=4)
-    payload = bytearray(answer.encode(header=True))
+    response = response(topics=[topic(name="orders", partitions=[result])])
+    response.with_header(correlation_id=4)
+    payload = bytearray(response.encode(header=True))
     [found] = parse_response(payload, version)
     patch(payload, found._replace(low_watermark=-1, error_code=56))
     [decoded] = response.decode(bytes(payload), header=True).topics[0].partitions

@@ -179,7 +179,7 @@ def test_a_damaged_answer_is_not_plain(
     framed = framed_of(oracle)
     if version < 7:
         return
-    for at in (8, -1) if version >= 12 else ():  # the header's tags and the answer's: not there
+    for at in (8, -1) if version >= 12 else ():  # the header's tags and the response's: not there
         tagged = bytearray(framed)
         tagged[at] += 1
         assert fr.plain_session_id(memoryview(tagged), version) is None

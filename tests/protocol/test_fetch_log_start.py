@@ -1,4 +1,4 @@
-"""The log start offset of chosen topics is lowered in passing; nothing else of an answer moves."""
+"""The log start offset of chosen topics is lowered in passing; nothing else of a response moves."""
 
 from __future__ import annotations
 

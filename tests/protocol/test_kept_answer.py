@@ -1,11 +1,11 @@
-"""An answer without records may be withheld; one with records leaves as it comes."""
+"""A response without records may be withheld; one with records leaves as it comes."""
 
 from __future__ import annotations
 
 import pytest
 from fetchproxy_protocol import fetch_scan as fs
 from fetchproxy_protocol.fetch import FetchResponseHead, HeadPatch, PartitionPatch, TopicRef
-from fetchproxy_protocol.fetch_scan import KEPT_BYTES_MAX, KeptAnswer
+from fetchproxy_protocol.fetch_scan import KEPT_BYTES_MAX, BufferedFetchResponse
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
@@ -14,7 +14,7 @@ OUT_OF_RANGE, NOT_LEADER = 1, 6
 VERSIONS = [4, 7, 11, 12, 16]
 
 
-def answer(version: int, partitions: list[tuple[int, bytes]]) -> bytes:
+def response(version: int, partitions: list[tuple[int, bytes]]) -> bytes:
     """A whole frame; each partition as (error code, records)."""
     response = FetchResponse[version]()
     topic = FetchResponse.FetchableTopicResponse(version=version)
@@ -73,7 +73,7 @@ def test_only_an_answer_without_records_is_asked_about_and_then_all_or_nothing_l
     withheld: bool,
     any_empty: bool,
 ) -> None:
-    frame = answer(version, partitions)
+    frame = response(version, partitions)
     cuts = data.draw(st.lists(st.integers(1, len(frame)), max_size=5))
     left, asked = scanned(version, frame, cuts, withheld, any_empty)
     codes = {code for code, _ in partitions}
@@ -90,7 +90,7 @@ def test_only_an_answer_without_records_is_asked_about_and_then_all_or_nothing_l
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_comes_before_the_first_records_is_not_lost(version: int) -> None:
     partitions = [(OUT_OF_RANGE, b""), *[(0, b"")] * 50, (0, b"records")]
-    frame = answer(version, partitions)
+    frame = response(version, partitions)
     every_byte = list(range(1, len(frame)))
     left, asked = scanned(version, frame, every_byte, withheld=True)
     assert not asked
@@ -105,7 +105,7 @@ def test_at_the_limit_what_was_kept_leaves_unasked() -> None:
         asked.append(patched)
         return True
 
-    kept = KeptAnswer(withhold, any_empty=False)
+    kept = BufferedFetchResponse(withhold, any_empty=False)
     kept.patched = True
     assert kept.keep([bytes(KEPT_BYTES_MAX)], whole=False) is None
     released = kept.keep([b"x"], whole=False)

@@ -97,7 +97,7 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
 
     response = OffsetForLeaderEpochResponse[version]
     topic = response.OffsetForLeaderTopicResult
-    answer = response(
+    response = response(
         topics=[
             topic(
                 topic="orders",
@@ -107,8 +107,8 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
             )
         ]
     )
-    answer.with_header(correlation_id=4)
-    payload = bytearray(answer.encode(header=True))
+    response.with_header(correlation_id=4)
+    payload = bytearray(response.encode(header=True))
     [result] = parse_response(payload, version)
     patch(payload, result._replace(leader_epoch=4, end_offset=60))
     decoded = response.decode(bytes(payload), header=True)

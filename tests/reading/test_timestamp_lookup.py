@@ -158,7 +158,7 @@ def test_an_unknown_partition_has_nothing() -> None:
 
 
 async def test_a_batch_that_unpacks_to_far_more_does_not_hold_the_loop() -> None:
-    """A thread unpacks it up to a bound; beyond that, the answer is an earlier, safe offset."""
+    """A thread unpacks it up to a bound; beyond that, the response is an earlier, safe offset."""
     made = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=1,

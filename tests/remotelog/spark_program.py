@@ -1,7 +1,7 @@
 """A Spark session in a process of its own, asked by lines of JSON: `python spark_program.py JARS`.
 
 PySpark is in the lab's cache alone, so no test imports it. A request is [verb, arguments…], its
-answer {"found": …} or {"error": …}. Rows come as `as_row` makes them. Not a test.
+response {"found": …} or {"error": …}. Rows come as `as_row` makes them. Not a test.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class SparkProgram:
         finally:
             limit.cancel()
         assert line, f"Spark has ended\n{self.log.read_text(errors='replace')[-3000:]}"
-        answer = json.loads(line)
-        if "error" in answer:
-            raise SparkSays(answer["error"])
-        return answer["found"]
+        response = json.loads(line)
+        if "error" in response:
+            raise SparkSays(response["error"])
+        return response["found"]
 
     def rows(self, source: str, options: Mapping[str, str], schema: str | None = None) -> list[Any]:
         found: list[Any] = self.ask("rows", source, options, schema)
@@ -317,17 +317,17 @@ def _rows(frame: Any) -> list[Any]:
 
 def main(folder: str, jars: str) -> None:
     # Whatever else of this process writes to stdout goes to stderr: stdout has answers only.
-    with os.fdopen(os.dup(1), "w") as answers:
+    with os.fdopen(os.dup(1), "w") as responses:
         os.dup2(2, 1)
         verbs = Verbs(Path(folder), jars)
         for line in sys.stdin:
             verb, *arguments = json.loads(line)
             try:
-                answer: dict[str, Any] = {"found": getattr(verbs, verb)(*arguments)}
+                response: dict[str, Any] = {"found": getattr(verbs, verb)(*arguments)}
             except Exception as error:  # noqa: BLE001 - the asker is told
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
+                response = {"error": f"{type(error).__name__}: {error}"}
+            responses.write(json.dumps(response) + "\n")
+            responses.flush()
         verbs.spark.stop()
 
 

@@ -103,9 +103,9 @@ def log_in(connection: RawConnection, user: str) -> int:
     assert offered.error_code == 0, offered
     authenticate = SaslAuthenticateRequest[2]()
     authenticate.auth_bytes = f"\0{user}\0{USERS[user]}".encode()
-    answer = connection.ask(authenticate, SaslAuthenticateResponse, 2)
-    assert answer.error_code == 0, answer
-    return int(answer.session_lifetime_ms)
+    response = connection.ask(authenticate, SaslAuthenticateResponse, 2)
+    assert response.error_code == 0, response
+    return int(response.session_lifetime_ms)
 
 
 def log_in_halfway(connection: RawConnection, user: str, mechanism: str) -> None:
@@ -119,9 +119,9 @@ def log_in_halfway(connection: RawConnection, user: str, mechanism: str) -> None
     assert connection.ask(handshake, SaslHandshakeResponse, 1).error_code == 0
     authenticate = SaslAuthenticateRequest[2]()
     authenticate.auth_bytes = first_round[mechanism].encode()
-    answer = connection.ask(authenticate, SaslAuthenticateResponse, 2)
-    assert answer.error_code == 0, answer
-    assert answer.auth_bytes
+    response = connection.ask(authenticate, SaslAuthenticateResponse, 2)
+    assert response.error_code == 0, response
+    assert response.auth_bytes
 
 
 class SaslConnection(RawConnection):
@@ -137,7 +137,7 @@ class SaslConnection(RawConnection):
 
 
 def hangs_up(connection: RawConnection, request: Any) -> bool:
-    """Whether the other side closes the connection on this request, without a byte of answer."""
+    """Whether the other side closes the connection on this request, without a byte of response."""
     request.with_header(correlation_id=77, client_id="raw")
     try:
         connection.send(request.encode(header=True, framed=True))

@@ -68,12 +68,12 @@ def last_offset(data: TopicData) -> int:
     return data.written[0][-1][0]
 
 
-def shape(answer: object) -> list[tuple[int, int, int, int, int, bytes]]:
-    """All of a Fetch answer's partitions that a client looks at."""
+def shape(response: object) -> list[tuple[int, int, int, int, int, bytes]]:
+    """All of a Fetch response's partitions that a client looks at."""
     return [
         (p.partition_index, p.error_code, p.high_watermark, p.last_stable_offset,
          p.log_start_offset, bytes(p.records or b""))
-        for topic in answer.responses  # type: ignore[attr-defined]
+        for topic in response.responses  # type: ignore[attr-defined]
         for p in topic.partitions
     ]  # fmt: skip
 
@@ -141,22 +141,22 @@ class Replay:
 
     def once(self) -> tuple[int, bytes] | None:
         """(error, records); None where an incremental answer says nothing of the partition."""
-        answer = self._connection.fetch_response(
+        response = self._connection.fetch_response(
             self._version, self._name, self._id, {0: 0}, session=self._session, wait_ms=100
         )
         if self._session[1] >= 0:
-            assert answer.error_code == 0, answer.error_code
-            self._session = (answer.session_id, self._session[1] + 1)
-        found = shape(answer)
+            assert response.error_code == 0, response.error_code
+            self._session = (response.session_id, self._session[1] + 1)
+        found = shape(response)
         return (found[0][1], found[0][5]) if found else None
 
     def until(self, wanted: Callable[[tuple[int, bytes]], bool]) -> tuple[int, bytes]:
         found: list[tuple[int, bytes]] = []
 
         def look() -> bool:
-            answer = self.once()
-            if answer is not None and wanted(answer):
-                found.append(answer)
+            response = self.once()
+            if response is not None and wanted(response):
+                found.append(response)
             return bool(found)
 
         wait_for("the answer that is wanted", look, 20)
@@ -173,17 +173,17 @@ def test_a_revoked_acl_ends_a_replay_within_the_permit_and_a_new_one_mends_it(
     mallory: SaslConnection,
 ) -> None:
     replay = Replay(mallory, allowed_topic, version, in_session)
-    records = replay.until(lambda answer: bool(answer[1]))[1]
+    records = replay.until(lambda response: bool(response[1]))[1]
     secured.revoke("mallory", allowed_topic.topic, "READ")
     revoked_at = time.monotonic()
     secured.allow("mallory", allowed_topic.topic, "DESCRIBE")
     error, served_at = 0, revoked_at
     while error == 0:
         asked_at = time.monotonic()
-        answer = replay.once()
-        if answer is not None:
-            error = answer[0]
-            if answer[1]:
+        response = replay.once()
+        if response is not None:
+            error = response[0]
+            if response[1]:
                 served_at = asked_at
         assert asked_at < revoked_at + 60
     assert error == DENIED
@@ -192,7 +192,7 @@ def test_a_revoked_acl_ends_a_replay_within_the_permit_and_a_new_one_mends_it(
         again = replay.once()
         assert again is None or again == (DENIED, b"")
     secured.allow("mallory", allowed_topic.topic, "READ")
-    assert replay.until(lambda answer: bool(answer[1])) == (0, records)
+    assert replay.until(lambda response: bool(response[1])) == (0, records)
     secured.revoke("mallory", allowed_topic.topic, "DESCRIBE")
 
 
@@ -247,8 +247,8 @@ def test_offset_for_leader_epoch_needs_describe(
         place.partition, place.current_leader_epoch, place.leader_epoch = 0, -1, 0
         topic.topic = (denied_topic if topic_is_described else open_topic).topic
         topic.partitions, request.topics = [place], [topic]
-        answer = connection.ask(request, OffsetForLeaderEpochResponse, 4).topics[0].partitions[0]
-        return answer.error_code, answer.leader_epoch, answer.end_offset
+        response = connection.ask(request, OffsetForLeaderEpochResponse, 4).topics[0].partitions[0]
+        return response.error_code, response.leader_epoch, response.end_offset
 
     assert ask(mallory) == ask(direct)
     assert ask(mallory)[0] == (0 if topic_is_described else DENIED)

@@ -114,8 +114,8 @@ def test_handshake_version_0_is_refused_by_the_proxy_in_kafkas_words(
         with RawConnection(bootstrap) as raw:
             header = struct.pack(">hhih", 17, 0, 9, 1) + b"c"
             raw.send(struct.pack(">i", len(header + body)) + header + body)
-            answer = raw.receive()
-            assert struct.unpack_from(">ih", answer) == (9, error)
+            response = raw.receive()
+            assert struct.unpack_from(">ih", response) == (9, error)
             if error:
                 assert log_in(raw, "alice") == 0  # by version 1, on the same connection
 
@@ -174,15 +174,15 @@ def test_a_client_halfway_through_sasl_gets_no_answer_about_the_archive(
         offsets_request(open_topic, -2),
     ):
         request.with_header(correlation_id=77, client_id="raw")
-        answers = []
+        responses = []
         for bootstrap in (secured.sasl, proxy.bootstrap):
             with RawConnection(bootstrap) as stranger:
                 log_in_halfway(stranger, "alice", mechanism)
                 stranger.send(request.encode(header=True, framed=True))
-                answers.append(stranger.receive())
+                responses.append(stranger.receive())
                 with pytest.raises((AssertionError, ConnectionError)):
                     stranger.receive()  # the broker has closed the connection
-        assert answers[0] == answers[1]  # error 34, and no record
+        assert responses[0] == responses[1]  # error 34, and no record
 
 
 def test_of_an_unauthenticated_client_nothing_is_read(

@@ -167,11 +167,11 @@ def test_a_renewal_among_parked_polls_disturbs_no_fetch_session(
         served_after_login = 0
         while time.monotonic() - begun < READ_S:
             more = asked(data.topic, ids[data.topic], {0: offset}, 500, (session, epoch))
-            answer = alice.ask(more, FetchResponse, 13)
-            assert answer.error_code == 0
-            assert answer.session_id == session
+            response = alice.ask(more, FetchResponse, 13)
+            assert response.error_code == 0
+            assert response.session_id == session
             epoch += 1
-            records = [p.records for t in answer.responses for p in t.partitions if p.records]
+            records = [p.records for t in response.responses for p in t.partitions if p.records]
             offset = (offset + 50) % 400 if records else offset
             served_after_login += bool(records and logins)
             if time.monotonic() - renewed_at > 1.2:  # brokers take one login a second

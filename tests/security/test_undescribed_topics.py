@@ -52,8 +52,8 @@ def end_of_epoch(connection: SaslConnection, topic: str) -> tuple[int, int, int]
         replica_id=-1, topics=[asked(topic=topic, partitions=[place])]
     )
     request.API_VERSION = 4
-    answer = connection.ask(request, OffsetForLeaderEpochResponse, 4)
-    [found] = answer.topics[0].partitions
+    response = connection.ask(request, OffsetForLeaderEpochResponse, 4)
+    [found] = response.topics[0].partitions
     return found.error_code, found.leader_epoch, found.end_offset
 
 

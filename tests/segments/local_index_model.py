@@ -79,7 +79,7 @@ def bring_up(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> int:
     return len(log) - kept
 
 
-def check_answers(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> None:
+def check_responses(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> None:
     """Every segment, entry by entry."""
     for made in log:
         found = index.segment_index(made.segment)

@@ -20,7 +20,7 @@ from local_index_model import (
     AGE_MS,
     MadeSegment,
     bring_up,
-    check_answers,
+    check_responses,
     files_in,
     held_segments,
     make_log,
@@ -106,7 +106,7 @@ class Life:
         log = [*self.log, make_segment(self.rng, start, self.number, entries=9)]
         bring_up(self.index, log)
         if not self.damaged:
-            check_answers(self.index, log)
+            check_responses(self.index, log)
             assert start in bases(self.folder)
 
     def finds_damage(self) -> bool:
@@ -115,7 +115,7 @@ class Life:
         What is below the start may be damaged, and nobody will find out.
         """
         try:
-            check_answers(self.index, self.log)
+            check_responses(self.index, self.log)
         except (CorruptSegment, AssertionError) as error:
             if isinstance(error, AssertionError) and not self.passed:
                 raise
@@ -135,7 +135,7 @@ class Life:
             self.passed = []
         self.passed = [made for made in self.passed if made.segment.start_offset >= rolls[0]]
         if not self.damaged:
-            check_answers(index, [*self.passed, *log])
+            check_responses(index, [*self.passed, *log])
 
 
 def damage(rng: Random, path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_set_is_rolled_by_size(tmp_path: Path) -> None:
     index = open_index(tmp_path, file_bytes_max=2 * len(log[0].raw) + 60)
     bring_up(index, log)
     assert bases(tmp_path) == [log[n].segment.start_offset for n in (0, 2, 4, 6)]
-    check_answers(index, log)
+    check_responses(index, log)
 
 
 def test_a_set_is_rolled_by_the_time_between_copies_also_after_a_restart(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_set_is_rolled_where_offsets_outgrow_their_int32(tmp_path: Path) -> No
     index = open_index(tmp_path, file_bytes_max=2**20)
     bring_up(index, log)
     assert bases(tmp_path) == [0, 2**31]
-    check_answers(index, log)
+    check_responses(index, log)
 
 
 def test_a_segment_that_spans_more_than_the_tables_can_say_is_refused(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_deletion_from_the_start_removes_whole_sets_only(tmp_path: Path) -> None
     assert bases(tmp_path) == before
     assert index.keep([made.segment for made in log[second:]]) == len(log) - second
     assert bases(tmp_path) == before[1:]
-    check_answers(index, log[second:])
+    check_responses(index, log[second:])
     assert index.keep([]) == 0
     assert not tmp_path.exists()
 
@@ -308,7 +308,7 @@ def test_a_kill_at_any_file_operation_leaves_nothing_wrong(tmp_path: Path, what:
         killed = killed_at(operations, work, lambda index: STEPS[what](index, log))
         recovered = open_index(work)
         bring_up(recovered, log)
-        check_answers(recovered, log)
+        check_responses(recovered, log)
         rmtree(work)
         if not killed:
             break
@@ -358,7 +358,7 @@ def test_a_failed_append_leaves_what_was_there(tmp_path: Path) -> None:
     times.rmdir()
     times.write_bytes(content)
     assert bring_up(index, log) == 1
-    check_answers(index, log)
+    check_responses(index, log)
 
 
 def test_a_disk_that_fills_up_costs_one_segment(
@@ -382,7 +382,7 @@ def test_a_disk_that_fills_up_costs_one_segment(
             bring_up(index, log)
     assert files_in(tmp_path) == before
     assert bring_up(index, log) == 1
-    check_answers(index, log)
+    check_responses(index, log)
 
 
 def test_damage_is_found_by_the_reader_and_dropped(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_damage_is_found_by_the_reader_and_dropped(tmp_path: Path) -> None:
     assert LOCAL_INDEX_REBUILDS._value.get() == before + 1
     assert held_segments(index, log) == []
     assert bring_up(index, log) == 20
-    check_answers(index, log)
+    check_responses(index, log)
 
 
 def test_a_missing_set_in_the_middle_is_fetched_again(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_a_missing_set_in_the_middle_is_fetched_again(tmp_path: Path) -> None:
     index = open_index(tmp_path)
     first = [made.segment.start_offset for made in log].index(middle)
     assert bring_up(index, log) == len(log) - first
-    check_answers(index, log)
+    check_responses(index, log)
 
 
 def test_nothing_is_touched_once_it_is_closed(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class OnAllAddresses(ProxyProcess):
         env = {"PYTHONPATH": str(PROJECT)}  # so that this program finds the project
         self._process = ServerProcess("fetchproxy", command, self.log, env=env, cwd=PROJECT)
 
-    def _answers(self) -> bool:
+    def _responses(self) -> bool:
         return bool(self.logged("gateway_listening") or self.logged("archive_only_listening"))
 
 

@@ -1,6 +1,6 @@
 """A model of librdkafka's queue on virtual time: how fast a stock consumer reads.
 
-The broker thread reads an answer partition by partition into one queue. It fetches again at once
+The broker thread reads a response partition by partition into one queue. It fetches again at once
 unless the queue holds `queued.min.messages`; then it looks again after `fetch.queue.backoff.ms`
 (rd_kafka_broker_fetch_toppars, rd_kafka_toppar_fetch_decide). The application takes records from
 the queue at a varying rate.
@@ -61,21 +61,21 @@ class StockConsumer:
 
     def read(self, records: int, appetite: Appetite | None) -> Outcome:
         begun, given, last = self.now, 0, 0
-        answered_at: float | None = None
+        responded_at: float | None = None
         outcome = Outcome(0.0, 0, 0.0)
         while given < records:
             wanted = min(self._partitions * _PARTITION_RECORDS, _FETCH_RECORDS_MAX)
             if appetite is not None:
-                if answered_at is not None:
-                    delay = appetite.asked(self.now, answered_at, last)
+                if responded_at is not None:
+                    delay = appetite.asked(self.now, responded_at, last)
                     outcome.longest_delay_s = max(outcome.longest_delay_s, delay)
                     self._pass(delay)
                 if appetite.pace:
-                    wanted = min(wanted, appetite.answer_records)
+                    wanted = min(wanted, appetite.response_records)
             last = min(wanted, records - given)
             given += last
             self._pass(_ROUND_TRIP_S + last / _SERVED_PER_S)
-            answered_at = self.now
+            responded_at = self.now
             for left in range(last, 0, -_PARTITION_RECORDS):
                 of_partition = min(left, _PARTITION_RECORDS)
                 self._pass(of_partition / _READ_PER_S)

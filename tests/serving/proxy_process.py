@@ -56,7 +56,7 @@ class ProxyProcess:
 
     def start(self) -> None:
         self._process.start()
-        self._process.wait_until(self._answers, START_S)
+        self._process.wait_until(self._responses, START_S)
 
     @property
     def pid(self) -> int:
@@ -72,7 +72,7 @@ class ProxyProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    def _answers(self) -> bool:
+    def _responses(self) -> bool:
         try:
             socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
         except OSError:
@@ -80,8 +80,8 @@ class ProxyProcess:
         return True
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.console_port}{path}") as answer:
-            return answer.read().decode()
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.console_port}{path}") as response:
+            return response.read().decode()
 
     def metric(self, name: str, labels: str = "") -> float:
         """The sum of all samples of `name` whose labels contain `labels`."""

@@ -61,9 +61,9 @@ class RawConnection:
         self._correlation += 1
         request.with_header(correlation_id=self._correlation, client_id="raw")
         self.send(request.encode(header=True, framed=True))
-        answer = response[version].decode(self.receive(), header=True)
-        assert answer.header.correlation_id == self._correlation
-        return answer
+        response = response[version].decode(self.receive(), header=True)
+        assert response.header.correlation_id == self._correlation
+        return response
 
     def send(self, frame: bytes) -> None:
         self._socket.sendall(frame)
@@ -118,8 +118,8 @@ class RawConnection:
     def fetch(
         self, version: int, topic: str, topic_id: UUID | None, offset: int, **more: Any
     ) -> Fetched:
-        answer = self.fetch_response(version, topic, topic_id, {0: offset}, **more)
-        p = answer.responses[0].partitions[0]
+        response = self.fetch_response(version, topic, topic_id, {0: offset}, **more)
+        p = response.responses[0].partitions[0]
         aborted = p.aborted_transactions
         pairs = None if aborted is None else [(a.producer_id, a.first_offset) for a in aborted]
         start = p.log_start_offset if version >= 5 else -1
@@ -129,7 +129,7 @@ class RawConnection:
         )  # fmt: skip
 
     def fetch_until_data(self, *args: Any, **more: Any) -> Fetched:
-        """Like a consumer, fetch again after each empty answer without error."""
+        """Like a consumer, fetch again after each empty response without error."""
         deadline = time.monotonic() + 30
         while True:
             fetched = self.fetch(*args, **more)

@@ -26,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class SessionAnswer:
+class SessionResponse:
     error: int
     session_id: int
     throttle_ms: int
@@ -56,7 +56,7 @@ class SessionClient(RawConnection):
         wait_ms: int = 100,
         bytes_max: int = 50 << 20,
         partition_bytes: int = 1 << 20,
-    ) -> SessionAnswer:
+    ) -> SessionResponse:
         version = version or self.version
         request = FetchRequest[version]()
         request.replica_id, request.max_wait_ms, request.min_bytes = -1, wait_ms, 1
@@ -81,18 +81,18 @@ class SessionClient(RawConnection):
             if version >= 13:
                 gone.topic_id = self._id_of(topic)
             request.forgotten_topics_data.append(gone)
-        answer = self.ask(request, FetchResponse, version)
+        response = self.ask(request, FetchResponse, version)
         if session[1] <= 0:  # all are listed; an incremental answer may list a topic twice
             listed = [
-                topic.topic_id if version >= 13 else topic.topic for topic in answer.responses
+                topic.topic_id if version >= 13 else topic.topic for topic in response.responses
             ]
             assert len(listed) == len(set(listed)), "a topic has two entries"
-        return self._read(answer, version)
+        return self._read(response, version)
 
-    def _read(self, answer: Any, version: int) -> SessionAnswer:
+    def _read(self, response: Any, version: int) -> SessionResponse:
         names = {topic_id: name for name, topic_id in self._ids.items()}
         parts: dict[tuple[str, int], Part] = {}
-        for topic in answer.responses:
+        for topic in response.responses:
             name = names[topic.topic_id] if version >= 13 else topic.topic
             for p in topic.partitions:
                 records = bytes(p.records or b"")
@@ -103,7 +103,9 @@ class SessionClient(RawConnection):
                     max((batch.last_offset + 1 for batch in walk(records)), default=-1),
                     len(records),
                 )  # fmt: skip
-        return SessionAnswer(answer.error_code, answer.session_id, answer.throttle_time_ms, parts)
+        return SessionResponse(
+            response.error_code, response.session_id, response.throttle_time_ms, parts
+        )
 
 
 class Session:
@@ -121,7 +123,7 @@ class Session:
         asked: Mapping[str, Offsets] | None = None,
         forgotten: Mapping[str, list[int]] | None = None,
         **more: Any,
-    ) -> SessionAnswer:
+    ) -> SessionResponse:
         found = self.client.poll(
             (self.id, self.epoch), asked or {}, forgotten, **{**self.more, **more}
         )
@@ -131,7 +133,7 @@ class Session:
         return found
 
     def until(self, key: tuple[str, int], check: Any) -> Part:
-        """Poll without changes until `check` holds for an answer's part of `key`."""
+        """Poll without changes until `check` holds for a response's part of `key`."""
         deadline = time.monotonic() + 30
         while True:
             part = self.poll().parts.get(key)

@@ -108,7 +108,7 @@ def test_a_host_of_the_node_map_is_told_to_all(store: str, tmp_path: Path) -> No
 
 
 def test_records_go_both_ways_at_either_address(store: str, tmp_path: Path) -> None:
-    """Every address in every answer works there, including that of a moved leader."""
+    """Every address in every response works there, including that of a moved leader."""
     with (
         MockCluster(broker_count=3) as cluster,
         OnAllAddresses(cluster.bootstrap, store, tmp_path, "0.0.0.0") as proxy,

@@ -9,9 +9,9 @@ from fetchproxy_protocol.primitives import Buffer
 from virtual_loop import run_virtual
 
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.serving.admission import AnswerBudget
+from fetchproxy.serving.admission import ResponseBudget
 
-ANSWER_MAX, TOTAL_MAX = 100, 1000
+RESPONSE_MAX, TOTAL_MAX = 100, 1000
 CHUNK = 200
 
 
@@ -20,21 +20,21 @@ def chunk(size: int = CHUNK) -> memoryview:
 
 
 def test_what_counts_is_the_chunk_behind_the_records_and_it_counts_once() -> None:
-    budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+    budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
     shared, other = chunk(), chunk()
-    with ExitStack() as answers:
-        answers.enter_context(budget.taking([b"head", shared[:10], shared[50:90]]))
+    with ExitStack() as responses:
+        responses.enter_context(budget.taking([b"head", shared[:10], shared[50:90]]))
         assert budget.taken == CHUNK + 4
         for _ in range(100):
-            answers.enter_context(budget.taking([shared[20:120]]))
+            responses.enter_context(budget.taking([shared[20:120]]))
         assert budget.taken == CHUNK + 4
-        answers.enter_context(budget.taking([other[:150]]))
+        responses.enter_context(budget.taking([other[:150]]))
         assert budget.taken == 2 * CHUNK + 4
     assert budget.taken == 0
 
 
 def test_the_metrics_say_what_is_taken_now() -> None:
-    budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+    budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
 
     def shown() -> set[float | None]:
         part = {"part": "gateway.remote_answers_bytes_max"}
@@ -47,19 +47,19 @@ def test_the_metrics_say_what_is_taken_now() -> None:
 
 
 def test_answers_are_cut_to_what_is_left_and_single_batches_have_a_reserve() -> None:
-    budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+    budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
     rooms = []
-    with ExitStack() as answers:
+    with ExitStack() as responses:
         while not budget.full:
             rooms.append(budget.room())
-            answers.enter_context(budget.taking([bytes(max(rooms[-1], 70))]))
+            responses.enter_context(budget.taking([bytes(max(rooms[-1], 70))]))
         assert rooms == [100] * 7 + [50] + [0] * 4
         assert budget.taken == TOTAL_MAX + 50  # by less than one batch
-    assert budget.room() == ANSWER_MAX
+    assert budget.room() == RESPONSE_MAX
 
 
 def test_when_memory_is_short_records_are_copied_out_of_chunks_they_hardly_use() -> None:
-    budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+    budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
     little, much = chunk(), chunk()
     pieces: list[Buffer] = [b"head", little[:30], much[:150]]
     with budget.taking(pieces) as sent:
@@ -75,7 +75,7 @@ def test_when_memory_is_short_records_are_copied_out_of_chunks_they_hardly_use()
 def test_who_finds_no_room_waits_for_an_answer_to_leave_and_no_longer_than_it_may() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+        budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
         began = loop.time()
         await budget.wait_for_room(began + 5)
         assert loop.time() == began
@@ -91,7 +91,7 @@ def test_who_finds_no_room_waits_for_an_answer_to_leave_and_no_longer_than_it_ma
                     group.create_task(wait(for_s))
                 await asyncio.sleep(3)
                 with budget.taking([b"x"]):
-                    pass  # one answer has left, and the budget is still full
+                    pass  # one response has left, and the budget is still full
                 await asyncio.sleep(1)
                 assert waited == [1]
         assert waited == [1, 9, 9]
@@ -102,7 +102,7 @@ def test_who_finds_no_room_waits_for_an_answer_to_leave_and_no_longer_than_it_ma
 def test_room_is_handed_on_in_the_order_of_waiting() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+        budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
         began = loop.time()
         order: list[int] = []
 
@@ -133,7 +133,7 @@ def test_room_is_handed_on_in_the_order_of_waiting() -> None:
 def test_however_many_take_nothing_the_limit_holds(seed: int) -> None:
     """Answers begin and end at random; each is cut as the gateway cuts it, to at least a batch."""
     rng = Random(seed)
-    budget = AnswerBudget(ANSWER_MAX, TOTAL_MAX)
+    budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
     under_way: list[tuple[ExitStack, list[Buffer]]] = []
     batch_max = 60
     for _ in range(2000):
@@ -141,7 +141,7 @@ def test_however_many_take_nothing_the_limit_holds(seed: int) -> None:
             stack, _ = under_way.pop(rng.randrange(len(under_way)))
             stack.close()
         if not budget.full:
-            size = max(rng.randint(1, batch_max), min(budget.room(), rng.randint(1, ANSWER_MAX)))
+            size = max(rng.randint(1, batch_max), min(budget.room(), rng.randint(1, RESPONSE_MAX)))
             stack = ExitStack()
             block = chunk(rng.choice([size, size, size + 20]))
             sent = stack.enter_context(budget.taking([block[:size]]))

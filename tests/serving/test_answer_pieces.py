@@ -1,4 +1,4 @@
-"""A real socket gets an answer's pieces unchanged and in order, whatever it takes at once."""
+"""A real socket gets a response's pieces unchanged and in order, whatever it takes at once."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 from virtual_loop import run_virtual
 
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
-from fetchproxy.serving.admission import AnswerTurns
+from fetchproxy.serving.admission import ResponseTurns
 
 TURN_MAX_S = 0.5
 FOREVER = 1e9
@@ -16,7 +16,7 @@ MiB = 1 << 20
 
 def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
     async def main() -> None:
-        turns = AnswerTurns(2, TURN_MAX_S)
+        turns = ResponseTurns(2, TURN_MAX_S)
         order: list[int] = []
 
         async def replay(number: int, size_mib: int) -> None:
@@ -42,7 +42,7 @@ def test_who_asks_for_next_to_nothing_has_no_more_turns_for_it() -> None:
     """The first batch comes whole whatever size was asked for; a hostile client asks for -1."""
 
     async def main() -> None:
-        turns = AnswerTurns(1, TURN_MAX_S)
+        turns = ResponseTurns(1, TURN_MAX_S)
         order: list[int] = []
 
         async def replay(number: int, size_bytes: int) -> None:
@@ -63,7 +63,7 @@ def test_who_asks_for_next_to_nothing_has_no_more_turns_for_it() -> None:
 
 def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
     async def main() -> None:
-        turns = AnswerTurns(1, TURN_MAX_S)
+        turns = ResponseTurns(1, TURN_MAX_S)
         slow, other = "slow", "other"
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -80,7 +80,7 @@ def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
 
 def test_at_its_deadline_a_fetch_goes_on_without_a_turn() -> None:
     async def main() -> None:
-        turns = AnswerTurns(1, TURN_MAX_S)
+        turns = ResponseTurns(1, TURN_MAX_S)
         first, late, never = "first", "late", "never"
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -101,7 +101,7 @@ def test_at_its_deadline_a_fetch_goes_on_without_a_turn() -> None:
 def test_cancelled_at_any_moment_no_turn_is_lost(seed: int) -> None:
     async def main() -> None:
         rng = Random(seed)
-        turns = AnswerTurns(3, TURN_MAX_S)
+        turns = ResponseTurns(3, TURN_MAX_S)
         loop = asyncio.get_running_loop()
 
         async def session() -> None:

@@ -54,8 +54,8 @@ def test_what_is_offered_is_served_and_what_cannot_be_read_is_not(key: int) -> N
     for version in range(first, last + 1):
         assert handling(key, version) is not REFUSED
     assert handling(key, -1) is REFUSED
-    answered_anyway = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE}
-    if key not in answered_anyway:
+    responded_anyway = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE}
+    if key not in responded_anyway:
         assert handling(key, last + 1) is REFUSED
         assert first == 0 or handling(key, first - 1) is REFUSED
 

@@ -13,7 +13,7 @@ from librdkafka_queue import StockConsumer
 from fetchproxy.serving.appetite import (
     CLIENT_ID_SHOWN_MAX,
     DELAY_MAX_S,
-    FULL_ANSWER_BYTES,
+    FULL_RESPONSE_BYTES,
     PARTITIONS_COUNTED_MAX,
     PARTITIONS_PACED_MAX,
     QUEUE_RECORDS,
@@ -52,7 +52,7 @@ def _gain(partitions: int, taken_per_s: float, records: int, *, sleeps: bool = F
         (8, 600_000, 3.0),
         (1, 1_300_000, 3.0),
         (8, 1_300_000, 4.0),
-        # An answer holds four times the records that fill the queue.
+        # A response holds four times the records that fill the queue.
         (50, 900_000, 1.4),
     ],
 )
@@ -77,8 +77,8 @@ def test_application_that_sleeps_at_random_loses_nothing(
 
 
 # Recorded from confluent-kafka 2.16.1 without pacing (Kafka 4.1.1, records of 100 bytes), up to the
-# first pause, by call, partitions and path. For each fetch: when it came and when the answer before
-# it had left, in ms, and that answer's records.
+# first pause, by call, partitions and path. For each fetch: when it came and when the response before
+# it had left, in ms, and that response's records.
 _TRACES = json.loads((Path(__file__).parent / "appetite_traces.json").read_text())
 # Records per second that the same applications took when paced.
 _TAKEN_PER_S = {"poll": 950_000, "consume": 2_000_000}
@@ -87,9 +87,9 @@ _TAKEN_PER_S = {"poll": 950_000, "consume": 2_000_000}
 @pytest.mark.parametrize("name", _TRACES)
 def test_recorded_client_is_paced_after_its_first_pause_at_what_it_could_take(name: str) -> None:
     appetite = Appetite(0.0)
-    for asked_ms, answered_ms, records in _TRACES[name]:
+    for asked_ms, responded_ms, records in _TRACES[name]:
         assert not appetite.pauses, "only the last silence is a pause"
-        held = appetite.asked(asked_ms / 1000, answered_ms / 1000, records)
+        held = appetite.asked(asked_ms / 1000, responded_ms / 1000, records)
         assert appetite.pauses or not held
     taken = _TAKEN_PER_S[name.partition("-")[0]]
     assert 0.25 * taken < appetite.pace < 1.1 * taken
@@ -126,24 +126,24 @@ def test_moment_in_which_the_machine_stood_still_fills_no_queue() -> None:
     for number in range(40):
         if number == 30:
             now += 0.3
-        given = appetite.answer_records
-        answered_at = now + appetite.asked(now, now - 0.001, given)
-        if number >= 30 and answered_at < now + 0.01:
+        given = appetite.response_records
+        responded_at = now + appetite.asked(now, now - 0.001, given)
+        if number >= 30 and responded_at < now + 0.01:
             came_at_once += given
-        now = answered_at + 0.001
+        now = responded_at + 0.001
     assert 0 < came_at_once <= QUEUE_RECORDS / 2
     assert appetite.pauses == 0
 
 
 def test_pause_of_three_connections_is_one() -> None:
-    appetite, answered = Appetite(0.0), [0.0] * 3
+    appetite, responded = Appetite(0.0), [0.0] * 3
     for number in range(6):
         for connection in range(3):
             now = 0.1 * number + 0.01 * connection + 0.01
-            assert appetite.asked(now, answered[connection], 20_000) == 0.0
-            answered[connection] = now + 0.05
+            assert appetite.asked(now, responded[connection], 20_000) == 0.0
+            responded[connection] = now + 0.05
     for connection in range(3):
-        appetite.asked(1.6 + 0.05 * connection, answered[connection], 20_000)
+        appetite.asked(1.6 + 0.05 * connection, responded[connection], 20_000)
     assert appetite.pauses == 1
     assert 300_000 < appetite.pace < 600_000
 
@@ -182,17 +182,17 @@ def test_machine_that_stands_still_at_times_does_not_slow_the_next_runs(
 
 def test_answers_before_a_pause_that_another_connection_told_of_are_not_of_the_next_cycle() -> None:
     """Else they lengthen the cycle by the pause, and three connections pass for a slow reader."""
-    appetite, answered = Appetite(0.0), [0.0] * 3
+    appetite, responded = Appetite(0.0), [0.0] * 3
     paces = []
     for cycle in range(3):
         begun = 1.2 * cycle
         for number in range(3):
             for connection in range(3):
                 now = begun + 0.05 * number + 0.01 * connection + 0.01
-                others = [(at, 27_000) for at in answered if at != answered[connection]]
-                silent = now - answered[connection] > 0.5
-                appetite.asked(now, answered[connection], 27_000, others if silent else ())
-                answered[connection] = now + 0.005
+                others = [(at, 27_000) for at in responded if at != responded[connection]]
+                silent = now - responded[connection] > 0.5
+                appetite.asked(now, responded[connection], 27_000, others if silent else ())
+                responded[connection] = now + 0.005
         paces.append(appetite.pace)
     assert appetite.pauses == 2
     assert min(paces[1:]) > 400_000
@@ -248,7 +248,7 @@ def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_
         held += reader.asked(_asked(offset))
         offset += 300_000 // 3
         clock.now += 0.05
-        reader.answered(size_bytes)
+        reader.responded(size_bytes)
         clock.now += 1.0 if number % 3 == 2 else 0.001
     return held
 
@@ -268,7 +268,7 @@ def test_queue_of_large_records_is_full_by_their_bytes() -> None:
         held += reader.asked(_asked(offset))
         offset += 4_000
         clock.now += 0.05
-        reader.answered(4_000 * 10 * 1024)
+        reader.responded(4_000 * 10 * 1024)
         clock.now += 1.0 if number % 3 == 2 else 0.001
     assert held > 0
     assert reader.bytes_wanted(1 << 30) < 64 * 1024 * 1024
@@ -284,7 +284,7 @@ def test_switched_off_nobody_is_paced() -> None:
 def test_at_the_end_of_the_log_nobody_is_paced() -> None:
     clock = _Clock()
     reader = _reader(Appetites(clock), ("host", "id"), 1)
-    assert _read_with_pauses(reader, clock, FULL_ANSWER_BYTES - 1) == 0
+    assert _read_with_pauses(reader, clock, FULL_RESPONSE_BYTES - 1) == 0
 
 
 def test_pace_is_known_when_the_client_comes_back() -> None:
@@ -295,16 +295,16 @@ def test_pace_is_known_when_the_client_comes_back() -> None:
     reader.close()
     clock.now += 24 * 3600
     again = _reader(appetites, ("host", "id"), 1)
-    again.answered(3_000_000)
+    again.responded(3_000_000)
     again.asked(_asked(0))
-    again.answered(3_000_000)
+    again.responded(3_000_000)
     assert again.asked(_asked(400_000)) > 0
     again.close()
     third = _reader(appetites, ("host", "id"), 1)
     assert third.bytes_wanted(50_000_000) < 10_000_000, "from its first answer on"
     other = _reader(appetites, ("another host", "id"), 1)
     other.asked(_asked(0))
-    other.answered(3_000_000)
+    other.responded(3_000_000)
     assert other.asked(_asked(400_000)) == 0
 
 
@@ -317,7 +317,7 @@ def test_connections_to_different_brokers_are_one_consumer() -> None:
     stranger = _reader(appetites, ("host", "id"), 1)
     for reader in (second, stranger):
         reader.asked(_asked(0))
-        reader.answered(3_000_000)
+        reader.responded(3_000_000)
     assert second.asked(_asked(400_000)) > 0
     assert stranger.asked(_asked(400_000)) == 0
     for reader in (first, second, stranger):
@@ -352,7 +352,7 @@ def test_client_that_does_not_pause_has_no_pace() -> None:
     for number in range(200):  # 100,000 records/s, 1 MB/s, in small answers
         reader.asked(_asked(number * 5_000))
         clock.now += 0.05
-        reader.answered(50_000)
+        reader.responded(50_000)
     (consumer,) = appetites.consumers()
     said = consumer.status(clock.now)
     assert said.records_per_s == pytest.approx(100_000, rel=0.02)
@@ -380,7 +380,7 @@ def test_of_very_many_partitions_only_the_bytes_are_known() -> None:
     (entry,) = _asked(0).values()
     asked = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX + 1)}
     reader.asked(asked)
-    reader.answered(3_000)
+    reader.responded(3_000)
     reader.asked(asked)
     said = appetites.consumers()[0].status(clock.now)
     assert (said.partitions, said.records_per_s, said.bytes_per_s) == (1_001, None, 3_000)
@@ -411,7 +411,7 @@ def test_two_libraries_of_one_name_are_two_clients() -> None:
     _read_with_pauses(_reader(appetites, ("host", "id"), 1), clock)
     java = appetites.reader(("host", "id"), 2, _asked(0), JAVA, paced=False)
     java.asked(_asked(0))
-    java.answered(3_000_000)
+    java.responded(3_000_000)
     assert java.asked(_asked(400_000)) == 0
     found = {one.software: one.status(clock.now) for one in appetites.consumers()}
     assert found[LIBRDKAFKA].pauses > found[JAVA].pauses == 0
@@ -425,7 +425,7 @@ def test_fetch_that_names_some_of_its_session() -> None:
     (further,) = _asked(5_000).values()
     reader.asked({(b"topic", number): entry for number in range(90)})
     for number in range(90):  # one at a time; the others are remembered
-        reader.answered(50_000)
+        reader.responded(50_000)
         reader.asked({(b"topic", number): further}, 90)
     said = appetites.consumers()[0].status(clock.now)
     assert (said.partitions, said.records_per_s) == (90, 90 * 5_000)
@@ -450,7 +450,7 @@ def test_offset_that_jumps_counts_as_nothing_read() -> None:
     for offset in (0, 10**12, 5, 10**15, 7):
         clock.now += 1.0
         assert reader.asked(_asked(offset)) == 0.0
-        reader.answered(3_000_000)
+        reader.responded(3_000_000)
 
 
 def test_request_asks_for_fewer_bytes_and_else_as_it_came() -> None:

@@ -77,8 +77,8 @@ def _read_all(connection: RawConnection, topic: str) -> dict[int, list[int]]:
     batches: dict[int, list[int]] = {partition: [] for partition in offsets}
     while sum(offsets.values()) < RECORDS:
         before = sum(offsets.values())
-        answer = connection.fetch_response(11, topic, None, offsets, bytes_max=200_000)
-        for part in answer.responses[0].partitions if answer.responses else ():
+        response = connection.fetch_response(11, topic, None, offsets, bytes_max=200_000)
+        for part in response.responses[0].partitions if response.responses else ():
             assert part.error_code == 0
             for batch in walk(bytes(part.records or b"")):
                 if batch.base_offset >= offsets[part.partition_index]:

@@ -99,9 +99,9 @@ async def test_who_needs_it_is_given_a_list_since_then() -> None:
     async with opened(runs=False) as archive:
         assert not await archive.knowledge.archived_among({TP.topic_id})
         await copied(archive.other, segment(1, 0, 9))
-        answered_at = asyncio.get_running_loop().time()
-        assert await archive.knowledge.may_be_archived(TP.topic_id, answered_at)
-        assert not await archive.knowledge.may_be_archived(NEVER, answered_at)
+        responded_at = asyncio.get_running_loop().time()
+        assert await archive.knowledge.may_be_archived(TP.topic_id, responded_at)
+        assert not await archive.knowledge.may_be_archived(NEVER, responded_at)
         assert archive.listings == 2
 
 

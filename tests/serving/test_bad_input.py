@@ -168,8 +168,8 @@ def test_an_api_versions_request_from_the_future_gets_the_kip_511_answer(
 ) -> None:
     with connect(proxy) as peer:
         peer.sendall(request(18, 99, b"\0"))
-        answer = read_frame(peer)
-        correlation, error, count, key, _low, high = struct.unpack(">ihihhh", answer)
+        response = read_frame(peer)
+        correlation, error, count, key, _low, high = struct.unpack(">ihihhh", response)
         assert (correlation, error, count, key, high) == (7, 35, 1, 18, 5)
 
 

@@ -27,7 +27,7 @@ def patient() -> UpstreamDial:
 
 @contextmanager
 def hanging() -> Iterator[Address]:
-    """A port of a frozen process: the kernel accepts connections, and no answer ever comes."""
+    """A port of a frozen process: the kernel accepts connections, and no response ever comes."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()

@@ -81,8 +81,8 @@ async def leading_to(target: Callable[[], int]) -> AsyncIterator[str]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def answered(port: int) -> bool:
-    """Whether a new connection gets an answer from a broker."""
+async def responded(port: int) -> bool:
+    """Whether a new connection gets a response from a broker."""
     with suppress(OSError, asyncio.IncompleteReadError):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
@@ -105,11 +105,11 @@ async def test_a_nodes_port_leads_to_its_broker_wherever_that_is(tmp_path: Path)
     now = before
     async with leading_to(lambda: now.port) as bootstrap, proxy(bootstrap, tmp_path) as port:
         async with serving(before):
-            await until(lambda: answered(port + 2))
-        assert not await answered(port + 2)
+            await until(lambda: responded(port + 2))
+        assert not await responded(port + 2)
         now = after
         async with serving(after):
-            await until(lambda: answered(port + 2))
+            await until(lambda: responded(port + 2))
             assert 18 in after.asked
 
 
@@ -118,7 +118,7 @@ async def test_a_client_leaves_a_broker_that_took_another_ones_address(tmp_path:
     async with serving(first) as bootstrap, serving(second):
         first.peers, second.peers = {2: second.port}, {1: first.port}
         async with proxy(bootstrap, tmp_path) as port:
-            await until(lambda: answered(port + 2))
+            await until(lambda: responded(port + 2))
             reader, writer = await asyncio.open_connection("127.0.0.1", port + 2)
             writer.write(API_VERSIONS)
             await reader.readexactly(4)
@@ -129,7 +129,7 @@ async def test_a_client_leaves_a_broker_that_took_another_ones_address(tmp_path:
                 await reader.read(-1)
             writer.close()
             second.asked.clear()
-            await until(lambda: answered(port + 2))
+            await until(lambda: responded(port + 2))
             assert 18 in second.asked
 
 
@@ -139,9 +139,9 @@ async def test_new_clients_get_in_when_the_bootstrap_address_is_gone(tmp_path: P
     async with serving(broker):
         reached = broker.port
         async with leading_to(lambda: reached) as bootstrap, proxy(bootstrap, tmp_path) as port:
-            await until(lambda: answered(port + 2))
+            await until(lambda: responded(port + 2))
             reached = away
-            await until(lambda: answered(port))
+            await until(lambda: responded(port))
 
 
 UNDIALABLE = {
@@ -178,16 +178,16 @@ async def test_the_proxy_lives_with_such_a_broker(tmp_path: Path) -> None:
     broker.peers |= {-100_000: 9092, 2**31 - 1: 9092}
     with capture_logs() as logged:
         async with serving(broker) as bootstrap, proxy(bootstrap, tmp_path) as port:
-            await until(lambda: answered(port + 2))
-            assert not await answered(port + 3)
-            await until(lambda: answered(port))
+            await until(lambda: responded(port + 2))
+            assert not await responded(port + 3)
+            await until(lambda: responded(port))
     events = [entry["event"] for entry in logged]
     assert "broker_unreachable" in events
     assert not {"part_failed", "session_crashed", "remote_read_crashed"} & set(events)
 
 
 async def test_all_brokers_moved_and_the_last_bootstrap_name_alone_leads_to_them() -> None:
-    """The first answer names many brokers, none of which is there any more: their addresses swallow
+    """The first response names many brokers, none of which is there any more: their addresses swallow
     everything, so each takes its whole time-out.
     """
     before, after = ScriptedBroker(), ScriptedBroker()
@@ -220,7 +220,7 @@ async def test_a_real_broker_comes_back_at_another_port(
         for now in (first, second):
             await asyncio.to_thread(now.start)
             try:
-                await until(lambda: answered(port + 2))
+                await until(lambda: responded(port + 2))
             finally:
                 await asyncio.to_thread(now.stop)
     assert first.port != second.port

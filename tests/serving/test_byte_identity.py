@@ -30,7 +30,7 @@ SETTINGS: dict[str, object] = {
 
 @dataclass
 class Archived:
-    """The broker's answers before its log was trimmed; `trimmed_to` is its log start now."""
+    """The broker's responses before its log was trimmed; `trimmed_to` is its log start now."""
 
     proxy: ProxyProcess
     broker: str
@@ -170,16 +170,16 @@ def test_an_offset_above_the_end_stays_out_of_range(archived: Archived) -> None:
 def test_a_session_crosses_from_the_archive_to_the_live_log(archived: Archived) -> None:
     """KIP-227 by hand: one full fetch, then incremental ones with only the changed offsets."""
     with RawConnection(archived.proxy.bootstrap) as through:
-        answer = through.fetch_response(12, TOPIC, None, {0: 0}, session=(0, 0))
-        session, epoch, offset, found = answer.session_id, 1, 0, []
+        response = through.fetch_response(12, TOPIC, None, {0: 0}, session=(0, 0))
+        session, epoch, offset, found = response.session_id, 1, 0, []
         assert session > 0
         moved = {}
         while offset < archived.end:
-            answer = through.fetch_response(12, TOPIC, None, moved, session=(session, epoch))
-            assert (answer.error_code, answer.session_id) == (0, session)
+            response = through.fetch_response(12, TOPIC, None, moved, session=(session, epoch))
+            assert (response.error_code, response.session_id) == (0, session)
             epoch += 1
             moved = {}
-            for topic in answer.responses:
+            for topic in response.responses:
                 for p in topic.partitions:
                     assert p.error_code == 0
                     if p.records:

@@ -10,9 +10,9 @@ from fetchproxy.serving.admission import (
     CLIENTS_MAX,
     PAUSE_MAX_S,
     Admission,
-    AnswerBudget,
-    AnswerTurns,
     ClientRates,
+    ResponseBudget,
+    ResponseTurns,
     Share,
     payer_of,
 )
@@ -33,7 +33,7 @@ class Clock:
 
 def share_of(rates: ClientRates) -> Share:
     appetites = Appetites(asyncio.get_running_loop().time)
-    return Share(Admission(AnswerBudget(1, 1), AnswerTurns(1, 1.0), rates, appetites), A)
+    return Share(Admission(ResponseBudget(1, 1), ResponseTurns(1, 1.0), rates, appetites), A)
 
 
 def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:

@@ -1,4 +1,4 @@
-"""Cutting the archive's part of an answer to size: whole batches, their transactions, KIP-74."""
+"""Cutting the archive's part of a response to size: whole batches, their transactions, KIP-74."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.model import AbortedTxn
-from fetchproxy.serving.fetch_answer import AnswerRoom, PartitionAnswer
+from fetchproxy.serving.fetch_response import PartitionResponse, ResponseRoom
 
 
 def batch(base_offset: int, records: int, body: int) -> bytes:
@@ -17,7 +17,9 @@ def batch(base_offset: int, records: int, body: int) -> bytes:
     return struct.pack(">qi", base_offset, len(rest)) + rest
 
 
-def answer(partition: int, batches: list[bytes], cuts: list[int], aborted=()) -> PartitionAnswer:
+def response(
+    partition: int, batches: list[bytes], cuts: list[int], aborted=()
+) -> PartitionResponse:
     """The batches in pieces that may end inside a batch, as chunks do."""
     whole = b"".join(batches)
     ends = sorted({min(cut, len(whole)) for cut in cuts} | {len(whole)})
@@ -25,7 +27,7 @@ def answer(partition: int, batches: list[bytes], cuts: list[int], aborted=()) ->
     for end in ends:
         pieces.append(memoryview(whole)[at:end])
         at = end
-    return PartitionAnswer((b"t", partition), PartitionPatch(), 0, pieces, aborted)
+    return PartitionResponse((b"t", partition), PartitionPatch(), 0, pieces, aborted)
 
 
 SIZES = st.lists(st.lists(st.integers(0, 90), max_size=5), min_size=1, max_size=4)
@@ -36,9 +38,9 @@ def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first
     asked = []
     for partition, bodies in enumerate(sizes):
         batches = [batch(10 * n, 10, body) for n, body in enumerate(bodies)]
-        asked.append((batches, answer(partition, batches, cuts)))
-    answer_room = AnswerRoom(room, first_whole)
-    fitting = [answer_room.fit(part) for _, part in asked]
+        asked.append((batches, response(partition, batches, cuts)))
+    response_room = ResponseRoom(room, first_whole)
+    fitting = [response_room.fit(part) for _, part in asked]
     assert len(fitting) == len(asked)
     total, first_size, dropped = 0, 0, False
     for (batches, _), kept in zip(asked, fitting, strict=True):
@@ -50,7 +52,7 @@ def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first
         if got and not total:
             first_size = len(batches[0])
         total += len(got)
-    assert answer_room.left_off == dropped
+    assert response_room.left_off == dropped
     assert total <= max(room, first_size if first_whole else 0, 0)
     if first_whole and any(batches for batches, _ in asked):
         assert total > 0
@@ -59,18 +61,18 @@ def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first
 def test_transactions_that_begin_behind_the_cut_are_not_listed() -> None:
     batches = [batch(0, 10, 50), batch(10, 10, 50)]
     aborted = (AbortedTxn(3, 12, 7, 13), AbortedTxn(11, 15, 8, 16))
-    whole = answer(0, batches, [30], aborted)
-    room = AnswerRoom(len(batches[0]), first_whole=False)
+    whole = response(0, batches, [30], aborted)
+    room = ResponseRoom(len(batches[0]), first_whole=False)
     assert [a.producer_id for a in room.fit(whole).aborted] == [7]
     assert room.left_off
-    room = AnswerRoom(10_000, first_whole=False)
+    room = ResponseRoom(10_000, first_whole=False)
     assert room.fit(whole) == whole
     assert not room.left_off
 
 
 def test_a_partition_is_named_again_when_its_ends_have_moved() -> None:
     ends = PartitionPatch(100, 90, 5)
-    quiet = PartitionAnswer((b"t", 0), ends)
+    quiet = PartitionResponse((b"t", 0), ends)
     assert not quiet.has_news(ends)
     assert quiet.has_news(PartitionPatch(99, 90, 5))
     assert quiet.has_news(None)

@@ -1,4 +1,4 @@
-"""Limits of Fetch answers: bytes over both tiers, slow clients, and quotas."""
+"""Limits of Fetch responses: bytes over both tiers, slow clients, and quotas."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 MiB = 1 << 20
-ANSWER_MAX, TOTAL_MAX = 12 * MiB, 16 * MiB
+RESPONSE_MAX, TOTAL_MAX = 12 * MiB, 16 * MiB
 STALL_MS = 10_000  # one test waits for it; the others must be scheduled so often
 PER_IP_MAX = 6
 SETTINGS: dict[str, object] = {
     "gateway.connections_per_ip_max": PER_IP_MAX,
     "limits.serving.client_stall_max_ms": STALL_MS,
-    "limits.serving.remote_answer_bytes_max": ANSWER_MAX,
+    "limits.serving.remote_answer_bytes_max": RESPONSE_MAX,
     "gateway.remote_answers_bytes_max": TOTAL_MAX,
     "limits.serving.remote_answer_turns_max": 1,
     "remote_fetch.chunk_cache_bytes_max": 64 * MiB,
@@ -113,14 +113,14 @@ def test_both_tiers_together_keep_to_max_bytes_and_take_turns(
         session = Session(client, {t: {0: 0} for t in positions}, bytes_max=bytes_max)
         while min(turns.values()) < 3:  # a slow broker may make it many polls
             assert time.monotonic() < deadline, turns
-            answer = session.poll({topic: {0: at} for topic, at in positions.items()})
-            for (topic, _), part in answer.parts.items():
+            response = session.poll({topic: {0: at} for topic, at in positions.items()})
+            for (topic, _), part in response.parts.items():
                 assert part.error == 0
                 if part.offsets:
                     assert part.offsets[0] == positions[topic], "in order, nothing twice"
                     positions[topic] = part.next_offset % 1_000
                     turns[topic] += 1
-            given = [part for part in answer.parts.values() if part.size]
+            given = [part for part in response.parts.values() if part.size]
             alone = len(given) == 1 and len(given[0].offsets) == 1  # KIP-74's first batch
             assert alone or sum(part.size for part in given) <= bytes_max
 
@@ -156,7 +156,7 @@ def fetched_bytes(reader: RawConnection) -> int:
 
 
 def test_of_two_readers_one_has_its_turn_first(proxy: ProxyProcess) -> None:
-    """There is only one turn: a fetch that comes while an answer is being written waits for it."""
+    """There is only one turn: a fetch that comes while a response is being written waits for it."""
     deadline = time.monotonic() + 60
 
     def waited() -> float:
@@ -179,10 +179,10 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
     with RawConnection(proxy.bootstrap) as reader:
         sizes = [fetched_bytes(reader)]
         deadline = time.monotonic() + 60
-        while max(sizes) < ANSWER_MAX - MiB:  # until the archive is in the cache
+        while max(sizes) < RESPONSE_MAX - MiB:  # until the archive is in the cache
             assert time.monotonic() < deadline, sizes
             sizes.append(fetched_bytes(reader))
-        assert max(sizes) <= ANSWER_MAX, "one answer"
+        assert max(sizes) <= RESPONSE_MAX, "one answer"
     slow = [SlowReader(proxy) for _ in range(3)]
     seen: list[float] = []
 
@@ -195,7 +195,7 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
             fetch_all(reader)  # this fetch is caught
             fetch_all(reader)
             fetch_all(reader)
-        wait_for("slow clients", lambda: held() > ANSWER_MAX - MiB)
+        wait_for("slow clients", lambda: held() > RESPONSE_MAX - MiB)
         with RawConnection(proxy.bootstrap) as well:  # others are served, if with less
             while not fetched_bytes(well):
                 held()
@@ -242,8 +242,8 @@ def quota(kafka: KafkaServer, client_id: str, bytes_per_s: float | None) -> None
     entry.entity, entry.ops = [entity], [op]
     request.entries, request.validate_only = [entry], False
     with RawConnection(kafka.bootstrap) as admin:
-        answer = admin.ask(request, AlterClientQuotasResponse, 1)
-        assert [e.error_code for e in answer.entries] == [0]
+        response = admin.ask(request, AlterClientQuotasResponse, 1)
+        assert [e.error_code for e in response.entries] == [0]
 
 
 def test_the_brokers_throttle_time_reaches_the_client(

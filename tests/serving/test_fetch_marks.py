@@ -1,4 +1,4 @@
-"""A connection's knowledge of its partitions: the broker's own answer against older log edges."""
+"""A connection's knowledge of its partitions: the broker's own response against older log edges."""
 
 from __future__ import annotations
 

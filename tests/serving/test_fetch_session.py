@@ -36,7 +36,7 @@ def asks(
 
 
 class BrokerModel:
-    """A broker's session ids and epochs; `serving`: the partitions that its answer covers."""
+    """A broker's session ids and epochs; `serving`: the partitions that its response covers."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, tuple[int, dict[PartitionKey, FetchEntry]]] = {}
@@ -50,7 +50,7 @@ class BrokerModel:
         partitions: Mapping[PartitionKey, FetchEntry],
         forgotten: tuple[PartitionKey, ...],
     ) -> tuple[int, int]:
-        """(error, session id of the answer)."""
+        """(error, session id of the response)."""
         if epoch in (-1, 0):
             self.sessions.pop(session_id, None)
             self.serving = dict(partitions)
@@ -98,7 +98,7 @@ class ClientModel:
         self.sent = dict(self.asked)
         return asks(self.session_id, self.epoch, changed, gone)
 
-    def answer(self, sessionless: bool, error: int, session_id: int) -> None:
+    def response(self, sessionless: bool, error: int, session_id: int) -> None:
         if sessionless:
             return
         if error or session_id == 0:
@@ -127,7 +127,7 @@ class Proxy:
     def __init__(self, broker: BrokerModel) -> None:
         self.broker = broker
         self.mirror = FetchSessionMirror(lambda: 7)
-        self.parked: tuple[int, int] | None = None  # (error, session id) of the broker's answer
+        self.parked: tuple[int, int] | None = None  # (error, session id) of the broker's response
 
     def fetch(
         self, request: FetchRequest, kind: FetchKind, withheld: frozenset, outcome: str
@@ -138,41 +138,41 @@ class Proxy:
         if not withheld and self.parked is None and not ended:
             return self._pass(request)
         if self.parked is not None and not mirror.take_up(withheld):
-            mirror.on_discarded_answer(*self.parked)
+            mirror.on_discarded_response(*self.parked)
             self.parked = None
         if self.parked is None:
             upstream = mirror.upstream_request(withheld)
             if upstream is None:
                 assert withheld == mirror.asked.keys()
-                return 0, mirror.on_own_answer()
+                return 0, mirror.on_proxy_response()
             self.parked = _send(self.broker, upstream)
         if not self.parked[0]:
             local = {k: p for k, p in mirror.asked.items() if k not in withheld}
             assert dict(self.broker.serving) == local
             assert mirror.sent_full or not kind.lists_all, "some would not be answered"
         if outcome == "parked" and withheld:
-            return 0, mirror.on_own_answer()
+            return 0, mirror.on_proxy_response()
         error, session_id = self.parked
         self.parked = None
         if outcome == "alone":  # the archive's answer goes alone, the poll is discarded
-            mirror.on_discarded_answer(error, session_id)
-            return 0, mirror.on_own_answer()
-        return error, mirror.on_answer(error, session_id)
+            mirror.on_discarded_response(error, session_id)
+            return 0, mirror.on_proxy_response()
+        return error, mirror.on_response(error, session_id)
 
     def _pass(self, request: FetchRequest) -> tuple[int, int]:
         mirror, broker = self.mirror, self.broker
         if mirror.rejoin():
             session = (request.session_id, request.session_epoch)
-            answer = broker.fetch(*session, request.partitions, request.forgotten)
+            response = broker.fetch(*session, request.partitions, request.forgotten)
         elif (session := mirror.pass_on(request)) is not None:
-            answer = broker.fetch(*session, request.partitions, request.forgotten)
+            response = broker.fetch(*session, request.partitions, request.forgotten)
         else:
             upstream = mirror.upstream_request(frozenset())
             assert upstream is not None
-            answer = _send(broker, upstream)
-        if not answer[0]:
+            response = _send(broker, upstream)
+        if not response[0]:
             assert dict(broker.serving) == mirror.asked
-        return answer[0], mirror.on_answer(*answer)
+        return response[0], mirror.on_response(*response)
 
 
 @given(STEPS)
@@ -188,7 +188,7 @@ def test_the_broker_always_serves_what_is_asked_and_not_withheld(steps) -> None:
         assert kind.error_code == 0
         assert {k: fetch_offset(p) for k, p in proxy.mirror.asked.items()} == asked
         error, session_id = proxy.fetch(request, kind, frozenset(wish & asked.keys()), outcome)
-        client.answer(mode == "sessionless", error, session_id)
+        client.response(mode == "sessionless", error, session_id)
     assert len(broker.sessions) <= 1, "sessions that nobody will ask for are left with the broker"
 
 
@@ -201,7 +201,7 @@ def _send(broker: BrokerModel, upstream: UpstreamFetch) -> tuple[int, int]:
 def test_a_session_keeps_to_names_or_to_ids() -> None:
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     by_id = asks(9, 1, {})._replace(version=13)
     assert mirror.on_request(by_id) is FetchKind.WRONG_TOPIC_IDS
     assert mirror.on_request(asks(9, 1, {})) is FetchKind.INCREMENTAL, "the session goes on"
@@ -220,23 +220,23 @@ def test_a_request_costs_what_it_changes_and_not_its_session() -> None:
     mirror = FetchSessionMirror(lambda: 7)
     many = {(b"t", n): 0 for n in range(1_000)}
     mirror.on_request(asks(0, 0, many))
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     mirror.on_request(asks(9, 1, {(b"t", 1): 5}))
     assert mirror.upstream_request(frozenset([(b"t", 1)])) is not None
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     mirror.asked, mirror._told = Uncounted(mirror.asked), Uncounted(mirror._told or {})
     mirror.on_request(asks(9, 2, {(b"t", 2): 5}))
     sent = mirror.upstream_request(frozenset([(b"t", 1)]))
     assert sent is not None
     assert list(sent.partitions) == [(b"t", 2)]
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     mirror.on_request(asks(9, 3, {}))
     assert mirror.take_up(frozenset([(b"t", 1)]))
     assert not mirror.take_up(frozenset())
     sent = mirror.upstream_request(frozenset())
     assert sent is not None
     assert list(sent.partitions) == [(b"t", 1)]
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     request = asks(9, 4, {(b"t", 3): 5})
     mirror.on_request(request)
     assert mirror.pass_on(request) == (9, 4)
@@ -246,7 +246,7 @@ def test_requests_of_a_session_that_is_not_this_connections_are_refused() -> Non
     mirror = FetchSessionMirror(lambda: 7)
     assert mirror.on_request(asks(9, 4, {})) is FetchKind.UNKNOWN_SESSION
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     assert mirror.on_request(asks(9, 5, {})) is FetchKind.WRONG_EPOCH
     assert mirror.on_request(asks(9, 1, {})) is FetchKind.INCREMENTAL
 
@@ -255,7 +255,7 @@ def test_a_session_that_only_the_archive_serves_has_an_id_of_its_own() -> None:
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
     assert mirror.upstream_request(frozenset([KEYS[0]])) is None
-    assert mirror.on_own_answer() == 7
+    assert mirror.on_proxy_response() == 7
     assert mirror.on_request(asks(7, 1, {})) is FetchKind.INCREMENTAL
 
 
@@ -266,17 +266,17 @@ def test_epochs_wrap_to_one() -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 0])
 def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: int) -> None:
-    """The client's answer must list all partitions, and its session begins with that answer."""
+    """The client's answer must list all partitions, and its session begins with that response."""
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, epoch, {KEYS[0]: 1, KEYS[1]: 2}))
-    mirror.on_answer(0, 9 if epoch == 0 else 0)
-    mirror.on_withheld_answer(9 if epoch == 0 else 0)
+    mirror.on_response(0, 9 if epoch == 0 else 0)
+    mirror.on_withheld_response(9 if epoch == 0 else 0)
     assert not mirror.in_lockstep
     sent = mirror.upstream_request(frozenset([KEYS[0]]))
     assert sent is not None
     assert list(sent.partitions) == [KEYS[1]]
     assert (sent.session_id, sent.session_epoch) == ((9, 0) if epoch == 0 else (0, -1))
-    assert mirror.on_own_answer() == (7 if epoch == 0 else 0)
+    assert mirror.on_proxy_response() == (7 if epoch == 0 else 0)
     if epoch == 0:
         assert mirror.on_request(asks(7, 1, {})) is FetchKind.INCREMENTAL
 
@@ -284,22 +284,22 @@ def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: i
 def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its() -> None:
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1, KEYS[1]: 2}))
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     mirror.on_request(asks(9, 1, {KEYS[0]: 5}))
-    mirror.on_answer(0, 9)
-    mirror.on_withheld_answer(9)
+    mirror.on_response(0, 9)
+    mirror.on_withheld_response(9)
     sent = mirror.upstream_request(frozenset([KEYS[0]]))
     assert sent is not None
     assert (sent.session_id, sent.session_epoch) == (9, 2), "the broker's session has gone on"
     assert (dict(sent.partitions), sent.forgotten) == ({}, (KEYS[0],))
-    assert mirror.on_answer(0, 9) == 9
+    assert mirror.on_response(0, 9) == 9
     assert mirror.on_request(asks(9, 2, {KEYS[0]: 6})) is FetchKind.INCREMENTAL, "and so has its"
 
 
 def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 5, KEYS[1]: 2}))
-    mirror.on_answer(0, 9)
+    mirror.on_response(0, 9)
     mirror.on_request(asks(9, 1, {}))
     mirror.lead({KEYS[0]: 80})
     assert not mirror.rejoin()
@@ -307,7 +307,7 @@ def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
     sent = mirror.upstream_request(frozenset())
     assert sent is not None
     assert sent.partitions == {KEYS[0]: entry(0, 80)}
-    assert mirror.on_answer(0, 9) == 9
+    assert mirror.on_response(0, 9) == 9
     mirror.on_request(asks(9, 2, {KEYS[0]: 90}))
     mirror.lead({})
     sent = mirror.upstream_request(frozenset())

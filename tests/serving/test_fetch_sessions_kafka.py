@@ -70,9 +70,9 @@ def script(bootstrap: str, version: int, topic: str, offset: int) -> list[tuple[
     with SessionClient(bootstrap, version) as client:
 
         def step(name: str, *args, **more) -> int:
-            answer = client.poll(*args, **more)
-            said.append((name, answer.error, answer.session_id != 0))
-            return answer.session_id
+            response = client.poll(*args, **more)
+            said.append((name, response.error, response.session_id != 0))
+            return response.session_id
 
         asked = {topic: {0: offset}, OTHER: {1: 0}}
         sid = step("new", (0, 0), asked)
@@ -155,8 +155,8 @@ def test_a_withheld_partition_is_forgotten_and_comes_back(proxy: ProxyProcess) -
         session.poll({}, {OLD: [1]})
         for _ in range(5):
             assert (OLD, 1) not in session.poll().parts
-        answer = session.poll({OLD: {1: 60}})
-        part = answer.parts.get((OLD, 1))
+        response = session.poll({OLD: {1: 60}})
+        part = response.parts.get((OLD, 1))
         if part is None or not part.offsets:
             part = session.until((OLD, 1), lambda part: part.offsets)
         assert part.offsets == (50,)
@@ -186,7 +186,7 @@ def test_a_session_that_the_broker_lost_in_mid_replay_gets_error_70(
 ) -> None:
     """Another connection ends the session by its id, which acts like an eviction.
 
-    The session begins at the tail, so the broker answers and its session id is used. An answer
+    The session begins at the tail, so the broker answers and its session id is used. A response
     with an archived part does not wait for a slow broker and may carry an id of the proxy's own.
     """
     with (

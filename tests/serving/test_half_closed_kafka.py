@@ -1,4 +1,4 @@
-"""Clients that end their sending and wait for their answers get them, as from a broker."""
+"""Clients that end their sending and wait for their responses get them, as from a broker."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class HalfClosed(RawConnection):
     def end(self) -> None:
         self._socket.shutdown(socket.SHUT_WR)
 
-    def answers(self) -> list[bytes]:
+    def responses(self) -> list[bytes]:
         """Read until the other side ends its sending, too."""
         found = []
         while first := self._socket.recv(1):
@@ -75,12 +75,12 @@ class HalfClosed(RawConnection):
         self._socket.close()
 
 
-def correlations(answers: list[bytes]) -> list[int]:
-    return [struct.unpack(">i", answer[:4])[0] for answer in answers]
+def correlations(responses: list[bytes]) -> list[int]:
+    return [struct.unpack(">i", response[:4])[0] for response in responses]
 
 
-def records_of(answer: bytes) -> bytes:
-    part = FetchResponse[11].decode(answer, header=True).responses[0].partitions[0]
+def records_of(response: bytes) -> bytes:
+    part = FetchResponse[11].decode(response, header=True).responses[0].partitions[0]
     assert part.error_code == 0
     return bytes(part.records or b"")
 
@@ -123,9 +123,9 @@ def test_every_request_is_answered_in_order_and_then_the_connection_ends(bootstr
             client.metadata()
             client.fetch_of(LIVE, 0)
         client.end()
-        answers = client.answers()
-    assert correlations(answers) == client.sent
-    assert records_of(answers[2])
+        responses = client.responses()
+    assert correlations(responses) == client.sent
+    assert records_of(responses[2])
 
 
 def test_a_fetch_that_the_broker_holds_is_answered(bootstrap: str) -> None:
@@ -133,8 +133,8 @@ def test_a_fetch_that_the_broker_holds_is_answered(bootstrap: str) -> None:
         client.fetch_of(LIVE, RECORDS, wait_ms=1_500)
         client.end()
         began = time.monotonic()
-        (answer,) = client.answers()
-    assert records_of(answer) == b""
+        (response,) = client.responses()
+    assert records_of(response) == b""
     assert time.monotonic() - began > 1, "it was held"
 
 
@@ -146,9 +146,9 @@ def test_an_archived_fetch_is_answered_and_one_behind_it(proxy: ProxyProcess) ->
             client.fetch_of(OLD, 0)
         client.metadata()
         client.end()
-        answers = client.answers()
-    assert correlations(answers) == client.sent
-    assert records_of(answers[-2]) == expected
+        responses = client.responses()
+    assert correlations(responses) == client.sent
+    assert records_of(responses[-2]) == expected
 
 
 def test_what_is_left_of_large_answers_waits_for_a_slow_client(proxy: ProxyProcess) -> None:
@@ -157,9 +157,9 @@ def test_what_is_left_of_large_answers_waits_for_a_slow_client(proxy: ProxyProce
             client.fetch_of(LIVE, 0)
         client.end()
         time.sleep(1.25)
-        answers = client.answers()
-    assert correlations(answers) == client.sent
-    assert all(len(records_of(answer)) > 500_000 for answer in answers)
+        responses = client.responses()
+    assert correlations(responses) == client.sent
+    assert all(len(records_of(response)) > 500_000 for response in responses)
 
 
 def test_a_request_that_was_cut_off_is_not_waited_for(bootstrap: str) -> None:
@@ -176,14 +176,14 @@ def test_a_request_that_was_cut_off_is_not_waited_for(bootstrap: str) -> None:
             client.send(sent)
             client.end()
             began = time.monotonic()
-            assert correlations(client.answers()) == client.sent, name
+            assert correlations(client.responses()) == client.sent, name
             assert time.monotonic() - began < 20, name
 
 
 def test_who_asks_nothing_is_let_go(bootstrap: str) -> None:
     with HalfClosed(bootstrap) as client:
         client.end()
-        assert client.answers() == []
+        assert client.responses() == []
 
 
 def connections(proxy: ProxyProcess) -> float:
@@ -234,6 +234,6 @@ def test_who_waits_in_silence_is_let_go_after_a_while(
         client.fetch_of(LIVE, RECORDS, wait_ms=HOUR_MS)
         client.end()
         began = time.monotonic()
-        assert client.answers() == []
+        assert client.responses() == []
         assert time.monotonic() - began > IDLE_MS / 1000 - 1
         wait_for("its place", lambda: connections(other) == 0)

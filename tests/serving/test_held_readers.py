@@ -20,7 +20,7 @@ from fetchproxy.serving.gateway.judgement import ENDS, Judgement, Verdict, Wait
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
 HOLD = Judgement(Verdict.HOLD, TP, waits_for=Wait.GATHERED)
-NOT_KNOWN = Judgement(Verdict.HOLD, TP, waits_for=Wait.ANSWER)
+NOT_KNOWN = Judgement(Verdict.HOLD, TP, waits_for=Wait.RESPONSE)
 LOST = Judgement(Verdict.LOST, TP, forward_to=500)
 HELD_MAX_MS = 10_000
 
@@ -214,8 +214,12 @@ def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> Non
             held.hold(Reader(), False, KEY, 7, HOLD)
             held.hold(Reader(), True, (TP.topic_id.bytes, 0), 7, HOLD)
             assert in_metric() == 1
-            held.hold(Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, waits_for=Wait.ANSWER))
-            held.hold(Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, waits_for=Wait.ANSWER))
+            held.hold(
+                Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, waits_for=Wait.RESPONSE)
+            )
+            held.hold(
+                Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, waits_for=Wait.RESPONSE)
+            )
             assert in_metric() == 3
 
     run_virtual(main)

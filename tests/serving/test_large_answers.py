@@ -1,4 +1,4 @@
-"""A broker's answer passes whatever its size; a limit that refuses a message names its setting."""
+"""A broker's response passes whatever its size; a limit that refuses a message names its setting."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ from raw_fetch import RawConnection
 from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker
 from test_bad_input import connect, is_closed, request
 from test_limits import rss_bytes
-from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_answer
+from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_response
 
-from fetchproxy.serving.gateway.broker_link import HELD_BYTES_MAX, HELD_COPIES, Answer, HeldAnswer
+from fetchproxy.serving.gateway.broker_link import (
+    HELD_BYTES_MAX,
+    HELD_COPIES,
+    BufferedResponse,
+    ExpectedResponse,
+)
 from fetchproxy.serving.limits import GatheredBytes
 
 LARGEST = 0x7FFFFFFF  # of a size prefix
 MiB = 1 << 20
-KEPT_BYTES_MAX = 48 * MiB  # what a process may grow by while an answer passes
+KEPT_BYTES_MAX = 48 * MiB  # what a process may grow by while a response passes
 STEP = bytes(128 * 1024)
 
 
@@ -46,7 +51,7 @@ class CountingClient(Client):
 
 
 def start_of(version: int, frame_bytes: int, correlation_id: int) -> tuple[bytes, bytes]:
-    """The bytes of a Fetch answer of `frame_bytes` before and after its one run of records."""
+    """The bytes of a Fetch response of `frame_bytes` before and after its one run of records."""
     topic = TOPIC_ID.bytes if version >= 13 else TOPIC.encode()
     head = fr.FetchResponseHead(correlation_id, 0, 0, 77 if version >= 7 else 0, 1)
     end = fr.no_tags(version) * 2 + (b"\0" if version >= 12 else b"")
@@ -70,8 +75,8 @@ def start_of(version: int, frame_bytes: int, correlation_id: int) -> tuple[bytes
 )
 async def test_the_largest_possible_fetch_answer_is_walked_while_it_passes(version: int) -> None:
     asked: list[str] = []
-    answer = fetch_answer(version, asked)
-    talk = Conversation(answer)
+    response = fetch_response(version, asked)
+    talk = Conversation(response)
     client = talk.link._owner = talk.client = CountingClient()
     start, end = start_of(version, LARGEST, CORRELATION_ID)
     talk.arrives([start])
@@ -90,24 +95,24 @@ async def test_the_largest_possible_fetch_answer_is_walked_while_it_passes(versi
 
 
 async def test_an_answer_that_is_read_whole_is_refused_by_its_size_alone() -> None:
-    talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]))
+    talk = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [payload]))
     talk.arrives([struct.pack(">ii", MiB + 1, CORRELATION_ID)])
     assert [str(error) for error in talk.client.failures] == [
         "a broker's answer of 1048577 bytes, which has to be read as a whole, is larger than "
         "gateway.frame_bytes_max = 1048576"
     ]
     assert talk.client.refused == ["gateway.frame_bytes_max"]
-    talk = Conversation(Answer(CORRELATION_ID))
+    talk = Conversation(ExpectedResponse(CORRELATION_ID))
     talk.arrives([struct.pack(">ii", LARGEST, CORRELATION_ID)])
     assert not talk.client.failures
 
 
 async def test_an_answer_that_is_read_whole_has_a_limit_below_that_of_requests() -> None:
-    talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
+    talk = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
     talk.arrives([struct.pack(">ii", HELD_BYTES_MAX + 1, CORRELATION_ID)])
     assert talk.client.refused == ["held_bytes_max"]
     assert len(talk.client.failures) == 1
-    talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
+    talk = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
     talk.arrives([struct.pack(">ii", HELD_BYTES_MAX, CORRELATION_ID)])
     assert not talk.client.failures
 
@@ -116,7 +121,9 @@ async def test_the_largest_of_the_answers_being_gathered_gives_way() -> None:
     gathered = GatheredBytes(HELD_COPIES * 4 * len(STEP))
 
     def talk_of(steps: int) -> Conversation:
-        talk = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [payload]), MiB, gathered)
+        talk = Conversation(
+            BufferedResponse(CORRELATION_ID, lambda payload: [payload]), MiB, gathered
+        )
         talk.arrives([struct.pack(">ii", steps * len(STEP), CORRELATION_ID)])
         return talk
 
@@ -150,7 +157,7 @@ async def test_the_largest_of_the_answers_being_gathered_gives_way() -> None:
     ],
 )
 async def test_a_broker_that_is_none_is_named(first: bytes, says: str) -> None:
-    talk = Conversation(Answer(CORRELATION_ID))
+    talk = Conversation(ExpectedResponse(CORRELATION_ID))
     talk.arrives([first])
     if not talk.client.failures:
         talk.link.connection_lost(None)
@@ -189,7 +196,7 @@ class LargeBroker(ScriptedBroker):
                     api_key, version, correlation_id = struct.unpack_from(">hhi", asked)
                     if api_key == 1:
                         self._send_large(peer, version, correlation_id)
-                    elif frame := self.answer_to(asked):
+                    elif frame := self.response_to(asked):
                         peer.sendall(frame)
         except OSError:
             pass
@@ -219,8 +226,8 @@ def passes(proxy: ProxyProcess, tls: ssl.SSLContext | None, bytes_min: int) -> N
             head = struct.pack(">hhih", 1, 12, correlation_id, -1) + b"\0"
             peer.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
             stream = peer.makefile("rb", buffering=0)
-            size, answered = struct.unpack(">ii", stream.read(8))
-            assert answered == correlation_id
+            size, responded = struct.unpack(">ii", stream.read(8))
+            assert responded == correlation_id
             assert size == bytes_min
             left, buffer = size - 4, memoryview(bytearray(1 << 18))
             while left:

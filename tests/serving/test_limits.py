@@ -71,12 +71,12 @@ def test_a_reader_that_does_not_read_pauses_the_broker_and_costs_no_memory(
     produce(kafka_server.bootstrap, data, 6_000, size=8_000, batch_records=100)
     before = rss_bytes(proxy.pid)
     with RawConnection(proxy.bootstrap) as reader:
-        answers = _fetch_without_reading(reader, topic, bytes_max=40 << 20)
+        responses = _fetch_without_reading(reader, topic, bytes_max=40 << 20)
         time.sleep(2)  # time enough for 40 MiB on loopback without a pause
         grown = rss_bytes(proxy.pid) - before
         with RawConnection(proxy.bootstrap) as other:  # other clients are not affected
             assert other.list_offset(5, topic, -1)[2] == 6_000
-        assert len(answers()) > 30 << 20, "and then it arrives whole"
+        assert len(responses()) > 30 << 20, "and then it arrives whole"
     assert grown < 12 << 20, f"{grown} bytes for one slow reader"
 
 

@@ -42,7 +42,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
 from fetchproxy.serving.gateway.apis import delete_records, list_offsets, offset_for_leader_epoch
-from fetchproxy.serving.gateway.broker_link import HeldAnswer
+from fetchproxy.serving.gateway.broker_link import BufferedResponse
 from fetchproxy.serving.gateway.judgement import Judging, Verdict
 from fetchproxy.serving.gateway.served_archive import (
     ArchivedKnowledge,
@@ -139,8 +139,8 @@ class Gateway:
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """(error code, offset) for each, if the broker answers `broker` for all."""
         frame, told = offsets_frames(asked, timestamp, broker)
-        answer = (await self.corrected(frame, told))[5:]
-        decoded = ListOffsetsResponse.decode(answer, version=VERSION)
+        response = (await self.corrected(frame, told))[5:]
+        decoded = ListOffsetsResponse.decode(response, version=VERSION)
         return {
             (t.name, p.partition_index): (p.error_code, p.offset)
             for t in decoded.topics
@@ -156,8 +156,8 @@ class Gateway:
         self, asked: Mapping[str, Collection[int]], offset: int
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """(error code, low watermark) for each, if the broker has deleted them all."""
-        request, answer = DeleteRecordsRequest.DeleteRecordsTopic, DeleteRecordsResponse
-        place, told = request.DeleteRecordsPartition, answer.DeleteRecordsTopicResult
+        request, response = DeleteRecordsRequest.DeleteRecordsTopic, DeleteRecordsResponse
+        place, told = request.DeleteRecordsPartition, response.DeleteRecordsTopicResult
         done = told.DeleteRecordsPartitionResult
         wanted = [
             request(name=name, partitions=[place(partition_index=n, offset=offset) for n in its])
@@ -173,7 +173,7 @@ class Gateway:
             for name, its in asked.items()
         ]
         frame = encoded(DeleteRecordsRequest(topics=wanted, timeout_ms=60_000), 1)
-        payload = encoded(answer(throttle_time_ms=0, topics=results), 1)[4:]
+        payload = encoded(response(throttle_time_ms=0, topics=results), 1)[4:]
         head = peek_request_header(frame[4:])
         expected = delete_records.expect(self.archive, frame, head, head.body_position)
         body = (await rewritten(expected, payload))[4:]
@@ -189,7 +189,7 @@ class Gateway:
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """(epoch, end offset) for each, if the broker answers its log start for all."""
         request = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-        answer = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+        response = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
         frame = encoded(
             OffsetForLeaderEpochRequest(
                 replica_id=-1,
@@ -211,10 +211,10 @@ class Gateway:
             OffsetForLeaderEpochResponse(
                 throttle_time_ms=0,
                 topics=[
-                    answer(
+                    response(
                         topic=name,
                         partitions=[
-                            answer.EpochEndOffset(
+                            response.EpochEndOffset(
                                 error_code=0, partition=n, leader_epoch=epoch, end_offset=70
                             )
                             for n in partitions
@@ -239,10 +239,10 @@ class Gateway:
 def offsets_frames(
     asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
 ) -> tuple[bytes, bytes]:
-    """A request, and the broker's answer to it."""
+    """A request, and the broker's response to it."""
     request = ListOffsetsRequest.ListOffsetsTopic
-    answer = ListOffsetsResponse.ListOffsetsTopicResponse
-    place, result = request.ListOffsetsPartition, answer.ListOffsetsPartitionResponse
+    response = ListOffsetsResponse.ListOffsetsTopicResponse
+    place, result = request.ListOffsetsPartition, response.ListOffsetsPartitionResponse
     wanted = [
         request(
             name=name,
@@ -254,7 +254,7 @@ def offsets_frames(
         for name, partitions in asked.items()
     ]
     told = [
-        answer(
+        response(
             name=name,
             partitions=[
                 result(partition_index=n, error_code=0, timestamp=-1, offset=broker, leader_epoch=0)
@@ -280,10 +280,10 @@ def encoded(message: Any, version: int | None = None) -> bytes:
 
 
 async def rewritten(expected: object, payload: bytes) -> bytes:
-    assert isinstance(expected, HeldAnswer)
-    answer = expected.rewrite(payload)
-    assert not isinstance(answer, Sequence)
-    return b"".join(await answer)
+    assert isinstance(expected, BufferedResponse)
+    response = expected.rewrite(payload)
+    assert not isinstance(response, Sequence)
+    return b"".join(await response)
 
 
 @asynccontextmanager
@@ -449,7 +449,7 @@ async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int)
         tiered = await gate.list_offsets(asked, LATEST_TIERED, broker=-1)
         assert tiered == every(ARCHIVED, partitions, 0, 69)
         assert gate.store.calls == []
-        # The archive reaches the brokers' answers by time, so no log edges are needed.
+        # The archive reaches the brokers' responses by time, so no log edges are needed.
         assert gate.cluster.edges_asked.count(partitions) == 1
         ahead = await gate.list_offsets(asked, LATEST_TIERED, broker=70)  # a tier of the broker's
         assert ahead == every(ARCHIVED, partitions, 0, 70)
@@ -758,8 +758,8 @@ async def test_a_deletion_reaches_an_archive_that_had_just_begun(
     async with gateway() as gate, asyncio.TaskGroup() as tasks:
         await copied(gate.other, segment(1, 0, BROKER_START - 1, tp=tp_of(0)))
         asked = {ARCHIVED: [0], OTHER: [0]}
-        answers = await gate.delete_records(asked, 50)
-        assert answers == {(ARCHIVED, 0): (0, 50), (OTHER, 0): (0, 50)}
+        responses = await gate.delete_records(asked, 50)
+        assert responses == {(ARCHIVED, 0): (0, 50), (OTHER, 0): (0, 50)}
         checking = tasks.create_task(delete_records.check_deletions(gate.archive))
         await asyncio.sleep(0.02)
         assert len(gate.archive.deletions) == 2, "nothing was read again"
@@ -838,8 +838,8 @@ async def test_a_topic_that_an_answer_names_often_is_passed_over_in_steps() -> N
     """Each entry is read, and only the first one tells something: it took one turn for all."""
     entry = {"PartitionIndex": 0, "ErrorCode": 0, "Timestamp": -1, "Offset": 5, "LeaderEpoch": 0}
     topics = [{"Name": ARCHIVED, "Partitions": [entry]}] * 5_000
-    answer = {"ThrottleTimeMs": 0, "Topics": topics}
-    payload = encode_response("ListOffsetsResponse", VERSION, answer)
+    response = {"ThrottleTimeMs": 0, "Topics": topics}
+    payload = encode_response("ListOffsetsResponse", VERSION, response)
     turns = 0
 
     async def count() -> None:

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 from proxy_process import ProxyProcess, wait_for
 
 from lab.mock_cluster import MockCluster
-from lab.process import port_answers
+from lab.process import port_responses
 
 
 def node_ports(proxy: ProxyProcess) -> dict[int, int]:
@@ -31,7 +31,7 @@ def test_nodes_are_numbered_from_the_bootstrap_port_and_a_restart_keeps_them(
         assert ports == {1: proxy.port + 2, 2: proxy.port + 3}
         proxy.stop()
         proxy.start()
-        wait_for("a node's port, before any client asks", lambda: port_answers(ports[2]))
+        wait_for("a node's port, before any client asks", lambda: port_responses(ports[2]))
         assert node_ports(proxy) == ports
 
 

@@ -21,8 +21,8 @@ pytestmark = [
 ]
 
 TOPIC, PARTITIONS = "spliced", 3
-ANSWER_BYTES_MIN = 4 << 20
-Answers = dict[int, list[tuple[int, bytes]]]  # by version: (partition, records)
+RESPONSE_BYTES_MIN = 4 << 20
+Responses = dict[int, list[tuple[int, bytes]]]  # by version: (partition, records)
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def proxy(
         yield running
 
 
-def answers(connection: RawConnection, topic_id: UUID) -> Answers:
+def responses(connection: RawConnection, topic_id: UUID) -> Responses:
     """Two answers of each version: leftovers of the first would show in the second."""
-    found: Answers = {}
+    found: Responses = {}
     for version in (4, 6, 7, 11, 12, 13, 16, 17):
         for _ in range(2):
-            answer = connection.fetch_response(
+            response = connection.fetch_response(
                 version,
                 TOPIC,
                 topic_id if version >= 13 else None,
@@ -49,7 +49,7 @@ def answers(connection: RawConnection, topic_id: UUID) -> Answers:
                 bytes_max=8 << 20,
             )
             found.setdefault(version, []).extend(
-                (p.partition_index, bytes(p.records)) for p in answer.responses[0].partitions
+                (p.partition_index, bytes(p.records)) for p in response.responses[0].partitions
             )
     return found
 
@@ -60,12 +60,12 @@ def test_records_are_the_brokers_own(proxy: ProxyProcess, kafka_server: KafkaSer
         RawConnection(proxy.bootstrap) as through,
     ):
         topic_id = direct.topic_id(TOPIC)
-        expected = answers(direct, topic_id)
+        expected = responses(direct, topic_id)
         assert all(
-            sum(len(records) for _, records in of_one) > ANSWER_BYTES_MIN
+            sum(len(records) for _, records in of_one) > RESPONSE_BYTES_MIN
             for of_one in expected.values()
         )
-        assert answers(through, topic_id) == expected
+        assert responses(through, topic_id) == expected
     size = sum(len(records) for of_one in expected.values() for _, records in of_one)
     assert proxy.metric("fetchproxy_spliced_bytes_total") > size / 2
 
@@ -76,16 +76,16 @@ def test_clients_that_take_turns_and_one_that_is_slow(
     """All clients share one pipe: none gets another client's bytes."""
     with RawConnection(kafka_server.bootstrap) as direct:
         topic_id = direct.topic_id(TOPIC)
-        expected = answers(direct, topic_id)
-    got: list[Answers] = []
+        expected = responses(direct, topic_id)
+    got: list[Responses] = []
 
     def read(slow: bool) -> None:
         with RawConnection(proxy.bootstrap, receive_bytes_max=20_000 if slow else None) as through:
-            got.append(answers(through, topic_id))
+            got.append(responses(through, topic_id))
 
     readers = [threading.Thread(target=read, args=(i == 0,)) for i in range(4)]
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join()
-    assert [answer == expected for answer in got] == [True] * 4
+    assert [response == expected for response in got] == [True] * 4

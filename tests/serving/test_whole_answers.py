@@ -11,13 +11,13 @@ from fetchproxy_protocol.apis import ErrorCode, WireError
 from fetchproxy_protocol.fetch import TopicRef
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.serving.gateway.apis.fetch import FetchAnswer
+from fetchproxy.serving.gateway.apis.fetch import PendingFetch
 from fetchproxy.serving.gateway.broker_link import (
     WALKED_BYTES,
     WHOLE_BYTES_MAX,
-    Answer,
     BrokerLink,
-    HeldAnswer,
+    BufferedResponse,
+    ExpectedResponse,
     Payload,
 )
 from fetchproxy.serving.limits import GatheredBytes
@@ -51,7 +51,7 @@ class Client:
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
-        self.answers = 0
+        self.responses = 0
         self.failures: list[WireError] = []
         self.refused: list[str] = []
 
@@ -61,11 +61,11 @@ class Client:
     def write_pieces(self, pieces: Iterable[Buffer]) -> None:
         self.pieces += [bytes(piece) for piece in pieces]
 
-    def answered(self) -> None:
-        self.answers += 1
+    def responded(self) -> None:
+        self.responses += 1
 
-    def rewrite(self, answer: HeldAnswer) -> Payload | None:
-        payload = answer.rewrite(bytes(answer.payload))
+    def rewrite(self, response: BufferedResponse) -> Payload | None:
+        payload = response.rewrite(bytes(response.payload))
         assert isinstance(payload, list)
         return payload
 
@@ -84,18 +84,21 @@ class Client:
 
 
 class Conversation:
-    """One link with one answer due; `asked` lists the calls to the handler."""
+    """One link with one response due; `asked` lists the calls to the handler."""
 
     def __init__(
-        self, answer: Answer, held_bytes_max: int = 1 << 20, gathered: GatheredBytes | None = None
+        self,
+        response: ExpectedResponse,
+        held_bytes_max: int = 1 << 20,
+        gathered: GatheredBytes | None = None,
     ) -> None:
         self.client = Client()
         self.link = BrokerLink(
             self.client, ReceiveBuffer(), Wire(), held_bytes_max, _gathered=gathered
         )
-        self.link.tells_answered = True
+        self.link.tells_responded = True
         self.link.connection_made(Wire())
-        self.link.expected.append(answer)
+        self.link.expected.append(response)
 
     def arrives(self, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
@@ -103,8 +106,8 @@ class Conversation:
             self.link.buffer_updated(len(piece))
 
 
-def fetch_answer(version: int, asked: list[str], **shown: int) -> FetchAnswer:
-    """An answer for a client with its own session; `shown`: the log start the client is shown."""
+def fetch_response(version: int, asked: list[str], **shown: int) -> PendingFetch:
+    """A response for a client with its own session; `shown`: the log start the client is shown."""
 
     def on_head(head: fr.FetchResponseHead) -> fr.HeadPatch:
         asked.append("head")
@@ -120,10 +123,10 @@ def fetch_answer(version: int, asked: list[str], **shown: int) -> FetchAnswer:
         return CLIENTS_SESSION
 
     starts = {TOPIC[version]: lambda partition: shown["start"]} if shown else None
-    answer = FetchAnswer(CORRELATION_ID, version, bytes, starts)
-    answer.attach(on_head, on_error, lambda: asked.append("done"))
-    answer.on_plain = on_plain
-    return answer
+    response = PendingFetch(CORRELATION_ID, version, bytes, starts)
+    response.attach(on_head, on_error, lambda: asked.append("done"))
+    response.on_plain = on_plain
+    return response
 
 
 def framed(
@@ -150,14 +153,14 @@ def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
 ) -> None:
     frame = framed(version, records=b"r" * 300)
     asked: list[str] = []
-    whole = Conversation(fetch_answer(version, asked, **shown))
+    whole = Conversation(fetch_response(version, asked, **shown))
     whole.arrives([frame])
     assert asked == ["plain", "done"]
-    assert len(whole.client.pieces) == whole.client.answers == 1
+    assert len(whole.client.pieces) == whole.client.responses == 1
     assert not whole.link.expected
 
     waited: list[str] = []
-    small = Conversation(fetch_answer(version, waited, **shown))
+    small = Conversation(fetch_response(version, waited, **shown))
     small.arrives(byte_by_byte(frame))
     assert waited == ["plain", "done"]
     assert small.client.pieces == whole.client.pieces
@@ -165,10 +168,10 @@ def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
 
     large = framed(version, records=b"r" * WHOLE_BYTES_MAX)
     scanned: list[str] = []
-    cut = Conversation(fetch_answer(version, scanned, **shown))
+    cut = Conversation(fetch_response(version, scanned, **shown))
     cut.arrives(byte_by_byte(large))
     assert scanned == ["head", "done"]
-    whole = Conversation(fetch_answer(version, [], **shown))
+    whole = Conversation(fetch_response(version, [], **shown))
     whole.arrives([large])
     assert [b"".join(cut.client.pieces)] == whole.client.pieces
 
@@ -178,22 +181,22 @@ def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
     """Brokers send the head first, and then the records."""
     frame = framed(16)
     asked: list[str] = []
-    answer = fetch_answer(16, asked)
-    answer.on_plain = lambda session_id: asked.append("plain") or session_id
-    talk = Conversation(answer)
+    response = fetch_response(16, asked)
+    response.on_plain = lambda session_id: asked.append("plain") or session_id
+    talk = Conversation(response)
     talk.arrives([frame[:cut_at]])
     assert talk.client.pieces == []
     assert talk.link.kept_bytes == len(frame[:cut_at])
     talk.arrives([frame[cut_at:]])
     assert talk.client.pieces == [frame]
-    assert answer.frame_bytes == len(frame), "counted for the client's status"
+    assert response.frame_bytes == len(frame), "counted for the client's status"
     assert asked == ["plain", "done"]
     assert talk.link.kept_bytes == 0
 
 
 def test_the_rest_of_a_small_answer_is_waited_for_in_front_of_the_next() -> None:
-    both = Conversation(Answer(CORRELATION_ID))
-    both.link.expected.append(Answer(CORRELATION_ID))
+    both = Conversation(ExpectedResponse(CORRELATION_ID))
+    both.link.expected.append(ExpectedResponse(CORRELATION_ID))
     first = INT32.pack(8) + INT32.pack(CORRELATION_ID) + b"body"
     both.arrives([first[:10], first[10:] + first[:5], first[5:]])
     assert both.client.pieces == [first, first]
@@ -203,40 +206,40 @@ def test_the_rest_of_a_small_answer_is_waited_for_in_front_of_the_next() -> None
 def test_an_answer_with_an_error_is_scanned(version: int) -> None:
     frame = framed(version, ErrorCode.OFFSET_OUT_OF_RANGE, b"")
     asked: list[str] = []
-    whole = Conversation(fetch_answer(version, asked))
+    whole = Conversation(fetch_response(version, asked))
     whole.arrives([frame])
     assert asked == ["head", "error 1", "done"]
-    cut = Conversation(fetch_answer(version, []))
+    cut = Conversation(fetch_response(version, []))
     cut.arrives(byte_by_byte(frame))
     assert b"".join(whole.client.pieces) == b"".join(cut.client.pieces)
 
 
 def test_an_answer_with_an_error_at_its_top_is_scanned() -> None:
     asked: list[str] = []
-    whole = Conversation(fetch_answer(16, asked))
+    whole = Conversation(fetch_response(16, asked))
     whole.arrives([framed(16, top_error=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)])
     assert asked == ["head", "done"]
 
 
 def test_an_answer_whose_head_must_change_is_scanned() -> None:
     asked: list[str] = []
-    answer = fetch_answer(16, asked)
-    answer.on_plain = None
-    whole = Conversation(answer)
+    response = fetch_response(16, asked)
+    response.on_plain = None
+    whole = Conversation(response)
     whole.arrives([framed(16)])
     assert asked == ["head", "done"]
     assert len(whole.client.pieces) == 1
 
 
 def test_a_parked_answer_stays_where_it_is() -> None:
-    parked = Conversation(FetchAnswer(CORRELATION_ID, 16, bytes))
+    parked = Conversation(PendingFetch(CORRELATION_ID, 16, bytes))
     parked.arrives([framed(16)])
     assert parked.client.pieces == []
     assert parked.link.expected
 
 
 def test_another_answer_than_the_one_due_is_refused() -> None:
-    wrong = Conversation(Answer(CORRELATION_ID + 1))
+    wrong = Conversation(ExpectedResponse(CORRELATION_ID + 1))
     wrong.arrives([framed(16)])
     assert [str(failure) for failure in wrong.client.failures] == [
         "broker answered 7 where 8 was due"
@@ -245,29 +248,29 @@ def test_another_answer_than_the_one_due_is_refused() -> None:
 
 
 def test_what_is_rewritten_is_not_passed_even_if_it_is_whole() -> None:
-    held = Conversation(HeldAnswer(CORRELATION_ID, lambda payload: [b"another"]))
+    held = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [b"another"]))
     held.arrives([framed(16)])
     assert held.client.pieces == [b"\x00\x00\x00\x07another"]
 
 
 def test_two_answers_in_one_piece_leave_in_order() -> None:
     asked: list[str] = []
-    both = Conversation(Answer(CORRELATION_ID))
-    both.link.expected.append(fetch_answer(16, asked))
+    both = Conversation(ExpectedResponse(CORRELATION_ID))
+    both.link.expected.append(fetch_response(16, asked))
     first = INT32.pack(8) + INT32.pack(CORRELATION_ID) + b"body"
     both.arrives([first + framed(16)])
     assert b"".join(both.client.pieces).startswith(first)
-    assert both.client.answers == 2
+    assert both.client.responses == 2
 
 
 @pytest.mark.parametrize("version", [11, 12, 16])
 def test_little_comes_at_once_of_what_is_walked_slowly(version: int) -> None:
     """Walking 10,000 partitions without records in one piece holds the loop for milliseconds."""
     for slowly in (False, True):
-        answer = fetch_answer(version, [])
-        answer.on_plain = None
-        answer.walked_slowly = slowly
-        talk = Conversation(answer)
+        response = fetch_response(version, [])
+        response.on_plain = None
+        response.walked_slowly = slowly
+        talk = Conversation(response)
         frame = framed(version, records=b"")
         for piece in (b"", frame[:30], frame[30:]):
             talk.arrives([piece] if piece else [])

@@ -1,7 +1,7 @@
 """One archiver's view of the shared store and metadata log: slow, failing, wrong or frozen.
 
 Each simulated archiver reaches the one store and the one log through its own doors. Besides the
-faults of `faulty_store`, an answer may be lost after the request has taken effect. A frozen process
+faults of `faulty_store`, a response may be lost after the request has taken effect. A frozen process
 (as after SIGSTOP) neither begins nor ends anything until it is thawed.
 """
 
@@ -37,7 +37,7 @@ class Door:
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.weather = Weather(Faults())
-        self.lost_answers = 0
+        self.lost_responses = 0
         self._open = asyncio.Event()
         self._open.set()
 
@@ -54,11 +54,11 @@ class Door:
     async def passed(self) -> None:
         await self._open.wait()
 
-    async def answered(self, what: str) -> None:
+    async def responded(self, what: str) -> None:
         """After a write has taken effect, decide whether its caller learns of it."""
         await self._open.wait()
         if self.rng.random() < self.weather.lost_share:
-            self.lost_answers += 1
+            self.lost_responses += 1
             raise StorageUnavailable(f"{what}: done, but the answer is lost")
 
 
@@ -69,15 +69,15 @@ class ArchiversStore(FaultyObjectStore):
 
     async def put(self, key: str, content: bytes) -> None:
         await super().put(key, content)
-        await self._door.answered(key)
+        await self._door.responded(key)
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         await super().put_file(key, path, settled=settled)
-        await self._door.answered(key)
+        await self._door.responded(key)
 
     async def delete(self, key: str) -> None:
         await super().delete(key)
-        await self._door.answered(key)
+        await self._door.responded(key)
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         content = await super().get(key, bytes_max)
@@ -116,7 +116,7 @@ class ArchiversMetadataLog:
     async def append(self, partition: int, value: bytes) -> int:
         await self._suffer("append")
         offset = await self._inner.append(partition, value)
-        await self._door.answered("append")
+        await self._door.responded("append")
         return offset
 
     async def bounds(self, partition: int) -> tuple[int, int]:

@@ -143,7 +143,7 @@ class BrokerNode:
         self.tasks: asyncio.TaskGroup | None = None
         self.listener: Any = None
 
-    async def answer(self, request: bytes) -> bytes:
+    async def response(self, request: bytes) -> bytes:
         key, version = struct.unpack_from(">hh", request)
         low, high = VERSIONS[key]  # a KeyError ends the connection, and the simulation notices
         assert low <= version <= high, f"API {key} version {version}"
@@ -289,17 +289,17 @@ class BrokerNode:
         return DescribeProducersResponse(throttle_time_ms=0, topics=topics)
 
     def _list_offsets(self, request: Any) -> Any:
-        answered = ListOffsetsResponse.ListOffsetsTopicResponse
+        responded = ListOffsetsResponse.ListOffsetsTopicResponse
         topics = []
         for topic in request.topics:
             partitions = [
-                answered.ListOffsetsPartitionResponse(
+                responded.ListOffsetsPartitionResponse(
                     partition_index=p.partition_index,
                     **self._offset(topic.name, p, getattr(request, "isolation_level", 0)),
                 )
                 for p in topic.partitions
             ]
-            topics.append(answered(name=topic.name, partitions=partitions))
+            topics.append(responded(name=topic.name, partitions=partitions))
         return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
     def _offset(self, topic: str, asked: Any, isolation: int) -> dict[str, int]:
@@ -401,7 +401,7 @@ class BrokerNode:
     def _news(
         self, session: FetchSession, reads: dict[Key, LogRead], incremental: bool
     ) -> dict[Key, LogRead]:
-        """The partitions the answer names; those with data move to the session's end (fairness)."""
+        """The partitions the response names; those with data move to the session's end (fairness)."""
         kept: dict[Key, LogRead] = {}
         for key, read in reads.items():
             log = self.cluster.log_of(*key)

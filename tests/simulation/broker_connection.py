@@ -68,10 +68,10 @@ class BrokerProtocol(asyncio.Protocol):
                 self._some.clear()
                 await self._some.wait()
             frame = self._frames.popleft()
-            answer = await self._node.answer(frame)
+            response = await self._node.response(frame)
             await self._writable.wait()
             if self.transport is None:
                 return
-            self.transport.write(answer)
+            self.transport.write(response)
             if len(self._frames) <= _QUEUED_MAX // 2:
                 self.transport.resume_reading()

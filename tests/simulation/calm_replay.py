@@ -172,10 +172,10 @@ class PlainReader:
     partition_bytes: int = 64 * 1024
     wait_ms: int = 500
     host: str = "10.9.9.9"
-    answers: int = 0
+    responses: int = 0
     taken: list[Taken] = field(default_factory=list)
     throttles_ms: list[int] = field(default_factory=list)
-    pauses_s: list[float] = field(default_factory=list)  # wait for each answer after a throttle
+    pauses_s: list[float] = field(default_factory=list)  # wait for each response after a throttle
     positions: dict[TopicIdPartition, int] = field(default_factory=dict)
 
     async def read(self, until: float, ends: int | None = None) -> None:
@@ -195,14 +195,14 @@ class PlainReader:
             }
             request, _ = session.request(wanted, VERSION, limits)
             began = now()
-            answered = await connection.ask(request, FETCH_RESPONSE, VERSION)
+            responded = await connection.ask(request, FETCH_RESPONSE, VERSION)
             if throttled_ms:
-                self.pauses_s.append(answered.at - began)
-            throttled_ms = answered.message.throttle_time_ms
+                self.pauses_s.append(responded.at - began)
+            throttled_ms = responded.message.throttle_time_ms
             if throttled_ms:
                 self.throttles_ms.append(throttled_ms)
-            self.answers += 1
-            self._take(answered.message, answered.at)
+            self.responses += 1
+            self._take(responded.message, responded.at)
         await connection.close()
 
     def size(self, since: float = 0.0, until: float = float("inf")) -> int:
@@ -227,9 +227,9 @@ class PlainReader:
         loop = asyncio.get_running_loop()
         make = lambda: ClientConnection(self.name)  # noqa: E731
         _, bootstrap = await loop.create_connection(make, *BOOTSTRAP, local_addr=(self.host, 0))
-        answer = (await bootstrap.ask(*metadata_request(["weather"]))).message
+        response = (await bootstrap.ask(*metadata_request(["weather"]))).message
         await bootstrap.close()
-        broker = answer.brokers[0]
+        broker = response.brokers[0]
         _, connection = await loop.create_connection(
             make, broker.host, broker.port, local_addr=(self.host, 0)
         )

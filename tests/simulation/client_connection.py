@@ -1,4 +1,4 @@
-"""A simulated client's connection: any request, and one answer for each, in request order."""
+"""A simulated client's connection: any request, and one response for each, in request order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FRAME_BYTES_MAX = 8 << 20
 
 
 @dataclass(slots=True)
-class Answered:
+class Responded:
     """`began_at`: when the request was sent or the one before it answered, whichever is later."""
 
     message: Any
@@ -33,7 +33,7 @@ class _Asked:
     kind: Any
     version: int
     began_at: float
-    answer: asyncio.Future[Answered]
+    response: asyncio.Future[Responded]
 
 
 class ClientConnection(asyncio.Protocol):
@@ -43,7 +43,7 @@ class ClientConnection(asyncio.Protocol):
         self._received = bytearray()
         self._correlation_id = 0
         self._transport: asyncio.Transport | None = None
-        self._last_answer_at = 0.0
+        self._last_response_at = 0.0
         self._dawdled_s = 0.0
         self._paused_at: float | None = None
         self._lost = asyncio.Event()
@@ -67,9 +67,9 @@ class ClientConnection(asyncio.Protocol):
         self._transport = None
         self._lost.set()
         for asked in self._asked:
-            if not asked.answer.done():
-                asked.answer.set_exception(ConnectionResetError(f"{self.name}: {exc}"))
-                asked.answer.exception()  # mark as retrieved: some askers have left
+            if not asked.response.done():
+                asked.response.set_exception(ConnectionResetError(f"{self.name}: {exc}"))
+                asked.response.exception()  # mark as retrieved: some askers have left
 
     # -- for the client --------------------------------------------------------------------------
     @property
@@ -80,7 +80,7 @@ class ClientConnection(asyncio.Protocol):
     def unanswered(self) -> int:
         return len(self._asked)
 
-    def ask(self, request: Any, kind: Any, version: int) -> asyncio.Future[Answered]:
+    def ask(self, request: Any, kind: Any, version: int) -> asyncio.Future[Responded]:
         """Raise ConnectionResetError if the connection is lost."""
         if not self.is_open or self._transport is None:
             raise ConnectionResetError(f"{self.name}: lost")
@@ -88,10 +88,10 @@ class ClientConnection(asyncio.Protocol):
         request.API_VERSION = version
         request.with_header(correlation_id=self._correlation_id, client_id=self.name)
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answered] = loop.create_future()
-        self._asked.append(_Asked(self._correlation_id, kind, version, loop.time(), answer))
+        response: asyncio.Future[Responded] = loop.create_future()
+        self._asked.append(_Asked(self._correlation_id, kind, version, loop.time(), response))
         self._transport.write(request.encode(header=True, framed=True))
-        return answer
+        return response
 
     def dawdle(self, seconds: float) -> None:
         """Act as a slow consumer: read nothing for `seconds`."""
@@ -122,11 +122,11 @@ class ClientConnection(asyncio.Protocol):
             f"{asked.correlation_id} was due"
         )
         now = asyncio.get_running_loop().time()
-        began_at = max(asked.began_at, self._last_answer_at)
-        self._last_answer_at = now
+        began_at = max(asked.began_at, self._last_response_at)
+        self._last_response_at = now
         dawdled_s, self._dawdled_s = self._dawdled_s, 0.0
-        if not asked.answer.done():
-            asked.answer.set_result(Answered(message, len(frame), began_at, now, dawdled_s))
+        if not asked.response.done():
+            asked.response.set_result(Responded(message, len(frame), began_at, now, dawdled_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class ClientFetchSession:
         )
         return request, incremental
 
-    def answered(self, error_code: int, session_id: int) -> None:
+    def responded(self, error_code: int, session_id: int) -> None:
         if not self._enabled:
             assert session_id == 0, "a session that nobody asked for"
             return

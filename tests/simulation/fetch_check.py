@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from client_connection import Answered, ClientFetchSession, Wanted
+from client_connection import ClientFetchSession, Responded, Wanted
 from fetchproxy_protocol.record_batch import check_crc, walk
 
 from fetchproxy.model import TopicIdPartition
@@ -20,7 +20,7 @@ SESSION_ERRORS = (70, 71)
 # Available tail data may be kept back this long, as other partitions fill the answers.
 STARVING_S_MAX = 10.0
 CLOCK_SLACK_S = 1e-6
-# Early empty answers allowed in a row: they come from a catch or from a parked poll.
+# Early empty responses allowed in a row: they come from a catch or from a parked poll.
 EARLY_MAX = 8
 # Answers, per partition asked, in which an archived partition may get no data while others do.
 PASSED_OVER_MAX = 10
@@ -31,23 +31,23 @@ class FetchCheck:
     consumer: SimulatedConsumer
     wanted: dict[TopicIdPartition, Wanted]
     tail: set[TopicIdPartition]  # at the time of the request
-    answered: Answered
+    responded: Responded
     incremental: bool
     empty: bool = True  # neither records nor an error
 
     def run(self, session: ClientFetchSession) -> None:
-        consumer, answer = self.consumer, self.answered.message
-        world, error = consumer.world, getattr(answer, "error_code", 0)
-        world.answers += 1
+        consumer, response = self.consumer, self.responded.message
+        world, error = consumer.world, getattr(response, "error_code", 0)
+        world.responses += 1
         self._in_time(None)
-        session.answered(error, getattr(answer, "session_id", 0))
+        session.responded(error, getattr(response, "session_id", 0))
         if error:
             assert error in SESSION_ERRORS, f"{consumer.name}: top-level error {error}"
             assert consumer.habits.sessions
             world.sessions_lost += 1
             world.note(consumer.name, "session error", error)
             return
-        found = self._named(answer)
+        found = self._named(response)
         summary = []
         for tp, part in found.items():
             size = len(part.records or b"")
@@ -67,19 +67,19 @@ class FetchCheck:
             part = found.get(tp)
             self._check_tail(tp, part is not None and bool(part.records))
 
-    def _named(self, answer: Any) -> dict[TopicIdPartition, Any]:
-        """Each partition once; all requested partitions, unless the answer is incremental."""
+    def _named(self, response: Any) -> dict[TopicIdPartition, Any]:
+        """Each partition once; all requested partitions, unless the response is incremental."""
         by_id = self.consumer.habits.version >= 13
         known = {(t.topic_id if by_id else t.topic, t.partition): t for t in self.wanted}
         found: dict[TopicIdPartition, Any] = {}
-        for topic in answer.responses:
+        for topic in response.responses:
             for part in topic.partitions:
                 tp = known.get((topic.topic_id if by_id else topic.topic, part.partition_index))
                 assert tp is not None, f"{part.partition_index} was not asked for"
                 assert tp not in found, f"{tp} is answered twice"
                 found[tp] = part
         if not self.incremental:
-            listed = [topic.topic_id if by_id else topic.topic for topic in answer.responses]
+            listed = [topic.topic_id if by_id else topic.topic for topic in response.responses]
             assert len(listed) == len(set(listed)), "a topic has two entries"
             missing = [str(tp) for tp in self.wanted if tp not in found]
             assert not missing, f"not answered: {missing}"
@@ -88,18 +88,18 @@ class FetchCheck:
     # -- time ------------------------------------------------------------------------------------
     def _in_time(self, ready_at: float | None) -> None:
         """Not later than the client's own wait, or (tail data) than `ready_at`, plus the margin."""
-        habits, answered = self.consumer.habits, self.answered
+        habits, responded = self.consumer.habits, self.responded
         wait_s = habits.max_wait_ms / 1000
         if not self.tail:
             read_max_s = self.consumer.world.limits.serving.remote_fetch_max_wait_ms / 1000
             wait_s = max(wait_s, min(READ_WAIT_MIN_S, read_max_s))
-        due = answered.began_at + wait_s
+        due = responded.began_at + wait_s
         if ready_at is not None:
-            due = min(due, max(ready_at, answered.began_at))
-        late_s = answered.at - due - answered.dawdled_s
+            due = min(due, max(ready_at, responded.began_at))
+        late_s = responded.at - due - responded.dawdled_s
         if ready_at is None:
             self.consumer.world.slowest_s = max(self.consumer.world.slowest_s, late_s)
-        margin_s = self.consumer.world.margin_s(answered.size + min(habits.max_bytes, 200_000))
+        margin_s = self.consumer.world.margin_s(responded.size + min(habits.max_bytes, 200_000))
         assert late_s <= margin_s, f"{late_s:.3f} s late, where {margin_s:.3f} s are allowed"
 
     def _check_fair(self, found: dict[TopicIdPartition, Any]) -> None:
@@ -120,7 +120,7 @@ class FetchCheck:
         }
         # A partition that is not judged yet may still wait for a metadata read that hung earlier.
         judged_s = world.config.store.metadata_read_max_ms / 1000
-        well = self.answered.began_at > world.fair_since + world.recovery_s + judged_s
+        well = self.responded.began_at > world.fair_since + world.recovery_s + judged_s
         if not well or not archived.intersection(served):
             return
         passed_over.update(archived.difference(served))
@@ -131,15 +131,15 @@ class FetchCheck:
             assert turns <= turns_max, f"{consumer.name}: {tp} was passed over {turns} times"
 
     def _check_not_in_a_loop(self, has_news: bool) -> None:
-        """An early empty answer is allowed now and then; many in a row are a loop."""
+        """An early empty response is allowed now and then; many in a row are a loop."""
         consumer = self.consumer
-        took_s = self.answered.at - self.answered.began_at
+        took_s = self.responded.at - self.responded.began_at
         early = took_s < min(consumer.habits.max_wait_ms / 1000, 0.1) / 2
         consumer.early = consumer.early + 1 if self.empty and early and not has_news else 0
         assert consumer.early <= EARLY_MAX, f"{consumer.name}: {consumer.early} answers of nothing"
 
     def _check_tail(self, tp: TopicIdPartition, has_data: bool) -> None:
-        consumer, answered = self.consumer, self.answered
+        consumer, responded = self.consumer, self.responded
         log = consumer.world.log_of(tp)
         offset = self.wanted[tp].offset
         if tp not in self.tail or log.start_offset > offset:
@@ -156,8 +156,8 @@ class FetchCheck:
         if has_data:
             consumer.starving_since.pop(tp, None)
             return
-        since = consumer.starving_since.setdefault(tp, answered.at)
-        starved_s = answered.at - since
+        since = consumer.starving_since.setdefault(tp, responded.at)
+        starved_s = responded.at - since
         assert starved_s <= STARVING_S_MAX, f"{tp} at {offset}: tail kept back for {starved_s} s"
 
     # -- contents --------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class FetchCheck:
             assert part.error_code == 0, f"{consumer.name}: {tp}: error {part.error_code}"
 
     def _check_error(self, tp: TopicIdPartition, part: Any) -> None:
-        consumer, now = self.consumer, self.answered.at
+        consumer, now = self.consumer, self.responded.at
         world, offset = consumer.world, self.wanted[tp].offset
         where = f"{consumer.name}: {tp} at {offset}: error {part.error_code}"
         assert part.error_code == KAFKA_STORAGE_ERROR, where
@@ -185,7 +185,7 @@ class FetchCheck:
         others = self.tail - {tp}
         assert not others, f"{where} beside the tail of {sorted(map(str, others))}"
         wait_ms = min(consumer.habits.max_wait_ms, world.limits.serving.remote_fetch_max_wait_ms)
-        assert now - self.answered.began_at >= wait_ms / 1000 - CLOCK_SLACK_S, f"{where} too early"
+        assert now - self.responded.began_at >= wait_ms / 1000 - CLOCK_SLACK_S, f"{where} too early"
 
     def _check_data(self, tp: TopicIdPartition, part: Any) -> None:
         """The log's own batches from the requested offset on, each once, none left out."""

@@ -1,7 +1,7 @@
 """The read side under faults: several readers, one faulty store, a clock that jumps.
 
 `simulate(seed)` generates an archive and lets readers read it through the purgatory while the store
-misbehaves. It asserts that every answer is right, and at the end that nothing is left. It returns a
+misbehaves. It asserts that every response is right, and at the end that nothing is left. It returns a
 trace; the same seed gives the same trace.
 """
 
@@ -172,7 +172,7 @@ async def _read_to_the_ends(world: World, number: int) -> None:
 async def _fetch(
     world: World, number: int, requests: list[RemoteReadRequest], bytes_max: int
 ) -> dict[int, RemoteReadResult]:
-    """One fetch as the gateway makes it; some clients leave before the answer."""
+    """One fetch as the gateway makes it; some clients leave before the response."""
     rng, loop = world.rng, asyncio.get_running_loop()
     if rng.random() < 0.1:
         world.purgatory.warm(rng.choice(requests))

@@ -3,7 +3,7 @@
 `simulate(seed)` runs the gateway and everything behind it on a virtual-time loop. A broker writes
 and deletes its log. The real RemoteLogManager archives it, or a simpler archiver does, whose
 segments the proxy finds in the store alone. Consumers read the log through the proxy and check
-every answer. When the faults are over, all consumers must finish, and nothing may be left. The same
+every response. When the faults are over, all consumers must finish, and nothing may be left. The same
 seed gives the same trace.
 """
 
@@ -56,7 +56,7 @@ FATAL_REASONS = frozenset(("wire_error", "half_frame_max_ms", "idle_max_ms"))
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`trace_hash` covers every answer and its time."""
+    """`trace_hash` covers every response and its time."""
 
     trace_hash: str
     world: World

@@ -41,7 +41,7 @@ class World:
     fair_since: float = float("-inf")
     corrupt_until: float = 0.0  # until then damaged answers may still be remembered
     production_over: bool = False
-    answers: int = 0
+    responses: int = 0
     consumed_batches: int = 0
     storage_errors: int = 0
     told_out_of_range: int = 0
@@ -82,7 +82,7 @@ class World:
         return self._hash.hexdigest()
 
     def margin_s(self, size: int) -> float:
-        """How long after the client's own wait an answer of `size` bytes may arrive, in s.
+        """How long after the client's own wait a response of `size` bytes may arrive, in s.
 
         It covers the parked poll, the grace for tail data, and the network's own time.
         """

@@ -1,7 +1,7 @@
-"""A consumer that checks every answer: order, bytes, offsets, errors, watermarks, time.
+"""A consumer that checks every response: order, bytes, offsets, errors, watermarks, time.
 
 It starts somewhere in the log and reads to its final end. Like real clients it fetches again at
-once after each answer. It reopens a lost connection and continues reading at its position.
+once after each response. It reopens a lost connection and continues reading at its position.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class SimulatedConsumer:
         assert isinstance(bootstrap, ClientConnection)
         try:
             topics = sorted({tp.topic for tp in self.positions})
-            answer = (await bootstrap.ask(*metadata_request(topics))).message
+            response = (await bootstrap.ask(*metadata_request(topics))).message
         finally:
             await bootstrap.close()
-        address = {b.node_id: (b.host, b.port) for b in answer.brokers}[node_id]
+        address = {b.node_id: (b.host, b.port) for b in response.brokers}[node_id]
         assert address[0] == BOOTSTRAP[0], f"a broker's own address reached the client: {address}"
         _, connection = await loop.create_connection(make, *address)
         assert isinstance(connection, ClientConnection)
@@ -170,10 +170,10 @@ class SimulatedConsumer:
             connection.dawdle(rng.uniform(0.01, 1.0))
         try:
             async with asyncio.timeout(habits.max_wait_ms / 1000 + UNANSWERED_S_MAX):
-                answered = await waiting
+                responded = await waiting
         except TimeoutError:
             raise AssertionError(f"{self.name}: no answer for {wanted}") from None
-        check = FetchCheck(self, wanted, before, answered, incremental)
+        check = FetchCheck(self, wanted, before, responded, incremental)
         check.run(session)
         if behind is not None:
             await behind
@@ -187,8 +187,8 @@ class SimulatedConsumer:
         session = ClientFetchSession(False)
         while True:
             request, _ = session.request({tp: Wanted(offset, 1_000)}, self.habits.version, limits)
-            answered = await connection.ask(request, FETCH_RESPONSE, self.habits.version)
-            part = answered.message.responses[0].partitions[0]
+            responded = await connection.ask(request, FETCH_RESPONSE, self.habits.version)
+            part = responded.message.responses[0].partitions[0]
             assert not part.records, f"{self.name}: records above the end of {tp}"
             self.world.note(self.name, "above the end", part.error_code)
             if part.error_code == OFFSET_OUT_OF_RANGE:

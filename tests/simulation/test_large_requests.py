@@ -20,7 +20,7 @@ from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
 from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
-from fetchproxy.serving.gateway.apis.fetch import FetchAnswer, FetchHandler
+from fetchproxy.serving.gateway.apis.fetch import FetchHandler, PendingFetch
 from fetchproxy.serving.gateway.broker_link import BrokerLink
 from fetchproxy.serving.gateway.fetch_session import ASKED_BYTES
 from fetchproxy.serving.gateway.session import GatewaySession
@@ -80,8 +80,8 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
 
     async def main(replay: Replay) -> None:
         connection = await connected("wide")
-        answer = await connection.ask(fetch_of(PARTITIONS), FETCH_RESPONSE, VERSION)
-        (topic,) = answer.message.responses
+        response = await connection.ask(fetch_of(PARTITIONS), FETCH_RESPONSE, VERSION)
+        (topic,) = response.message.responses
         found = [each.partition_index for each in topic.partitions]
         assert sorted(found) == list(range(PARTITIONS))
         await connection.close()
@@ -130,10 +130,10 @@ def test_the_answer_to_one_partition_named_very_often_is_walked_in_steps(
     slowly: list[bool] = []
     expect_passed = FetchHandler._expect_passed
 
-    def noted(handler: FetchHandler, *arguments: Any) -> FetchAnswer:
-        answer = expect_passed(handler, *arguments)
-        slowly.append(answer.walked_slowly)
-        return answer
+    def noted(handler: FetchHandler, *arguments: Any) -> PendingFetch:
+        response = expect_passed(handler, *arguments)
+        slowly.append(response.walked_slowly)
+        return response
 
     monkeypatch.setattr(FetchHandler, "_expect_passed", noted)
 
@@ -156,9 +156,9 @@ def test_a_request_that_names_too_many_partitions_reaches_no_broker(
     sent: list[int] = []
     send = GatewaySession.send_upstream
 
-    def counted(session: GatewaySession, request: bytes, answer: Any) -> None:
+    def counted(session: GatewaySession, request: bytes, response: Any) -> None:
         sent.append(len(request))
-        send(session, request, answer)
+        send(session, request, response)
 
     monkeypatch.setattr(GatewaySession, "send_upstream", counted)
 
@@ -199,8 +199,8 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     async def main(replay: Replay) -> None:
         connection = await connected("wide")
         for _ in range(3):
-            answer = await connection.ask(fetch_of(PARTITIONS), FETCH_RESPONSE, VERSION)
-            assert answer.message.responses
+            response = await connection.ask(fetch_of(PARTITIONS), FETCH_RESPONSE, VERSION)
+            assert response.message.responses
         await connection.close()
 
     monkeypatch.setattr(FetchJudging, "_ask_edges", asked_edges)
@@ -281,25 +281,25 @@ def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
         handled["requests", turn()] += 1
         return peek(view, pos, end)
 
-    def answered(link: BrokerLink) -> None:
+    def responded(link: BrokerLink) -> None:
         handled["answers", turn()] += 1
         write(link)
 
     monkeypatch.setattr(request_reader, "peek_request_header", peeked)
-    monkeypatch.setattr(BrokerLink, "_finish", answered)
+    monkeypatch.setattr(BrokerLink, "_finish", responded)
 
     async def main(replay: Replay) -> None:
         connection = await connected("pipelining")
         asked = [connection.ask(*metadata_request(["weather"])) for _ in range(500)]
-        for answer in asked:
-            assert (await answer).message.topics[0].name == "weather"
+        for response in asked:
+            assert (await response).message.topics[0].name == "weather"
         await connection.close()
 
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
     for side in ("requests", "answers"):
         counts = [count for (which, _), count in handled.items() if which == side]
         assert sum(counts) >= 500
-        # An answer may make room for another request in the same turn.
+        # A response may make room for another request in the same turn.
         assert max(counts) <= 2 * MESSAGES_A_TURN
 
 

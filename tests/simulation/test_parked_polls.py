@@ -43,7 +43,7 @@ def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> No
             }
             limits = LIMITS | {"max_bytes": 1 << 20, "isolation_level": isolation}
             request, _ = ClientFetchSession(enabled=False).request(wanted, version, limits)
-            async with asyncio.timeout(10):  # an answer that cannot be decoded never arrives
+            async with asyncio.timeout(10):  # a response that cannot be decoded never arrives
                 message = (await connection.ask(request, FETCH_RESPONSE, version)).message
             parts = {p.partition_index: p for t in message.responses for p in t.partitions}
             assert [part.error_code for part in parts.values()] == [0, 0]

@@ -1,6 +1,6 @@
 """A thousand replaying clients, most of them slow: the memory that chunks really take.
 
-The clients do what the gateway does for each fetch, with the read side and the answer budget that
+The clients do what the gateway does for each fetch, with the read side and the response budget that
 it uses. The store counts the bytes it hands out until nothing refers to them any more. The count
 covers bytes that are cached, being read, waiting or being sent, whether a budget counts them or
 not.
@@ -27,11 +27,11 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.runtime.loop import in_steps
-from fetchproxy.serving.admission import AnswerBudget
-from fetchproxy.serving.fetch_answer import (
-    AnswerRoom,
-    PartitionAnswer,
-    encode_own_answer,
+from fetchproxy.serving.admission import ResponseBudget
+from fetchproxy.serving.fetch_response import (
+    PartitionResponse,
+    ResponseRoom,
+    encode_proxy_response,
 )
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -39,7 +39,7 @@ CLIENTS = 1_000
 PARTITIONS = 10
 BATCH_BYTES, BATCHES = 4_000, 400
 CHUNK = 64 * KiB
-CACHE, INFLIGHT, ANSWERS, ANSWER = 1 * MiB, 1 * MiB, 2 * MiB, 256 * KiB
+CACHE, INFLIGHT, RESPONSES, RESPONSE = 1 * MiB, 1 * MiB, 2 * MiB, 256 * KiB
 
 # READ_COMMITTED also reads aborted lists. No fetch may wait for these while it holds a chunk.
 COMMITTED = IsolationLevel.READ_COMMITTED
@@ -76,10 +76,10 @@ class CountingStore(MemoryObjectStore):
 class Told:
     """Totals over all clients."""
 
-    answers: int = 0
+    responses: int = 0
     size: int = 0
     empty: int = 0
-    over: int = 0  # the most bytes that the answer budget held
+    over: int = 0  # the most bytes that the response budget held
 
 
 def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
@@ -94,7 +94,7 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
         for tp in tps:
             batches = [make_batch(i, 1, rng.randbytes(BATCH_BYTES - 61)) for i in range(BATCHES)]
             await store_segment(store, rng, tp, batches, [(1, 5, 9)], index_interval_bytes=1)
-        budget = AnswerBudget(ANSWER, ANSWERS)
+        budget = ResponseBudget(RESPONSE, RESPONSES)
         async with (
             StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
             RemoteFetchPurgatory(CONFIG, rlmm, rsm, rng, limits=LIMITS) as purgatory,
@@ -106,11 +106,13 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
         assert budget.taken == 0
 
     run_virtual(main)
-    assert told.answers == 5 * CLIENTS
-    assert told.size > 5 * (CACHE + INFLIGHT + ANSWERS)  # far more than ever was in memory at once
-    assert told.over > 0.7 * ANSWERS, "the budget was put to the test"
-    assert told.over <= ANSWERS + CHUNK
-    assert Counted.most <= CACHE + INFLIGHT + ANSWERS + CHUNK
+    assert told.responses == 5 * CLIENTS
+    assert told.size > 5 * (
+        CACHE + INFLIGHT + RESPONSES
+    )  # far more than ever was in memory at once
+    assert told.over > 0.7 * RESPONSES, "the budget was put to the test"
+    assert told.over <= RESPONSES + CHUNK
+    assert Counted.most <= CACHE + INFLIGHT + RESPONSES + CHUNK
     gc.collect()
     assert Counted.live == 0
 
@@ -119,7 +121,7 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
 class Client:
     number: int
     purgatory: RemoteFetchPurgatory
-    budget: AnswerBudget
+    budget: ResponseBudget
     told: Told
 
     async def run(self, tp: TopicIdPartition, rng: Random) -> None:
@@ -138,19 +140,19 @@ class Client:
             if size < BATCH_BYTES:
                 self.told.empty += 1
                 continue
-            self.told.answers += 1
+            self.told.responses += 1
             self.told.size += size
             done += 1
 
     async def _read(self, tp: TopicIdPartition, offset: int, deadline: float) -> Sequence[Buffer]:
-        request = RemoteReadRequest(tp, offset, ANSWER, COMMITTED, self.number)
-        fetch = self.purgatory.watch([request], bytes_max=ANSWER, deadline=deadline)
+        request = RemoteReadRequest(tp, offset, RESPONSE, COMMITTED, self.number)
+        fetch = self.purgatory.watch([request], bytes_max=RESPONSE, deadline=deadline)
         await fetch.completed.wait()
         found = [
-            PartitionAnswer((b"weather", tp.partition), PartitionPatch(), 0, result.records)
+            PartitionResponse((b"weather", tp.partition), PartitionPatch(), 0, result.records)
             for result in fetch.results().values()
         ]
-        room = AnswerRoom(self.budget.room(), first_whole=not self.budget.full)
-        answers = [room.fit(part) for part in found]
-        asked = FetchRequest(12, 1, b"", -1, 0, 1, ANSWER, COMMITTED, 0, -1, {}, (), b"", b"")
-        return await in_steps(encode_own_answer(asked, 0, answers, 0))
+        room = ResponseRoom(self.budget.room(), first_whole=not self.budget.full)
+        responses = [room.fit(part) for part in found]
+        asked = FetchRequest(12, 1, b"", -1, 0, 1, RESPONSE, COMMITTED, 0, -1, {}, (), b"", b"")
+        return await in_steps(encode_proxy_response(asked, 0, responses, 0))

@@ -71,7 +71,7 @@ def test_replay_takes_one_step_a_turn_beside_a_tail(
             if tail_is_read:
                 of_tail = PlainReader("tail", [tail])
                 reading = group.create_task(of_tail.read(end))
-                await asyncio.sleep(1.0)  # the tail reader has had an answer
+                await asyncio.sleep(1.0)  # the tail reader has had a response
             replaying = [
                 group.create_task(reader.read(end, BATCHES * BATCH_OFFSETS)) for reader in readers
             ]

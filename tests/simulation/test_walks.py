@@ -82,12 +82,12 @@ async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
         request, _ = session.request(wanted, VERSION, LIMITS)
         if number == 4:
             with walking(walk):
-                answer = await connection.ask(request, FETCH_RESPONSE, VERSION)
+                response = await connection.ask(request, FETCH_RESPONSE, VERSION)
         else:
-            answer = await connection.ask(request, FETCH_RESPONSE, VERSION)
+            response = await connection.ask(request, FETCH_RESPONSE, VERSION)
         size = sum(
             len(part.records or b"")
-            for topic in answer.message.responses
+            for topic in response.message.responses
             for part in topic.partitions
         )
         if not size:  # the first fetch is caught

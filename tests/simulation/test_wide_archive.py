@@ -82,26 +82,26 @@ class Steps:
 
 
 async def read(wanted: int) -> list[list[int]]:
-    """The partitions of each answer with records, until `wanted` of them are read to their end."""
+    """The partitions of each response with records, until `wanted` of them are read to their end."""
     connection = await connected("wide")
     end = BATCH_OFFSETS * BATCHES
     positions = dict.fromkeys(range(PARTITIONS), 0)
-    answers: list[list[int]] = []
+    responses: list[list[int]] = []
     for _ in range(40):
         left = {n: offset for n, offset in positions.items() if offset < end}
         if PARTITIONS - len(left) >= wanted:
             break
-        answer = await connection.ask(fetch_at(left), FETCH_RESPONSE, VERSION)
-        partitions = answer.message.responses[0].partitions
+        response = await connection.ask(fetch_at(left), FETCH_RESPONSE, VERSION)
+        partitions = response.message.responses[0].partitions
         assert not any(each.error_code for each in partitions)
         if got := [each.partition_index for each in partitions if each.records]:
-            answers.append(got)
+            responses.append(got)
         for partition in got:
             positions[partition] += BATCH_OFFSETS
     else:
         pytest.fail(f"{len(left)} partitions are not read to their end")
     await connection.close()
-    return answers
+    return responses
 
 
 def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     steps.count(FetchMarks, "_place")
     steps.count(SegmentReader, "read")
     steps.count(fetch_api, "read_answer")
-    answers: list[list[int]] = []
+    responses: list[list[int]] = []
     read_for: list[int] = []
     watch = RemoteFetchPurgatory.watch
 
@@ -120,10 +120,10 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     monkeypatch.setattr(RemoteFetchPurgatory, "watch", watched)
 
     async def main(replay: Replay) -> None:
-        answers.extend(await read(PARTITIONS))
+        responses.extend(await read(PARTITIONS))
 
     run_replay(RemoteFetchConfig(), main, partitions=PARTITIONS, batches=BATCHES)
-    assert max(map(len, answers)) <= PARTITIONS_READ_MAX
+    assert max(map(len, responses)) <= PARTITIONS_READ_MAX
     assert len(set(read_for[:PARTITIONS])) == PARTITIONS, "one was read twice before others once"
     assert steps.calls["_place"].total() >= PARTITIONS
     assert steps.most("_place") <= 2 * SPLIT_AT_ONCE
@@ -144,8 +144,8 @@ def test_those_that_the_store_does_not_give_keep_nobody_waiting() -> None:
             await suffer(key)
 
         replay.store._suffer = some_fail  # type: ignore[method-assign]
-        answers = await read(PARTITIONS - failing)
-        assert {n for got in answers for n in got} == set(range(failing, PARTITIONS))
+        responses = await read(PARTITIONS - failing)
+        assert {n for got in responses for n in got} == set(range(failing, PARTITIONS))
 
     run_replay(RemoteFetchConfig(), main, partitions=PARTITIONS, batches=BATCHES)
 

@@ -170,8 +170,8 @@ class TopicsWorld:
                 "max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0,
             }  # fmt: skip
             request, _ = session.request(wanted, FETCH_VERSION, limits)
-            answer = await connection.ask(request, FETCH_RESPONSE, FETCH_VERSION)
-            for topic in answer.message.responses:
+            response = await connection.ask(request, FETCH_RESPONSE, FETCH_VERSION)
+            for topic in response.message.responses:
                 for partition in topic.partitions:
                     assert not partition.error_code
                     offset += len(partition.records or b"") // BATCH_BYTES * BATCH_OFFSETS

@@ -1,4 +1,4 @@
-"""An answer from another server in a cloud store's place must not look like an empty archive."""
+"""A response from another server in a cloud store's place must not look like an empty archive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fetchproxy.storage.stores.clouds import open_cloud_store
 from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import NativeObjectStore
 
-ANSWERS = [
+RESPONSES = [
     b"<html><body>Sign in to this network</body></html>",
     b"<?xml version='1.0'?><Welcome/>",
     b"{}",
@@ -66,7 +66,7 @@ async def answering(
 
 
 @pytest.mark.parametrize("scheme", ["gs", "az"])
-@pytest.mark.parametrize("body", ANSWERS)
+@pytest.mark.parametrize("body", RESPONSES)
 async def test_no_wrong_listing_looks_empty(
     scheme: str, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +86,7 @@ async def test_a_listing_does_not_end_where_a_page_should_follow(
         for n in range(1000)
     )
     page = f"<ListBucketResult><NextContinuationToken>t</NextContinuationToken>{objects}"
-    bodies = (f"{page}</ListBucketResult>".encode(), ANSWERS[0])
+    bodies = (f"{page}</ListBucketResult>".encode(), RESPONSES[0])
     async with answering("gs", *bodies, monkeypatch=monkeypatch) as store:
         with pytest.raises(StorageUnavailable):
             await keys_of(store.list("archive/"))
@@ -95,7 +95,9 @@ async def test_a_listing_does_not_end_where_a_page_should_follow(
 async def test_a_look_for_the_end_stays_below_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Credentials may cover only the archive's prefix."""
     looked_for: list[bytes] = []
-    async with answering("gs", ANSWERS[0], monkeypatch=monkeypatch, looked_for=looked_for) as store:
+    async with answering(
+        "gs", RESPONSES[0], monkeypatch=monkeypatch, looked_for=looked_for
+    ) as store:
         with pytest.raises(StorageUnavailable):
             await keys_of(store.list("archive/orders-"))
         with pytest.raises(StorageUnavailable):

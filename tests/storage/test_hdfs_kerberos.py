@@ -31,7 +31,7 @@ class Judge:
         self.headers: list[str] = []  # Authorization headers sent to the DataNode
         self.proof: str | None = None  # sent instead of the right one; "": none
 
-    def answer(self, request: web.Request) -> web.Response:
+    def response(self, request: web.Request) -> web.Response:
         op = request.query["op"]
         self.asked.append(op)
         assert "Cookie" not in request.headers
@@ -88,7 +88,7 @@ def kdc(module_kdc: Kdc, monkeypatch: pytest.MonkeyPatch) -> Kdc:
 async def judged_store(
     judge: Judge, host: str = "localhost", **keys: object
 ) -> AsyncIterator[HdfsObjectStore]:
-    async with server(judge.answer) as address:
+    async with server(judge.response) as address:
         location = HdfsLocation((f"{host}:{address.rpartition(':')[2]}",), "/a", user="somebody")
         config = StoreConfig.model_validate(keys)
         async with HdfsObjectStore(location, config=config) as store:
@@ -124,10 +124,10 @@ async def test_a_token_that_has_ended_is_replaced_once(kdc: Kdc) -> None:
 
 async def test_a_token_that_ends_on_its_way_to_a_datanode(kdc: Kdc) -> None:
     class Late(Judge):
-        def answer(self, request: web.Request) -> web.Response:
+        def response(self, request: web.Request) -> web.Response:
             if request.path == "/datanode" and self.issued == 1:
                 return said("InvalidToken")
-            return super().answer(request)
+            return super().response(request)
 
     judge = Late()
     async with judged_store(judge) as store:

@@ -32,7 +32,7 @@ from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.retries import tried_once
 from fetchproxy.storage.watched_store import WatchedObjectStore
 
-Answer = Callable[[web.Request], web.Response]
+ExpectedResponse = Callable[[web.Request], web.Response]
 FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}
 
 
@@ -47,27 +47,27 @@ def moved(request: web.Request) -> web.Response:
     return web.Response(status=307, headers={"Location": location})
 
 
-def namenode(**answers: Answer) -> Answer:
+def namenode(**responses: ExpectedResponse) -> ExpectedResponse:
     """Answers by operation; the archive's folder exists."""
 
-    def answer(request: web.Request) -> web.Response:
+    def response(request: web.Request) -> web.Response:
         op = request.query["op"]
         if request.path == "/datanode":
-            return answers[f"{op}_DATA"](request)
-        if op == "GETFILESTATUS" and op not in answers:
+            return responses[f"{op}_DATA"](request)
+        if op == "GETFILESTATUS" and op not in responses:
             return web.json_response(FOLDER)
-        if op not in answers:
+        if op not in responses:
             return moved(request)
-        return answers[op](request)
+        return responses[op](request)
 
-    return answer
+    return response
 
 
 @asynccontextmanager
-async def server(answer: Answer) -> AsyncIterator[str]:
+async def server(response: ExpectedResponse) -> AsyncIterator[str]:
     async def handle(request: web.Request) -> web.StreamResponse:
         await request.read()
-        return answer(request)
+        return response(request)
 
     async with streaming(handle) as address:
         yield address
@@ -91,9 +91,9 @@ async def streaming(
 
 
 @asynccontextmanager
-async def answering(answer: Answer, **keys: object) -> AsyncIterator[HdfsObjectStore]:
+async def answering(response: ExpectedResponse, **keys: object) -> AsyncIterator[HdfsObjectStore]:
     async with (
-        server(answer) as address,
+        server(response) as address,
         HdfsObjectStore(
             HdfsLocation((address,), "/a", user="me"), config=StoreConfig.model_validate(keys)
         ) as store,
@@ -200,8 +200,8 @@ async def test_a_page_that_does_not_go_on_ends_the_listing_with_an_error() -> No
     """Without this, the listing of a server that ignores startAfter would never end."""
     entry = {**FOLDER["FileStatus"], "type": "FILE", "pathSuffix": "a"}
     listing = {"partialListing": {"FileStatuses": {"FileStatus": [entry]}}, "remainingEntries": 1}
-    answer = json.dumps({"DirectoryListing": listing}).encode()
-    async with answering(namenode(LISTSTATUS_BATCH=lambda _: web.Response(body=answer))) as store:
+    response = json.dumps({"DirectoryListing": listing}).encode()
+    async with answering(namenode(LISTSTATUS_BATCH=lambda _: web.Response(body=response))) as store:
         with pytest.raises(StorageUnavailable, match="is listed after"):
             [found async for found in store.list("")]
 
@@ -282,15 +282,15 @@ async def test_an_object_without_end_is_given_up(stated: bool) -> None:
         nonlocal sent
         if request.query["op"] == "GETFILESTATUS":
             return web.json_response(FOLDER)
-        answer = web.StreamResponse()
+        response = web.StreamResponse()
         if stated:
-            answer.content_length = 4 * 1024**4
-        await answer.prepare(request)
+            response.content_length = 4 * 1024**4
+        await response.prepare(request)
         with suppress(ConnectionError, asyncio.CancelledError):
             while True:
-                await answer.write(bytes(64 * 1024))
+                await response.write(bytes(64 * 1024))
                 sent += 64 * 1024
-        return answer
+        return response
 
     async with streaming(endless) as address:
         location = HdfsLocation((address,), "/a", user="me")
@@ -304,22 +304,22 @@ async def test_an_object_without_end_is_given_up(stated: bool) -> None:
 
 @pytest.mark.parametrize(("broken", "asked"), [(1, 2), (2, 2)])
 async def test_an_answer_that_breaks_off_is_asked_for_once_more(broken: int, asked: int) -> None:
-    """As if the file was replaced within the first answer."""
-    answers = 0
+    """As if the file was replaced within the first response."""
+    responses = 0
 
     async def breaking_off(request: web.Request) -> web.StreamResponse:
-        nonlocal answers
+        nonlocal responses
         if request.query["op"] == "GETFILESTATUS":
             return web.json_response(FOLDER)
-        answers += 1
-        answer = web.StreamResponse()
-        answer.content_length = 8
-        await answer.prepare(request)
-        await answer.write(b"half" if answers <= broken else b"complete")
-        if answers <= broken:
+        responses += 1
+        response = web.StreamResponse()
+        response.content_length = 8
+        await response.prepare(request)
+        await response.write(b"half" if responses <= broken else b"complete")
+        if responses <= broken:
             assert request.transport is not None
             request.transport.close()
-        return answer
+        return response
 
     async with streaming(breaking_off) as address:
         location = HdfsLocation((address,), "/a", user="me")
@@ -329,7 +329,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_once_more(broken: int, ask
             else:
                 with pytest.raises(StorageUnavailable):
                     await store.get("k")
-    assert answers == asked
+    assert responses == asked
 
 
 async def test_a_namenode_that_says_too_much_is_given_up() -> None:

@@ -214,7 +214,7 @@ class Silent:
 async def test_a_silent_service_is_asked_by_one_and_fails_the_others_at_once(
     key: str, endpoint: str
 ) -> None:
-    """And its own answer alone ends the condition: nobody has to read an encrypted segment."""
+    """And its own response alone ends the condition: nobody has to read an encrypted segment."""
     silent = Silent()
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     place = place_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", key)

@@ -667,7 +667,7 @@ class HangingKeys(FileKeyRing):
         super().__init__(path)
         self.hangs = self.is_service = True
         self.asked: list[str] = []
-        self.answers = asyncio.Semaphore(0)
+        self.responses = asyncio.Semaphore(0)
 
     def asks_service(self, key_id: str) -> bool:
         return self.is_service
@@ -675,7 +675,7 @@ class HangingKeys(FileKeyRing):
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
         self.asked.append(context["segment_id"])
         if self.hangs:
-            await self.answers.acquire()
+            await self.responses.acquire()
         return await super().unwrap(wrapped, context)
 
 
@@ -699,11 +699,11 @@ class Opener:
             self.tasks[number] = asyncio.create_task(opening.unlock(client))
             await asyncio.sleep(0)
 
-    async def answer(self, count: int) -> None:
+    async def response(self, count: int) -> None:
         """Let the key service answer so many requests, and be asked again."""
         for _ in range(count):
             asked = len(self.keys.asked)
-            self.keys.answers.release()
+            self.keys.responses.release()
             while len(self.keys.asked) == asked:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
@@ -763,7 +763,7 @@ async def test_clients_ask_a_slow_key_service_in_turn(opener: Opener) -> None:
     await opener.begin("one", 40)
     await opener.begin("many", 38)
     opener.openings[37].join("another")
-    await opener.answer(4)
+    await opener.response(4)
     assert opener.asked_at(40) <= KEYS_AT_ONCE + 2
     assert opener.asked_at(37) <= KEYS_AT_ONCE + 3, "it goes at the first turn of both clients"
     assert opener.openings[1].is_open
@@ -776,6 +776,6 @@ async def test_who_no_longer_waits_for_a_key_is_not_asked_for(opener: Opener) ->
     asked = len(opener.keys.asked)
     await opener.begin("one", 40)
     assert len(opener.keys.asked) == asked + 1 == KEYS_AT_ONCE + 1
-    opener.keys.answers.release()
+    opener.keys.responses.release()
     await opener.tasks[40]
     assert not list(opener.packed.conditions(asyncio.get_running_loop().time() + WAIT_SHOWN_S))

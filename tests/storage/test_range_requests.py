@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.s3_ranges import (
     HEAD_BYTES_MAX,
-    OtherAnswer,
+    OtherResponse,
     RangeRequests,
     Wanted,
     _Connection,
@@ -255,7 +255,7 @@ async def test_a_head_of_any_length_is_bounded(size: int) -> None:
         if size < HEAD_BYTES_MAX:
             assert await client.get(url, Wanted(PART)) == CONTENT[10:20]
         else:
-            with pytest.raises(OtherAnswer, match="a head of more than"):
+            with pytest.raises(OtherResponse, match="a head of more than"):
                 await client.get(url, Wanted(PART))
 
 
@@ -266,7 +266,7 @@ async def test_more_than_was_asked_for(more: bytes) -> None:
             served.writer.write(served.head() + served.body + more)
 
     async with serving(serve) as (url, _), requests() as client:
-        with pytest.raises(OtherAnswer, match="more"):
+        with pytest.raises(OtherResponse, match="more"):
             await client.get(url, Wanted(PART))
 
 
@@ -301,13 +301,13 @@ def test_an_object_that_ends_inside_the_range() -> None:
     assert part_of(whole, Wanted(ByteRange(0, 64), to_end=True))[0] == 10
     assert part_of(whole, Wanted(ByteRange(0, 10), to_end=True))[0] == 10
     for wanted in (Wanted(ByteRange(0, 64)), Wanted(ByteRange(0, 9), to_end=True)):
-        with pytest.raises(OtherAnswer):
+        with pytest.raises(OtherResponse):
             part_of(whole, wanted)
 
 
 @pytest.mark.parametrize("total", [b"0-9/100", b"0-9/*", b"0-9/9", b"1-10/10"])
 def test_a_part_that_may_not_be_all_there_is(total: bytes) -> None:
-    with pytest.raises(OtherAnswer):
+    with pytest.raises(OtherResponse):
         part_of(RIGHT.replace(b"10-19/100", total), Wanted(ByteRange(0, 64), to_end=True))
 
 
@@ -332,12 +332,12 @@ def test_a_part_that_may_not_be_all_there_is(total: bytes) -> None:
     ],
 )
 def test_a_head_that_is_not(head: bytes) -> None:
-    with pytest.raises(OtherAnswer):
+    with pytest.raises(OtherResponse):
         part_of(head, Wanted(PART))
 
 
 def test_what_status_it_had_instead() -> None:
-    with pytest.raises(OtherAnswer) as caught:
+    with pytest.raises(OtherResponse) as caught:
         part_of(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0", Wanted(PART))
     assert caught.value.status == 503
 

@@ -22,7 +22,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.store_health import REPORTED_AFTER_S, StoreOperation
-from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content, answered
+from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content, responded
 from fetchproxy.storage.stores.retries import (
     PAUSES_S,
     RETRY_AFTER_MAX_S,
@@ -38,7 +38,7 @@ from fetchproxy.storage.watched_store import NAME_WRITTEN_EACH_S, WatchedObjectS
 T = TypeVar("T")
 
 
-def answers(*errors: RemoteStorageError) -> tuple[Callable[[], Awaitable[int]], list[float]]:
+def responses(*errors: RemoteStorageError) -> tuple[Callable[[], Awaitable[int]], list[float]]:
     """A call that raises these errors, then succeeds, and the loop times of its calls."""
     left, times = list(errors), []
 
@@ -53,7 +53,7 @@ def answers(*errors: RemoteStorageError) -> tuple[Callable[[], Awaitable[int]], 
 
 def test_passing_errors_are_tried_again_with_growing_pauses() -> None:
     async def main() -> None:
-        call, times = answers(*(StorageUnavailable("500") for _ in range(TRIES_MAX - 1)))
+        call, times = responses(*(StorageUnavailable("500") for _ in range(TRIES_MAX - 1)))
         assert await retried("k", call) == TRIES_MAX
         pauses = [b - a for a, b in pairwise(times)]
         for pause, nominal in zip(pauses, PAUSES_S, strict=True):
@@ -64,7 +64,7 @@ def test_passing_errors_are_tried_again_with_growing_pauses() -> None:
 
 def test_the_tries_are_used_up() -> None:
     async def main() -> None:
-        call, times = answers(*(StorageUnavailable("status 500 x") for _ in range(TRIES_MAX)))
+        call, times = responses(*(StorageUnavailable("status 500 x") for _ in range(TRIES_MAX)))
         with pytest.raises(StorageUnavailable, match=r"^status 500 x \(tried 4 times\)$"):
             await retried("k", call)
         assert len(times) == TRIES_MAX
@@ -77,7 +77,7 @@ def test_the_tries_are_used_up() -> None:
 )
 def test_lasting_errors_are_not_tried_again(error: RemoteStorageError) -> None:
     async def main() -> None:
-        call, times = answers(error)
+        call, times = responses(error)
         with pytest.raises(type(error)):
             await retried("k", call)
         assert len(times) == 1
@@ -87,7 +87,7 @@ def test_lasting_errors_are_not_tried_again(error: RemoteStorageError) -> None:
 
 def test_a_caller_with_a_back_off_of_its_own_gets_one_try_also_in_its_tasks() -> None:
     async def main() -> None:
-        call, times = answers(StorageUnavailable("500"))
+        call, times = responses(StorageUnavailable("500"))
         with tried_once():
             task = asyncio.ensure_future(retried("k", call))
             with pytest.raises(StorageUnavailable):
@@ -127,7 +127,7 @@ def test_retry_after(asked_s: float, tries: int) -> None:
     async def main() -> None:
         error = StorageThrottled("503")
         error.retry_after_s = asked_s
-        call, times = answers(error)
+        call, times = responses(error)
         try:
             await retried("k", call)
         except StorageThrottled:
@@ -140,7 +140,7 @@ def test_retry_after(asked_s: float, tries: int) -> None:
 
 ERRORS: tuple[Callable[[], RemoteStorageError], ...] = (
     lambda: StorageThrottled("status 503 SlowDown"),
-    lambda: answered("put k", 429, "", "status 429"),
+    lambda: responded("put k", 429, "", "status 429"),
     lambda: StorageUnavailable("status 500 InternalError"),
     lambda: StorageUnavailable("connection reset"),
 )
@@ -190,7 +190,7 @@ async def work(store: WatchedObjectStore, numbers: range) -> None:
 
 
 def test_two_percent_of_errors_cost_little_and_are_no_condition() -> None:
-    """At most 10 % more requests and 20 % more time, and each answer is the right one."""
+    """At most 10 % more requests and 20 % more time, and each response is the right one."""
 
     async def run(share: float) -> tuple[int, float]:
         clock = asyncio.get_running_loop().time
@@ -223,7 +223,7 @@ class OneWriteASecond(MemoryObjectStore):
         now = asyncio.get_running_loop().time()
         if now - self.at.get(key, float("-inf")) < 1:
             self.refused += 1
-            raise answered(f"put {key}", 429, "SlowDown", "status 429 SlowDown")
+            raise responded(f"put {key}", 429, "SlowDown", "status 429 SlowDown")
         self.at[key] = now
         await super().put(key, content)
 
@@ -275,7 +275,7 @@ def test_a_real_outage_is_found_as_fast() -> None:
 
 def test_anothers_object_is_anothers_also_after_a_failed_try() -> None:
     class Lost(MemoryObjectStore):
-        """The first answer is lost."""
+        """The first response is lost."""
 
         numbers = count()
 

@@ -23,10 +23,10 @@ def page(keys: list[str], space: str = SPACE, root: str = "ListBucketResult") ->
 
 
 async def taken(body: bytes, status: int = 200) -> tuple[bytes, dict[str, Any]]:
-    answer: dict[str, Any] = {"status_code": status, "body": body}
+    response: dict[str, Any] = {"status_code": status, "body": body}
     customized: dict[str, Any] = {}
-    await _take_objects(answer, customized)
-    return answer["body"], customized
+    await _take_objects(response, customized)
+    return response["body"], customized
 
 
 @pytest.mark.parametrize("space", [SPACE, ""])

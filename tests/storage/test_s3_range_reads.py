@@ -26,7 +26,7 @@ PART = ByteRange(10, 20)
 DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>m</Message></Error>"
 ABSENT = b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code><Message>m</Message></Error>"
 
-Answer = Callable[[str], bytes]  # from the request's head
+ExpectedResponse = Callable[[str], bytes]  # from the request's head
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +56,9 @@ def part(head: str) -> bytes:
 
 @asynccontextmanager
 async def store(
-    answer: Answer, tls: ssl.SSLContext | None = None
+    response: ExpectedResponse, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[S3ObjectStore, list[bool]]]:
-    """(a store at a server with these answers, whether each request had a signed URL)."""
+    """(a store at a server with these responses, whether each request had a signed URL)."""
     asked: list[bool] = []
     tasks: set[asyncio.Task[None]] = set()
 
@@ -68,7 +68,7 @@ async def store(
                 while True:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode()
                     asked.append(signed_url(head))
-                    writer.write(answer(head))
+                    writer.write(response(head))
         finally:
             writer.close()
             with suppress(OSError):
@@ -103,7 +103,7 @@ async def test_a_small_object_takes_one_request_and_a_large_one_two() -> None:
     sizes = iter((1, 1000, SMALL_OBJECT.length, SMALL_OBJECT.length + 1))
     size = 0
 
-    def answer(head: str) -> bytes:
+    def response(head: str) -> bytes:
         content = bytes(size)
         if not signed_url(head):
             return http("200 OK", content)
@@ -111,7 +111,7 @@ async def test_a_small_object_takes_one_request_and_a_large_one_two() -> None:
         content_range = f"Content-Range: bytes 0-{len(sent) - 1}/{size}"
         return http("206 Partial Content", sent, content_range)
 
-    async with store(answer) as (s3, asked):
+    async with store(response) as (s3, asked):
         for size in sizes:
             assert await s3.get("k") == bytes(size)
         assert asked == [True] * 3 + [True, False]
@@ -148,10 +148,10 @@ async def test_what_an_answer_means_is_for_the_client_to_say() -> None:
 
 
 async def test_a_store_that_takes_no_signed_urls_is_soon_not_asked_with_them() -> None:
-    def answer(head: str) -> bytes:
+    def response(head: str) -> bytes:
         return http("403 Forbidden", DENIED) if signed_url(head) else part(head)
 
-    async with store(answer) as (s3, asked):
+    async with store(response) as (s3, asked):
         for _ in range(NEEDLESS_MAX + 3):
             assert await s3.get_range("k", PART) == b"0123456789"
         assert asked == [True, False] * NEEDLESS_MAX + [False] * 3
@@ -160,13 +160,13 @@ async def test_a_store_that_takes_no_signed_urls_is_soon_not_asked_with_them() -
 async def test_an_address_that_was_refused_once_is_made_anew() -> None:
     addresses: list[str] = []
 
-    def answer(head: str) -> bytes:
+    def response(head: str) -> bytes:
         if not signed_url(head):
             return part(head)
         addresses.append(head.split(" ")[1])
         return http("403 Forbidden", DENIED) if len(addresses) == 1 else part(head)
 
-    async with store(answer) as (s3, _):
+    async with store(response) as (s3, _):
         await s3.get_range("k", PART)
         await asyncio.sleep(1.1)  # signatures have a resolution of seconds
         for _ in range(2):

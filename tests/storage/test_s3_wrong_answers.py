@@ -1,4 +1,4 @@
-"""Servers that answer wrongly, slowly or in part: never wrong bytes, never a false "empty"."""
+"""Servers that response wrongly, slowly or in part: never wrong bytes, never a false "empty"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fetchproxy.storage.stores.retries import TRIES_MAX
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 MiB = 1024 * 1024
-Answer = Callable[[str], bytes]  # from the request's head
+ExpectedResponse = Callable[[str], bytes]  # from the request's head
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +57,9 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def answering(
-    answer: Answer, *, silent: bool = False, requester_pays: bool = False
+    response: ExpectedResponse, *, silent: bool = False, requester_pays: bool = False
 ) -> AsyncIterator[S3ObjectStore]:
-    """A store whose server gives this answer; `silent`: it then keeps the connection open."""
+    """A store whose server gives this response; `silent`: it then keeps the connection open."""
 
     served: set[asyncio.Task[None]] = set()
 
@@ -68,7 +68,7 @@ async def answering(
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             length = re.search(r"(?i)content-length: (\d+)", head)
             await reader.readexactly(int(length[1]) if length else 0)
-            writer.write(answer(head))
+            writer.write(response(head))
             await writer.drain()
             if silent:
                 await reader.read()  # until the client gives up
@@ -356,7 +356,7 @@ async def test_a_page_is_asked_for_again_and_the_caller_repeats_all_else() -> No
 async def test_where_conditions_are_not_known_it_looks_before_it_puts() -> None:
     there: set[str] = set()
 
-    def answer(head: str) -> bytes:
+    def response(head: str) -> bytes:
         method, target = head.split(" ")[:2]
         path = target.partition("?")[0]
         if method == "GET":
@@ -367,7 +367,7 @@ async def test_where_conditions_are_not_known_it_looks_before_it_puts() -> None:
         there.add(path)
         return http("200 OK", b"", 'ETag: "x"')
 
-    async with answering(answer) as store:
+    async with answering(response) as store:
         assert await store.put_new("k", b"x")
         assert not await store.put_new("k", b"y")
         assert there == {"/bucket/k"}
@@ -475,16 +475,18 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "responses",
     [
         pytest.param([error("500 Internal Server Error", "InternalError")], id="that fails"),
         pytest.param([http("204 No Content", b"")] * 2, id="a late part brings it back"),
     ],
 )
-async def test_an_upload_is_aborted_until_it_is_gone(tmp_path: Path, answers: list[bytes]) -> None:
+async def test_an_upload_is_aborted_until_it_is_gone(
+    tmp_path: Path, responses: list[bytes]
+) -> None:
     path = tmp_path / "segment"
     path.write_bytes(bytes(6 * MiB))
-    aborts = [*answers, error("404 Gone", "NoSuchUpload")]
+    aborts = [*responses, error("404 Gone", "NoSuchUpload")]
     asked: list[str] = []
 
     def server(head: str) -> bytes:

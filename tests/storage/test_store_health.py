@@ -73,7 +73,7 @@ def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() ->
         loop = asyncio.get_running_loop()
         tracker = OperationHealth(StoreOperation.WRITE)
         with capture_logs() as logs:
-            async with tracker.asked() as answered:
+            async with tracker.asked() as responded:
                 began_at = loop.time()
                 await asyncio.sleep(SILENT_AFTER_S - 1)
                 tracker.look(loop.time())
@@ -84,7 +84,7 @@ def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() ->
                     False, SILENT_AFTER_S, "no answer for 8 s"
                 )
                 assert tracker.failing_since == began_at
-                answered()
+                responded()
                 assert tracker.status(loop.time()).up
         assert [entry["event"] for entry in logs] == ["store_failing", "store_failing_no_more"]
         async with tracker.asked(may_take_long=True):

@@ -52,10 +52,10 @@ def read(
     deadline = time.monotonic() + SETTLES_S
     left = set(reads)
     while left:
-        answer = wire.ask("Fetch", _FETCH_VERSION, _fetch(reads, left, ids, isolation))
-        assert answer.error_code == 0, answer
+        response = wire.ask("Fetch", _FETCH_VERSION, _fetch(reads, left, ids, isolation))
+        assert response.error_code == 0, response
         moved = False
-        for topic in answer.responses:
+        for topic in response.responses:
             for part in topic.partitions:
                 moved |= _take(reads[by_id[topic.topic_id], part.partition_index], part)
         left = {k for k in left if not reads[k].error and reads[k].next_offset < ends[k]}
@@ -74,9 +74,9 @@ def read_topic(wire: WireConnection, topic: str, partition: int) -> bytes:
     ids = {topic: topic_id.topics[0].topic_id}
     while found.next_offset < end:
         fields = _fetch({key: found}, [key], ids, READ_UNCOMMITTED)
-        answer = wire.ask("Fetch", _FETCH_VERSION, fields)
-        assert answer.error_code == 0, answer
-        for response in answer.responses:
+        response = wire.ask("Fetch", _FETCH_VERSION, fields)
+        assert response.error_code == 0, response
+        for response in response.responses:
             _take(found, response.partitions[0])
         assert not found.error, found
     return found.records
@@ -139,12 +139,12 @@ def list_offsets(
             part = {"partition_index": number, "timestamp": timestamp, "current_leader_epoch": -1}
             topics.setdefault(name, []).append(part)
         entries = [{"name": name, "partitions": parts} for name, parts in topics.items()]
-        answer = wire.ask(
+        response = wire.ask(
             "ListOffsets",
             _LIST_VERSION,
             {"replica_id": -1, "isolation_level": isolation, "topics": entries},
         )
-        for topic in answer.topics:
+        for topic in response.topics:
             for p in topic.partitions:
                 found[(topic.name, p.partition_index), timestamp] = (
                     *(p.error_code, p.offset, p.timestamp),
@@ -169,10 +169,10 @@ def epoch_ends(
             part = {"partition": partition, "current_leader_epoch": -1, "leader_epoch": epoch}
             topics.setdefault(name, []).append(part)
         entries = [{"topic": name, "partitions": parts} for name, parts in topics.items()]
-        answer = wire.ask(
+        response = wire.ask(
             "OffsetForLeaderEpoch", _EPOCH_VERSION, {"replica_id": -1, "topics": entries}
         )
-        for topic in answer.topics:
+        for topic in response.topics:
             for p in topic.partitions:
                 key = (topic.topic, p.partition)
                 found[key, at[key]] = (p.error_code, p.leader_epoch, p.end_offset)
@@ -184,8 +184,8 @@ def delete_records(wire: WireConnection, offsets: Mapping[Key, int]) -> None:
     for (name, number), offset in offsets.items():
         topics.setdefault(name, []).append({"partition_index": number, "offset": offset})
     entries = [{"name": name, "partitions": parts} for name, parts in topics.items()]
-    answer = wire.ask("DeleteRecords", 2, {"topics": entries, "timeout_ms": 30_000})
-    for topic in answer.topics:
+    response = wire.ask("DeleteRecords", 2, {"topics": entries, "timeout_ms": 30_000})
+    for topic in response.topics:
         for p in topic.partitions:
             assert p.error_code == 0, (topic.name, p)
             assert p.low_watermark == offsets[topic.name, p.partition_index], (topic.name, p)

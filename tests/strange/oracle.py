@@ -1,6 +1,6 @@
 """What a real broker says of its generated logs, before any is archived or deleted. Not a test.
 
-The broker's answers have to agree with the description of each log as well: so a fault of the
+The broker's responses have to agree with the description of each log as well: so a fault of the
 generator is not taken for a fault of fetchproxy.
 """
 
@@ -83,11 +83,11 @@ def _without_guesses(
         or p.log.log_start > p.log.batches[0].base_offset
         or _has_timeless_segment(p.log)
     }
-    for place, answer in found.items():
-        assert answer[0] == (35 if place[1] < min(_SPECIAL_TIMES) else 0), (place, answer)
+    for place, response in found.items():
+        assert response[0] == (35 if place[1] < min(_SPECIAL_TIMES) else 0), (place, response)
     return {
-        (key, time): answer
-        for (key, time), answer in found.items()
+        (key, time): response
+        for (key, time), response in found.items()
         if time in _SPECIAL_TIMES or key not in guessed
     }
 

@@ -45,7 +45,7 @@ def tls_connection(
         raise
 
 
-def answers(peer: socket.socket, correlation: int = 7) -> bool:
+def responses(peer: socket.socket, correlation: int = 7) -> bool:
     """Whether the broker answers ApiVersions over this connection."""
     peer.sendall(request(API_VERSIONS, 0, correlation=correlation))
     return read_frame(peer)[:4] == struct.pack(">i", correlation)
@@ -53,4 +53,4 @@ def answers(peer: socket.socket, correlation: int = 7) -> bool:
 
 def serves(proxy: ProxyProcess, authority: Authority) -> bool:
     with tls_connection(proxy, authority) as peer:
-        return answers(peer)
+        return responses(peer)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from certificates import Authority
 from proxy_process import ProxyProcess, wait_for
-from raw_tls import answers, serves
+from raw_tls import responses, serves
 from scripted_broker import TOPIC, encode
 from test_large_answers import LargeBroker
 from test_tls_memory import begun, resident_bytes
@@ -39,7 +39,7 @@ WITHIN_S = 20  # of which the memory is watched
 
 
 class EvilBroker(LargeBroker):
-    """It has deleted its records, and ends no answer to a client's Metadata."""
+    """It has deleted its records, and ends no response to a client's Metadata."""
 
     ENDLESS = 4242  # the correlation id of such a request
 
@@ -53,10 +53,10 @@ class EvilBroker(LargeBroker):
         found.topics[0].partitions[0].offset = LOG_START
         return found
 
-    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+    def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         if api_key == METADATA and correlation_id == self.ENDLESS:
             return struct.pack(">ii", HELD_BYTES_MAX, correlation_id) + bytes(HELD_BYTES_MAX - MiB)
-        return super().answer(api_key, version, correlation_id)
+        return super().response(api_key, version, correlation_id)
 
 
 def files_max() -> int:
@@ -131,7 +131,7 @@ def test_all_limits_at_once(
         def linked() -> socket.socket:
             peer = context.wrap_socket(plain(), server_hostname="localhost")
             stack.enter_context(peer)
-            assert answers(peer)
+            assert responses(peer)
             return peer
 
         others = [linked() for _ in range(HUGE + HALF)]

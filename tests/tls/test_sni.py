@@ -14,7 +14,7 @@ import pytest
 from certificates import Authority
 from host_names import names_here, with_names
 from proxy_process import ProxyProcess, wait_for
-from raw_tls import RawTls, answers, tls_connection
+from raw_tls import RawTls, responses, tls_connection
 from test_bad_input import request
 from tls_parts import READERS, confluent_tls, java_tls
 from topic_data import TopicData, produce
@@ -171,7 +171,7 @@ def test_a_client_without_a_server_name_gets_the_bootstrap(
     through: ProxyProcess, authority: Authority
 ) -> None:
     with tls_connection(through, authority, server_name=None) as peer:
-        assert answers(peer)
+        assert responses(peer)
 
 
 @pytest.mark.parametrize("name", ["broker-1.kafka.test.evil", "localhost", "broker-x.kafka.test"])

@@ -150,12 +150,12 @@ def test_a_reader_that_does_not_read_pauses_the_broker(
     produce(secured.server.bootstrap, data, 4_000, size=8_000, batch_records=100)
     before = rss_bytes(tls_proxy.pid)
     with RawTls(tls_proxy, authority, own=client_certificate) as reader:
-        answer = fetch_without_reading(reader, topic, bytes_max=28 << 20)
+        response = fetch_without_reading(reader, topic, bytes_max=28 << 20)
         time.sleep(2)  # time enough for 28 MiB on loopback, were nobody to pause
         grown = rss_bytes(tls_proxy.pid) - before
         with RawTls(tls_proxy, authority, own=client_certificate) as other:
             assert other.list_offset(5, topic, -1)[2] == 4_000
-        assert len(answer()) > 20 << 20, "and then it arrives whole"
+        assert len(response()) > 20 << 20, "and then it arrives whole"
     assert grown < 12 << 20, f"{grown} bytes for one slow reader"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 from proxy_process import ProxyProcess, wait_for
-from raw_tls import API_VERSIONS, answers, serves, tls_connection
+from raw_tls import API_VERSIONS, responses, serves, tls_connection
 from test_bad_input import is_closed, request
 
 from lab.mock_cluster import MockCluster
@@ -142,7 +142,7 @@ def test_those_through_the_handshake_count_as_well(
     proxy: ProxyProcess, authority: Authority
 ) -> None:
     peers = [tls_connection(proxy, authority) for _ in range(CONNECTIONS_MAX)]
-    assert all(answers(peer) for peer in peers)
+    assert all(responses(peer) for peer in peers)
     with pytest.raises((ssl.SSLError, ConnectionError)):  # closed or reset, as it comes
         tls_connection(proxy, authority)
     for peer in peers:
@@ -166,7 +166,7 @@ def test_a_client_without_tls_is_closed(
 
 def test_a_half_frame_in_tls(proxy: ProxyProcess, authority: Authority) -> None:
     with tls_connection(proxy, authority) as peer:
-        assert answers(peer)
+        assert responses(peer)
         peer.sendall(request(API_VERSIONS, 0)[:9])
         assert is_closed(peer)
     assert proxy.metric("fetchproxy_limits_reached_total", 'half_frame_max_ms"') >= 1
@@ -247,7 +247,7 @@ def test_a_client_that_ends_its_sending_ends_its_connection(
 ) -> None:
     """There is no half of a TLS connection here: what is not sent by then is not waited for."""
     with tls_connection(proxy, authority) as peer:
-        assert answers(peer)
+        assert responses(peer)
         for correlation in range(8, 12):
             peer.sendall(request(API_VERSIONS, 0, correlation=correlation))
         if how == "FIN":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 from proxy_process import ProxyProcess, wait_for
-from raw_tls import answers
+from raw_tls import responses
 from scripted_broker import TOPIC
 from test_bad_input import read_frame
 from test_large_answers import LargeBroker
@@ -30,7 +30,7 @@ from fetchproxy.config.memory_plan import (
 )
 
 KiB = 1 << 10
-ANSWER_BYTES = 600 * KiB  # more than asyncio receives at a time
+RESPONSE_BYTES = 600 * KiB  # more than asyncio receives at a time
 PLAIN, TLS = "plain", "tls"
 HANDSHAKE = "handshake"
 _SETTLE_S = 7
@@ -44,18 +44,18 @@ def resident_bytes(pid: int) -> int:
 
 
 def fetch() -> bytes:
-    body = struct.pack(">iiiibii", -1, 500, 1, ANSWER_BYTES, 0, 0, -1)
+    body = struct.pack(">iiiibii", -1, 500, 1, RESPONSE_BYTES, 0, 0, -1)
     body += b"\x02" + bytes([len(TOPIC) + 1]) + TOPIC.encode() + b"\x02"
-    body += struct.pack(">iiqiqi", 0, -1, 5, -1, -1, ANSWER_BYTES) + b"\0\0\x01\x01\0"
+    body += struct.pack(">iiqiqi", 0, -1, 5, -1, -1, RESPONSE_BYTES) + b"\0\0\x01\x01\0"
     head = struct.pack(">hhih", 1, 12, 7, -1) + b"\0"
     return struct.pack(">i", len(head) + len(body)) + head + body
 
 
 def used(peer: socket.socket) -> socket.socket:
-    """It has relayed an answer with records."""
-    assert answers(peer)
+    """It has relayed a response with records."""
+    assert responses(peer)
     peer.sendall(fetch())
-    assert len(read_frame(peer)) == ANSWER_BYTES
+    assert len(read_frame(peer)) == RESPONSE_BYTES
     return peer
 
 
@@ -91,7 +91,7 @@ def opened(
     settings = settings_of(authority, clients, brokers)
     settings["limits.serving.tls_handshake_max_ms"] = 600_000
     with (
-        LargeBroker(ANSWER_BYTES, of_broker).open() as bootstrap,
+        LargeBroker(RESPONSE_BYTES, of_broker).open() as bootstrap,
         ProxyProcess(bootstrap, (folder / "store").as_uri(), folder, settings=settings) as proxy,
     ):
         yield proxy

@@ -12,7 +12,7 @@ import pytest
 from certificates import Authority
 from confluent_kafka.admin import AdminClient
 from proxy_process import ProxyProcess, wait_for
-from raw_tls import answers, serves, tls_connection
+from raw_tls import responses, serves, tls_connection
 from tls_parts import confluent_tls
 
 from lab.mock_cluster import MockCluster
@@ -55,7 +55,7 @@ class Traffic:
     def __init__(self, peer: ssl.SSLSocket) -> None:
         self._peer = peer
         self._stop = threading.Event()
-        self.answered = 0
+        self.responded = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -63,8 +63,8 @@ class Traffic:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                assert answers(self._peer, self.answered + 1)
-                self.answered += 1
+                assert responses(self._peer, self.responded + 1)
+                self.responded += 1
         except (AssertionError, OSError) as error:
             self.failure = error
 
@@ -94,8 +94,8 @@ def test_reload_under_traffic(
     try:
         in_use.write_bytes(new.issue("proxy").read_bytes())
         wait_for("the reload", lambda: proxy.logged("tls_files_reloaded"))
-        before = traffic.answered
-        wait_for("answers over the old connection", lambda: traffic.answered > before + 20)
+        before = traffic.responded
+        wait_for("answers over the old connection", lambda: traffic.responded > before + 20)
         assert serves(proxy, new), "a client that trusts the new authority alone"
         with pytest.raises(ssl.SSLCertVerificationError):
             tls_connection(proxy, old)

@@ -1,4 +1,4 @@
-"""A store in memory with one failing write: it fails before it happens, or its answer is lost."""
+"""A store in memory with one failing write: it fails before it happens, or its response is lost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class FailingStore(MemoryObjectStore):
     def __init__(self) -> None:
         super().__init__()
         self.fail_at: int | None = None
-        self.answer_lost = False
+        self.response_lost = False
         self.failed = False
         self.away = False  # as a whole, reads included
         self.logs_away = False  # reads by range fail
         self._count = 0
 
-    def fail(self, at: int | None, *, answer_lost: bool = False) -> None:
-        self.fail_at, self.answer_lost, self.failed, self._count = at, answer_lost, False, 0
+    def fail(self, at: int | None, *, response_lost: bool = False) -> None:
+        self.fail_at, self.response_lost, self.failed, self._count = at, response_lost, False, 0
 
     async def put(self, key: str, content: bytes) -> None:
         self._maybe_fail(key, before=True)
@@ -52,7 +52,7 @@ class FailingStore(MemoryObjectStore):
         await super()._turn()
 
     def _maybe_fail(self, key: str, *, before: bool) -> None:
-        if self._count == self.fail_at and before != self.answer_lost:
+        if self._count == self.fail_at and before != self.response_lost:
             self.failed = True
             self.fail_at = None
             raise LastTryFailed(f"{key}: as the test has it")

@@ -169,12 +169,12 @@ def test_attempts_and_second_copies_that_nobody_works_on(manager: str) -> None:
 def test_every_write_may_be_the_last(manager: str) -> None:
     """A crash before or after each write: another process completes the work."""
 
-    async def one(at: int, answer_lost: bool) -> bool:
+    async def one(at: int, response_lost: bool) -> bool:
         world = World(manager)
         async with AsyncExitStack() as opened:
             await world.plant(3)
             dead, _ = await world.start(opened, remote_log_retention_ms=HOUR_MS)
-            world.store.fail(at, answer_lost=answer_lost)
+            world.store.fail(at, response_lost=response_lost)
             try:
                 await turns(dead, 80, step_s=10)
             except StorageUnavailable:
@@ -192,9 +192,9 @@ def test_every_write_may_be_the_last(manager: str) -> None:
         return failed
 
     writes = 0
-    for answer_lost in (False, True):
+    for response_lost in (False, True):
         at = 0
-        while run_virtual(lambda at=at, lost=answer_lost: one(at, lost)):  # type: ignore[misc]
+        while run_virtual(lambda at=at, lost=response_lost: one(at, lost)):  # type: ignore[misc]
             at += 1
         writes += at
     # The log start, and per segment the state and its objects, each before and after.

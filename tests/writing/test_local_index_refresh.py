@@ -76,15 +76,15 @@ class Scene:
 
     async def hits(self, segments: list[RemoteLogSegmentMetadata]) -> list[bool]:
         """Whether each segment is answered locally; a local answer must be right."""
-        answers = []
+        responses = []
         for metadata in segments:
             found = await self.local.read(metadata)
-            answers.append(found is not None)
+            responses.append(found is not None)
             if found is not None:
                 raw = await self._get(self.archive.key(metadata, SegmentFile.INDEX))
                 assert found.memory_bytes > 0
                 assert list(found.spans()) == list(type(found).parse(raw).spans())
-        return answers
+        return responses
 
     def files(self, tp: TopicIdPartition = TP) -> list[str]:
         folder = self.folder / partition_folder("", tp)
@@ -327,18 +327,18 @@ async def test_no_damage_of_a_local_file_changes_what_is_read(scene: Scene) -> N
     """Damage to any byte of any file, before the files are opened or after."""
     await scene.add(4)
     rng = Random(1)
-    answers: list[bool] = []
+    responses: list[bool] = []
     for _ in range(20):
         async with scene.opened() as refresher:
-            answers += await scene.hits(scene.archive.segments)
+            responses += await scene.hits(scene.archive.segments)
             await scene.bring_up(refresher)
             for _ in range(3):
                 folder = scene.folder / partition_folder("", TP)
                 path = rng.choice(sorted(folder.iterdir()))
                 damage = rng.choice([flip(rng.randrange(1000)), torn(rng)])
                 path.write_bytes(damage(path.read_bytes()))
-                answers += await scene.hits(scene.archive.segments)  # local answers must be right
+                responses += await scene.hits(scene.archive.segments)  # local answers must be right
                 await scene.bring_up(refresher)
                 if len(scene.files()) < 2:
                     break
-    assert 50 < answers.count(True) < len(answers) - 50
+    assert 50 < responses.count(True) < len(responses) - 50

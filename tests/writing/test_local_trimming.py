@@ -46,16 +46,16 @@ class TrimmedBroker(ScriptedBroker):
     refusal: int = 0
     deletions: int = 0
 
-    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
-        answers = {
+    def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+        responses = {
             18: self._more_versions,
             LIST_OFFSETS: self._edges,
             DELETE_RECORDS: self._delete,
             EPOCH_END: self._epoch_end,
         }
-        if api_key not in answers:
-            return super().answer(api_key, version, correlation_id)
-        return encode(answers[api_key](), version, correlation_id)
+        if api_key not in responses:
+            return super().response(api_key, version, correlation_id)
+        return encode(responses[api_key](), version, correlation_id)
 
     def _more_versions(self) -> Any:
         keys = {**VERSIONS, LIST_OFFSETS: (1, 6), DELETE_RECORDS: (0, 2), EPOCH_END: (0, 4)}

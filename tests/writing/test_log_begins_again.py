@@ -16,7 +16,7 @@ from test_unclean_histories import World, come_to_rest, world
 from unclean_cluster import Replica, UncleanCluster
 from whole_archive import verify_archive
 
-from fetchproxy.auditing.resolve import Answer, ResolutionPlan, resolve
+from fetchproxy.auditing.resolve import LogChoice, ResolutionPlan, resolve
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import LogBeginsAgain, ResolutionRefused
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -96,7 +96,7 @@ async def test_a_log_that_has_lost_its_end_without_an_election_stops_it(tmp_path
                 await process(attempt)
         assert finished(here) == before
         assert await here.served() == served
-        plan = await answered(here, Answer.TRUNCATE)
+        plan = await responded(here, LogChoice.TRUNCATE)
         assert plan.history is None
         assert await come_to_rest(here, [here.archiver()])
 
@@ -195,11 +195,11 @@ async def begun_again(
     return archiver, served
 
 
-async def answered(here: World, answer: Answer, dry_run: bool = False) -> ResolutionPlan:
+async def responded(here: World, choice: LogChoice, dry_run: bool = False) -> ResolutionPlan:
     with structlog.testing.capture_logs():
         return await resolve(
             TP,
-            answer,
+            choice,
             here.cluster,
             here.rsm,
             here.rlmm,
@@ -225,25 +225,25 @@ async def audit(here: World, served: list[tuple[int, int]]) -> None:
     assert not report.faults, report.faults[:3]
 
 
-@pytest.mark.parametrize("answer", Answer)
-async def test_a_dry_run_changes_nothing(tmp_path: Path, answer: Answer) -> None:
+@pytest.mark.parametrize("choice", LogChoice)
+async def test_a_dry_run_changes_nothing(tmp_path: Path, choice: LogChoice) -> None:
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here)
         before = finished(here)
-        assert (await answered(here, answer, dry_run=True)).in_words
+        assert (await responded(here, choice, dry_run=True)).in_words
         assert finished(here) == before
         with pytest.raises(LogBeginsAgain):
             await process(archiver)
         assert await here.served() == served
 
 
-@pytest.mark.parametrize("answer", Answer)
-async def test_a_sound_partition_is_not_resolved(tmp_path: Path, answer: Answer) -> None:
+@pytest.mark.parametrize("choice", LogChoice)
+async def test_a_sound_partition_is_not_resolved(tmp_path: Path, choice: LogChoice) -> None:
     async with world(2, tmp_path) as here:
         await archived(here)
         before = finished(here)
         with pytest.raises(ResolutionRefused, match="nothing is to be resolved"):
-            await answered(here, answer)
+            await responded(here, choice)
         assert finished(here) == before
 
 
@@ -255,7 +255,7 @@ async def test_truncate_the_leaders_log_is_archived_from_its_start(
     """This holds even below the log start that retention had raised."""
     async with world(2, tmp_path) as here:
         archiver, _ = await begun_again(here, deleted=deleted)
-        await answered(here, Answer.TRUNCATE)
+        await responded(here, LogChoice.TRUNCATE)
         await process(archiver)
         assert await here.served() == alive(here)
         here.cluster.produce(30)
@@ -274,7 +274,7 @@ async def test_keep_goes_on_where_the_archive_ends(tmp_path: Path, deleted: int)
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here, deleted=deleted)
         end = served_end(here)
-        await answered(here, Answer.KEEP)
+        await responded(here, LogChoice.KEEP)
         await process(archiver)
         await audit(here, served)
         while here.cluster.leader.end < end + 20:
@@ -302,7 +302,7 @@ async def test_later_elections_respect_what_was_kept(tmp_path: Path) -> None:
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here)
         end = served_end(here)
-        await answered(here, Answer.KEEP)
+        await responded(here, LogChoice.KEEP)
         while here.cluster.leader.end < end + 20:
             here.cluster.produce(1)
         await process(archiver)
@@ -334,7 +334,7 @@ async def test_new_history_puts_the_old_one_aside_and_keep_shows_it_again(tmp_pa
     async with world(2, tmp_path) as here:
         archiver, served = await begun_again(here)
         end, old = served_end(here), finished(here)
-        await answered(here, Answer.NEW_HISTORY)
+        await responded(here, LogChoice.NEW_HISTORY)
         await process(archiver)
         await audit(here, alive(here))
         while here.cluster.leader.end < end + 20:
@@ -347,7 +347,7 @@ async def test_new_history_puts_the_old_one_aside_and_keep_shows_it_again(tmp_pa
         removals = plan_removals(every, view, now_ms=10**12, grace_ms=0, attempt_age_max_ms=0)
         assert not removals.hide
         assert set(old) <= set(finished(here)), "they stay in the store"
-        await answered(here, Answer.KEEP)
+        await responded(here, LogChoice.KEEP)
         await archiver.release()
         await process(archiver)
         above = [(b.base, b.epoch) for b in here.cluster.leader.log if b.last >= end]
@@ -359,7 +359,7 @@ async def test_of_two_logs_put_aside_keep_shows_the_last_one_alone(tmp_path: Pat
     async with world(2, tmp_path) as here:
         archiver, _ = await begun_again(here)
         first_end = served_end(here)
-        await answered(here, Answer.NEW_HISTORY)
+        await responded(here, LogChoice.NEW_HISTORY)
         while here.cluster.leader.end < first_end + 7:
             here.cluster.produce(1)
         await process(archiver)
@@ -371,31 +371,33 @@ async def test_of_two_logs_put_aside_keep_shows_the_last_one_alone(tmp_path: Pat
         here.cluster.hear()
         with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain):
             await process(archiver)
-        await answered(here, Answer.NEW_HISTORY)
+        await responded(here, LogChoice.NEW_HISTORY)
         await process(archiver)
         await audit(here, alive(here))
         while here.cluster.leader.end < end + 20:
             here.cluster.produce(1)
         await process(archiver)
-        await answered(here, Answer.KEEP)
+        await responded(here, LogChoice.KEEP)
         await archiver.release()
         await process(archiver)
         above = [(b.base, b.epoch) for b in here.cluster.leader.log if b.last >= end]
         await audit(here, second + above)
         with pytest.raises(ResolutionRefused, match="another log is kept already"):
-            await answered(here, Answer.KEEP)
+            await responded(here, LogChoice.KEEP)
 
 
 async def test_new_history_below_a_raised_log_start(tmp_path: Path) -> None:
     async with world(2, tmp_path) as here:
         archiver, _ = await begun_again(here, deleted=10)
-        await answered(here, Answer.NEW_HISTORY)
+        await responded(here, LogChoice.NEW_HISTORY)
         await process(archiver)
         await audit(here, alive(here))
 
 
-@pytest.mark.parametrize("answer", Answer)
-async def test_an_archive_without_a_segment_is_resolved_too(tmp_path: Path, answer: Answer) -> None:
+@pytest.mark.parametrize("choice", LogChoice)
+async def test_an_archive_without_a_segment_is_resolved_too(
+    tmp_path: Path, choice: LogChoice
+) -> None:
     async with world(2, tmp_path) as here:
         archiver = await archived(here)
         end = here.cluster.leader.end
@@ -405,10 +407,10 @@ async def test_an_archive_without_a_segment_is_resolved_too(tmp_path: Path, answ
         here.cluster.hear()
         with pytest.raises(LogBeginsAgain):
             await process(here.archiver())
-        await answered(here, answer)
+        await responded(here, choice)
         await archiver.release()
         await process(archiver)
         expected = alive(here)
-        if answer is Answer.KEEP:
+        if choice is LogChoice.KEEP:
             expected = [(b.base, b.epoch) for b in here.cluster.leader.log if b.last >= end]
         await audit(here, expected)

@@ -152,14 +152,14 @@ async def test_another_archive_of_the_same_cluster_is_not_taken_for_the_one_with
         await other.own.confirm()
     trimming = {"archive_local_retention_ms": "3600000", "archive_spool_dir": str(tmp_path / "new")}
     config = configured(kafka_server, tmp_path, "own-trimmed", **trimming)
-    for answer in (False, True):
-        async with process(config, create=answer) as one:
-            if answer:
+    for response in (False, True):
+        async with process(config, create=response) as one:
+            if response:
                 await one.own.confirm()
             else:
                 with pytest.raises(ConfigError, match=r"has none of the topics .*--create"):
                     await one.own.at_start()
-            assert one.own.confirmed.is_set() == answer
+            assert one.own.confirmed.is_set() == response
     async with process(config) as one:
         await one.own.confirm()  # this machine knows it now
 

@@ -57,9 +57,9 @@ class DecidedBroker(ScriptedBroker):
     cluster_id: str | None = "c"
     topics: tuple[Topic, ...] = (ALIVE, OTHER)
 
-    def answer(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
+    def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         if api_key != METADATA:
-            return super().answer(api_key, version, correlation_id)
+            return super().response(api_key, version, correlation_id)
         message = self._metadata()
         message.cluster_id = self.cluster_id
         [sample] = message.topics
@@ -247,8 +247,8 @@ async def test_created_again_under_its_name() -> None:
 
 
 @with_both
-@pytest.mark.parametrize("answer_lost", [False, True])
-async def test_every_write_may_be_the_last(answer_lost: bool, manager: str) -> None:
+@pytest.mark.parametrize("response_lost", [False, True])
+async def test_every_write_may_be_the_last(response_lost: bool, manager: str) -> None:
     """Another process continues and does not wait for a grace of the deletion in progress."""
     at = 0
     while True:
@@ -256,7 +256,7 @@ async def test_every_write_may_be_the_last(answer_lost: bool, manager: str) -> N
             await world.look()
             others = world.store.objects() - world.of_the_topic()
             world.broker.topics = GONE
-            world.store.fail(at, answer_lost=answer_lost)
+            world.store.fail(at, response_lost=response_lost)
             try:
                 await world.look()
             except RemoteStorageError:

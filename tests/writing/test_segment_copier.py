@@ -25,7 +25,7 @@ FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 class HeldStore(MemoryObjectStore):
-    """Uploads of logs wait for `go_on`; a finish may be done although its answer is lost."""
+    """Uploads of logs wait for `go_on`; a finish may be done although its response is lost."""
 
     def __init__(self) -> None:
         super().__init__()

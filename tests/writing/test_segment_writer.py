@@ -150,7 +150,7 @@ async def test_a_disk_without_any_room(tmp_path: Path, monkeypatch: pytest.Monke
         assert (writer.size_bytes, spool.size_bytes, writer.began_at) == (0, 0, None)
 
 
-class Answers(Cluster):
+class Responses(Cluster):
     """Each answer has the whole log."""
 
     def __init__(self, records: bytes) -> None:
@@ -167,7 +167,7 @@ async def test_a_disk_with_less_room_than_one_answer_makes_shorter_segments(
 ) -> None:
     parts = [batch(10 * number) for number in range(12)]
     small_disk(monkeypatch, tmp_path, room * len(parts[0]) + 5)
-    cluster, config = Answers(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6)
+    cluster, config = Responses(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6)
     copied, position = b"", 0
     async with Spool(tmp_path) as spool:
         gatherer = BatchGatherer(TP, spool, cluster=cluster, pace=CopyPace(0), config=config)

@@ -22,7 +22,7 @@ from planted_archive import TP
 from unclean_cluster import UncleanCluster, Written
 from whole_archive import verify_archive
 
-from fetchproxy.auditing.resolve import Answer, resolve
+from fetchproxy.auditing.resolve import LogChoice, resolve
 from fetchproxy.config.schema import ArchiveConfig, MetadataConfig, RemoteFetchConfig
 from fetchproxy.errors import ClusterError, LogBeginsAgain, LogTruncated, ResolutionRefused
 from fetchproxy.metadata.leader_views import LeaderViews
@@ -185,7 +185,7 @@ async def say_truncate(here: World) -> None:
         try:
             await resolve(
                 TP,
-                Answer.TRUNCATE,
+                LogChoice.TRUNCATE,
                 here.cluster,
                 here.rsm,
                 here.rlmm,

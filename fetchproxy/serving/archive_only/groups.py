@@ -91,21 +91,21 @@ class SyncReply(NamedTuple):
     protocol_name: str | None = None
 
 
-# Sends the answer to a request, at once or later. Called once.
-AnswerJoin = Callable[[JoinReply], None]
-AnswerSync = Callable[[SyncReply], None]
+# Sends the response to a request, at once or later. Called once.
+RespondToJoin = Callable[[JoinReply], None]
+RespondToSync = Callable[[SyncReply], None]
 
 
 @dataclass(slots=True)
 class Member:
-    """`answer_join`, `answer_sync`: set while a request waits for the other members."""
+    """`respond_to_join`, `respond_to_sync`: set while a request waits for the other members."""
 
     member_id: str
     request: JoinRequest  # the first one, with the last one's timeouts and protocols
     session_ends_at: float
     assignment: bytes = b""
-    answer_join: AnswerJoin | None = None
-    answer_sync: AnswerSync | None = None
+    respond_to_join: RespondToJoin | None = None
+    respond_to_sync: RespondToSync | None = None
     _sized: tuple[JoinRequest, int] | None = None
 
     @property
@@ -122,7 +122,7 @@ class Member:
     @property
     def waits(self) -> bool:
         """A member that waits for us cannot be late itself."""
-        return self.answer_join is not None or self.answer_sync is not None
+        return self.respond_to_join is not None or self.respond_to_sync is not None
 
     def metadata(self, protocol_name: str | None) -> bytes:
         return next((data for name, data in self.request.protocols if name == protocol_name), b"")
@@ -183,19 +183,19 @@ class ClassicGroup:
         """No member is in it or about to join. (Its commits are kept elsewhere.)"""
         return self.state is GroupState.EMPTY and not self.pending
 
-    def join(self, now: float, request: JoinRequest, answer: AnswerJoin) -> None:
+    def join(self, now: float, request: JoinRequest, respond: RespondToJoin) -> None:
         """Answered at once, or when the others have joined."""
         error = self._join_error(request)
         if error is not ErrorCode.NONE:
-            answer(JoinReply(error, request.member_id))
+            respond(JoinReply(error, request.member_id))
         elif not request.member_id:
-            self._join_first(now, request, answer)
+            self._join_first(now, request, respond)
         elif self.pending.pop(request.member_id, None) is not None:
-            self._add(now, request, answer, request.member_id)
+            self._add(now, request, respond, request.member_id)
         else:
-            self._join_again(now, request, answer, self.members[request.member_id])
+            self._join_again(now, request, respond, self.members[request.member_id])
 
-    def sync(self, now: float, request: SyncRequest, answer: AnswerSync) -> None:
+    def sync(self, now: float, request: SyncRequest, respond: RespondToSync) -> None:
         """Answered with the member's assignment once the leader has sent it."""
         error = self._member_error(request.member)
         if error is ErrorCode.NONE and self.state is _PREPARING:
@@ -203,15 +203,17 @@ class ClassicGroup:
         if error is ErrorCode.NONE and self._other_protocol(request):
             error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if error is not ErrorCode.NONE:
-            answer(SyncReply(error))
+            respond(SyncReply(error))
             return
         member = self.members[request.member.member_id]
         self._note_life(now, member.member_id)
         if self.state is GroupState.STABLE:
-            answer(self._synced(member))
+            respond(self._synced(member))
             return
-        self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)  # the member's earlier request
-        member.answer_sync = answer
+        self._respond_to_sync(
+            member, ErrorCode.REBALANCE_IN_PROGRESS
+        )  # the member's earlier request
+        member.respond_to_sync = respond
         self._not_synced.discard(member.member_id)
         if member.member_id == self.leader:
             assigned = dict(request.assignments)
@@ -221,7 +223,7 @@ class ClassicGroup:
             self._not_synced.clear()
             for other in self.members.values():
                 self._note_life(now, other.member_id)
-                self._answer_sync(other, ErrorCode.NONE)
+                self._respond_to_sync(other, ErrorCode.NONE)
 
     def heartbeat(self, now: float, member: Membership) -> ErrorCode:
         error = self._member_error(member)
@@ -275,7 +277,7 @@ class ClassicGroup:
         """Deleted, or its owner closes: waiting members must look for the coordinator."""
         self.state = GroupState.DEAD
         for member in self.members.values():
-            self._answer_sync(member, ErrorCode.NOT_COORDINATOR)
+            self._respond_to_sync(member, ErrorCode.NOT_COORDINATOR)
             self._drop_join(member, ErrorCode.NOT_COORDINATOR)
         self.members.clear()
         self._members_with.clear()
@@ -319,18 +321,20 @@ class ClassicGroup:
             if not self._members_with[name]:
                 del self._members_with[name]
 
-    def _join_first(self, now: float, request: JoinRequest, answer: AnswerJoin) -> None:
+    def _join_first(self, now: float, request: JoinRequest, respond: RespondToJoin) -> None:
         instance = request.group_instance_id
         member_id = self._new_member_id(request.client_id if instance is None else instance)
         if instance is not None and instance in self._static:
-            self._replace_static(now, request, answer, member_id)
+            self._replace_static(now, request, respond, member_id)
         elif instance is None and request.requires_member_id:
             self.pending[member_id] = now + request.session_timeout_s
-            answer(JoinReply(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+            respond(JoinReply(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
-            self._add(now, request, answer, member_id)
+            self._add(now, request, respond, member_id)
 
-    def _add(self, now: float, request: JoinRequest, answer: AnswerJoin, member_id: str) -> None:
+    def _add(
+        self, now: float, request: JoinRequest, respond: RespondToJoin, member_id: str
+    ) -> None:
         member = Member(member_id, request, now + request.session_timeout_s)
         if not self.members:
             self.protocol_type = request.protocol_type
@@ -338,20 +342,20 @@ class ClassicGroup:
         self._count(request)
         if member.group_instance_id is not None:
             self._static[member.group_instance_id] = member_id
-        member.answer_join = answer
+        member.respond_to_join = respond
         if self.state is _PREPARING and self._joins_from > now:
             # A group's first rebalance: more members may follow soon.
             self._joins_from = min(now + self._initial_delay_s, self._joins_until)
         self._rebalance(now)
 
     def _join_again(
-        self, now: float, request: JoinRequest, answer: AnswerJoin, member: Member
+        self, now: float, request: JoinRequest, respond: RespondToJoin, member: Member
     ) -> None:
         if member.request.protocols == request.protocols and (
-            self.state is _COMPLETING  # it lost the answer
+            self.state is _COMPLETING  # it lost the response
             or (self.state is GroupState.STABLE and member.member_id != self.leader)
         ):
-            answer(self._joined(member))
+            respond(self._joined(member))
             return
         self._drop_join(member, ErrorCode.REBALANCE_IN_PROGRESS)
         self._discount(member.request)
@@ -362,17 +366,17 @@ class ClassicGroup:
             session_timeout_s=request.session_timeout_s,
             rebalance_timeout_s=request.rebalance_timeout_s,
         )
-        member.answer_join = answer
+        member.respond_to_join = respond
         self._rebalance(now)
 
     def _replace_static(
-        self, now: float, request: JoinRequest, answer: AnswerJoin, member_id: str
+        self, now: float, request: JoinRequest, respond: RespondToJoin, member_id: str
     ) -> None:
         """A static member came back (KIP-345): it keeps its place, its former self is fenced."""
         instance = request.group_instance_id
         assert instance is not None
         old = self.members[self._static[instance]]
-        self._answer_sync(old, ErrorCode.FENCED_INSTANCE_ID)
+        self._respond_to_sync(old, ErrorCode.FENCED_INSTANCE_ID)
         self._drop_join(old, ErrorCode.FENCED_INSTANCE_ID)
         member = Member(member_id, request, now + request.session_timeout_s, old.assignment)
         self._discount(old.request)
@@ -386,7 +390,7 @@ class ClassicGroup:
         if self.leader == old.member_id:
             self.leader = member_id
         if self.state is not GroupState.STABLE or self._select_protocol() != self.protocol_name:
-            member.answer_join = answer
+            member.respond_to_join = respond
             self._rebalance(now)
             return
         leads = self.leader == member_id and request.can_skip_assignment
@@ -396,15 +400,15 @@ class ClassicGroup:
             members=self._roll() if leads else (),
             skip_assignment=leads,
         )
-        answer(reply)
+        respond(reply)
 
     def _drop_join(self, member: Member, error: ErrorCode) -> None:
-        self._answer_join(member, JoinReply(error, member.member_id))
+        self._respond_to_join(member, JoinReply(error, member.member_id))
 
-    def _answer_join(self, member: Member, reply: JoinReply) -> None:
-        answer, member.answer_join = member.answer_join, None
-        if answer is not None:
-            answer(reply)
+    def _respond_to_join(self, member: Member, reply: JoinReply) -> None:
+        respond, member.respond_to_join = member.respond_to_join, None
+        if respond is not None:
+            respond(reply)
 
     def _rebalance(self, now: float) -> None:
         """Begin a rebalance unless one is under way; end it if all members have joined."""
@@ -414,7 +418,7 @@ class ClassicGroup:
                 for member in self.members.values():
                     if member.waits:
                         self._note_life(now, member.member_id)  # it could not send a sign of life
-                    self._answer_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
+                    self._respond_to_sync(member, ErrorCode.REBALANCE_IN_PROGRESS)
                     member.assignment = b""
             self.state = _PREPARING
             longest = self._longest_rebalance_s()
@@ -428,14 +432,16 @@ class ClassicGroup:
             self._complete_join(now)
 
     def _all_joined(self) -> bool:
-        return not self.pending and all(m.answer_join is not None for m in self.members.values())
+        return not self.pending and all(
+            m.respond_to_join is not None for m in self.members.values()
+        )
 
     def _complete_join(self, now: float) -> None:
         for member in list(self.members.values()):
-            if member.answer_join is None and member.group_instance_id is None:
+            if member.respond_to_join is None and member.group_instance_id is None:
                 del self.members[member.member_id]  # it did not come in time
                 self._discount(member.request)
-        joined = [m for m in self.members.values() if m.answer_join is not None]
+        joined = [m for m in self.members.values() if m.respond_to_join is not None]
         if self.members and not joined:
             # Only static members, and none came: they keep their places until their sessions end.
             self._joins_until = now + self._longest_rebalance_s()
@@ -445,7 +451,7 @@ class ClassicGroup:
             self.state = GroupState.EMPTY
             self.protocol_name = self.leader = None
             return
-        if self.leader not in self.members or self.members[self.leader].answer_join is None:
+        if self.leader not in self.members or self.members[self.leader].respond_to_join is None:
             self.leader = joined[0].member_id
         self.protocol_name = self._select_protocol()
         self.state = _COMPLETING
@@ -453,13 +459,13 @@ class ClassicGroup:
         self._syncs_until = now + self._longest_rebalance_s()
         for member in joined:
             self._note_life(now, member.member_id)
-            self._answer_join(member, self._joined(member))
+            self._respond_to_join(member, self._joined(member))
 
     def _remove(self, now: float, gone: Sequence[Member]) -> None:
         """Members left or went silent; the others share their partitions."""
         for member in gone:
             self._drop_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
-            self._answer_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
+            self._respond_to_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
             del self.members[member.member_id]
             self._discount(member.request)
             self._not_synced.discard(member.member_id)
@@ -508,10 +514,10 @@ class ClassicGroup:
     def _synced(self, member: Member) -> SyncReply:
         return SyncReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol_name)
 
-    def _answer_sync(self, member: Member, error: ErrorCode) -> None:
-        answer, member.answer_sync = member.answer_sync, None
-        if answer is not None:
-            answer(SyncReply(error) if error else self._synced(member))
+    def _respond_to_sync(self, member: Member, error: ErrorCode) -> None:
+        respond, member.respond_to_sync = member.respond_to_sync, None
+        if respond is not None:
+            respond(SyncReply(error) if error else self._synced(member))
 
     def _identity_error(self, member_id: str, instance: str | None) -> ErrorCode:
         if instance is not None and self._static.get(instance, member_id) != member_id:

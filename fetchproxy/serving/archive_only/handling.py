@@ -64,7 +64,7 @@ class ArchiveOnlyParts:
 @dataclass(slots=True)
 class Request:
     """A whole request. `payload` has no size prefix, is read once, and is not kept during the wait
-    for an answer, which may take minutes. `host`, `port`: the address that clients dial.
+    for a response, which may take minutes. `host`, `port`: the address that clients dial.
     """
 
     head: RequestHead
@@ -124,7 +124,7 @@ class Request:
 
 
 class RequestRefused(Exception):
-    """The request has no answer that its client would read: close. `hint`: for the log."""
+    """The request has no response that its client would read: close. `hint`: for the log."""
 
     def __init__(self, head: RequestHead, hint: str) -> None:
         super().__init__(head, hint)
@@ -133,7 +133,7 @@ class RequestRefused(Exception):
 
 
 # A framed answer in pieces. Raises WireError, RequestRefused.
-Answer = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
+Respond = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,4 +143,4 @@ class ServedApi:
     key: ApiKey
     lowest: int
     highest: int
-    answer: Answer
+    respond: Respond

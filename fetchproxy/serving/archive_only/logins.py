@@ -44,7 +44,7 @@ _NONCE = re.compile(r"[!-+\--~]+")  # printable ASCII except the comma
 
 
 class LoginRefused(Exception):
-    """The client gets an answer, and the connection closes."""
+    """The client gets a response, and the connection closes."""
 
 
 def _malformed(what: str) -> LoginRefused:
@@ -135,7 +135,7 @@ def read_first(token: bytes) -> ClientFirst:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The server's answer, with the data to judge the next message. `nonce`: the client's, followed
+    """The server's response, with the data to judge the next message. `nonce`: the client's, followed
     by an unguessable part. `is_true`: the credential is a user's (see `credential_for`).
     """
 
@@ -515,7 +515,7 @@ class Login:
         return known
 
     async def step(self, token: bytes, client_id: str) -> bytes:
-        """Takes the client's next token, returns the answer's. Sets `user` after the last one."""
+        """Takes the client's next token, returns the response's. Sets `user` after the last one."""
         if self.mechanism is None:
             raise LoginRefused("no mechanism was agreed on")
         if self.mechanism != PLAIN and self._challenge is None:

@@ -117,7 +117,7 @@ def _kind(schema: dict[str, Any], named: Mapping[str, Any]) -> Kind:
 
 
 def _default(schema: dict[str, Any]) -> Any:
-    """The value if a version has no such field, or an answer sets none.
+    """The value if a version has no such field, or a response sets none.
 
     If Kafka's schema has no default, nullable fields are null.
     """

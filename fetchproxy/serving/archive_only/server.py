@@ -1,6 +1,6 @@
 """Archive-only mode behind its listener: an archive, its groups and its users.
 
-There is one node and one port: every address in an answer is this listener's.
+There is one node and one port: every address in a response is this listener's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One client's connection: its requests are answered one after the other, as by a broker.
 
-While a request waits for its answer, the next ones wait in the socket. So a client holds at most
-one request and one answer in memory, and the bytes received together with them. A client that waits
-for one answer longer than `gateway.idle_max_ms` is disconnected, as by a broker.
+While a request waits for its response, the next ones wait in the socket. So a client holds at most
+one request and one response in memory, and the bytes received together with them. A client that waits
+for one response longer than `gateway.idle_max_ms` is disconnected, as by a broker.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ArchiveOnlySession(ClientSession):
         self._host, self._port = "", 0  # both set when the client connects
         self._login: Login | None = None
         self._login_until = owner.clock() + _LOGIN_MAX_S
-        self._answering = False  # the client is receiving an answer
-        self._ended = False  # close after the answer under way
+        self._responding = False  # the client is receiving a response
+        self._ended = False  # close after the response under way
         self.muted = True  # until a task group can serve it
         largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
@@ -80,8 +80,8 @@ class ArchiveOnlySession(ClientSession):
         super().look(now)
 
     def silent_s(self, now: float) -> float:
-        """An answer being sent counts as a sign of life."""
-        self.heard = self.heard or self._answering
+        """A response being sent counts as a sign of life."""
+        self.heard = self.heard or self._responding
         return super().silent_s(now)
 
     # -- requests --------------------------------------------------------------------------------
@@ -94,9 +94,9 @@ class ArchiveOnlySession(ClientSession):
         try:
             request = self._request(payload)
             del payload
-            pieces = await self._answer(request)
+            pieces = await self._respond(request)
             with self.share.sending(pieces) as pieces:
-                self._answering = True
+                self._responding = True
                 await self.write_as_taken(pieces)
             del request, pieces
         except RequestRefused as refusal:
@@ -108,7 +108,7 @@ class ArchiveOnlySession(ClientSession):
             self.close("user_changed", user=str(gone))
         finally:
             self.share.to_store()
-            self.heard, self._answering = True, False
+            self.heard, self._responding = True, False
         await self.share.pay()
         if self._ended:
             self.close()
@@ -127,7 +127,7 @@ class ArchiveOnlySession(ClientSession):
             self._port,
         )
 
-    async def _answer(self, request: Request) -> Sequence[Buffer]:
+    async def _respond(self, request: Request) -> Sequence[Buffer]:
         """Raises RequestRefused, WireError."""
         login, key = self._login, request.head.api_key
         if login is not None and login.user is None and key != ApiKey.API_VERSIONS:
@@ -135,7 +135,7 @@ class ArchiveOnlySession(ClientSession):
         api = served_api(request.head)
         if api is not None:
             ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
-            return await api.answer(self._parts, request)
+            return await api.response(self._parts, request)
         refusal = too_new(request.head)
         if refusal is None:  # a broker closes on unknown requests too
             raise RequestRefused(request.head, "not answered in archive-only mode")

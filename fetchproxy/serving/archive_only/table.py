@@ -124,7 +124,7 @@ async def _refuse_handshake(parts: ArchiveOnlyParts, request: Request) -> Sequen
 async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Raises RequestRefused if acks=0: the connection closes, as on an error at a broker.
 
-    Such a request has no answer, and silence would mean success.
+    Such a request has no response, and silence would mean success.
     """
     asked = await request.read()
     if asked["acks"] == 0:
@@ -162,7 +162,7 @@ ADVERTISED: Mapping[int, ServedApi] = {
         ServedApi(ApiKey.API_VERSIONS, _LOWEST, _HIGHEST, _api_versions),
     )
 }
-_ANSWERED: Mapping[int, ServedApi] = {
+_RESPONDED: Mapping[int, ServedApi] = {
     **ADVERTISED,
     ApiKey.SASL_HANDSHAKE: ServedApi(ApiKey.SASL_HANDSHAKE, 0, 1, _refuse_handshake),
 }
@@ -170,7 +170,7 @@ _ANSWERED: Mapping[int, ServedApi] = {
 
 def served_api(head: RequestHead) -> ServedApi | None:
     """The API that answers this version; None: there is none."""
-    api = _ANSWERED.get(head.api_key)
+    api = _RESPONDED.get(head.api_key)
     if api is None or not api.lowest <= head.api_version <= api.highest:
         return None
     return api

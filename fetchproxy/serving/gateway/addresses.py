@@ -73,7 +73,7 @@ OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port
 
 
 class AddressMap:
-    """One proxy address for every broker. A node id gets its listener before any answer names it,
+    """One proxy address for every broker. A node id gets its listener before any response names it,
     so a client never dials a closed port. Port 0 takes a free one.
     """
 
@@ -164,7 +164,7 @@ class AddressMap:
 
     def forget_absent(self, named: Collection[int], now: float) -> None:
         """At loop time `now` (s) the cluster names the nodes `named`. Close the listeners of nodes
-        that neither it nor any answer has named for FORGOTTEN_AFTER_S.
+        that neither it nor any response has named for FORGOTTEN_AFTER_S.
         """
         absent = self.proxied.keys() - self._places.keys() - set(named)
         self._absent_since = {n: self._absent_since.get(n, now) for n in absent}
@@ -228,7 +228,7 @@ class ToldAddresses:
         return open_and_splice()
 
     def splice_fetch_tags(self, tags: bytes) -> bytes:
-        """NodeEndpoints of a Fetch answer; hidden if a node has no listener yet."""
+        """NodeEndpoints of a Fetch response; hidden if a node has no listener yet."""
         if tags == b"\x00":
             return tags
         unknown: list[int] = []

@@ -24,16 +24,16 @@ from fetchproxy.tls.contexts import other_protocol
 
 # The answers that a connection expects from the broker, in request order: one object per answer.
 #
-# An `Answer` passes unchanged. A `HeldAnswer` is gathered whole and then rewritten, perhaps after a
-# wait. A `ScannedAnswer` is scanned while it streams. It may be *parked*: the broker was asked for
+# An `ExpectedResponse` passes unchanged. A `BufferedResponse` is gathered whole and then rewritten, perhaps after a
+# wait. A `ScannedResponse` is scanned while it streams. It may be *parked*: the broker was asked for
 # it, but the proxy does not read it before a fetch of the client wants it.
 
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
 
 
-class Answer:
-    """An answer that passes unchanged. `correlation_id` is checked against the broker's."""
+class ExpectedResponse:
+    """A response that passes unchanged. `correlation_id` is checked against the broker's."""
 
     __slots__ = ("correlation_id",)
 
@@ -43,15 +43,15 @@ class Answer:
         self.correlation_id = correlation_id
 
     def done(self) -> None:
-        """The whole answer has left."""
+        """The whole response has left."""
 
     def passes(self, frame: memoryview) -> bool:
-        """True: `frame`, the whole answer, may leave. It was patched in place if necessary."""
+        """True: `frame`, the whole response, may leave. It was patched in place if necessary."""
         return True
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class HeldAnswer(Answer):
+class BufferedResponse(ExpectedResponse):
     """`rewrite` takes the payload without size prefix and returns the payload to send instead.
 
     It returns an awaitable only if it must wait; most answers are rewritten at once.
@@ -67,8 +67,8 @@ class HeldAnswer(Answer):
         return False
 
 
-class ScannedAnswer(Answer, ABC):
-    """An answer that is scanned while it streams. `discarded`: nothing is sent to the client."""
+class ScannedResponse(ExpectedResponse, ABC):
+    """A response that is scanned while it streams. `discarded`: nothing is sent to the client."""
 
     __slots__ = ()
 
@@ -82,16 +82,16 @@ class ScannedAnswer(Answer, ABC):
     def begin(self) -> FetchResponseScan: ...
 
 
-# Of one answer that is read as a whole: far more than the Metadata of 200,000 partitions, which a
+# Of one response that is read as a whole: far more than the Metadata of 200,000 partitions, which a
 # cluster can have.
 HELD_BYTES_MAX = 16 * MiB
-# While an answer is rewritten there are so many copies of it: as it came, as it leaves, and framed.
+# While a response is rewritten there are so many copies of it: as it came, as it leaves, and framed.
 HELD_COPIES = 3
 
 # The link reads the answers from the broker's socket, in request order.
 #
-# A large answer goes to the client as it arrives, a small one in one piece. Reading pauses while
-# the client is slow, while an answer is being rewritten, and while a parked answer waits for a
+# A large response goes to the client as it arrives, a small one in one piece. Reading pauses while
+# the client is slow, while a response is being rewritten, and while a parked answer waits for a
 # fetch that wants it.
 
 _FRAME_START = Struct(">ii")
@@ -104,10 +104,10 @@ class LinkOwner(Protocol):
 
     def write_pieces(self, pieces: Iterable[Buffer]) -> None: ...
 
-    def answered(self) -> None:
-        """One whole answer has left. Only called while `tells_answered` is True."""
+    def responded(self) -> None:
+        """One whole response has left. Only called while `tells_responded` is True."""
 
-    def rewrite(self, answer: HeldAnswer) -> Payload | None:
+    def rewrite(self, response: BufferedResponse) -> Payload | None:
         """The new payload, or None: the owner will call `BrokerLink.rewritten`."""
 
     def link_failed(self, error: WireError) -> None: ...
@@ -115,7 +115,7 @@ class LinkOwner(Protocol):
     def refused_as_too_large(self, limit: str, what: str) -> None: ...
 
     def give_up(self) -> None:
-        """The connection closes at once, as its answer takes too much of the memory for all."""
+        """The connection closes at once, as its response takes too much of the memory for all."""
 
     @property
     def closing(self) -> bool:
@@ -126,9 +126,9 @@ class LinkOwner(Protocol):
     def broker_slow(self, slow: bool) -> None: ...
 
 
-# An answer up to this size leaves in one piece.
+# A response up to this size leaves in one piece.
 WHOLE_BYTES_MAX = 16 * 1024
-# Received at a time of an answer with more than WALKED_AT_ONCE partitions: some 250 partitions
+# Received at a time of a response with more than WALKED_AT_ONCE partitions: some 250 partitions
 # without records, which cost 10 µs each if all are out of range.
 WALKED_BYTES = 8 * 1024
 
@@ -138,21 +138,21 @@ class BrokerLink(asyncio.BufferedProtocol):
     _owner: LinkOwner
     _receive: ReceiveBuffer
     _client: asyncio.Transport
-    _held_bytes_max: int  # of an answer that is gathered; all others pass, however large
+    _held_bytes_max: int  # of a response that is gathered; all others pass, however large
     _records: RecordPipe | None = None
     _gathered: GatheredBytes | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
     address: tuple[str, int] | None = None  # the broker's, as it was dialed
-    expected: deque[Answer] = field(default_factory=deque)
+    expected: deque[ExpectedResponse] = field(default_factory=deque)
     transport: asyncio.Transport | None = None
     heard: bool = False  # since the owner last looked
-    tells_answered: bool = False  # the owner waits for answers to leave
+    tells_responded: bool = False  # the owner waits for answers to leave
     _carry: bytearray = field(default_factory=bytearray)
-    _left: int = 0  # bytes still to come of an answer that passes
+    _left: int = 0  # bytes still to come of a response that passes
     _scan: FetchResponseScan | None = None
-    _scanned: ScannedAnswer | None = None  # the answer that `_scan` walks
-    _held: HeldAnswer | None = None
-    _waiting: bool = False  # an answer is parked or being rewritten
+    _scanned: ScannedResponse | None = None  # the response that `_scan` walks
+    _held: BufferedResponse | None = None
+    _waiting: bool = False  # a response is parked or being rewritten
     _client_slow: bool = False
     _goes_on: bool = False  # the next answers are handled in the loop's next turn
 
@@ -198,10 +198,10 @@ class BrokerLink(asyncio.BufferedProtocol):
         if self._gathered is not None:
             self._gathered.hold(self, 0)
         if len(self._carry) >= 4:
-            # Shorter than an answer's start: a TLS alert, as the proxy sent plaintext to a TLS port
+            # Shorter than a response's start: a TLS alert, as the proxy sent plaintext to a TLS port
             size = INT32.unpack_from(self._carry)[0]
             if other_protocol(size) is not None:
-                self._owner.link_failed(self._not_an_answer(size, 0))
+                self._owner.link_failed(self._not_a_response(size, 0))
         self._owner.link_closed(exc)
 
     # -- records ---------------------------------------------------------------------------------
@@ -235,13 +235,13 @@ class BrokerLink(asyncio.BufferedProtocol):
         held = 0 if self._held is None else self._held.gathered
         return len(self._carry) + HELD_COPIES * held + unsent
 
-    def send(self, data: Buffer, answer: Answer | None) -> None:
+    def send(self, data: Buffer, response: ExpectedResponse | None) -> None:
         """A whole request, or the first bytes of one."""
         transport = self.transport
         if transport is None:
             return
-        if answer is not None:
-            self.expected.append(answer)
+        if response is not None:
+            self.expected.append(response)
         if not transport.is_closing():  # otherwise connection_lost is about to be called
             transport.write(data)
 
@@ -257,7 +257,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._pace()
 
     def rewritten(self, payload: Payload) -> None:
-        """Send `payload` in place of the answer that was given to `LinkOwner.rewrite`."""
+        """Send `payload` in place of the response that was given to `LinkOwner.rewrite`."""
         self._waiting = False
         self._leave(payload)
         self._take(memoryview(b""))
@@ -309,24 +309,24 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._take(memoryview(b""))
 
     def _leaves_whole(self, view: memoryview) -> bool:
-        """A shortcut for one whole answer that needs no scan, as nearly all of the tail's.
+        """A shortcut for one whole response that needs no scan, as nearly all of the tail's.
 
-        False: nothing was done. `_take` then reports whatever is wrong with the answer.
+        False: nothing was done. `_take` then reports whatever is wrong with the response.
         """
         if self._left or self._scan is not None or self._held is not None or self._waiting:
             return False
         if not self.expected or len(view) < _FRAME_START.size:
             return False
         size, correlation_id = _FRAME_START.unpack_from(view)
-        answer = self.expected[0]
-        if answer.correlation_id != correlation_id or size != len(view) - 4:
+        response = self.expected[0]
+        if response.correlation_id != correlation_id or size != len(view) - 4:
             return False
-        if not answer.passes(view):
+        if not response.passes(view):
             return False
         self._owner.write_to_client(view)
         RELAYED_BYTES_TO_CLIENT.total += len(view)
         self._finish()
-        answer.done()
+        response.done()
         return True
 
     def _consume(self, view: memoryview) -> int:
@@ -364,7 +364,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     def _waits_for_the_rest(view: memoryview, pos: int) -> bool:
         """Too few bytes have arrived, or the rest of a small answer comes in a moment.
 
-        Brokers send an answer's head and its records separately. A client needs both, and sending
+        Brokers send a response's head and its records separately. A client needs both, and sending
         them separately would cost as much again.
         """
         there = len(view) - pos
@@ -375,20 +375,22 @@ class BrokerLink(asyncio.BufferedProtocol):
     def _begin(self, view: memoryview, pos: int) -> bool:
         """The next frame starts at `pos`; False: it must not be taken yet."""
         size, correlation_id = _FRAME_START.unpack_from(view, pos)
-        answer = self.expected[0] if self.expected else None
-        if size < 4 or answer is None or answer.correlation_id != correlation_id:
-            raise self._not_an_answer(size, correlation_id)
-        if isinstance(answer, HeldAnswer) and size > min(self._held_bytes_max, HELD_BYTES_MAX):
+        response = self.expected[0] if self.expected else None
+        if size < 4 or response is None or response.correlation_id != correlation_id:
+            raise self._not_a_response(size, correlation_id)
+        if isinstance(response, BufferedResponse) and size > min(
+            self._held_bytes_max, HELD_BYTES_MAX
+        ):
             raise self._too_large(size)
-        if isinstance(answer, ScannedAnswer):
-            if not answer.arrived(size + 4):
+        if isinstance(response, ScannedResponse):
+            if not response.arrived(size + 4):
                 self._waiting = True
                 return False
-            self._scanned = answer
-            self._scan = answer.begin()
-        elif isinstance(answer, HeldAnswer):
-            answer.left = size + 4
-            self._held = answer
+            self._scanned = response
+            self._scan = response.begin()
+        elif isinstance(response, BufferedResponse):
+            response.left = size + 4
+            self._held = response
         else:
             self._left = size + 4
         return True
@@ -402,7 +404,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._owner.refused_as_too_large(limit, what)
         return FrameTooLarge(what, limit.rpartition(".")[2])
 
-    def _not_an_answer(self, size: int, correlation_id: int) -> MalformedMessage:
+    def _not_a_response(self, size: int, correlation_id: int) -> MalformedMessage:
         if (other := other_protocol(size)) is not None:
             see = ", see cluster.security_protocol" if other == "TLS" else ""
             return MalformedMessage(f"broker speaks {other}{see}")
@@ -416,11 +418,11 @@ class BrokerLink(asyncio.BufferedProtocol):
         return MalformedMessage(f"broker answered {correlation_id} where {due} was due")
 
     def _feed(self, view: memoryview, pos: int, end: int) -> int:
-        scan, answer = self._scan, self._scanned
-        if scan is not None and answer is not None:
+        scan, response = self._scan, self._scanned
+        if scan is not None and response is not None:
             step = min(scan.left, end - pos)
             pieces = scan.feed(view[pos : pos + step])
-            if answer.discarded:
+            if response.discarded:
                 pass
             elif len(pieces) == 1:
                 self._owner.write_to_client(pieces[0])
@@ -429,7 +431,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             if scan.done:
                 self._scan = self._scanned = None
                 self._finish()
-                answer.done()
+                response.done()
             return pos + step
         held = self._held
         assert held is not None
@@ -456,5 +458,5 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def _finish(self) -> None:
         self.expected.popleft()
-        if self.tells_answered:
-            self._owner.answered()
+        if self.tells_responded:
+            self._owner.responded()

@@ -43,7 +43,7 @@ TOLD_BYTES = 50
 
 
 class FetchKind(Enum):
-    """How an answer lists partitions: all that were asked (`lists_all`), or only those with news.
+    """How a response lists partitions: all that were asked (`lists_all`), or only those with news.
 
     `error_code`: the proxy refuses the request with it, without the broker; 0: it is in order.
     """
@@ -70,8 +70,8 @@ class FetchKind(Enum):
     )
 
 
-# The fields that `FetchSessionMirror.on_answer` changes.
-_CHANGED_BY_ANSWERS = (
+# The fields that `FetchSessionMirror.on_response` changes.
+_CHANGED_BY_RESPONSES = (
     "_client_id",
     "_client_epoch",
     "_upstream_epoch",
@@ -136,7 +136,7 @@ class FetchSessionMirror:
         self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
         self._withheld: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
-        self._before: dict[str, Any] = {}  # the fields before `on_answer` changed them
+        self._before: dict[str, Any] = {}  # the fields before `on_response` changed them
 
     @property
     def kept_bytes(self) -> int:
@@ -148,7 +148,7 @@ class FetchSessionMirror:
         return self._told is None
 
     def on_request(self, request: FetchRequest) -> FetchKind:
-        """Take in the client's request; afterwards `asked` has the partitions of its answer."""
+        """Take in the client's request; afterwards `asked` has the partitions of its response."""
         epoch = request.session_epoch
         if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
             self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
@@ -235,7 +235,7 @@ class FetchSessionMirror:
     def take_up(self, withheld: Set[PartitionKey]) -> bool:
         """True: the last request to the broker asks for exactly the partitions wanted now."""
         if self._told is None or (self._kind.lists_all and not self.sent_full):
-            return False  # the answer to a full request must list all partitions
+            return False  # the response to a full request must list all partitions
         if self._stale:
             same = self._local(withheld) == self._told
         else:
@@ -262,7 +262,7 @@ class FetchSessionMirror:
         return local
 
     def listed_upstream(self) -> Counter[TopicRef]:
-        """The partitions per topic in the broker's answer; empty if it does not list all."""
+        """The partitions per topic in the broker's response; empty if it does not list all."""
         told = self._told if self.sent_full and self._told is not None else ()
         return Counter(topic for topic, _ in told)
 
@@ -299,14 +299,14 @@ class FetchSessionMirror:
         self._dirty.clear()
         return UpstreamFetch(self._upstream_id, self._upstream_epoch, changed, tuple(forgotten))
 
-    def on_answer(self, error_code: int, session_id: int) -> int:
+    def on_response(self, error_code: int, session_id: int) -> int:
         """The broker answered this request. Returns the session id that the client gets."""
-        self._before = {name: getattr(self, name) for name in _CHANGED_BY_ANSWERS}
+        self._before = {name: getattr(self, name) for name in _CHANGED_BY_RESPONSES}
         if error_code:
             self.forget()
             return session_id
         if self._told is None:
-            return self._lockstep_answer(session_id)
+            return self._lockstep_response(session_id)
         self._advance_upstream(session_id)
         shown = self._advance_client(session_id)
         apart = self._withheld or self._ahead
@@ -314,8 +314,8 @@ class FetchSessionMirror:
             self._reset_lockstep()  # both sides begin the same session: they agree again
         return shown
 
-    def on_withheld_answer(self, session_id: int) -> None:
-        """The answer of the last `on_answer` is not sent: the client still waits for an answer.
+    def on_withheld_response(self, session_id: int) -> None:
+        """The answer of the last `on_response` is not sent: the client still waits for a response.
 
         From here on, the two sides have separate sessions. The broker's session has advanced, with
         all changes of this request.
@@ -332,13 +332,13 @@ class FetchSessionMirror:
         # If the client's answer must list all partitions, the broker is asked for all again.
         self._stale = self._stale or self._kind.lists_all
 
-    def on_fine_answer(self, session_id: int) -> int:
-        """As `on_answer`, for an answer without error."""
+    def on_fine_response(self, session_id: int) -> int:
+        """As `on_response`, for a response without error."""
         if self._told is None:
-            return self._lockstep_answer(session_id)
-        return self.on_answer(0, session_id)
+            return self._lockstep_response(session_id)
+        return self.on_response(0, session_id)
 
-    def on_discarded_answer(self, error_code: int, session_id: int) -> None:
+    def on_discarded_response(self, error_code: int, session_id: int) -> None:
         """The broker answered, but the client will not see it: only the broker's side advances."""
         self._advance_upstream(0 if error_code else session_id)
 
@@ -346,11 +346,11 @@ class FetchSessionMirror:
         self._upstream_id = session_id
         self._upstream_epoch = 1 if self.sent_full else next_epoch(self._upstream_epoch)
 
-    def on_own_answer(self) -> int:
+    def on_proxy_response(self) -> int:
         """This request was answered without the broker. Returns the client's session id."""
         return self._advance_client(0)
 
-    def _lockstep_answer(self, session_id: int) -> int:
+    def _lockstep_response(self, session_id: int) -> int:
         if self._kind is FetchKind.INCREMENTAL:
             self._client_epoch = next_epoch(self._client_epoch)
         else:

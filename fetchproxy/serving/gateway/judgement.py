@@ -54,7 +54,7 @@ HELD_VERDICTS = (Verdict.HOLD, Verdict.END)
 class Wait(Enum):
     """What a reader that is held waits for. A reader waits for nothing else."""
 
-    ANSWER = "brokers and store to answer"
+    RESPONSE = "brokers and store to answer"
     GATHERED = "an archiver to copy the records that it gathers"
     POSITION = "an archiver to find out where it goes on"
     COPY = "a copy that no archiver claims"
@@ -66,7 +66,7 @@ class Wait(Enum):
 # What ends each wait before the named limit; None: no limit, because the wait is not for archived
 # records, or an outage must not cost a reader its place.
 ENDS: Mapping[Wait, tuple[str, str | None]] = {
-    Wait.ANSWER: ("they answer", None),
+    Wait.RESPONSE: ("they answer", None),
     Wait.GATHERED: (
         "the offset is archived, or the archiver passes it, fails for good or is silent",
         "held_max_ms",
@@ -109,7 +109,7 @@ def decide(
     `gathered_from`: an archiver gathers the partition from there on; None: no archiver does.
     `patient`: wait for records on their way.
     """
-    if view.answers_for(offset):
+    if view.covers_offset(offset):
         return Verdict.REMOTE
     if offset > edges.high_watermark:
         # At the end of an archive whose log has begun again: the log may get there.
@@ -239,7 +239,7 @@ class Judging:
             self.archive.warnings.warn("topic_not_described", name, topic=name)
             return Judgement(Verdict.PASS_ON)  # this user cannot archive it either
         self._warn(None, None, error)
-        return _held(None, Wait.ANSWER)
+        return _held(None, Wait.RESPONSE)
 
     # --- the archive ---
     async def _from_memory(self, tps: Tps) -> None:
@@ -251,8 +251,8 @@ class Judging:
             for key, tp in seen.items():
                 view = views.view(tp)
                 if tp in held:
-                    self.found[key] = _held(tp, Wait.ANSWER)
-                elif view is not None and view.answers_for(self.offsets[key]):
+                    self.found[key] = _held(tp, Wait.RESPONSE)
+                elif view is not None and view.covers_offset(self.offsets[key]):
                     self.found[key] = Judgement(Verdict.REMOTE, tp)
             await asyncio.sleep(0)
 
@@ -267,7 +267,7 @@ class Judging:
         tps = self._left(tps)
         for topic_id in {tp.topic_id for tp in tps.values()}:
             try:
-                # Since the broker's answer: its log may have been cut after the first copy.
+                # Since the broker's response: its log may have been cut after the first copy.
                 may_be[topic_id] = await archive.knowledge.may_be_archived(topic_id, self.caught_at)
             except RemoteStorageError:
                 may_be[topic_id] = True
@@ -367,7 +367,7 @@ class Judging:
             for key, tp in piece:
                 known = edges[tp]
                 if tp in held or isinstance(known, ClusterError):
-                    self.found[key] = _held(tp, Wait.ANSWER)
+                    self.found[key] = _held(tp, Wait.RESPONSE)
                 else:
                     self.found[key] = self._decided(key, tp, known)
             await asyncio.sleep(0)
@@ -398,7 +398,7 @@ class Judging:
             return _held(tp, what_is_waited_for(offset, edges, gathered_from))
         if verdict in (Verdict.LOST, Verdict.END):
             stored = archive.rlmm.view(tp)
-            hidden = stored is not None and stored.answers_for(self.offsets[key])
+            hidden = stored is not None and stored.covers_offset(self.offsets[key])
             if hidden and key not in self.impatient:
                 # Hidden since an election: leader or archiver will settle it (`LeaderViews`).
                 return _held(tp, Wait.LEADER)
@@ -410,7 +410,7 @@ class Judging:
 
     def _not_known(self, key: PartitionKey, tp: TopicIdPartition, error: FetchProxyError) -> None:
         self._warn(tp, self.offsets[key], error)
-        self.found[key] = _held(tp, Wait.ANSWER)
+        self.found[key] = _held(tp, Wait.RESPONSE)
 
     def _warn(
         self, tp: TopicIdPartition | None, offset: int | None, error: FetchProxyError

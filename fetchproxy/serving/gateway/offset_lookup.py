@@ -66,7 +66,7 @@ def found_at(result: OffsetResult, offset: int, timestamp_ms: int, epoch: int) -
     return OffsetResult(topic, partition, error_code, timestamp_ms, offset, epoch, position)
 
 
-# The archive's knowledge of many partitions at once, for an answer that their broker has given.
+# The archive's knowledge of many partitions at once, for a response that their broker has given.
 #
 # One Metadata request identifies the topics, and one list says which of them may be archived; the
 # store is not asked about the others. An archived topic is listed once, several topics at the same
@@ -80,7 +80,7 @@ VIEW_RENEWED_AFTER_S = 20.0
 # How long to wait for a store that does not answer, if an older view will do.
 REFRESH_WAIT_MAX_S = 2.0
 LISTINGS_AT_ONCE = 32
-# Comparing a view with its leader's answers takes some 20 µs, building one takes longer.
+# Comparing a view with its leader's responses takes some 20 µs, building one takes longer.
 VIEWS_AT_ONCE = 50
 
 
@@ -95,7 +95,7 @@ class Looked(NamedTuple):
 
 
 class Identified(NamedTuple):
-    """Topics by name. For topics in none of these only the broker's answer counts: the proxy's own
+    """Topics by name. For topics in none of these only the broker's response counts: the proxy's own
     user may not describe them.
 
     `others` have nothing in the archive; `unknown` says why that is not known. Unknown topics with
@@ -110,13 +110,13 @@ class Identified(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class ArchiveLookup:
-    """For one answer, which came at loop time `answered_at` (s).
+    """For one response, which came at loop time `responded_at` (s).
 
     `_first_wait_max_s`: wait for the store if a partition was never read; None: without limit.
     """
 
     archive: ServedArchive
-    answered_at: float
+    responded_at: float
     _first_wait_max_s: float | None = None
     _listings: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(LISTINGS_AT_ONCE)
@@ -162,7 +162,7 @@ class ArchiveLookup:
         return True
 
     async def views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
-        """Views of archived topics: read a while ago, or since the answer if they have no segment.
+        """Views of archived topics: read a while ago, or since the response if they have no segment.
 
         Raises nothing.
         """
@@ -173,7 +173,7 @@ class ArchiveLookup:
             # Concurrent callers with an old view share the first one's read.
             await self._refresh(wanting, oldest)
             bare = await chosen(wanting, self._is_bare)
-            await self._refresh(bare, self.answered_at)
+            await self._refresh(bare, self.responded_at)
             found |= await self._shown(wanting)
         return found
 
@@ -207,12 +207,12 @@ class ArchiveLookup:
     ) -> dict[TopicIdPartition, Looked]:
         """As `views`, and includes records that were archived and left the broker since then.
 
-        `edges`: of the broker's log, asked for after the answer. If the archive ends below the
+        `edges`: of the broker's log, asked for after the response. If the archive ends below the
         broker's log start, or that is not known, the archive is read again.
         """
         await self.views(tps)
         short = await chosen(tps, lambda tp: not self._reaches(tp, edges[tp]))
-        await self._refresh(short, self.answered_at)
+        await self._refresh(short, self.responded_at)
         return await self._shown(tps)
 
     async def last_views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
@@ -234,7 +234,7 @@ class ArchiveLookup:
         return not isinstance(edges, ClusterError) and edges.log_start_offset <= (end or 0)
 
     def renew(self, topics: Iterable[TopicInfo]) -> None:
-        """Called after the answer: reads the next answer's views in the background."""
+        """Called after the response: reads the next answer's views in the background."""
         for topic in topics:
             self.archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
 
@@ -311,7 +311,7 @@ SEARCHED_AT_ONCE = 50
 
 
 def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
-    """The results of an answer, v4 or newer. Raises WireError."""
+    """The results of a response, v4 or newer. Raises WireError."""
     body = response_body(payload, ApiKey.LIST_OFFSETS, version)
     return wire.result_rows_in(body, version)
 
@@ -331,7 +331,7 @@ async def topics_above_0(payload: bytes, version: int) -> set[str]:
 
 
 async def patch_starts(
-    answer: bytearray, version: int, rows: TopicRows, start_of: StartOf
+    response: bytearray, version: int, rows: TopicRows, start_of: StartOf
 ) -> list[OffsetResult]:
     """Write the archive's start over results with a higher offset.
 
@@ -350,7 +350,7 @@ async def patch_starts(
                         )
                     )
                 elif not 0 <= offset <= start[0]:
-                    wire.patch_at(answer, version, at, error_code, timestamp, *start)
+                    wire.patch_at(response, version, at, error_code, timestamp, *start)
             at += stride
         if len(piece) == ROWS_AT_ONCE:
             await a_turn()
@@ -361,7 +361,7 @@ async def patch_times(
     archive: ServedArchive,
     archived: Mapping[str, TopicInfo],
     results: Sequence[tuple[OffsetResult, int]],
-    answer: bytearray,
+    response: bytearray,
     version: int,
 ) -> list[tuple[OffsetResult, int]]:
     """Write the archive's record at a timestamp over results with a later record.
@@ -384,5 +384,5 @@ async def patch_times(
         elif record[0] < result.offset:
             offset, found_ms, epoch = record
             place = result.position, result.error_code
-            wire.patch_at(answer, version, *place, found_ms, offset, epoch)
+            wire.patch_at(response, version, *place, found_ms, offset, epoch)
     return left

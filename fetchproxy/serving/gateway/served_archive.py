@@ -115,7 +115,7 @@ class ArchivedKnowledge:
         self._warnings.warn("archived_topics_not_listed", None, error=str(error))
 
 
-# The log start offsets of both tiers, which relayed Fetch answers show for topics of the tail.
+# The log start offsets of both tiers, which relayed Fetch responses show for topics of the tail.
 #
 # A Kafka with tiered storage shows the log start offset of both tiers. So does the proxy, if it
 # knows it: it looks up in the archive the topics that clients read at the tail. It does so without
@@ -321,7 +321,7 @@ class ArchivedTopics:
 
 
 class _StartsWhenRead(Mapping[TopicRef, LogStartOf]):
-    """The log starts of very many topics. Each is looked for when an answer names its topic."""
+    """The log starts of very many topics. Each is looked for when a response names its topic."""
 
     def __init__(
         self, starts: Mapping[TopicName, LogStartOf | None], topics: Set[TopicRef], by_id: bool
@@ -385,7 +385,7 @@ class TopicsOfConnection:
         self._shared.change(self, more, fewer)
 
     def log_starts(self) -> LogStarts | None:
-        """For the scan of an answer; None: every topic is known to have no archive."""
+        """For the scan of a response; None: every topic is known to have no archive."""
         shared = self._shared
         if len(self._topics) > TOPICS_AT_ONCE:
             return _StartsWhenRead(shared.starts, self._topics, self._by_id)

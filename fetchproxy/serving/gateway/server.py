@@ -57,7 +57,7 @@ from fetchproxy.tls.contexts import (
 #
 # A new process knows nothing of the archive. The first client that asks where thousands of
 # partitions begin would wait for all the reads. So every archived topic is looked up once, in the
-# same way as for a client's question, and later questions find the answer in memory. The gateway
+# same way as for a client's question, and later questions find the response in memory. The gateway
 # waits for this until the first attempt ends, and at most `first_looks_max_s`. Then the look-ups go
 # on while it serves, and a client's question shares the reads in progress. In an outage the
 # look-ups are tried again.
@@ -119,7 +119,7 @@ async def _look(archive: ServedArchive) -> None:
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # So a burst of clients asks the brokers once. A broker that has just died may be dialed in vain.
-ANSWER_AGE_MAX_S = 1.0
+RESPONSE_AGE_MAX_S = 1.0
 
 # ApiVersions 0 without a client id: every broker answers it, before any authentication (KIP-35).
 _API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
@@ -138,8 +138,8 @@ class UpstreamDial:
         self._stagger_s = stagger_ms / 1000
         self._tls = tls
         self._races = SingleFlight[Address]()
-        self._answered: Address | None = None
-        self._answered_at = 0.0
+        self._responded: Address | None = None
+        self._responded_at = 0.0
 
     async def to(self, address: Address, factory: Callable[[], P]) -> P:
         """Raises OSError, at the latest after `connect_max_ms`."""
@@ -162,26 +162,26 @@ class UpstreamDial:
         """Connect to the first broker that answers. Raises OSError with a failure if none does."""
         left = list(addresses)
         while len(left) > 1:
-            address = await self._answering(left)
+            address = await self._responding(left)
             try:
                 return await self.to(address, factory)
             except OSError:
-                self._answered = None
+                self._responded = None
                 left.remove(address)
         return await self.to(left[0], factory)
 
-    async def _answering(self, addresses: Sequence[Address]) -> Address:
-        age = asyncio.get_running_loop().time() - self._answered_at
-        if self._answered in addresses and age < ANSWER_AGE_MAX_S:
-            return cast(Address, self._answered)
+    async def _responding(self, addresses: Sequence[Address]) -> Address:
+        age = asyncio.get_running_loop().time() - self._responded_at
+        if self._responded in addresses and age < RESPONSE_AGE_MAX_S:
+            return cast(Address, self._responded)
         return await self._races.run(tuple(addresses), lambda: self._race(addresses))
 
     async def _race(self, addresses: Sequence[Address]) -> Address:
         """Ask the brokers in order: the next one when one fails, or is silent for `stagger_ms`."""
         asks = [partial(self._ask, address) for address in addresses]
-        answered = await first_success(asks, self._stagger_s, OSError)
-        self._answered, self._answered_at = answered, asyncio.get_running_loop().time()
-        return answered
+        responded = await first_success(asks, self._stagger_s, OSError)
+        self._responded, self._responded_at = responded, asyncio.get_running_loop().time()
+        return responded
 
     async def _ask(self, address: Address) -> Address:
         """Send one ApiVersions request. Returns the address if any byte comes back; else raises
@@ -206,7 +206,7 @@ class UpstreamDial:
 
 # A listener for each node of the cluster, and the parts that all sessions share.
 
-# Time between two looks at the brokers that the cluster names, and the age of an answer that still
+# Time between two looks at the brokers that the cluster names, and the age of a response that still
 # counts for a node that cannot be reached.
 NODES_LOOK_INTERVAL_S = 1.0
 # Brokers that refuse the proxy's credentials are asked less often: each refusal counts.
@@ -313,7 +313,7 @@ def _shared_by_fetches(
             limits.log_start_max_age_ms / 1000,
         ),
         wait_max_s=limits.remote_fetch_max_wait_ms / 1000,
-        answer_bytes_max=limits.remote_answer_bytes_max,
+        response_bytes_max=limits.remote_response_bytes_max,
         permit_ttl_s=gateway.permit_ttl_ms / 1000,
         new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
     )

@@ -1,7 +1,7 @@
 """One client connection, its own connection to one broker, and the handling of each request.
 
 A request that *passes* goes to the broker as it arrives, without being gathered, and the proxy
-looks only at its answer. A request that is *held* is gathered whole, within
+looks only at its response. A request that is *held* is gathered whole, within
 `held_request_bytes_max`, and given to its API's handler. Requests go to the broker in order, and
 answers come back in order. This module knows no single API: each module in `apis` has one `API`, or
 the `APIS` that it handles in the same way, and `apis.table` joins them.
@@ -44,9 +44,9 @@ from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.gateway.addresses import ToldAddresses
 from fetchproxy.serving.gateway.broker_link import (
-    Answer,
     BrokerLink,
-    HeldAnswer,
+    BufferedResponse,
+    ExpectedResponse,
     Payload,
 )
 from fetchproxy.serving.gateway.served_archive import ServedArchive
@@ -66,19 +66,19 @@ class Treatment(StrEnum):
     """One word for the compatibility page."""
 
     RELAYED = "relayed"  # request and answer pass unchanged
-    REWRITTEN = "rewritten"  # the broker answers, and the proxy changes its answer
-    ANSWERED = "answered"  # the broker is not asked
+    REWRITTEN = "rewritten"  # the broker answers, and the proxy changes its response
+    RESPONDED = "answered"  # the broker is not asked
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """`expect(session, head, view, end)` returns the answer to await; None: there will be none.
+    """`expect(session, head, view, end)` returns the response to await; None: there will be none.
 
     `view[head.body_position:end]` is the part of the body that has arrived. If it is too short,
     `expect` raises `Truncated` and is called again with more.
     """
 
-    expect: Callable[[GatewaySession, RequestHead, Buffer, int], Answer | None]
+    expect: Callable[[GatewaySession, RequestHead, Buffer, int], ExpectedResponse | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def rewritten(key: ApiKey, handling: Passes | Held, why: str) -> Api:
     return Api(key, (Behaviour(*versions, Treatment.REWRITTEN, handling, why),))
 
 
-GATEWAY = Passes(lambda session, head, view, end: Answer(head.correlation_id))
+GATEWAY = Passes(lambda session, head, view, end: ExpectedResponse(head.correlation_id))
 
 
 def relayed(first: int, last: int, why: str) -> Behaviour:
@@ -157,12 +157,12 @@ Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 
 
 class Upstream(NamedTuple):
-    """A fetch that goes to the broker. `expect` makes its answer and is called after sending: the
-    broker's answer cannot arrive before the loop's next turn, so this work delays nobody.
+    """A fetch that goes to the broker. `expect` makes its response and is called after sending: the
+    broker's response cannot arrive before the loop's next turn, so this work delays nobody.
     """
 
     frame: Buffer
-    expect: Callable[[], Answer]
+    expect: Callable[[], ExpectedResponse]
 
 
 class Muting(NamedTuple):
@@ -174,7 +174,7 @@ class Muting(NamedTuple):
 
 
 class InTurn(NamedTuple):
-    """A fetch that `work(waited)` answers, after all answers that are due before it."""
+    """A fetch that `work(waited)` answers, after all responses that are due before it."""
 
     work: Callable[[bool], Awaitable[None]]
     name: str
@@ -190,7 +190,7 @@ class Fetches(Protocol):
     def on_request(self, frame: bytes, body_at: int) -> Upstream | InTurn | Muting:
         """How to handle a whole framed request."""
 
-    def only_parked(self, expected: Iterable[Answer]) -> bool:
+    def only_parked(self, expected: Iterable[ExpectedResponse]) -> bool:
         """True: the parked poll's answer is the only one in `expected`."""
 
     async def discard_parked(self) -> None:
@@ -265,7 +265,7 @@ class GatewaySession(ClientSession):
 
     def eof_received(self) -> bool:
         if self.link is not None:
-            self.link.tells_answered = True
+            self.link.tells_responded = True
         return super().eof_received()
 
     def pause_writing(self) -> None:
@@ -304,7 +304,7 @@ class GatewaySession(ClientSession):
             return False
         if self.link.transport is None:
             return False
-        self.link.tells_answered = self.requests.ended
+        self.link.tells_responded = self.requests.ended
         self.link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         return True
 
@@ -341,7 +341,7 @@ class GatewaySession(ClientSession):
         return super().kept_bytes + of_broker + self.fetch.kept_bytes
 
     # -- called by the link (LinkOwner) ------------------------------------------------------------
-    def answered(self) -> None:
+    def responded(self) -> None:
         assert self.link is not None
         if not self.link.expected:
             self._drained.set()
@@ -349,14 +349,14 @@ class GatewaySession(ClientSession):
             self.requests.limited = False
             self._take(memoryview(b""))
             self._pace()
-        if self.requests.ended:  # this answer's bytes are not written yet
-            asyncio.get_running_loop().call_soon(self.requests.close_if_answered)
+        if self.requests.ended:  # this response's bytes are not written yet
+            asyncio.get_running_loop().call_soon(self.requests.close_if_responded)
         waits = self.requests.limited or self.requests.ended or not self._drained.is_set()
-        self.link.tells_answered = waits
+        self.link.tells_responded = waits
 
-    def rewrite(self, answer: HeldAnswer) -> Payload | None:
-        whole, answer.payload = bytes(answer.payload), bytearray()
-        payload = answer.rewrite(whole)
+    def rewrite(self, response: BufferedResponse) -> Payload | None:
+        whole, response.payload = bytes(response.payload), bytearray()
+        payload = response.rewrite(whole)
         if isinstance(payload, Awaitable):
             self.spawn(self._rewrite(payload), "rewrite-answer")
             return None
@@ -397,17 +397,17 @@ class GatewaySession(ClientSession):
         if self.link is not None:
             self.link.go_on()
 
-    def expect(self, answer: Answer) -> None:
-        """Expect the answer to a request whose bytes pass."""
+    def expect(self, response: ExpectedResponse) -> None:
+        """Expect the response to a request whose bytes pass."""
         if self.link is not None:
-            self.link.expected.append(answer)
+            self.link.expected.append(response)
 
-    def send_upstream(self, request: Buffer, answer: Answer | None) -> None:
+    def send_upstream(self, request: Buffer, response: ExpectedResponse | None) -> None:
         if self.link is not None:
-            self.link.send(request, answer)
+            self.link.send(request, response)
 
     def send_counted(
-        self, frame: bytes, topics: Iterator[object], expect: Callable[[], Answer]
+        self, frame: bytes, topics: Iterator[object], expect: Callable[[], ExpectedResponse]
     ) -> None:
         """Send a whole request that names `topics`. A long one is counted first, in steps: it
         reaches no broker, and nothing is kept of it, if it names too many (WireError).
@@ -423,13 +423,13 @@ class GatewaySession(ClientSession):
         else:
             self.mute_while(count_and_send(), "count-large-request")
 
-    def answer_in_turn(self, payload: bytes) -> None:
-        """Send the proxy's own answer (without size prefix) after all that are due before it."""
+    def respond_in_turn(self, payload: bytes) -> None:
+        """Send the proxy's own response (without size prefix) after all that are due before it."""
 
-        async def answer(waited: bool) -> None:
+        async def response(waited: bool) -> None:
             self.write_to_client(INT32.pack(len(payload)) + payload)
 
-        self.mute_while(self._in_turn(answer), "own-answer")
+        self.mute_while(self._in_turn(response), "own-answer")
 
     async def _in_turn(self, work: Callable[[bool], Awaitable[None]]) -> None:
         await work(await self._drained_before())
@@ -464,7 +464,7 @@ class GatewaySession(ClientSession):
         while self.link.expected and not self.fetch.only_parked(self.link.expected):
             waited = True
             self._drained.clear()
-            self.link.tells_answered = True
+            self.link.tells_responded = True
             await self._drained.wait()
         return waited
 
@@ -522,13 +522,15 @@ class SaslProgress:
             return self._authenticate
         return handling_of(self._apis, head) if head.api_key in _READ_BEFORE else GATEWAY
 
-    def _expect(self, session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+    def _expect(
+        self, session: GatewaySession, head: RequestHead, view: Buffer, end: int
+    ) -> ExpectedResponse:
         def look(payload: bytes) -> Sequence[Buffer]:
             body = response_body(payload, ApiKey.SASL_AUTHENTICATE, head.api_version)
             self.accepted = self.accepted or not body.int16()
             return [payload]
 
-        return HeldAnswer(head.correlation_id, look)
+        return BufferedResponse(head.correlation_id, look)
 
 
 class RelayedRequests(RequestFraming[Passes | Held]):
@@ -541,21 +543,23 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         self._sasl = SaslProgress(gateway.apis) if gateway.clients_use_sasl else None
         if self._sasl is not None:
             self.bytes_max = min(self.bytes_max, SASL_REQUEST_BYTES_MAX)
-        self._passing: Answer | None = None  # the answer due for the request that passes now
+        self._passing: ExpectedResponse | None = (
+            None  # the response due for the request that passes now
+        )
 
     def drop(self) -> None:
         super().drop()
         self._passing = None
 
     @property
-    def _all_answered(self) -> bool:
+    def _all_responded(self) -> bool:
         session = self._session
         if session.muted or self.limited or self._goes_on:
             return False
         if session.link is None:
             return True
         cut_off = self._passing if self._left else None
-        due = [answer for answer in session.link.expected if answer is not cut_off]
+        due = [response for response in session.link.expected if response is not cut_off]
         return not due or session.fetch.only_parked(due)
 
     def _consume(self, view: memoryview) -> int:
@@ -614,7 +618,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
         at_most = self._limits.inflight_requests_max
         if link is not None and len(link.expected) >= at_most and session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
-            self.limited = link.tells_answered = True
+            self.limited = link.tells_responded = True
             return True
         return False
 
@@ -646,15 +650,15 @@ class RelayedRequests(RequestFraming[Passes | Held]):
     def _pass(
         self, view: memoryview, end: int, frame_end: int, head: RequestHead, passes: Passes
     ) -> bool:
-        """Expect the answer to a request that passes unchanged; False: it must not pass yet."""
+        """Expect the response to a request that passes unchanged; False: it must not pass yet."""
         session = self._session
         try:
-            answer = passes.expect(session, head, view, min(end, frame_end))
+            response = passes.expect(session, head, view, min(end, frame_end))
         except Truncated as error:
             begin = head.client_id_start
             self._wait_for_more(error, min(end, frame_end) - begin, frame_end - begin)
             return False
-        self._passing = answer
-        if answer is not None:
-            session.expect(answer)
+        self._passing = response
+        if response is not None:
+            session.expect(response)
         return True

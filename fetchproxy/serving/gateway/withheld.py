@@ -68,7 +68,7 @@ class SharedByFetches:
     skipped: SkippedOffsets
     topics: ArchivedTopics
     wait_max_s: float
-    answer_bytes_max: int
+    response_bytes_max: int
     permit_ttl_s: float
     new_session_id: Callable[[], int]
 
@@ -87,7 +87,7 @@ class SharedByFetches:
     ) -> PartitionPatch:
         """The ends of the live log and the start of the archived one, as far as they are in memory.
 
-        `view`: the archive as the answer shows it; None: the current view.
+        `view`: the archive as the response shows it; None: the current view.
         """
         if tp is None:
             return PartitionPatch()
@@ -330,7 +330,7 @@ class FetchMarks:
             ahead[key] = judgement.forward_to
         elif judgement.verdict in (Verdict.HOLD, Verdict.END, Verdict.REFUSED):
             judging[key] = None  # the broker has nothing for it
-        # PASS_ON and LOCAL: the broker is asked once more, and the client gets its answer.
+        # PASS_ON and LOCAL: the broker is asked once more, and the client gets its response.
 
     def _extend(
         self,
@@ -371,7 +371,7 @@ def _serving(
 ) -> PartitionView | None:
     """The archive's view, if it answers for `offset` and the broker is not known to have it."""
     view = known.view(tp)
-    if view is None or not view.answers_for(offset):
+    if view is None or not view.covers_offset(offset):
         return None
     if offset > caught:
         edges = known.edges(tp)
@@ -514,7 +514,7 @@ class FetchJudging:
         wait until their new leader has told what is in its log.
 
         Brokers are asked until `deadline` (loop time), or until `alone_deadline` if no partition of
-        the tail has to wait for their answers.
+        the tail has to wait for their responses.
         """
         if await self._asked_for_topics(split, alone_deadline if self.alone(split) else deadline):
             split = await self.split()
@@ -634,8 +634,8 @@ class FetchJudging:
             self._start(key, mark)
 
     def _start(self, key: PartitionKey, mark: Mark) -> None:
-        """All partitions of one answer are judged together, in the next turn of the loop."""
-        first = not self._to_judge  # an answer may name one partition very often
+        """All partitions of one response are judged together, in the next turn of the loop."""
+        first = not self._to_judge  # a response may name one partition very often
         self._to_judge[key] = mark
         if first:
             # The next fetch may have another kind of names, and other marks.

@@ -201,10 +201,10 @@ class HdfsObjectStore(ObjectStore):
 
     async def _rename(self, temporary: str, key: str, options: str) -> None:
         destination = self._client.absolute(key)
-        answer = await self._client.ask(
+        response = await self._client.ask(
             "PUT", "RENAME", temporary, destination=destination, renameoptions=options
         )
-        if answer.get("boolean") is False:
+        if response.get("boolean") is False:
             raise RemoteStorageError(
                 f"put {key}: not renamed; HttpFS cannot replace a file, use a NameNode's WebHDFS"
             )
@@ -247,12 +247,12 @@ class HdfsObjectStore(ObjectStore):
 
     async def _delete_one(self, path: str) -> bool:
         try:
-            answer = await self._client.ask("DELETE", "DELETE", path, recursive="false")
+            response = await self._client.ask("DELETE", "DELETE", path, recursive="false")
         except RemoteFault as fault:
             if fault.exception in NOT_FOUND | {"PathIsNotEmptyDirectoryException"}:
                 return False
             raise
-        return answer.get("boolean") is True
+        return response.get("boolean") is True
 
     async def _check_present(self) -> None:
         what = f"look for {self._folder}"
@@ -325,8 +325,10 @@ class HdfsObjectStore(ObjectStore):
 
         async def page() -> tuple[Statuses, bool]:
             with translated(what, may_be_absent=True):
-                answer = await self._client.ask("GET", "LISTSTATUS_BATCH", folder, startAfter=after)
-            return listed_page(answer, after, what)
+                response = await self._client.ask(
+                    "GET", "LISTSTATUS_BATCH", folder, startAfter=after
+                )
+            return listed_page(response, after, what)
 
         try:
             return await retried(what, page)

@@ -67,14 +67,14 @@ class Negotiation:
     def authorization(self) -> str:
         return f"Negotiate {base64.b64encode(self._first).decode()}"
 
-    def check_server(self, answers: Sequence[str]) -> None:
-        """`answers`: values of WWW-Authenticate. Raises StorageDenied if none proves the server."""
+    def check_server(self, responses: Sequence[str]) -> None:
+        """`responses`: values of WWW-Authenticate. Raises StorageDenied if none proves the server."""
         from gssapi.exceptions import GSSError
 
         unproven = f"{self._host} does not prove that it is HTTP/{self._host}"
         try:
-            for answer in answers:
-                scheme, _, proof = answer.partition(" ")
+            for response in responses:
+                scheme, _, proof = response.partition(" ")
                 if scheme.lower() == _SCHEME and proof:
                     self._context.step(base64.b64decode(proof, validate=True))
             proven = self._context.complete  # also raises a deferred error of a step

@@ -38,9 +38,9 @@ from fetchproxy.storage.stores.object_store import (
     Content,
     ObjectStore,
     StoredObject,
-    answered,
     file_bytes,
     file_parts,
+    responded,
     whole,
 )
 from fetchproxy.storage.stores.retries import PAUSES_S, TRIES_BEGIN_WITHIN_S, TRIES_MAX
@@ -89,7 +89,7 @@ def native_error(error: Exception, what: str) -> RemoteStorageError:
         f"(tried {tried} times)" if tried > 1 else "",
     ]
     text = " ".join(filter(None, [": ".join(filter(None, told[:2])), *told[2:]]))
-    return answered(what, int(status[1]), name, f"status {status[1]} {text}".rstrip())
+    return responded(what, int(status[1]), name, f"status {status[1]} {text}".rstrip())
 
 
 def native_code(error: BaseException | None) -> str:
@@ -99,7 +99,7 @@ def native_code(error: BaseException | None) -> str:
 
 
 def _says_absent(error: Exception) -> bool:
-    """Whether the answer says that the object is missing, and not the bucket."""
+    """Whether the response says that the object is missing, and not the bucket."""
     return native_code(error) in _ABSENT or _BLOB_ABSENT in str(error)
 
 
@@ -130,7 +130,7 @@ class Clients(NamedTuple):
 
 
 _NEVER_THERE = "fetchproxy-puts-nothing-here"
-# Longer than any answer: the library has no value for "no limit".
+# Longer than any response: the library has no value for "no limit".
 _UNLIMITED = timedelta(days=30)
 # A connection that was idle for longer is not reused: servers close idle ones after 5 s or more.
 _IDLE_MAX = timedelta(seconds=4)
@@ -285,21 +285,21 @@ class NativeObjectStore(ObjectStore):
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         what = f"get {check_key(key)}"
         async with self._reading(key, what) as reader:
-            answer = await reader.get_async(key)
-            size_bytes = int(answer.meta["size"])
+            response = await reader.get_async(key)
+            size_bytes = int(response.meta["size"])
             if size_bytes > bytes_max:
                 raise too_large(key, size_bytes, bytes_max)
-            return whole(bytes(await answer.bytes_async()), size_bytes, what)
+            return whole(bytes(await response.bytes_async()), size_bytes, what)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
         async with self._reading(key, what) as reader:
             wanted = (byte_range.start, byte_range.end)
-            answer = await reader.get_async(key, options={"range": wanted})
-            start, end = answer.range
+            response = await reader.get_async(key, options={"range": wanted})
+            start, end = response.range
             if start != byte_range.start or end > byte_range.end:
                 raise StorageUnavailable(f"{what}: answered with bytes {start} to {end}")
-            return whole(bytes(await answer.bytes_async()), end - start, what)
+            return whole(bytes(await response.bytes_async()), end - start, what)
 
     @property
     def page_objects(self) -> int:

@@ -25,7 +25,7 @@ from fetchproxy.segments.object_keys import KEY_BYTES_MAX, SegmentFile
 
 
 def http_date_ms(date: str | None) -> int | None:
-    """Epoch ms from an answer's Date header; None: it is missing or unreadable."""
+    """Epoch ms from a response's Date header; None: it is missing or unreadable."""
     try:
         return None if date is None else round(parsedate_to_datetime(date).timestamp() * 1000)
     except (TypeError, ValueError, OverflowError):
@@ -146,17 +146,17 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
         return StorageDenied
     if status in (429, 503):
         return StorageThrottled
-    # S3 reports some errors inside an answer with status 200, after it has begun to answer. What
+    # S3 reports some errors inside a response with status 200, after it has begun to answer. What
     # sends the client elsewhere (3xx) is a gateway before the store.
     if status in (408, 409) or status >= 500 or status < 400:
         return StorageUnavailable
     return RemoteStorageError  # the store does not understand the request
 
 
-def answered(
+def responded(
     what: str, status: int, code: str, said: str, *, may_be_absent: bool = True
 ) -> RemoteStorageError:
-    """The domain's error for a store's error answer. `said`: what the answer tells."""
+    """The domain's error for a store's error answer. `said`: what the response tells."""
     kind = error_of(status, code)
     if kind is ObjectNotFound and not may_be_absent:
         kind = StorageUnavailable

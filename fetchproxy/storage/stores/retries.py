@@ -71,8 +71,8 @@ def is_each_object_alone() -> bool:
 
 
 def asked_pause_s(retry_after: str | None, date: str | None = None) -> float:
-    """The pause (s) that an answer's Retry-After asks for, in seconds or as an HTTP date; 0 if it
-    is missing or unreadable. `date`: the answer's Date, because clocks differ.
+    """The pause (s) that a response's Retry-After asks for, in seconds or as an HTTP date; 0 if it
+    is missing or unreadable. `date`: the response's Date, because clocks differ.
     """
     value = (retry_after or "").strip()[:_HEADER_CHARS_MAX]
     if value.isascii() and value.isdecimal():

@@ -41,8 +41,9 @@ from fetchproxy.storage.stores.object_store import (
     whole,
 )
 from fetchproxy.storage.stores.retries import retried
-from fetchproxy.storage.stores.s3_answers import (
-    Answer,
+from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range_reads
+from fetchproxy.storage.stores.s3_responses import (
+    S3Response,
     error_code,
     listed_objects,
     next_page,
@@ -50,7 +51,6 @@ from fetchproxy.storage.stores.s3_answers import (
     range_length,
     translated,
 )
-from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range_reads
 
 if TYPE_CHECKING:
     from obstore.store import S3Credential
@@ -148,8 +148,8 @@ def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, b
 
 
 class _SameServer(AIOHTTPSession):  # type: ignore[misc]  # not typed
-    """An answer that sends the client elsewhere is an answer. The library's own session goes there,
-    without the signature, and then reports the other server's answer or that it is away.
+    """A response that sends the client elsewhere is a response. The library's own session goes there,
+    without the signature, and then reports the other server's response or that it is away.
     """
 
     async def _get_session(self, proxy_url: str | None) -> Any:
@@ -159,7 +159,7 @@ class _SameServer(AIOHTTPSession):  # type: ignore[misc]  # not typed
 
 def _asked_once(request_dict: dict[str, Any], response: Any, **_: Any) -> None:
     """When it is sent elsewhere, the client asks for the bucket's region by HeadBucket. If that is
-    sent elsewhere too and the answer names no region, it would ask again without end.
+    sent elsewhere too and the response names no region, it would ask again without end.
     """
     about = response[1].get("ResponseMetadata", {}) if response is not None else {}
     if "x-amz-bucket-region" not in about.get("HTTPHeaders", {}):
@@ -253,9 +253,9 @@ class S3ObjectStore(ObjectStore):
                     if len(small) > bytes_max:
                         raise too_large(key, len(small), bytes_max)
                     return bytes(small)
-            answer: Answer = await client.get_object(Bucket=self._bucket, Key=key)
-            async with answer["Body"] as body:  # an error ends the connection
-                length = object_length(answer, what)
+            response: S3Response = await client.get_object(Bucket=self._bucket, Key=key)
+            async with response["Body"] as body:  # an error ends the connection
+                length = object_length(response, what)
                 if length > bytes_max:
                     raise too_large(key, length, bytes_max)
                 content = whole(await body.read(), length, what)
@@ -275,11 +275,11 @@ class S3ObjectStore(ObjectStore):
                 part = await ranges.get(key, Wanted(byte_range), what)
                 if part is not None:
                     return part
-            answer: Answer = await client.get_object(
+            response: S3Response = await client.get_object(
                 Bucket=self._bucket, Key=key, Range=f"bytes={byte_range.start}-{byte_range.end - 1}"
             )
-            async with answer["Body"] as body:
-                length = range_length(answer, byte_range, what)
+            async with response["Body"] as body:
+                length = range_length(response, byte_range, what)
                 content = whole(await body.read(), length, what)
             if ranges is not None and length == byte_range.length:
                 ranges.was_needless(key)
@@ -329,10 +329,10 @@ class S3ObjectStore(ObjectStore):
     async def clock_ms(self, prefix: str) -> int | None:
         client = await self._opened()
         with translated(f"list {check_prefix(prefix)}"):
-            answer: Answer = await client.list_objects_v2(
+            response: S3Response = await client.list_objects_v2(
                 Bucket=self._bucket, Prefix=prefix, MaxKeys=1
             )
-        return http_date_ms(answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+        return http_date_ms(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
 
     async def close(self) -> None:
         self._closed = True
@@ -343,10 +343,10 @@ class S3ObjectStore(ObjectStore):
             await resources.aclose()
         await self._sockets.shut()
 
-    async def _pages(self, what: str, **request: str) -> AsyncIterator[Answer]:
+    async def _pages(self, what: str, **request: str) -> AsyncIterator[S3Response]:
         arguments = {name: value for name, value in request.items() if value}
 
-        async def one_page() -> tuple[Answer, str | None]:
+        async def one_page() -> tuple[S3Response, str | None]:
             page = await self._allowed(partial(self._page, what, arguments))
             with translated(what):
                 return page, next_page(page, what)
@@ -358,10 +358,10 @@ class S3ObjectStore(ObjectStore):
                 return
             arguments["ContinuationToken"] = token
 
-    async def _page(self, what: str, arguments: dict[str, str]) -> Answer:
+    async def _page(self, what: str, arguments: dict[str, str]) -> S3Response:
         client = await self._opened()
         with translated(what):
-            page: Answer = await client.list_objects_v2(Bucket=self._bucket, **arguments)
+            page: S3Response = await client.list_objects_v2(Bucket=self._bucket, **arguments)
         return page
 
     async def _allowed(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -453,8 +453,8 @@ class S3ObjectStore(ObjectStore):
                 raise
             client = await self._opened()
             with translated(f"look for bucket {self._bucket}"):
-                answer: Answer = await client.head_bucket(Bucket=self._bucket)
-            region = answer["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
+                response: S3Response = await client.head_bucket(Bucket=self._bucket)
+            region = response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
             if region in (None, self._bucket_region):
                 raise
             self._bucket_region, self._native = region, None
@@ -466,7 +466,7 @@ class S3ObjectStore(ObjectStore):
         """
         client = await self._opened()
         place = {"Bucket": self._bucket, "Key": key}
-        begun: Answer | None = None
+        begun: S3Response | None = None
         code = ""
         try:
             with translated(f"probe checksums with {key}"):
@@ -550,15 +550,15 @@ class S3ObjectStore(ObjectStore):
             "expires_at": datetime.now(UTC) + _CREDENTIALS_GOOD_FOR,
         }
 
-    async def _uploads(self, client: Any, prefix: str, what: str) -> Sequence[Answer]:
-        found: Sequence[Answer] = []
+    async def _uploads(self, client: Any, prefix: str, what: str) -> Sequence[S3Response]:
+        found: Sequence[S3Response] = []
         with translated(what):
             pages = client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 found = [*found, *page.get("Uploads", ())]
         return found
 
-    async def _abort(self, client: Any, upload: Answer) -> None:
+    async def _abort(self, client: Any, upload: S3Response) -> None:
         key, upload_id = upload["Key"], upload["UploadId"]
         with translated(f"abort upload {key}"):
             try:

@@ -21,7 +21,7 @@ from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.loop import uninitialised
-from fetchproxy.storage.stores.object_store import answered
+from fetchproxy.storage.stores.object_store import responded
 from fetchproxy.storage.stores.retries import asked_pause_s
 
 # An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
@@ -42,7 +42,7 @@ _RECODED = (b"transfer-encoding", b"content-encoding")
 Address = tuple[str, int, bool]  # host, port, whether by TLS
 
 
-class OtherAnswer(Exception):
+class OtherResponse(Exception):
     """The server answered with something other than the requested part.
 
     `status`: 0 if it is not an HTTP/1.1 answer. `retry_after_s`: as in RemoteStorageError.
@@ -68,7 +68,7 @@ class Wanted:
 
 
 def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
-    """(length of the body, whether the connection may be reused) from an answer's head. Raises
+    """(length of the body, whether the connection may be reused) from a response's head. Raises
     OtherAnswer unless the body is certainly the wanted part in its full length.
     """
     match = _STATUS.match(head)
@@ -78,7 +78,7 @@ def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
         name, _, value = line.partition(b":")
         name = name.lower()
         if name in headers and name.startswith(b"content-"):
-            raise OtherAnswer(f"{name.decode('latin-1')} twice", status)
+            raise OtherResponse(f"{name.decode('latin-1')} twice", status)
         headers[name] = value.strip()
     part = _CONTENT_RANGE.fullmatch(headers.get(b"content-range", b""))
     if part is not None and status == 206:
@@ -90,7 +90,7 @@ def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
         ):
             return end - first, headers.get(b"connection", b"").lower() != b"close"
     asked = (headers.get(name, b"").decode("latin-1") for name in (b"retry-after", b"date"))
-    raise OtherAnswer(f"answered {head[:40]!r}", status, asked_pause_s(*asked))
+    raise OtherResponse(f"answered {head[:40]!r}", status, asked_pause_s(*asked))
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
@@ -111,7 +111,7 @@ def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One exchange at a time. An answer's memory is allocated when its head is complete."""
+    """One exchange at a time. A response's memory is allocated when its head is complete."""
 
     def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
         self._on_lost = on_lost
@@ -122,7 +122,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._body: bytearray | None = None
         self._room = memoryview(b"")  # the rest of the body
         self._wanted = Wanted(ByteRange(0, 1))
-        self._answer: asyncio.Future[bytearray] | None = None
+        self._response: asyncio.Future[bytearray] | None = None
         self.heard_at = 0.0  # loop time (s) of the last bytes received or the last request
         self.heard = False  # whether any bytes came since the request
         self.kept = False  # whether the connection may be reused
@@ -136,9 +136,9 @@ class _Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             raise ConnectionResetError("the connection was lost before it was used")
         self.heard_at = self._clock()
-        self._answer = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         self._transport.write(request)
-        return self._answer
+        return self._response
 
     @property
     def lost(self) -> bool:
@@ -147,8 +147,8 @@ class _Connection(asyncio.BufferedProtocol):
     def shut(self) -> None:
         """Close the connection; further bytes are not wanted."""
         self.kept = False
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(ConnectionAbortedError("the connection was shut"))
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(ConnectionAbortedError("the connection was shut"))
         if self._transport is not None:
             self._transport.abort()
 
@@ -164,52 +164,52 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heard, self.heard_at = True, self._clock()
-        if self._answer is None or self._answer.done():
+        if self._response is None or self._response.done():
             self.shut()  # bytes without a request
         elif self._body is None:
             self._head_bytes += nbytes
             try:
-                self._take_head(self._answer)
-            except OtherAnswer as error:
-                self._answer.set_exception(error)
+                self._take_head(self._response)
+            except OtherResponse as error:
+                self._response.set_exception(error)
                 self.shut()
         else:
             self._room = self._room[nbytes:]
-            self._finish_if_whole(self._answer)
+            self._finish_if_whole(self._response)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport, self.kept = None, False
         self._body, self._room = None, memoryview(b"")
-        if self._answer is not None and not self._answer.done():
+        if self._response is not None and not self._response.done():
             lost = f"the connection was lost: {exc or 'closed by the store'}"
-            self._answer.set_exception(ConnectionResetError(lost))
+            self._response.set_exception(ConnectionResetError(lost))
         self._on_lost(self)
 
-    def _take_head(self, answer: asyncio.Future[bytearray]) -> None:
+    def _take_head(self, response: asyncio.Future[bytearray]) -> None:
         end = self._head.find(b"\r\n\r\n", 0, self._head_bytes)
         if end < 0:
             if self._head_bytes == HEAD_BYTES_MAX:
-                raise OtherAnswer(f"a head of more than {HEAD_BYTES_MAX} bytes")
+                raise OtherResponse(f"a head of more than {HEAD_BYTES_MAX} bytes")
             return
         length, self.kept = part_of(bytes(self._head[:end]), self._wanted)
         come = self._head_bytes - end - 4
         if come > length:
-            raise OtherAnswer("more came than was asked for")
+            raise OtherResponse("more came than was asked for")
         self._body = uninitialised(length)
         self._body[:come] = memoryview(self._head)[end + 4 : self._head_bytes]
         self._room = memoryview(self._body)[come:]
-        self._finish_if_whole(answer)
+        self._finish_if_whole(response)
 
-    def _finish_if_whole(self, answer: asyncio.Future[bytearray]) -> None:
+    def _finish_if_whole(self, response: asyncio.Future[bytearray]) -> None:
         if not self._room and self._body is not None:
-            answer.set_result(self._body)
+            response.set_result(self._body)
             self._body, self._head_bytes = None, 0
 
 
 class RangeRequests:
     """Keeps idle connections for reuse; as an async context manager it closes all connections.
 
-    `silence_max_s`: the longest silence before or within an answer.
+    `silence_max_s`: the longest silence before or within a response.
     """
 
     def __init__(
@@ -243,20 +243,20 @@ class RangeRequests:
 
     async def _exchange(self, connection: _Connection, request: bytes, wanted: Wanted) -> bytearray:
         clock = asyncio.get_running_loop().time
-        answer = connection.begin(request, wanted)
+        response = connection.begin(request, wanted)
         try:
-            while not answer.done():
+            while not response.done():
                 left_s = connection.heard_at + self._silence_max_s - clock()
                 if left_s <= 0:
                     raise TimeoutError(f"the store was silent for {self._silence_max_s} s")
-                await asyncio.wait([answer], timeout=left_s)
-            return answer.result()
+                await asyncio.wait([response], timeout=left_s)
+            return response.result()
         finally:
-            if connection.kept and answer.done():
+            if connection.kept and response.done():
                 self._idle.setdefault(self._open[connection], []).append(connection)
             else:
                 connection.shut()
-                answer.exception()  # marks it as retrieved, even if the caller was cancelled
+                response.exception()  # marks it as retrieved, even if the caller was cancelled
 
     def _idle_one(self, address: Address) -> _Connection | None:
         idle = self._idle.get(address, [])
@@ -370,9 +370,9 @@ class S3RangeReads:
             return None
         try:
             content = await self._requests.get(await self.signed_url(key), wanted)
-        except OtherAnswer as error:
+        except OtherResponse as error:
             if error.status == 429 or error.status >= 500:
-                said = answered(what, error.status, "", str(error))
+                said = responded(what, error.status, "", str(error))
                 said.retry_after_s = error.retry_after_s
                 raise said from error
             return None

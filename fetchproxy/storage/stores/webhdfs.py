@@ -33,7 +33,7 @@ from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
 from fetchproxy.storage.stores.retries import asked_pause_s
 
-# A NameNode names the Java exception in its answer, nearly always with status 403. An answer
+# A NameNode names the Java exception in its response, nearly always with status 403. A response
 # without such a name does not come from a NameNode, so even a 404 says nothing about an object.
 
 NOT_FOUND = frozenset(
@@ -163,29 +163,31 @@ class FileStatus:
 
 
 def decoded(body: bytes, what: str) -> Mapping[str, Any]:
-    """The JSON object in an answer. Raises StorageUnavailable if `body` is none."""
+    """The JSON object in a response. Raises StorageUnavailable if `body` is none."""
     try:
-        answer = json.loads(body)
+        response = json.loads(body)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+        response = None
+    if not isinstance(response, dict):
         raise StorageUnavailable(f"{what}: the answer is not a JSON object: {body[:100]!r}")
-    return answer
+    return response
 
 
-def file_status(answer: Mapping[str, Any], what: str) -> FileStatus:
+def file_status(response: Mapping[str, Any], what: str) -> FileStatus:
     try:
-        return _status(answer["FileStatus"])
+        return _status(response["FileStatus"])
     except (KeyError, TypeError, ValueError):
         raise StorageUnavailable(f"{what}: the answer is not a FileStatus") from None
 
 
-def listed_page(answer: Mapping[str, Any], after: str, what: str) -> tuple[list[FileStatus], bool]:
+def listed_page(
+    response: Mapping[str, Any], after: str, what: str
+) -> tuple[list[FileStatus], bool]:
     """(entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow).
-    Raises StorageUnavailable if the answer is not such a page.
+    Raises StorageUnavailable if the response is not such a page.
     """
     try:
-        listing = answer["DirectoryListing"]
+        listing = response["DirectoryListing"]
         page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]
         more = int(listing["remainingEntries"]) > 0
     except (KeyError, TypeError, ValueError):
@@ -262,8 +264,8 @@ _REDIRECTS = frozenset({301, 302, 307, 308})
 # A NameNode answers SecurityException for an expired or unknown token; the other names are more
 # specific.
 _NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken", "SecurityException"})
-# The limit for an answer without file content; a page of a listing has a thousand names.
-_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+# The limit for a response without file content; a page of a listing has a thousand names.
+_RESPONSE_BYTES_MAX = 16 * 1024 * 1024
 _FAULT_BYTES_MAX = 64 * 1024
 
 
@@ -278,7 +280,7 @@ class LongerThanWanted(StorageUnavailable):
 class WebHdfsClient:
     """Use it on one loop. Paths are relative to the location's folder, whose own path is "".
 
-    Raises `RemoteFault` for error answers of HDFS, and aiohttp's errors if there is no answer.
+    Raises `RemoteFault` for error answers of HDFS, and aiohttp's errors if there is no response.
     """
 
     def __init__(self, location: HdfsLocation, config: StoreConfig) -> None:
@@ -288,7 +290,7 @@ class WebHdfsClient:
         self._closed = False
         self._sockets = ClientSockets(config.write_max_ms)
         self._active = 0  # the NameNode that answered last
-        self.date: str | None = None  # the HTTP Date of the last answer
+        self.date: str | None = None  # the HTTP Date of the last response
         self._token: str | None = None
         self._kerberos = Kerberos(config.read_max_ms / 1000)
         self._by_kerberos = False  # whether a NameNode has required it
@@ -314,7 +316,7 @@ class WebHdfsClient:
         try:
             return await self._read(path, bytes_max, parameters)
         except aiohttp.ClientPayloadError:
-            # If a put replaces the file, a DataNode deletes the old block, also within an answer.
+            # If a put replaces the file, a DataNode deletes the old block, also within a response.
             return await self._read(path, bytes_max, parameters)
 
     async def _read(self, path: str, bytes_max: int, parameters: Mapping[str, str]) -> bytes:
@@ -322,11 +324,11 @@ class WebHdfsClient:
         if address is None:
             return body
         with self._token_may_end():
-            async with self._opened().get(address, allow_redirects=False) as answer:
-                await _check(answer, 200)
-                if answer.content_length is None:
+            async with self._opened().get(address, allow_redirects=False) as response:
+                await _check(response, 200)
+                if response.content_length is None:
                     raise StorageUnavailable(f"OPEN {path}: the DataNode states no length")
-                return await _body(answer, bytes_max, f"OPEN {path}")
+                return await _body(response, bytes_max, f"OPEN {path}")
 
     async def place_for(self, path: str) -> URL:
         """The address at which a DataNode takes a new file's content. Makes no file yet."""
@@ -356,8 +358,8 @@ class WebHdfsClient:
                     place, data=timed(), headers=headers, allow_redirects=False
                 )
                 with self._token_may_end():
-                    async with request as answer:
-                        await _check(answer, 201)
+                    async with request as response:
+                        await _check(response, 201)
             except aiohttp.ClientError:
                 if failures:
                     raise failures[0] from None
@@ -369,9 +371,9 @@ class WebHdfsClient:
         op: str,
         path: str,
         parameters: Mapping[str, str],
-        bytes_max: int = _ANSWER_BYTES_MAX,
+        bytes_max: int = _RESPONSE_BYTES_MAX,
     ) -> tuple[URL | None, bytes]:
-        """(the DataNode's address, b"") or (None, the answer's body)."""
+        """(the DataNode's address, b"") or (None, the response's body)."""
         if self._closed:
             raise RemoteStorageError("the store is closed")
         tries_left = len(self._location.addresses)
@@ -411,12 +413,12 @@ class WebHdfsClient:
     async def _ask_once(
         self, method: str, url: URL, op: str, bytes_max: int
     ) -> tuple[URL | None, bytes]:
-        async with self._opened().request(method, url, allow_redirects=False) as answer:
-            self.date = answer.headers.get("Date")
-            if answer.status in _REDIRECTS and "Location" in answer.headers:
-                return _place(answer.headers["Location"], op), b""
-            await _check(answer, 200)
-            return None, await _body(answer, bytes_max, op)
+        async with self._opened().request(method, url, allow_redirects=False) as response:
+            self.date = response.headers.get("Date")
+            if response.status in _REDIRECTS and "Location" in response.headers:
+                return _place(response.headers["Location"], op), b""
+            await _check(response, 200)
+            return None, await _body(response, bytes_max, op)
 
     @property
     def _needs_token(self) -> bool:
@@ -430,10 +432,10 @@ class WebHdfsClient:
         host = url.host
         negotiation = await self._kerberos.run(lambda: Negotiation(host), host)
         headers = {"Authorization": negotiation.authorization}
-        async with self._opened().get(url, headers=headers, allow_redirects=False) as answer:
-            await _check(answer, 200)
-            proofs = answer.headers.getall("WWW-Authenticate", [])
-            body = await _received(answer, _FAULT_BYTES_MAX)
+        async with self._opened().get(url, headers=headers, allow_redirects=False) as response:
+            await _check(response, 200)
+            proofs = response.headers.getall("WWW-Authenticate", [])
+            body = await _received(response, _FAULT_BYTES_MAX)
         await self._kerberos.run(lambda: negotiation.check_server(proofs), "the server's answer")
         try:
             return str(json.loads(body)["Token"]["urlString"])
@@ -492,12 +494,12 @@ class WebHdfsClient:
         return self._session
 
 
-async def _check(answer: aiohttp.ClientResponse, status: int) -> None:
-    if answer.status != status:
-        fault = remote_fault(answer.status, await _received(answer, _FAULT_BYTES_MAX))
-        challenges = answer.headers.getall("WWW-Authenticate", [])
-        fault.wants_kerberos = answer.status == 401 and offered(challenges)
-        asked = answer.headers.get("Retry-After"), answer.headers.get("Date")
+async def _check(response: aiohttp.ClientResponse, status: int) -> None:
+    if response.status != status:
+        fault = remote_fault(response.status, await _received(response, _FAULT_BYTES_MAX))
+        challenges = response.headers.getall("WWW-Authenticate", [])
+        fault.wants_kerberos = response.status == 401 and offered(challenges)
+        asked = response.headers.get("Retry-After"), response.headers.get("Date")
         fault.retry_after_s = asked_pause_s(*asked)
         raise fault
 
@@ -509,21 +511,21 @@ def _is_refused(fault: RemoteFault, token: str | None) -> bool:
     return fault.exception in _NO_SUCH_TOKEN or fault.status == 401
 
 
-async def _body(answer: aiohttp.ClientResponse, bytes_max: int, what: str) -> bytes:
-    """Raises LongerThanWanted, before reading anything if the answer states its length."""
-    stated = answer.content_length
+async def _body(response: aiohttp.ClientResponse, bytes_max: int, what: str) -> bytes:
+    """Raises LongerThanWanted, before reading anything if the response states its length."""
+    stated = response.content_length
     if stated is not None and stated > bytes_max:
         raise LongerThanWanted(what, stated)
-    body = await _received(answer, bytes_max)
+    body = await _received(response, bytes_max)
     if len(body) > bytes_max:
         raise LongerThanWanted(what, len(body))
     return body
 
 
-async def _received(answer: aiohttp.ClientResponse, enough_bytes: int) -> bytes:
+async def _received(response: aiohttp.ClientResponse, enough_bytes: int) -> bytes:
     """The whole body, or a little more than `enough_bytes` of it."""
     parts: list[bytes] = []
-    async for part in answer.content.iter_any():
+    async for part in response.content.iter_any():
         parts.append(part)
         enough_bytes -= len(part)
         if enough_bytes < 0:

@@ -116,7 +116,7 @@ def _tiered(topic_config: Mapping[str, str]) -> bool:
 # store that tells its own time settles the matter. Otherwise only the timestamps of records are
 # left. They prove little, because an old one may only mean that no client writes.
 
-# A store tells its time to about a second, in an answer that may take minutes.
+# A store tells its time to about a second, in a response that may take minutes.
 STORE_AHEAD_MAX_MS = 3_600_000
 # A weekend and a holiday may pass without a record. A wrong clock may be off by more or by less.
 RECORDS_AHEAD_MAX_MS = 7 * 86_400_000

@@ -182,7 +182,9 @@ class BatchGatherer(SegmentGatherer):
             except SpoolFull:
                 if writer.size_bytes > 0 or len(headers) <= 1:
                     raise
-                headers = headers[: len(headers) // 2]  # one answer is larger than the disk's room
+                headers = headers[
+                    : len(headers) // 2
+                ]  # one response is larger than the disk's room
             else:
                 return bool(headers), take.full
 

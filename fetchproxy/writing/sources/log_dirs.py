@@ -505,7 +505,7 @@ class LogDirsGatherer(SegmentGatherer):
     async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
         """None also if another host's broker leads the partition."""
         await self.discard()
-        # Wait before asking the leader, so that its answer is fresh when the segment is taken.
+        # Wait before asking the leader, so that its response is fresh when the segment is taken.
         if not await self.pace.turn(None if close_short else gather_until()):
             return None
         edges = await self._edges()

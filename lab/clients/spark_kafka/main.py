@@ -94,18 +94,18 @@ def _records(frame: DataFrame) -> list[list[object]]:
 
 def main(folder: str, jars: str) -> None:
     # All other output of this process goes to stderr, because stdout has only answers.
-    with os.fdopen(os.dup(1), "w") as answers:
+    with os.fdopen(os.dup(1), "w") as responses:
         os.dup2(2, 1)
         source = KafkaSource(session(Path(folder), jars))
         verbs = {name: getattr(source, name) for name in ("batch", "stream", "produce", "times")}
         for line in sys.stdin:
             verb, *arguments = json.loads(line)
             try:
-                answer = {"found": verbs[verb](*arguments)}
+                response = {"found": verbs[verb](*arguments)}
             except Exception as error:  # noqa: BLE001 (told to whoever has asked)
-                answer = {"error": f"{type(error).__name__}: {error}"[:3000]}
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
+                response = {"error": f"{type(error).__name__}: {error}"[:3000]}
+            responses.write(json.dumps(response) + "\n")
+            responses.flush()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kafka
 
 MakeScene = Callable[..., ClusterScene]
 RACK = "rack-2"  # the rack of broker 2, which never leads here
-FETCHED = 3_000  # more bytes than a connection to a broker begins with; empty answers count
+FETCHED = 3_000  # more bytes than a connection to a broker begins with; empty responses count
 
 
 def test_tail_and_archive_are_read_from_the_replica_in_the_rack(scene: MakeScene) -> None:

@@ -40,22 +40,22 @@ _REFUSAL = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": READ_ONLY
 _SECURITY_DISABLED = {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": _NO_ACLS}
 
 
-def _each(asked: str, answered: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL) -> Handler:
-    """Refuses each element of the request's array `asked`; `kept`: its fields in the answer."""
+def _each(asked: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL) -> Handler:
+    """Refuses each element of the request's array `asked`; `kept`: its fields in the response."""
 
     async def refuse(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
         found = elements((await request.read())[asked])
         results = [{**refusal, **{name: one[name] for name in kept}} for one in found]
-        return await request.respond({answered: results})
+        return await request.respond({responded: results})
 
     return refuse
 
 
-def _always(**answer: Any) -> Handler:
-    """The same answer to everybody."""
+def _always(**respond: Any) -> Handler:
+    """The same response to everybody."""
 
     async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-        return await request.respond(answer)
+        return await request.respond(respond)
 
     return respond
 

@@ -45,12 +45,12 @@ from fetchproxy.reading.segment_reader import (
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of, in_steps, pieces
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.archived_reads import ArchivedReads
-from fetchproxy.serving.fetch_answer import AnswerRoom, PartitionAnswer, encode_own_answer
+from fetchproxy.serving.fetch_response import PartitionResponse, ResponseRoom, encode_proxy_response
 
 _FULL_FETCH_EPOCHS = (SESSIONLESS_EPOCH, 0)
 
 
-async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
+async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     payload, body_at = request.take_payload(), request.head.body_position
     if len(payload) <= READ_AT_ONCE_BYTES_MAX:
         fetch = parse_fetch_request(payload, body_at)
@@ -73,15 +73,15 @@ async def answer(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     # A client that owes by its byte rate is told at once; its connection then pauses.
     if not share.owed_s():
         await one.read()
-    every = [one.answer_of(key, tp) async for key, tp in each_of(tps.items())]
+    every = [one.response_of(key, tp) async for key, tp in each_of(tps.items())]
     room, first_whole = share.room(fetch.bytes_max)
-    answer_room = AnswerRoom(room, first_whole=first_whole)
-    answers = [answer_room.fit(part) async for part in each_of(every)]
-    for part in answers:
+    response_room = ResponseRoom(room, first_whole=first_whole)
+    responses = [response_room.fit(part) async for part in each_of(every)]
+    for part in responses:
         if part.records and part.skipped is not None and (tp := tps[part.key]) is not None:
             parts.skipped.note(tp, *part.skipped)
-    owed_ms = share.charge(sum(a.size for a in answers), told=True)
-    return await in_steps(encode_own_answer(fetch, 0, answers, owed_ms))
+    owed_ms = share.charge(sum(a.size for a in responses), told=True)
+    return await in_steps(encode_proxy_response(fetch, 0, responses, owed_ms))
 
 
 class _Fetch:
@@ -191,7 +191,7 @@ class _Fetch:
 
     def _reads(self) -> ArchivedReads:
         fetch, parts = self._fetch, self._parts
-        bytes_max = min(fetch.bytes_max, parts.limits.remote_answer_bytes_max)
+        bytes_max = min(fetch.bytes_max, parts.limits.remote_response_bytes_max)
         bytes_max = self._request.share.reads_max(bytes_max)
         client = self._request.client
         return ArchivedReads(parts.purgatory, fetch, fetch.partitions, client, bytes_max)
@@ -214,17 +214,17 @@ class _Fetch:
         at_end = offset == end or (offset > end and self._parts.rlmm.of_mirror)
         return at_end and not view.uncertain_at(offset)
 
-    def answer_of(self, key: PartitionKey, tp: TopicIdPartition | None) -> PartitionAnswer:
+    def response_of(self, key: PartitionKey, tp: TopicIdPartition | None) -> PartitionResponse:
         marks, view = PartitionPatch(), None if tp is None else self._parts.rlmm.view(tp)
         if view is not None:  # all archived records were below the last stable offset
             start, end = self._parts.archive.edges(view)
             marks = PartitionPatch(end, end, start)
         if key in self._errors:
-            return PartitionAnswer(key, marks, self._errors[key])
+            return PartitionResponse(key, marks, self._errors[key])
         result = self._records.get(key)
         if result is None:
-            return PartitionAnswer(key, marks)
-        return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
+            return PartitionResponse(key, marks)
+        return PartitionResponse(key, marks, 0, result.records, result.aborted_txns, result.skipped)
 
 
 def _name(ref: TopicRef) -> str:
@@ -246,4 +246,4 @@ def _in_rotation(
     yield from every[:first]
 
 
-FETCH = ServedApi(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, answer)
+FETCH = ServedApi(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, respond)

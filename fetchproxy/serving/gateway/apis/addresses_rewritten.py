@@ -1,7 +1,7 @@
 """APIs whose answers have brokers' addresses: clients get the proxy's ports instead.
 
-Otherwise a client's next connection would bypass the proxy. An answer is held until it is whole,
-and until each node that it names has a listener. An answer with an error has no address and stays
+Otherwise a client's next connection would bypass the proxy. A response is held until it is whole,
+and until each node that it names has a listener. A response with an error has no address and stays
 as it is.
 
 Metadata (v0–13): node ids, racks, leaders, epochs and topic ids stay as they are, because clients
@@ -16,8 +16,8 @@ ShareFetch (v0–2) and ShareAcknowledge (v0–2), KIP-932: the archive is not r
 offsets are acquired and acknowledged on the broker, which never hands out one below its log start.
 
 Produce (v0–13): records for the live log, which pass untouched and are never decoded. A request
-with acks=0 has no answer, so the proxy reads `acks`. From v10 on an answer may name a partition's
-new leader (NodeEndpoints, KIP-951). The log start offset in an answer is the broker's own: no
+with acks=0 has no response, so the proxy reads `acks`. From v10 on a response may name a partition's
+new leader (NodeEndpoints, KIP-951). The log start offset in a response is the broker's own: no
 client uses it to read.
 """
 
@@ -28,7 +28,7 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.session import (
     Api,
     Behaviour,
@@ -39,14 +39,16 @@ from fetchproxy.serving.gateway.session import (
 )
 
 
-def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> ExpectedResponse:
     api_key, version, told = head.api_key, head.api_version, session.addresses
-    return HeldAnswer(head.correlation_id, lambda payload: told.rewrite(payload, api_key, version))
+    return BufferedResponse(
+        head.correlation_id, lambda payload: told.rewrite(payload, api_key, version)
+    )
 
 
 def _expect_produced(
     session: GatewaySession, head: RequestHead, view: Buffer, end: int
-) -> Answer | None:
+) -> ExpectedResponse | None:
     acks = acks_of(view, head.body_position, head.api_version, end)
     if acks is None:
         raise Truncated("a Produce request ends before its acks")
@@ -54,7 +56,7 @@ def _expect_produced(
         return None
     if head.api_version >= PRODUCE_ENDPOINTS_FROM:
         return _expect(session, head, view, end)
-    return Answer(head.correlation_id)
+    return ExpectedResponse(head.correlation_id)
 
 
 _REWRITTEN = Passes(_expect)

@@ -2,7 +2,7 @@
 
 ApiVersions (v0–5): a client's first request, by which it chooses all versions. The broker answers,
 and each range is narrowed to the versions that the proxy understands too. APIs that the proxy does
-not know are left out, because their answers might name brokers. A request newer than v5 gets error
+not know are left out, because their responses might name brokers. A request newer than v5 gets error
 35 with the proxy's own range at once (KIP-511): the client asks again with a version that both
 know.
 
@@ -24,7 +24,7 @@ from fetchproxy_protocol.headers import (
 )
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.session import (
     VERSION_MAX,
     Api,
@@ -37,19 +37,23 @@ from fetchproxy.serving.gateway.session import (
 )
 
 
-def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> Answer:
+def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> ExpectedResponse:
     version = head.api_version
     session.share.software_is(*client_software(view, head, end))
-    return HeldAnswer(head.correlation_id, lambda payload: [intersect_response(payload, version)])
+    return BufferedResponse(
+        head.correlation_id, lambda payload: [intersect_response(payload, version)]
+    )
 
 
-def _answer_too_new(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    session.answer_in_turn(unsupported_version_response(head.correlation_id))
+def _response_too_new(
+    session: GatewaySession, frame: bytes, head: RequestHead, body_at: int
+) -> bool:
+    session.respond_in_turn(unsupported_version_response(head.correlation_id))
     return True
 
 
 def _refuse_v0(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    session.answer_in_turn(handshake_refusal(head.correlation_id))
+    session.respond_in_turn(handshake_refusal(head.correlation_id))
     return True
 
 
@@ -67,8 +71,8 @@ API_VERSIONS = Api(
         Behaviour(
             _LAST + 1,
             VERSION_MAX,
-            Treatment.ANSWERED,
-            Held(_answer_too_new),
+            Treatment.RESPONDED,
+            Held(_response_too_new),
             "Error 35 with our own range, in the body of v0 (KIP-511).",
         ),
     ),
@@ -79,7 +83,7 @@ SASL_HANDSHAKE = Api(
         Behaviour(
             0,
             0,
-            Treatment.ANSWERED,
+            Treatment.RESPONDED,
             Held(_refuse_v0),
             "Error 35: in v0 tokens without a frame header would follow.",
         ),

@@ -2,7 +2,7 @@
 
 The broker answers first: it has checked authorization and leadership, refuses an offset above its
 high watermark, and has trimmed its own log. Then the archive's log start is raised, durably and
-for every proxy, before the client gets its answer (KIP-405: UnifiedLog has one log start for both
+for every proxy, before the client gets its response (KIP-405: UnifiedLog has one log start for both
 tiers). `low_watermark` becomes the log start of both tiers, which is below the broker's own log
 start for an offset in the archive. With offset -1, the broker's low watermark tells its high
 watermark.
@@ -13,7 +13,7 @@ broker done and raises the archive's log start. A broker's error leaves the arch
 Segments below the log start are no longer served; the archiver (`deletion.expirer`) deletes their
 objects.
 
-A partition that has no archive gets the broker's answer, and no store is asked: Kafka Streams
+A partition that has no archive gets the broker's response, and no store is asked: Kafka Streams
 purges its internal topics all the time. What memory knows may be some seconds old, and an archiver
 may just have begun with the partition. So the deletion is remembered until the archived topics and
 the archivers' positions have been read again, and then goes to the archive if there is one.
@@ -36,7 +36,7 @@ from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.loop import collected, each_of, for_each
-from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
 from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
 
@@ -52,7 +52,9 @@ DELETIONS_MAX = 100_000
 Topics = Mapping[str, TopicInfo | ClusterError]
 
 
-def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+def expect(
+    archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
+) -> ExpectedResponse:
     """For a framed request, which itself goes upstream unchanged."""
     version = head.api_version
 
@@ -78,7 +80,7 @@ def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
         await for_each(deleted, correct, min(len(deleted), RAISED_AT_ONCE))
         return [corrected]
 
-    return HeldAnswer(head.correlation_id, rewrite)
+    return BufferedResponse(head.correlation_id, rewrite)
 
 
 async def _identified(archive: ServedArchive, names: Collection[str]) -> Topics:

@@ -1,17 +1,17 @@
 """Splits each fetch between broker and archive, and merges the answers: one handler per connection.
 
-A fetch of the tail passes unchanged, and the proxy only scans its answer. If the scan finds
+A fetch of the tail passes unchanged, and the proxy only scans its response. If the scan finds
 OffsetOutOfRange, the proxy judges the partition. From then on it *withholds* the partition from the
-broker and reads it from the archive; the rest of the fetch goes to the broker. An answer of the
-broker without records is dropped then, and the same fetch is answered from the archive. An answer
+broker and reads it from the archive; the rest of the fetch goes to the broker. A response of the
+broker without records is dropped then, and the same fetch is answered from the archive. A response
 with records leaves at once with that partition empty, and the next fetch gets the archived records.
 
 The tier that is ready first is answered first. Tail data never waits for the archive. Archived data
 does not wait for the broker's long poll, which is then *parked* until the next fetch.
 
-If an answer is empty although there is more to read, it leaves at the client's own deadline.
+If a response is empty although there is more to read, it leaves at the client's own deadline.
 
-Both tiers together stay within the fetch's max_bytes. If one answer has no room for both, the tiers
+Both tiers together stay within the fetch's max_bytes. If one response has no room for both, the tiers
 take turns. Remote data does not wait for min_bytes (as with Kafka's DelayedRemoteFetch).
 """
 
@@ -58,14 +58,14 @@ from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps, pieces
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.archived_reads import NOT_LOOKED_AT, ArchivedReads
-from fetchproxy.serving.fetch_answer import (
-    AnswerRoom,
+from fetchproxy.serving.fetch_response import (
     EncodedTopics,
-    PartitionAnswer,
-    encode_own_answer,
+    PartitionResponse,
+    ResponseRoom,
+    encode_proxy_response,
     encode_topics,
 )
-from fetchproxy.serving.gateway.broker_link import Answer, ScannedAnswer
+from fetchproxy.serving.gateway.broker_link import ExpectedResponse, ScannedResponse
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.gateway.judgement import HELD_VERDICTS, Judgement, Verdict
 from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
@@ -82,9 +82,9 @@ from fetchproxy.serving.gateway.withheld import (
 class TailMarks:
     """The broker's partitions, as the proxy's own answers show them. Waits for no broker.
 
-    An answer shows the log ends of partitions that the broker lately let this connection read.
+    A response shows the log ends of partitions that the broker lately let this connection read.
 
-    `is_read`: the broker's last answer had no partition out of range: this client reads the tail.
+    `is_read`: the broker's last response had no partition out of range: this client reads the tail.
     """
 
     def __init__(self, shared: SharedByFetches, judging: FetchJudging) -> None:
@@ -93,14 +93,14 @@ class TailMarks:
         self._judging = judging
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
-        # In the broker's answer in progress: topics with an error other than OffsetOutOfRange, and
+        # In the broker's response in progress: topics with an error other than OffsetOutOfRange, and
         # whether a partition was out of range.
         self.refused: set[TopicRef] = set()
         self.caught = False
         self.is_read = False
 
-    def answered(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
-        """The broker's answer about `keys` has left. An answer that lists all partitions shows
+    def responded(self, lists_all: bool, keys: Set[PartitionKey]) -> None:
+        """The broker's response about `keys` has left. A response that lists all partitions shows
         which of them the client may read.
         """
         if lists_all:
@@ -112,10 +112,10 @@ class TailMarks:
             self.refused = set()
         self.is_read, self.caught = not self.caught, False
 
-    async def answers(self, keys: Iterable[PartitionKey]) -> list[PartitionAnswer]:
+    async def responses(self, keys: Iterable[PartitionKey]) -> list[PartitionResponse]:
         """Entries without records; with log ends only for partitions that the client may read."""
         now = self._clock()
-        answers: list[PartitionAnswer] = []
+        responses: list[PartitionResponse] = []
         shown_tps: list[TopicIdPartition] = []
         async for key in each_of(keys):
             shown = PartitionPatch()
@@ -125,9 +125,9 @@ class TailMarks:
                 shown = self._shared.watermarks(tp)
                 if tp is not None:
                     shown_tps.append(tp)
-            answers.append(PartitionAnswer(key, shown))
+            responses.append(PartitionResponse(key, shown))
         await self._judging.refresh_edges(shown_tps)
-        return answers
+        return responses
 
 
 # The broker's session id → the client's session id.
@@ -135,8 +135,8 @@ OnPlain = Callable[[int], int]
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class FetchAnswer(ScannedAnswer):
-    """A Fetch answer that the broker owes: either attached to the client's fetch, or parked."""
+class PendingFetch(ScannedResponse):
+    """A Fetch response that the broker owes: either attached to the client's fetch, or parked."""
 
     correlation_id: int
     version: int
@@ -146,7 +146,7 @@ class FetchAnswer(ScannedAnswer):
     _on_head: OnHead | None = None
     _on_error: OnError | None = None
     _withhold: Withhold | None = None
-    any_empty: bool = False  # call `withhold` for every answer without records
+    any_empty: bool = False  # call `withhold` for every response without records
     _on_done: Callable[[], None] | None = None
     on_arrival: Callable[[], None] | None = None
     on_plain: OnPlain | None = None  # called instead of `on_head` and `on_error`
@@ -167,7 +167,7 @@ class FetchAnswer(ScannedAnswer):
         on_done: Callable[[], None],
         withhold: Withhold | None = None,
     ) -> None:
-        """Let the answer through. If it is parked, the caller must tell the link to go on.
+        """Let the response through. If it is parked, the caller must tell the link to go on.
 
         `withhold`: see `FetchResponseScan`. `on_done` is called for a withheld answer too.
         """
@@ -180,12 +180,12 @@ class FetchAnswer(ScannedAnswer):
             on_done()
 
     def let_go(self) -> None:
-        """Drop the callbacks: they may keep this answer and a whole large request in memory."""
+        """Drop the callbacks: they may keep this response and a whole large request in memory."""
         self._on_head = self._on_error = self._withhold = None
         self._on_done = self.on_arrival = self.on_plain = None
 
     def passes(self, frame: memoryview) -> bool:
-        """False: the answer must be scanned."""
+        """False: the response must be scanned."""
         if self.on_plain is None:
             return False
         session_id = plain_session_id(frame, self.version, self.log_starts)
@@ -224,7 +224,7 @@ class UpstreamPoll:
     For a long poll it is the time of sending, or an idle tail would slow every remote read.
     """
 
-    answer: FetchAnswer
+    response: PendingFetch
     isolation_level: int
     due_at: float
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -232,13 +232,13 @@ class UpstreamPoll:
 
     def serves(self, request: FetchRequest) -> bool:
         return (
-            self.answer.version == request.version
+            self.response.version == request.version
             and self.isolation_level == request.isolation_level
         )
 
 
 NOTHING_INJECTED: EncodedTopics = {}
-# An answer with more partitions is received in small pieces. Each partition costs the loop a
+# A response with more partitions is received in small pieces. Each partition costs the loop a
 # microsecond or two, and a piece is walked in one turn.
 WALKED_AT_ONCE = 1_000
 PARTITION_BYTES_MIN = 16  # of a request (v4)
@@ -264,7 +264,7 @@ class FetchHandler:
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
         self.throttle_time_ms = 0
-        self.head: FetchResponseHead | None = None  # of the broker's answer in progress
+        self.head: FetchResponseHead | None = None  # of the broker's response in progress
         self.parked: UpstreamPoll | None = None
         self._client: Client | None = None  # known from its first fetch
         self._busy = False  # a fetch that passed is not answered yet
@@ -280,7 +280,7 @@ class FetchHandler:
     def drop(self) -> None:
         """The session is over: drop all its state."""
         if self.parked is not None:
-            self.parked.answer.let_go()
+            self.parked.response.let_go()
         self.mirror.forget()
         self.judging.drop()
         self.topics.drop()
@@ -298,8 +298,8 @@ class FetchHandler:
         if self._read is None and len(frame) > READ_AT_ONCE_BYTES_MAX:
             return Muting(self._read_in_steps(frame, body_at), "read-large-fetch", again=True)
         request, self._read = self._read or parse_fetch_request(frame[4:], body_at), None
-        if request.replica_id >= 0:  # a follower must get its leader's own answer (KIP-405)
-            return Upstream(frame, partial(Answer, request.correlation_id))
+        if request.replica_id >= 0:  # a follower must get its leader's own response (KIP-405)
+            return Upstream(frame, partial(ExpectedResponse, request.correlation_id))
         if not self._paced and (due_in := self._due_in(frame, request)):
             self._read, self._paced = request, True
             return Muting(asyncio.sleep(due_in), "pace-by-appetite", again=True)
@@ -345,8 +345,8 @@ class FetchHandler:
             self._client = self.session.client_host, name
         return self._client
 
-    def only_parked(self, expected: Iterable[Answer]) -> bool:
-        return self.parked is not None and list(expected) == [self.parked.answer]
+    def only_parked(self, expected: Iterable[ExpectedResponse]) -> bool:
+        return self.parked is not None and list(expected) == [self.parked.response]
 
     async def _until_idle(self) -> None:
         while self._busy:
@@ -368,38 +368,38 @@ class FetchHandler:
                 frame = upstream.encode(request, request.max_wait_ms)
         return Upstream(frame, partial(self._expect_passed, frame, request, kind))
 
-    def _expect_passed(self, frame: bytes, request: FetchRequest, kind: FetchKind) -> FetchAnswer:
-        answer = self.expect(request)
+    def _expect_passed(self, frame: bytes, request: FetchRequest, kind: FetchKind) -> PendingFetch:
+        response = self.expect(request)
         # The broker answers a partition as often as the request names it.
-        answer.walked_slowly |= len(frame) > WALKED_AT_ONCE * PARTITION_BYTES_MIN
+        response.walked_slowly |= len(frame) > WALKED_AT_ONCE * PARTITION_BYTES_MIN
         asked_at = self.clock()
 
         def withhold(patched: bool, errors_left: bool) -> bool:
             if not self.session.nothing_overtaken:
                 return False
-            self.drop_answer()
-            # Mute the client now: the next request may be taken before this answer is done.
+            self.drop_response()
+            # Mute the client now: the next request may be taken before this response is done.
             fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
             run = fetch.run(self.split_at_once(), waited=False)
             self.session.mute_while(run, "serve-caught-fetch")
             return True
 
         def passed() -> None:
-            self.share.answered(answer.frame_bytes)
-            self.tail.answered(kind.lists_all, self.mirror.asked.keys())
+            self.share.responded(response.frame_bytes)
+            self.tail.responded(kind.lists_all, self.mirror.asked.keys())
             self._busy = False
             self._idle.set()
 
-        answer.attach(
+        response.attach(
             lambda head: self.on_head(request, head, NOTHING_INJECTED),
             self.on_error,
             passed,
             withhold,
         )
-        if not self.throttle_time_ms:  # otherwise the answer's head must change
-            answer.on_plain = self.mirror.on_fine_answer
+        if not self.throttle_time_ms:  # otherwise the response's head must change
+            response.on_plain = self.mirror.on_fine_response
         self._busy = True
-        return answer
+        return response
 
     # -- the current fetch -------------------------------------------------------------------------
     def split_at_once(self) -> Split | None:
@@ -409,19 +409,19 @@ class FetchHandler:
             return NOTHING_WITHHELD  # nearly always: no partition was out of range lately
         return self.judging.split_at_once()
 
-    def expect(self, request: FetchRequest) -> FetchAnswer:
+    def expect(self, request: FetchRequest) -> PendingFetch:
         if self.tail.is_read:
             self.steps.tail_is_read(request.max_wait_ms / 1000)
         splice = self.session.addresses.splice_fetch_tags
         log_starts = self.topics.log_starts()
-        answer = FetchAnswer(request.correlation_id, request.version, splice, log_starts)
-        answer.walked_slowly = len(self.mirror.asked) > WALKED_AT_ONCE
-        return answer
+        response = PendingFetch(request.correlation_id, request.version, splice, log_starts)
+        response.walked_slowly = len(self.mirror.asked) > WALKED_AT_ONCE
+        return response
 
-    def drop_answer(self) -> None:
+    def drop_response(self) -> None:
         """Do not send the broker's current answer: it has no records, and another one follows."""
         assert self.head is not None
-        self.mirror.on_withheld_answer(self.head.session_id)
+        self.mirror.on_withheld_response(self.head.session_id)
         self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
 
     def on_head(
@@ -432,7 +432,7 @@ class FetchHandler:
         listed: Mapping[TopicRef, int] | None = None,
     ) -> HeadPatch:
         self.head = head
-        session_id = self.mirror.on_answer(head.error_code, head.session_id)
+        session_id = self.mirror.on_response(head.error_code, head.session_id)
         if head.error_code:  # the client ignores everything else
             injected = NOTHING_INJECTED
         throttle_time_ms, self.throttle_time_ms = self.throttle_time_ms, 0
@@ -457,26 +457,26 @@ class FetchHandler:
             return
 
         def on_head(head: FetchResponseHead) -> HeadPatch:
-            self.mirror.on_discarded_answer(head.error_code, head.session_id)
+            self.mirror.on_discarded_response(head.error_code, head.session_id)
             self.throttle_time_ms = max(self.throttle_time_ms, head.throttle_time_ms)
             return HeadPatch(head.correlation_id, head.session_id)
 
-        poll.answer.discarded = True
-        poll.answer.attach(on_head, lambda topic, partition, code: None, poll.done.set)
+        poll.response.discarded = True
+        poll.response.attach(on_head, lambda topic, partition, code: None, poll.done.set)
         self.session.link_go_on()
         await poll.done.wait()
         self.parked = None
 
 
 # A fetch is answered when its time is over or when there is something to answer. If the broker was
-# asked and its answer is not needed yet, that answer stays parked for the next fetch.
+# asked and its response is not needed yet, that response stays parked for the next fetch.
 
 # A poll that may be parked waits at the broker no longer than this: it delays later requests, and a
 # reader's change from the archive back to the broker.
 PARKED_WAIT_MAX_MS = 500
-# Longest that one tier waits for the other: for an answer that is due at once, or for Metadata.
+# Longest that one tier waits for the other: for a response that is due at once, or for Metadata.
 TAIL_GRACE_S = 0.05
-# Most archived bytes in front of a broker's answer. More go in an answer of their own, which is
+# Most archived bytes in front of a broker's response. More go in a response of their own, which is
 # written no faster than the client takes it.
 MERGED_BYTES_MAX = 1024 * 1024
 
@@ -506,13 +506,13 @@ class ServedFetch:
         try:
             if waited or split is None:
                 split = await on.judging.split()  # a permit may have run out meanwhile
-            while not await self._answer(split):
+            while not await self._respond(split):
                 split = await on.judging.split()
         finally:
             on.share.to_store()
         await on.share.pay()
 
-    async def _answer(self, split: Split) -> bool:
+    async def _respond(self, split: Split) -> bool:
         """False: nothing was answered yet, and the fetch must be split anew."""
         on, clock = self._on, self._on.clock
         tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
@@ -540,7 +540,7 @@ class ServedFetch:
             if poll is not None and side.ready and not turn and not poll.arrived.is_set():
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
             if poll is None or turn or not poll.arrived.is_set():
-                await self._answer_alone(split, side)
+                await self._respond_alone(split, side)
             elif not await self._merge(split, side, poll, patience):
                 return False
         finally:
@@ -550,7 +550,7 @@ class ServedFetch:
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:
         shared, request = self._on.shared, self._request
-        most = min(request.bytes_max, shared.answer_bytes_max)
+        most = min(request.bytes_max, shared.response_bytes_max)
         bytes_max = self._on.share.reads_max(most)
         purgatory = shared.archive.purgatory
         return ArchivedReads(
@@ -568,7 +568,7 @@ class ServedFetch:
             await first_of(waits, self._deadline - self._on.clock())
 
     def _only_refuses(self, split: Split, side: ArchivedReads) -> bool:
-        """True: the answer would say only that offsets are lost."""
+        """True: the response would say only that offsets are lost."""
         judgements = map(self._on.judging.judgement, split.judging)
         verdicts = {judgement.verdict for judgement in judgements if judgement is not None}
         results = side.results().values()
@@ -595,11 +595,11 @@ class ServedFetch:
         wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
         due_at = now + (0 if wait_ms else TAIL_GRACE_S)
         poll = UpstreamPoll(self._on.expect(request), request.isolation_level, due_at)
-        poll.answer.on_arrival = poll.arrived.set
-        poll.answer.any_empty = True
+        poll.response.on_arrival = poll.arrived.set
+        poll.response.any_empty = True
         self._on.parked = poll
         frame = upstream.encode(request, wait_ms)
-        self._on.session.send_upstream(frame, poll.answer)
+        self._on.session.send_upstream(frame, poll.response)
         return poll
 
     async def _first_ready(
@@ -639,90 +639,90 @@ class ServedFetch:
                 waits.append(poll.arrived.wait())
             await first_of(waits, left)
 
-    async def _answers(
-        self, split: Split, side: ArchivedReads, room: AnswerRoom
-    ) -> list[PartitionAnswer]:
+    async def _responses(
+        self, split: Split, side: ArchivedReads, room: ResponseRoom
+    ) -> list[PartitionResponse]:
         """The entries of withheld partitions that must be listed, with the records that fit."""
         on, marks, results = self._on, self._on.judging.marks, side.results()
         withheld = [item for item in marks.marks.items() if item[0] in split.withheld]
         if len(split.withheld) > PARTITIONS_READ_MAX:
             for key in side.read_for():
                 marks.had_its_turn(key)
-        named: list[PartitionAnswer] = []
+        named: list[PartitionResponse] = []
         for piece in pieces(withheld):
             for key, mark in piece:
                 _, result = results.get(key, (None, None))
-                answer = room.fit(self._answer_of(key, mark.judgement, split, result))
+                response = room.fit(self._response_of(key, mark.judgement, split, result))
                 now = marks.marks[key]  # a new mark if the partition is judged again
-                if self._kind.lists_all or answer.has_news(now.shown):
-                    now.shown = answer.watermarks
-                    named.append(answer)
-                if answer.records:
+                if self._kind.lists_all or response.has_news(now.shown):
+                    now.shown = response.watermarks
+                    named.append(response)
+                if response.records:
                     marks.had_its_turn(key)
-                    if answer.skipped is not None and (tp := on.judging.identify(*key)):
-                        on.shared.skipped.note(tp, *answer.skipped)
-                if answer.error_code:
+                    if response.skipped is not None and (tp := on.judging.identify(*key)):
+                        on.shared.skipped.note(tp, *response.skipped)
+                if response.error_code:
                     marks.told(key)
             await breathe(len(piece))
-        if room.left_off or any(answer.records for answer in named):
+        if room.left_off or any(response.records for response in named):
             on.cut_short = room.left_off  # otherwise the archive still waits for its turn
         return named
 
-    def _answer_of(
+    def _response_of(
         self,
         key: PartitionKey,
         judgement: Judgement | None,
         split: Split,
         result: RemoteReadResult | None,
-    ) -> PartitionAnswer:
+    ) -> PartitionResponse:
         offset, watermarks = fetch_offset(self._on.mirror.asked[key]), self._on.shared.watermarks
-        if judgement and (answer := judged_answer(key, offset, judgement, watermarks)):
-            return answer
+        if judgement and (response := judged_response(key, offset, judgement, watermarks)):
+            return response
         view = split.remote.get(key)
         tp = view.tp if view else judgement.tp if judgement else None
         shown = watermarks(tp, result and result.view)
-        answer = read_answer(key, shown, result, may_fail=self._on.judging.alone(split))
+        response = read_response(key, shown, result, may_fail=self._on.judging.alone(split))
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.judging.again(key)
-        return answer
+        return response
 
     async def _merge(
         self, split: Split, side: ArchivedReads, poll: UpstreamPoll, deadline: float
     ) -> bool:
-        """Stream the broker's answer to the client, with the archive's part in front of it.
+        """Stream the broker's response to the client, with the archive's part in front of it.
 
         False: it was dropped, as neither tier has anything yet and the client's time is not over.
         """
-        left = self._request.bytes_max - poll.answer.frame_bytes
+        left = self._request.bytes_max - poll.response.frame_bytes
         room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
-        answers = await self._answers(split, side, AnswerRoom(room, first_whole=False))
-        injected = await in_steps(encode_topics(self._request, answers))
+        responses = await self._responses(split, side, ResponseRoom(room, first_whole=False))
+        injected = await in_steps(encode_topics(self._request, responses))
         listed = self._listed_by_broker(injected)
-        self._on.share.charge(sum(a.size for a in answers), told=False)
+        self._on.share.charge(sum(a.size for a in responses), told=False)
         side.forget()
         marks = self._on.judging.marks.marks
         withheld = False
 
         def withhold(patched: bool, errors_left: bool) -> bool:
             nonlocal withheld
-            if any(a.records or a.error_code for a in answers) or self._on.clock() >= deadline:
+            if any(a.records or a.error_code for a in responses) or self._on.clock() >= deadline:
                 return False
             waits = bool(split.withheld) and self._request.min_bytes > 0 and not errors_left
             if not (patched or waits) or (self._on.head is not None and self._on.head.error_code):
                 return False
             withheld = True
-            self._on.drop_answer()
-            for answer in answers:
-                marks[answer.key].shown = None  # the client has not seen it
+            self._on.drop_response()
+            for response in responses:
+                marks[response.key].shown = None  # the client has not seen it
             return True
 
         def done() -> None:
-            self._on.tail.answered(
+            self._on.tail.responded(
                 self._kind.lists_all, self._on.mirror.asked.keys() - split.withheld
             )
             poll.done.set()
 
-        poll.answer.attach(
+        poll.response.attach(
             lambda head: self._on.on_head(self._request, head, injected, listed),
             self._on.on_error,
             done,
@@ -738,7 +738,7 @@ class ServedFetch:
         """Topics that the client must see as one entry for both tiers → the broker's partitions.
 
         Kafka may list a topic twice in incremental answers, as its order of partitions changes. So
-        clients with a session merge two entries. If an answer lists all partitions, sarama keeps
+        clients with a session merge two entries. If a response lists all partitions, sarama keeps
         only the last entry of a topic.
         """
         if not (injected and self._kind.lists_all):
@@ -746,66 +746,66 @@ class ServedFetch:
         counts = self._on.mirror.listed_upstream()
         return {topic: counts[topic] for topic in injected if counts[topic]}
 
-    async def _answer_alone(self, split: Split, side: ArchivedReads) -> None:
-        """Answer without the broker. If the broker was asked, its answer is parked.
+    async def _respond_alone(self, split: Split, side: ArchivedReads) -> None:
+        """Answer without the broker. If the broker was asked, its response is parked.
 
         A client waits for what it owes by its byte rate only if it reads the archive alone: the
         connection is muted meanwhile, and tail data never waits for the archive.
         """
-        of_tail: list[PartitionAnswer] = []
+        of_tail: list[PartitionResponse] = []
         alone = self._on.judging.alone(split)
         if self._kind.lists_all and not alone:
             rest = [key for key in self._on.mirror.asked if key not in split.withheld]
-            of_tail = await self._on.tail.answers(rest)
+            of_tail = await self._on.tail.responses(rest)
         room, first_whole = self._on.share.room(self._request.bytes_max)
-        answers = await self._answers(split, side, AnswerRoom(room, first_whole))
-        self._on.cut_short &= not any(answer.records for answer in answers)
-        owed_ms = self._on.share.charge(sum(a.size for a in answers), told=alone)
+        responses = await self._responses(split, side, ResponseRoom(room, first_whole))
+        self._on.cut_short &= not any(response.records for response in responses)
+        owed_ms = self._on.share.charge(sum(a.size for a in responses), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
-        session_id = self._on.mirror.on_own_answer()
-        every = [*answers, *of_tail]
+        session_id = self._on.mirror.on_proxy_response()
+        every = [*responses, *of_tail]
         pieces: Sequence[Buffer] = await in_steps(
-            encode_own_answer(self._request, session_id, every, throttle_time_ms)
+            encode_proxy_response(self._request, session_id, every, throttle_time_ms)
         )
-        del answers, every
+        del responses, every
         side.forget()
         with self._on.share.sending(pieces) as pieces:
             await self._on.session.write_as_taken(pieces)
 
 
-def read_answer(
+def read_response(
     key: PartitionKey, marks: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
-) -> PartitionAnswer:
+) -> PartitionResponse:
     """The archive's answer for one withheld partition. `result` None: nothing is read yet.
 
-    `may_fail`: the client sees a storage error. False if tail partitions share the answer: some
-    clients throw a whole answer away for one partition's error.
+    `may_fail`: the client sees a storage error. False if tail partitions share the response: some
+    clients throw a whole response away for one partition's error.
     """
     if result is None or isinstance(result.error, OffsetNotArchived):
-        return PartitionAnswer(key, marks)
+        return PartitionResponse(key, marks)
     if result.error is not None:
         shown = may_fail or isinstance(result.error, OffsetLost)
-        return PartitionAnswer(key, marks, kafka_error_code(result.error) if shown else 0)
-    return PartitionAnswer(key, marks, 0, result.records, result.aborted_txns, result.skipped)
+        return PartitionResponse(key, marks, kafka_error_code(result.error) if shown else 0)
+    return PartitionResponse(key, marks, 0, result.records, result.aborted_txns, result.skipped)
 
 
-def judged_answer(
+def judged_response(
     key: PartitionKey,
     offset: int,
     judgement: Judgement,
     watermarks: Callable[[TopicIdPartition | None], PartitionPatch],
-) -> PartitionAnswer | None:
+) -> PartitionResponse | None:
     """The answer for verdicts by which no tier has anything at `offset`; None: another verdict.
 
     If only lost offsets lie between the reader and the log's end, `offset` is shown as the end. So
     the reader has no lag, and a reader that waits for the end has reached it.
     """
     if judgement.verdict is Verdict.PASS_ON:
-        return PartitionAnswer(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
+        return PartitionResponse(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
     if judgement.verdict is Verdict.REFUSED:
         lost = OffsetLost(f"{judgement.tp}: offset {offset} is in neither tier")
-        return PartitionAnswer(key, watermarks(judgement.tp), kafka_error_code(lost))
+        return PartitionResponse(key, watermarks(judgement.tp), kafka_error_code(lost))
     if judgement.verdict is Verdict.END:
         log_start = watermarks(judgement.tp).log_start_offset
-        return PartitionAnswer(key, PartitionPatch(offset, offset, log_start))
+        return PartitionResponse(key, PartitionPatch(offset, offset, log_start))
     return None

@@ -9,7 +9,7 @@ timestamp, so only results without error are corrected.
     -5 latest tiered, -6 earliest     the archive's end
        pending upload
 
-The broker's answer passes for a topic that was never archived: no store is asked, whatever state it
+The broker's response passes for a topic that was never archived: no store is asked, whatever state it
 is in. The archive is asked only about topics in the list of archived topics (`ArchivedKnowledge`)
 whose log does not begin at 0 on the broker. A client that asks for the earliest offset starts to
 read there. So it sees the broker's own log start only if the archive is known; otherwise it gets a
@@ -50,7 +50,7 @@ from fetchproxy.runtime.loop import (
     each_of,
 )
 from fetchproxy.serving.admission import Client
-from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
@@ -70,7 +70,7 @@ from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # Answers made in one turn of the event loop: each reads through a partition's lineage.
-ANSWERED_AT_ONCE = 50
+RESPONDED_AT_ONCE = 50
 # As above, for answers that search records in memory, some 50 µs each.
 READ_AT_ONCE = 20
 
@@ -99,7 +99,7 @@ class _Question:
 
 def expect(
     archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int, client: Client
-) -> Answer:
+) -> ExpectedResponse:
     """For a framed request, which itself goes upstream unchanged."""
     request, version = memoryview(frame)[4:], head.api_version
     asked: Asked | None = None
@@ -108,9 +108,9 @@ def expect(
         asked = dict(wire.asked_in(request, body_at, version))
     of_replica = Cursor(request, body_at).int32() >= 0
     if of_replica or of_all in _NOT_OURS:
-        return Answer(head.correlation_id)
+        return ExpectedResponse(head.correlation_id)
     if asked is not None and _NOT_OURS.issuperset(asked.values()):
-        return Answer(head.correlation_id)
+        return ExpectedResponse(head.correlation_id)
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         if of_all == wire.EARLIEST:
@@ -120,7 +120,7 @@ def expect(
             wanted = dict(await collected(wire.asked_in(request, body_at, version)))
         return [await _correct(archive, payload, version, wanted, client)]
 
-    return HeldAnswer(head.correlation_id, rewrite)
+    return BufferedResponse(head.correlation_id, rewrite)
 
 
 async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int) -> Buffer:
@@ -212,17 +212,17 @@ async def _patch(
         async for question in each_of(await _not_whole(lookup, unlisted)):
             wire.patch(corrected, version, not_known(question.result))
     await _look(lookup, archived, others)
-    for answer in await _about_to_be_archived(lookup.archive, others):
-        wire.patch(corrected, version, answer)
+    for response in await _about_to_be_archived(lookup.archive, others):
+        wire.patch(corrected, version, response)
     asked_further = [*archived, *(q for q in others if q.edges is not None)]
-    async for answer in each_of(await _answers(lookup.archive, asked_further, client)):
-        wire.patch(corrected, version, answer)
+    async for response in each_of(await _responses(lookup.archive, asked_further, client)):
+        wire.patch(corrected, version, response)
 
 
 async def _not_whole(lookup: ArchiveLookup, unlisted: Sequence[_Question]) -> list[_Question]:
     """Questions whose broker may have deleted records; a broker with the whole log is right."""
     tps = [question.tp for question in unlisted]
-    edges = await lookup.archive.cluster.log_edges_of(tps, not_older_than=lookup.answered_at)
+    edges = await lookup.archive.cluster.log_edges_of(tps, not_older_than=lookup.responded_at)
 
     def has_lost_some(question: _Question) -> bool:
         log = edges[question.tp]
@@ -263,7 +263,7 @@ async def _look(
     ]
     if within or pending:
         edges = await lookup.archive.cluster.log_edges_of(
-            [q.tp for q in (*within, *pending)], not_older_than=lookup.answered_at
+            [q.tp for q in (*within, *pending)], not_older_than=lookup.responded_at
         )
         reaching = await lookup.views_reaching([q.tp for q in within], edges)
         async for question in each_of((*within, *pending)):
@@ -282,43 +282,43 @@ def _needs_no_edges(archive: ServedArchive, question: _Question) -> bool:
 
 
 # --- what is answered ---
-async def _answers(
+async def _responses(
     archive: ServedArchive, questions: Sequence[_Question], client: Client | None
 ) -> list[OffsetResult]:
     """Answers that read records are made side by side, as many as there are fetchers."""
-    answers: list[OffsetResult] = []
+    responses: list[OffsetResult] = []
     reading: list[_Question] = []
-    async for question in each_of(questions, ANSWERED_AT_ONCE):
+    async for question in each_of(questions, RESPONDED_AT_ONCE):
         if of_records(question.timestamp):
             reading.append(question)
         else:
-            answers.append(await _answer(archive, question, client))
+            responses.append(await _respond(archive, question, client))
     reading.reverse()  # taken from the end
 
-    async def answer_some() -> None:
+    async def respond_to_some() -> None:
         while reading:
-            answers.append(await _answer(archive, reading.pop(), client))
+            responses.append(await _respond(archive, reading.pop(), client))
             if not len(reading) % READ_AT_ONCE:
                 await a_turn()  # in-memory results come without waiting
 
     async with asyncio.TaskGroup() as answering:
         for _ in range(min(len(reading), archive.reads_at_once)):
-            answering.create_task(answer_some(), name="look-up")
-    return answers
+            answering.create_task(respond_to_some(), name="look-up")
+    return responses
 
 
-async def _answer(
+async def _respond(
     archive: ServedArchive, question: _Question, client: Client | None
 ) -> OffsetResult:
     try:
         if question.looked is None:
             return _earliest_pending_upload(archive, question, None)
         view = _usable(question.looked)
-        answer = await _search(archive, question, view, client)
-        if answer is question.result and not _reaches(question, view):
+        response = await _search(archive, question, view, client)
+        if response is question.result and not _reaches(question, view):
             # The answer may be in records that the archive got since then.
             raise question.looked.failure or ClusterUnavailable(f"{view.tp}: log start")
-        return answer
+        return response
     except (RemoteStorageError, ClusterError, CorruptSegment):
         return not_known(question.result)
 
@@ -402,7 +402,7 @@ def _known(question: _Question) -> LogEdges:
 
 
 def _reaches(question: _Question, view: PartitionView) -> bool:
-    """Whether a view without an answer is new enough to be believed."""
+    """Whether a view without a response is new enough to be believed."""
     if question.looked is None or question.looked.failure is None:
         return True
     if question.timestamp in (wire.EARLIEST, wire.LATEST_TIERED):
@@ -424,8 +424,8 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
 def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
     client = session.client_host, client_id(frame, peek_request_header(frame, 4))
     topics = wire.topics_in(memoryview(frame)[4:], body_at, head.api_version)
-    answer = partial(expect, session.archive, frame, head, body_at, client)
-    session.send_counted(frame, topics, answer)
+    response = partial(expect, session.archive, frame, head, body_at, client)
+    session.send_counted(frame, topics, response)
     return True
 
 

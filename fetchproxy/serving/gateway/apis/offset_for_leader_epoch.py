@@ -8,7 +8,7 @@ begins at the first remote offset (`metadata.lineage.merged_end_offset`).
 
 The last view of the archive will do, however old: a lineage changes only at its ends and by an
 unclean election, after which only the part shared with the new leader is used. Without any view,
-the broker's own answer may only be too high. So no answer makes a consumer believe that its log was
+the broker's own response may only be too high. So no response makes a consumer believe that its log was
 truncated, and no outage of store or cluster becomes an error.
 
 v0 and v1 were for replicas of old brokers: v0 answers without an epoch, and neither can be fenced.
@@ -31,12 +31,12 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
-from fetchproxy.serving.gateway.broker_link import Answer, HeldAnswer
+from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
 from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
 
-# How long an answer may wait for store and cluster: the broker's own is safe, if less exact.
+# How long a response may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0
 # The part of it for partitions that were never read, so that the others are still answered.
 FIRST_READ_WAIT_MAX_S = 1.0
@@ -48,13 +48,17 @@ WARNED_AT_ONCE = 10
 Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
-def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int) -> Answer:
+def expect(
+    archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
+) -> ExpectedResponse:
     request, version = memoryview(frame)[4:], head.api_version
     asked: Asked | None = None
     if len(frame) <= READ_AT_ONCE_BYTES_MAX:
         asked = dict(wire.asked_in(request, body_at, version))
     if wire.replica_id(request, body_at, version) >= 0:
-        return Answer(head.correlation_id)  # a follower must get its leader's own answer
+        return ExpectedResponse(
+            head.correlation_id
+        )  # a follower must get its leader's own response
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         wanted = asked
@@ -62,7 +66,7 @@ def expect(archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
             wanted = dict(await collected(wire.asked_in(request, body_at, version)))
         return [await _correct(archive, payload, version, wanted)]
 
-    return HeldAnswer(head.correlation_id, rewrite)
+    return BufferedResponse(head.correlation_id, rewrite)
 
 
 async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: Asked) -> Buffer:
@@ -80,8 +84,8 @@ async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: 
     corrected = bytearray(payload)
     try:
         async with asyncio.timeout_at(deadline):
-            async for answer in each_of(await _both_tiers(archive, results)):
-                wire.patch(corrected, answer)
+            async for response in each_of(await _both_tiers(archive, results)):
+                wire.patch(corrected, response)
     except TimeoutError as error:
         async for topic in each_of({result.topic for result in results}, WARNED_AT_ONCE):
             _warn(archive, topic, error)

@@ -2,7 +2,7 @@
 
 Every known API without its own module is relayed unchanged. `RELAYED_WHY` gives the reason for APIs
 that might seem to need more. The others have nothing to do with the place of records or brokers'
-listeners. Unknown keys, and versions that the proxy cannot read, are refused, because their answers
+listeners. Unknown keys, and versions that the proxy cannot read, are refused, because their responses
 might name brokers. Neither is offered to clients (`api_versions`).
 """
 
@@ -12,10 +12,10 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 
 from fetchproxy.serving.gateway.apis import (
     addresses_rewritten,
-    answered,
     delete_records,
     list_offsets,
     offset_for_leader_epoch,
+    responded,
 )
 from fetchproxy.serving.gateway.session import (
     FETCH,
@@ -67,7 +67,7 @@ SPECIAL: dict[ApiKey, Api] = {
         delete_records.API,
         offset_for_leader_epoch.API,
         *addresses_rewritten.APIS,
-        *answered.APIS,
+        *responded.APIS,
     )
 }
 

@@ -19,37 +19,37 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.object_store import (
     StoredObject,
-    answered,
+    responded,
 )
 from fetchproxy.storage.stores.retries import asked_pause_s
 
-# In practice servers, proxies and caches give wrong answers: they ignore a range, list in another
-# order, or return a page that is not from an S3 server. Such an answer must pass neither as data
+# In practice servers, proxies and caches give wrong responses: they ignore a range, list in another
+# order, or return a page that is not from an S3 server. Such a response must pass neither as data
 # nor as "there is nothing".
 
 # The client's answers are untyped dictionaries, built at run time from the service description.
-Answer = Mapping[str, Any]
+S3Response = Mapping[str, Any]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
-def object_length(answer: Answer, what: str) -> int:
-    """Bytes of a whole object. Raises StorageUnavailable if the answer does not say."""
-    length = answer.get("ContentLength")
-    if answer["ResponseMetadata"]["HTTPStatusCode"] != 200 or length is None:
+def object_length(response: S3Response, what: str) -> int:
+    """Bytes of a whole object. Raises StorageUnavailable if the response does not say."""
+    length = response.get("ContentLength")
+    if response["ResponseMetadata"]["HTTPStatusCode"] != 200 or length is None:
         raise StorageUnavailable(f"{what}: no whole object of a stated length")
     return int(length)
 
 
-def range_length(answer: Answer, byte_range: ByteRange, what: str) -> int:
+def range_length(response: S3Response, byte_range: ByteRange, what: str) -> int:
     """Bytes of the requested part. Raises StorageUnavailable if it is another part."""
-    length = int(answer.get("ContentLength") or 0)
-    if answer["ResponseMetadata"]["HTTPStatusCode"] == 200:
+    length = int(response.get("ContentLength") or 0)
+    if response["ResponseMetadata"]["HTTPStatusCode"] == 200:
         # RFC 9110 lets a server ignore Range: correct only if the range covers the whole object.
         if byte_range.start == 0 and 0 < length <= byte_range.length:
             return length
         raise StorageUnavailable(f"{what}: the store ignores ranges")
-    match = _CONTENT_RANGE.fullmatch(str(answer.get("ContentRange", "")))
+    match = _CONTENT_RANGE.fullmatch(str(response.get("ContentRange", "")))
     if match is None:
         raise StorageUnavailable(f"{what}: the answer does not say which range it is")
     first, last, size = int(match[1]), int(match[2]), match[3]
@@ -59,7 +59,7 @@ def range_length(answer: Answer, byte_range: ByteRange, what: str) -> int:
     return length
 
 
-def listed_objects(page: Answer, after: str, what: str) -> Iterable[StoredObject]:
+def listed_objects(page: S3Response, after: str, what: str) -> Iterable[StoredObject]:
     """The objects of one page, all after the key `after`. Raises StorageUnavailable otherwise."""
     for entry in page.get("Contents", ()):
         key = str(entry["Key"])
@@ -70,7 +70,7 @@ def listed_objects(page: Answer, after: str, what: str) -> Iterable[StoredObject
             yield StoredObject(key, int(entry["Size"]), str(entry["ETag"]).strip('"'))
 
 
-def next_page(page: Answer, what: str) -> str | None:
+def next_page(page: S3Response, what: str) -> str | None:
     """The token of the next page, None after the last. Raises StorageUnavailable if unclear."""
     if "IsTruncated" not in page:
         raise StorageUnavailable(f"{what}: the answer is not a listing")
@@ -90,7 +90,7 @@ _UNAVAILABLE = (
     boto.CredentialRetrievalError,  # the credential service is unreachable
     boto.MetadataRetrievalError,
     aiohttp.ClientError,  # the body's own reader does not translate all of them
-    ResponseParserError,  # an answer cut short, or not from an S3 server
+    ResponseParserError,  # a response cut short, or not from an S3 server
     OSError,  # includes TimeoutError
 )
 _DENIED = (
@@ -124,7 +124,7 @@ def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
         request = f" (request {about['RequestId']})" if about.get("RequestId") else ""
         said = f"{error}{request}".replace(" (reached max retries: 0)", "")
         code = error_code(error)
-        failure = answered(what, status, code, said, may_be_absent=may_be_absent)
+        failure = responded(what, status, code, said, may_be_absent=may_be_absent)
         headers = about.get("HTTPHeaders", {})
         failure.retry_after_s = asked_pause_s(headers.get("retry-after"), headers.get("date"))
         raise failure from error

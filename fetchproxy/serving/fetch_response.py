@@ -1,4 +1,4 @@
-"""The archive's part of a Fetch answer: chooses the records that fit, and encodes them. Pure."""
+"""The archive's part of a Fetch response: chooses the records that fit, and encodes them. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fetchproxy.model import AbortedTxn, IsolationLevel
 from fetchproxy.serving.transport import first_bytes
 
 
-class PartitionAnswer(NamedTuple):
+class PartitionResponse(NamedTuple):
     """`skipped`: the lost offsets in front of `records`, as (first, last), both inclusive."""
 
     key: PartitionKey
@@ -56,10 +56,10 @@ _BATCH_PREFIX_BYTES = 12  # not counted in the batch's length
 
 
 @dataclass(slots=True)
-class AnswerRoom:
-    """The room for records in a whole answer, used up by one partition after the other.
+class ResponseRoom:
+    """The room for records in a whole response, used up by one partition after the other.
 
-    `first_whole`: the first batch of the answer goes even if it does not fit (KIP-74).
+    `first_whole`: the first batch of the response goes even if it does not fit (KIP-74).
     `left_off`: some batches did not fit.
     """
 
@@ -67,23 +67,25 @@ class AnswerRoom:
     first_whole: bool
     left_off: bool = False
 
-    def fit(self, answer: PartitionAnswer) -> PartitionAnswer:
-        """`answer` with as many whole batches as fit."""
-        if not answer.records:
-            return answer
-        size = answer.size
+    def fit(self, response: PartitionResponse) -> PartitionResponse:
+        """`response` with as many whole batches as fit."""
+        if not response.records:
+            return response
+        size = response.size
         if size > self.bytes_max:
-            answer = _first_batches(answer, self.bytes_max, self.first_whole)
-            self.left_off = self.left_off or answer.size < size
-        if answer.size:
-            self.bytes_max -= answer.size
+            response = _first_batches(response, self.bytes_max, self.first_whole)
+            self.left_off = self.left_off or response.size < size
+        if response.size:
+            self.bytes_max -= response.size
             self.first_whole = False
-        return answer
+        return response
 
 
-def _first_batches(answer: PartitionAnswer, bytes_max: int, first_whole: bool) -> PartitionAnswer:
+def _first_batches(
+    response: PartitionResponse, bytes_max: int, first_whole: bool
+) -> PartitionResponse:
     """Also cuts the aborted transactions: those that begin after the last record are left out."""
-    pieces = [memoryview(records) for records in answer.records]
+    pieces = [memoryview(records) for records in response.records]
     total, last_offset = 0, -1
     while len(start := _peek(pieces, total)) == _BATCH_START.size:
         base_offset, length, last_delta = _BATCH_START.unpack(start)
@@ -92,8 +94,8 @@ def _first_batches(answer: PartitionAnswer, bytes_max: int, first_whole: bool) -
             break
         total += size
         last_offset = base_offset + last_delta
-    aborted = [a for a in answer.aborted if a.first_offset <= last_offset]
-    return answer._replace(records=first_bytes(pieces, total), aborted=aborted)
+    aborted = [a for a in response.aborted if a.first_offset <= last_offset]
+    return response._replace(records=first_bytes(pieces, total), aborted=aborted)
 
 
 def _peek(pieces: Iterable[memoryview], position: int) -> bytes:
@@ -113,48 +115,48 @@ _ENCODED_AT_ONCE = 400
 
 
 def encode_topics(
-    request: FetchRequest, answers: Iterable[PartitionAnswer]
+    request: FetchRequest, responses: Iterable[PartitionResponse]
 ) -> Generator[None, None, EncodedTopics]:
-    """The entries of `answers`; records are not copied. The caller may pause at each yield."""
+    """The entries of `responses`; records are not copied. The caller may pause at each yield."""
     version, committed = request.version, IsolationLevel.READ_COMMITTED
-    grouped: dict[TopicRef, list[PartitionAnswer]] = {}
-    for answer in answers:
-        grouped.setdefault(answer.key[0], []).append(answer)
+    grouped: dict[TopicRef, list[PartitionResponse]] = {}
+    for response in responses:
+        grouped.setdefault(response.key[0], []).append(response)
     topics: dict[TopicRef, PartitionEntries] = {}
     encoded = 0
     for topic, partitions in grouped.items():
         pieces: list[Buffer] = []
-        for answer in partitions:
+        for response in partitions:
             encoded += 1
             if not encoded % _ENCODED_AT_ONCE:
                 yield
             aborted = None
             if request.isolation_level == committed:
-                aborted = [(a.producer_id, a.first_offset) for a in answer.aborted]
+                aborted = [(a.producer_id, a.first_offset) for a in response.aborted]
             pieces.append(
                 encode_partition_start(
                     version,
-                    answer.key[1],
-                    answer.error_code,
-                    answer.watermarks,
+                    response.key[1],
+                    response.error_code,
+                    response.watermarks,
                     aborted,
-                    answer.size,
+                    response.size,
                 )
             )
-            pieces.extend(answer.records)
+            pieces.extend(response.records)
             pieces.append(no_tags(version))
         topics[topic] = PartitionEntries(len(partitions), pieces)
     return topics
 
 
-def encode_own_answer(
+def encode_proxy_response(
     request: FetchRequest,
     session_id: int,
-    answers: Iterable[PartitionAnswer],
+    responses: Iterable[PartitionResponse],
     throttle_time_ms: int,
 ) -> Generator[None, None, list[Buffer]]:
     """A whole framed answer of the proxy alone. Yields like `encode_topics`."""
-    topics = yield from encode_topics(request, answers)
+    topics = yield from encode_topics(request, responses)
     body: list[Buffer] = []
     for topic, entries in topics.items():
         body += encode_topic(request.version, topic, entries)
