@@ -14,7 +14,7 @@ from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey
 
-from fetchproxy.serving.gateway.apis import addresses_rewritten, responded
+from fetchproxy.serving.gateway.apis import addresses_rewritten, proxy_responses
 from fetchproxy.serving.gateway.apis.table import BEHAVIOURS, SPECIAL
 from fetchproxy.serving.gateway.session import VERSION_MAX, Behaviour, Treatment
 
@@ -118,7 +118,7 @@ def _rows_of_relayed() -> list[str]:
 
 
 def module_name(key: ApiKey) -> str:
-    for module in (addresses_rewritten, responded):
+    for module in (addresses_rewritten, proxy_responses):
         if any(key == api.key for api in module.APIS):
             return module.__name__.rpartition(".")[2]
     return key.name.lower()

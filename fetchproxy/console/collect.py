@@ -175,7 +175,7 @@ class StatusCollector:
             missing=found.missing,
             listeners=tuple(self.around.listeners()),
             store=self._store_status(),
-            gateway=counters.gateway(self.config.gateway.connections_max),
+            relay=counters.relay(self.config.gateway.connections_max),
             remote_reads=counters.remote_reads(),
             cache=counters.cache(self.config.remote_fetch.chunk_cache_bytes_max),
             partitions=table.rows(),

@@ -112,8 +112,9 @@ class OperationStatus:
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """`up` is None before the first response, and False while any of `operations` (list, read, write,
-    delete) fails. `failing_seconds` and `last_error` are from the one that has failed for longest.
+    """`up` is None before the first response, and False while any of `operations` (list, read,
+    write, delete) fails. `failing_seconds` and `last_error` are from the one that has failed for
+    longest.
     """
 
     url: str
@@ -126,7 +127,7 @@ class StoreStatus:
 @dataclass(frozen=True, slots=True)
 class Status:
     """`conditions`: JSON objects, the worst first, for the process, for the shown partitions, and
-    the first of each kind. `condition_counts`: the number of all conditions, by kind. `gateway`,
+    the first of each kind. `condition_counts`: the number of all conditions, by kind. `relay`,
     `remote_reads` and `cache`: figures by name, see below.
 
     `missing` names what this process lacks to be ready (empty: it is ready). `headlines` has one
@@ -143,7 +144,7 @@ class Status:
     missing: tuple[str, ...]
     listeners: tuple[str, ...]
     store: StoreStatus
-    gateway: Mapping[str, int]
+    relay: Mapping[str, int]
     remote_reads: Mapping[str, int]
     cache: Mapping[str, int]
     partitions: tuple[PartitionStatus, ...]
@@ -177,7 +178,7 @@ StatusSource = Callable[[Asked], Awaitable[Status]]
 # Figures of a status, read from the metrics, so that nothing is counted twice.
 
 
-def gateway(connections_max: int) -> dict[str, int]:
+def relay(connections_max: int) -> dict[str, int]:
     return {
         "connections": _total(metrics.CONNECTIONS),
         "connections_max": connections_max,

@@ -29,8 +29,8 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.segments.remote_log_index import SegmentLayout
 
 # A fetch that only the archive can answer waits this long, even if its max_wait is shorter. A store
-# is slower than a broker's disk, so a client with a shorter wait would get empty responses again and
-# again. Kafka's own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
+# is slower than a broker's disk, so a client with a shorter wait would get empty responses again
+# and again. Kafka's own tiered storage waits as long (`remote.fetch.max.wait.ms` by default).
 READ_WAIT_MIN_S = 0.5
 # Partitions that are read for one fetch. To look for one in memory takes some 10 µs of one step.
 # Fewer partitions usually fill a response. If partitions are small, the next fetches read the rest.
@@ -227,7 +227,7 @@ class Served(NamedTuple):
     chunks: tuple[Chunk, ...]  # the chunks it was cut from; `place` is the last one
 
 
-class _ReadResult:
+class _ReadRun:
     """A read result under construction; `records` has one piece for each chunk."""
 
     __slots__ = ("chunks", "last", "place", "records", "segments", "size_bytes")
@@ -304,19 +304,19 @@ class SegmentReader:
                 further = request._replace(fetch_offset=up_to + 1)  # no valid batch is left here
                 return self.read(further, bytes_max, min_one, fresh_since, now, held, view)
             return NOTHING_YET
-        result = _ReadResult()
-        result.add(place, chunk, start, end, last)
+        run = _ReadRun()
+        run.add(place, chunk, start, end, last)
         if end == chunk.readable_end(up_to):
-            self._go_on(view, result, limit, request.isolation)
+            self._go_on(view, run, limit, request.isolation)
         aborted: tuple[AbortedTxn, ...] = ()
         if request.isolation is IsolationLevel.READ_COMMITTED:
-            aborted = self._aborted(result.segments, chunk.base_offset_at(start), result.last)
+            aborted = self._aborted(run.segments, chunk.base_offset_at(start), run.last)
         skipped = None
         if place.metadata.start_offset > request.fetch_offset:
             skipped = view.gap_around(place.metadata.start_offset - 1)
-        records, size_bytes = tuple(result.records), result.size_bytes
+        records, size_bytes = tuple(run.records), run.size_bytes
         result = RemoteReadResult(records, aborted, None, size_bytes, skipped, view)
-        return Served(result, result.last + 1, result.place, tuple(result.chunks))
+        return Served(result, run.last + 1, run.place, tuple(run.chunks))
 
     def locate(
         self, view: PartitionView, offset: int, fresh_since: float, now: float
@@ -431,11 +431,11 @@ class SegmentReader:
         return NeedChunk(metadata, layout, number) if _counts(metadata, layout, number) else None
 
     def _go_on(
-        self, view: PartitionView, result: _ReadResult, limit: int, isolation: IsolationLevel
+        self, view: PartitionView, run: _ReadRun, limit: int, isolation: IsolationLevel
     ) -> None:
         """Add batches of the following chunks, as far as these are in memory."""
-        while result.size_bytes < limit:
-            after = self._after(view, result.place)
+        while run.size_bytes < limit:
+            after = self._after(view, run.place)
             if after is None:
                 return
             if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(after.metadata):
@@ -443,11 +443,11 @@ class SegmentReader:
             chunk = self._memory.chunks.find(after.key)
             if chunk is None:
                 return
-            room = limit - result.size_bytes
-            start, end, last = chunk.cut(result.last + 1, room, min_one=False, up_to=after.up_to)
+            room = limit - run.size_bytes
+            start, end, last = chunk.cut(run.last + 1, room, min_one=False, up_to=after.up_to)
             if start == end:
                 return
-            result.add(after, chunk, start, end, last)
+            run.add(after, chunk, start, end, last)
             if end < chunk.readable_end(after.up_to):
                 return
 

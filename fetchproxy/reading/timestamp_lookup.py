@@ -81,11 +81,12 @@ class TimestampLookup:
         Clients take turns. If the caller is cancelled, its search ends: in the queue, or at its
         next step.
 
-        In a batch larger than a search looks at (`record_batch.SEARCHED_BYTES_MAX`), the response may
-        lie a little earlier. Readers then pass over some records and miss none. None: the view in
-        memory has no such record, so the broker's own response counts. Records that DeleteRecords
-        has deleted are skipped. Storage failures are retried for `unasked_read_max_ms`, if the
-        caller's time-out allows, and then raised. Raises RemoteStorageError, CorruptSegment.
+        In a batch larger than a search looks at (`record_batch.SEARCHED_BYTES_MAX`), the response
+        may lie a little earlier. Readers then pass over some records and miss none. None: the view
+        in memory has no such record, so the broker's own response counts. Records that
+        DeleteRecords has deleted are skipped. Storage failures are retried for
+        `unasked_read_max_ms`, if the caller's time-out allows, and then raised. Raises
+        RemoteStorageError, CorruptSegment.
         """
         try:
             return await self._search(tp, timestamp_ms, client)

@@ -370,7 +370,8 @@ class Share:
         return self._admission.rates.room(min(bytes_max, responses.room())), not responses.full
 
     def charge(self, size_bytes: int, *, told: bool) -> int:
-        """Count archived bytes that are sent. Returns the response's throttle_time_ms; `pay` follows.
+        """Count archived bytes that are sent. Returns the response's throttle_time_ms; `pay`
+        follows.
 
         `told`: the client must wait. If False, it gets no archived records while it owes.
         """
@@ -403,8 +404,8 @@ class Share:
 def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], float]) -> Admission:
     gateway = config.gateway
     return Admission(
-        ResponseBudget(limits.remote_response_bytes_max, gateway.remote_answers_bytes_max),
-        ResponseTurns(limits.remote_response_turns_max, limits.remote_response_turn_max_ms / 1000),
+        ResponseBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
+        ResponseTurns(limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000),
         ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
         Appetites(clock, enabled=gateway.pace_by_appetite),
     )

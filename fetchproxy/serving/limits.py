@@ -47,14 +47,15 @@ class ServingLimits:
     # Longest wait of a reader for an offset that an archiver is gathering; then it continues after
     # that offset. If segments may become older than a third of this, it is three times their age.
     held_max_ms: int = 1_800_000
-    # Archived records in one response, whatever the client's max_bytes; its next fetch gets the rest.
-    remote_response_bytes_max: int = 16 * MiB
+    # Archived records in one response, whatever the client's max_bytes; its next fetch gets the
+    # rest.
+    remote_answer_bytes_max: int = 16 * MiB
     # Answers with archived records that are made and written at once. Further fetches wait, and the
     # connection that was given the least goes next: so consumers of the same history stay together.
-    remote_response_turns_max: int = 16
-    # After this time such a response no longer counts: a client that takes it slowly delays no other
-    # client.
-    remote_response_turn_max_ms: int = 50
+    remote_answer_turns_max: int = 16
+    # After this time such a response no longer counts: a client that takes it slowly delays no
+    # other client.
+    remote_answer_turn_max_ms: int = 50
     # Time between two look-ups of a topic that clients read at the tail: one listing per topic and
     # one per archived partition, for any number of clients.
     log_start_max_age_ms: int = 300_000

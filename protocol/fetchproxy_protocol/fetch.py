@@ -573,9 +573,9 @@ def plain_session_id(
 ) -> int | None:
     """The session id of a whole framed answer (v7+) in which only log starts matter.
 
-    Nearly every response at the tail is such: no error, no aborted transaction, no tags. This is one
-    pass without the scan's state, because its time adds to the latency of each record. None: any
-    other answer, also a malformed one, which the scan then reports. Log starts are patched in
+    Nearly every response at the tail is such: no error, no aborted transaction, no tags. This is
+    one pass without the scan's state, because its time adds to the latency of each record. None:
+    any other answer, also a malformed one, which the scan then reports. Log starts are patched in
     place, even if the response later turns out to be different.
     """
     try:

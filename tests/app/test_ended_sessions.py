@@ -22,7 +22,7 @@ from test_many_connections import connected
 
 from fetchproxy.config.schema import RemoteFetchConfig
 from fetchproxy.runtime.loop import TimedEventLoop
-from fetchproxy.serving.gateway.session import RelaySession
+from fetchproxy.serving.gateway.session import GatewaySession
 
 # A collection of garbage exempts what it has passed over, and so do these tests. Objects that refer
 # to each other would then stay for hours.
@@ -98,16 +98,16 @@ def test_the_parts_of_relayed_sessions_are_freed_when_they_end(
 ) -> None:
     """Each of them refers to its session, which simulated connections keep."""
     alive: WeakSet[object] = WeakSet()
-    sessions: list[RelaySession] = []
-    make = RelaySession.connection_made
+    sessions: list[GatewaySession] = []
+    make = GatewaySession.connection_made
 
-    def made(session: RelaySession, transport: asyncio.BaseTransport) -> None:
+    def made(session: GatewaySession, transport: asyncio.BaseTransport) -> None:
         make(session, transport)
         fetch = session.fetch
         sessions.append(session)
         alive.update((session.requests, fetch, fetch.judging))  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(RelaySession, "connection_made", made)
+    monkeypatch.setattr(GatewaySession, "connection_made", made)
 
     async def main(replay: Replay) -> None:
         connections = [await connected("one of ten") for _ in range(10)]

@@ -163,13 +163,13 @@ REFUSED: dict[ApiKey, tuple[Callable[[int], Any], str, int]] = {
 }
 
 
-def response(key: ApiKey) -> Any:
+def response_class(key: ApiKey) -> Any:
     return getattr(admin, "".join(w.capitalize() for w in key.name.split("_")) + "Response")
 
 
 def known(key: ApiKey) -> list[int]:
     """The versions that kafka-python has, of those that are advertised."""
-    low, high = response(key).min_version, response(key).max_version
+    low, high = response_class(key).min_version, response_class(key).max_version
     return [version for version in versions(key) if low <= version <= high]
 
 
@@ -180,7 +180,7 @@ async def test_a_change_is_refused_with_the_reason(
     client: Client, key: ApiKey, version: int
 ) -> None:
     make, results, code = REFUSED[key]
-    response = await client.ask(make(version), response(key), version)
+    response = await client.ask(make(version), response_class(key), version)
     [refused] = getattr(response, results)
     assert refused.error_code == code
     if version >= REASON_SINCE.get(key, 0):

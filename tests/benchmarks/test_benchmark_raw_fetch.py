@@ -22,7 +22,7 @@ def batch(base: int, records: int, size: int = 200) -> bytes:
     return head + bytes(size - len(head))
 
 
-def response(
+def encoded_response(
     correlation: int, partitions: dict[int, tuple[int, bytes]], error: int = 0, aborted: int = 0
 ) -> bytes:
     """Encoded by kafka-python, as a frame without its size; (error, records) by partition."""
@@ -66,13 +66,13 @@ def test_a_request_is_kafkas() -> None:
 def test_only_whole_batches_count() -> None:
     records = batch(10, 5) + batch(15, 3, size=300)
     cut = batch(18, 9)[:150]
-    frame = response(1, {0: (0, records + cut), 2: (0, b""), 3: (1, b"")}, aborted=2)
+    frame = encoded_response(1, {0: (0, records + cut), 2: (0, b""), 3: (1, b"")}, aborted=2)
     found = response(memoryview(frame))
     assert found.sizes == {0: len(records)}
     assert found.next_offsets == {0: 18}
     assert found.errors == {3: 1}
     with pytest.raises(FetchFailed, match="error 70"):
-        response(memoryview(response(1, {}, error=70)))
+        response(memoryview(encoded_response(1, {}, error=70)))
 
 
 def test_connections_share_the_partitions() -> None:

@@ -76,19 +76,19 @@ def test_mended_range_stays_within_what_we_read(high: str, offered: int) -> None
 
 @pytest.mark.parametrize("version", range(5))
 def test_as_kafka_python_reads_it(version: int) -> None:
-    response = ApiVersionsResponse[version]
+    response_class = ApiVersionsResponse[version]
     ranges = {0: (0, 13), 1: (0, 20), 17: (0, 1), 99: (0, 3), 35: (1, 5)}
-    message = response(
+    message = response_class(
         error_code=0,
         api_keys=[
-            response.ApiVersion(api_key=key, min_version=low, max_version=high)
+            response_class.ApiVersion(api_key=key, min_version=low, max_version=high)
             for key, (low, high) in ranges.items()
         ],
         throttle_time_ms=0,
     )
     message.with_header(correlation_id=12)
     response = intersect_response(bytes(message.encode(header=True)), version)
-    decoded = response.decode(response, header=True)
+    decoded = response_class.decode(response, header=True)
     assert decoded.header.correlation_id == 12
     assert {k.api_key: (k.min_version, k.max_version) for k in decoded.api_keys} == {
         0: (0, 13),

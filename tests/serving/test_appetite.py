@@ -77,8 +77,8 @@ def test_application_that_sleeps_at_random_loses_nothing(
 
 
 # Recorded from confluent-kafka 2.16.1 without pacing (Kafka 4.1.1, records of 100 bytes), up to the
-# first pause, by call, partitions and path. For each fetch: when it came and when the response before
-# it had left, in ms, and that response's records.
+# first pause, by call, partitions and path. For each fetch: when it came and when the response
+# before it had left, in ms, and that response's records.
 _TRACES = json.loads((Path(__file__).parent / "appetite_traces.json").read_text())
 # Records per second that the same applications took when paced.
 _TAKEN_PER_S = {"poll": 950_000, "consume": 2_000_000}

@@ -187,8 +187,8 @@ async def test_the_proxy_lives_with_such_a_broker(tmp_path: Path) -> None:
 
 
 async def test_all_brokers_moved_and_the_last_bootstrap_name_alone_leads_to_them() -> None:
-    """The first response names many brokers, none of which is there any more: their addresses swallow
-    everything, so each takes its whole time-out.
+    """The first response names many brokers, none of which is there any more: their addresses
+    swallow everything, so each takes its whole time-out.
     """
     before, after = ScriptedBroker(), ScriptedBroker()
     now = before

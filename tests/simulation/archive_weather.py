@@ -1,8 +1,8 @@
 """One archiver's view of the shared store and metadata log: slow, failing, wrong or frozen.
 
 Each simulated archiver reaches the one store and the one log through its own doors. Besides the
-faults of `faulty_store`, a response may be lost after the request has taken effect. A frozen process
-(as after SIGSTOP) neither begins nor ends anything until it is thawed.
+faults of `faulty_store`, a response may be lost after the request has taken effect. A frozen
+process (as after SIGSTOP) neither begins nor ends anything until it is thawed.
 """
 
 from __future__ import annotations

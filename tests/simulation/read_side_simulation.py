@@ -1,8 +1,8 @@
 """The read side under faults: several readers, one faulty store, a clock that jumps.
 
 `simulate(seed)` generates an archive and lets readers read it through the purgatory while the store
-misbehaves. It asserts that every response is right, and at the end that nothing is left. It returns a
-trace; the same seed gives the same trace.
+misbehaves. It asserts that every response is right, and at the end that nothing is left. It returns
+a trace; the same seed gives the same trace.
 """
 
 from __future__ import annotations

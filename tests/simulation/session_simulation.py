@@ -3,8 +3,8 @@
 `simulate(seed)` runs the gateway and everything behind it on a virtual-time loop. A broker writes
 and deletes its log. The real RemoteLogManager archives it, or a simpler archiver does, whose
 segments the proxy finds in the store alone. Consumers read the log through the proxy and check
-every response. When the faults are over, all consumers must finish, and nothing may be left. The same
-seed gives the same trace.
+every response. When the faults are over, all consumers must finish, and nothing may be left. The
+same seed gives the same trace.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def read_topic(wire: WireConnection, topic: str, partition: int) -> bytes:
         fields = _fetch({key: found}, [key], ids, READ_UNCOMMITTED)
         response = wire.ask("Fetch", _FETCH_VERSION, fields)
         assert response.error_code == 0, response
-        for response in response.responses:
-            _take(found, response.partitions[0])
+        for topic_response in response.responses:
+            _take(found, topic_response.partitions[0])
         assert not found.error, found
     return found.records
 

@@ -135,8 +135,8 @@ def read_first(token: bytes) -> ClientFirst:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The server's response, with the data to judge the next message. `nonce`: the client's, followed
-    by an unguessable part. `is_true`: the credential is a user's (see `credential_for`).
+    """The server's response, with the data to judge the next message. `nonce`: the client's,
+    followed by an unguessable part. `is_true`: the credential is a user's (see `credential_for`).
     """
 
     mechanism: str

@@ -1,8 +1,8 @@
 """One client's connection: its requests are answered one after the other, as by a broker.
 
 While a request waits for its response, the next ones wait in the socket. So a client holds at most
-one request and one response in memory, and the bytes received together with them. A client that waits
-for one response longer than `gateway.idle_max_ms` is disconnected, as by a broker.
+one request and one response in memory, and the bytes received together with them. A client that
+waits for one response longer than `gateway.idle_max_ms` is disconnected, as by a broker.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ArchiveOnlySession(ClientSession):
         api = served_api(request.head)
         if api is not None:
             ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
-            return await api.response(self._parts, request)
+            return await api.respond(self._parts, request)
         refusal = too_new(request.head)
         if refusal is None:  # a broker closes on unknown requests too
             raise RequestRefused(request.head, "not answered in archive-only mode")

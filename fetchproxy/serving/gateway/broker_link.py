@@ -24,9 +24,9 @@ from fetchproxy.tls.contexts import other_protocol
 
 # The answers that a connection expects from the broker, in request order: one object per answer.
 #
-# An `ExpectedResponse` passes unchanged. A `BufferedResponse` is gathered whole and then rewritten, perhaps after a
-# wait. A `ScannedResponse` is scanned while it streams. It may be *parked*: the broker was asked for
-# it, but the proxy does not read it before a fetch of the client wants it.
+# An `ExpectedResponse` passes unchanged. A `BufferedResponse` is gathered whole and then rewritten,
+# perhaps after a wait. A `ScannedResponse` is scanned while it streams. It may be *parked*: the
+# broker was asked for it, but the proxy does not read it before a fetch of the client wants it.
 
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
@@ -85,7 +85,8 @@ class ScannedResponse(ExpectedResponse, ABC):
 # Of one response that is read as a whole: far more than the Metadata of 200,000 partitions, which a
 # cluster can have.
 HELD_BYTES_MAX = 16 * MiB
-# While a response is rewritten there are so many copies of it: as it came, as it leaves, and framed.
+# While a response is rewritten there are so many copies of it: as it came, as it leaves, and
+# framed.
 HELD_COPIES = 3
 
 # The link reads the answers from the broker's socket, in request order.
@@ -198,7 +199,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         if self._gathered is not None:
             self._gathered.hold(self, 0)
         if len(self._carry) >= 4:
-            # Shorter than a response's start: a TLS alert, as the proxy sent plaintext to a TLS port
+            # Shorter than a response's start: a TLS alert, as the proxy sent plaintext to a TLS
+            # port
             size = INT32.unpack_from(self._carry)[0]
             if other_protocol(size) is not None:
                 self._owner.link_failed(self._not_a_response(size, 0))

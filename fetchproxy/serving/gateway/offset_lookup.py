@@ -95,8 +95,8 @@ class Looked(NamedTuple):
 
 
 class Identified(NamedTuple):
-    """Topics by name. For topics in none of these only the broker's response counts: the proxy's own
-    user may not describe them.
+    """Topics by name. For topics in none of these only the broker's response counts: the proxy's
+    own user may not describe them.
 
     `others` have nothing in the archive; `unknown` says why that is not known. Unknown topics with
     a known TopicInfo are `unlisted`: the store has never said which topics are archived.
@@ -162,7 +162,8 @@ class ArchiveLookup:
         return True
 
     async def views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
-        """Views of archived topics: read a while ago, or since the response if they have no segment.
+        """Views of archived topics: read a while ago, or since the response if they have no
+        segment.
 
         Raises nothing.
         """

@@ -313,7 +313,7 @@ def _shared_by_fetches(
             limits.log_start_max_age_ms / 1000,
         ),
         wait_max_s=limits.remote_fetch_max_wait_ms / 1000,
-        response_bytes_max=limits.remote_response_bytes_max,
+        response_bytes_max=limits.remote_answer_bytes_max,
         permit_ttl_s=gateway.permit_ttl_ms / 1000,
         new_session_id=lambda: rng.randint(1, (1 << 31) - 1),
     )

@@ -148,8 +148,8 @@ def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, b
 
 
 class _SameServer(AIOHTTPSession):  # type: ignore[misc]  # not typed
-    """A response that sends the client elsewhere is a response. The library's own session goes there,
-    without the signature, and then reports the other server's response or that it is away.
+    """A response that sends the client elsewhere is a response. The library's own session goes
+    there, without the signature, and then reports the other server's response or that it is away.
     """
 
     async def _get_session(self, proxy_url: str | None) -> Any:

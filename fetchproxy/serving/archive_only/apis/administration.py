@@ -51,11 +51,11 @@ def _each(asked: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _
     return refuse
 
 
-def _always(**respond: Any) -> Handler:
+def _always(**response: Any) -> Handler:
     """The same response to everybody."""
 
     async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-        return await request.respond(respond)
+        return await request.respond(response)
 
     return respond
 

@@ -191,7 +191,7 @@ class _Fetch:
 
     def _reads(self) -> ArchivedReads:
         fetch, parts = self._fetch, self._parts
-        bytes_max = min(fetch.bytes_max, parts.limits.remote_response_bytes_max)
+        bytes_max = min(fetch.bytes_max, parts.limits.remote_answer_bytes_max)
         bytes_max = self._request.share.reads_max(bytes_max)
         client = self._request.client
         return ArchivedReads(parts.purgatory, fetch, fetch.partitions, client, bytes_max)

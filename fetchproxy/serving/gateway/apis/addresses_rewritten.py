@@ -16,9 +16,9 @@ ShareFetch (v0–2) and ShareAcknowledge (v0–2), KIP-932: the archive is not r
 offsets are acquired and acknowledged on the broker, which never hands out one below its log start.
 
 Produce (v0–13): records for the live log, which pass untouched and are never decoded. A request
-with acks=0 has no response, so the proxy reads `acks`. From v10 on a response may name a partition's
-new leader (NodeEndpoints, KIP-951). The log start offset in a response is the broker's own: no
-client uses it to read.
+with acks=0 has no response, so the proxy reads `acks`. From v10 on a response may name a
+partition's new leader (NodeEndpoints, KIP-951). The log start offset in a response is the broker's
+own: no client uses it to read.
 """
 
 from __future__ import annotations

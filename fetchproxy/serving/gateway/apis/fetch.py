@@ -11,8 +11,8 @@ does not wait for the broker's long poll, which is then *parked* until the next 
 
 If a response is empty although there is more to read, it leaves at the client's own deadline.
 
-Both tiers together stay within the fetch's max_bytes. If one response has no room for both, the tiers
-take turns. Remote data does not wait for min_bytes (as with Kafka's DelayedRemoteFetch).
+Both tiers together stay within the fetch's max_bytes. If one response has no room for both, the
+tiers take turns. Remote data does not wait for min_bytes (as with Kafka's DelayedRemoteFetch).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class TailMarks:
         self._judging = judging
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
-        # In the broker's response in progress: topics with an error other than OffsetOutOfRange, and
-        # whether a partition was out of range.
+        # In the broker's response in progress: topics with an error other than OffsetOutOfRange,
+        # and whether a partition was out of range.
         self.refused: set[TopicRef] = set()
         self.caught = False
         self.is_read = False

@@ -9,14 +9,14 @@ timestamp, so only results without error are corrected.
     -5 latest tiered, -6 earliest     the archive's end
        pending upload
 
-The broker's response passes for a topic that was never archived: no store is asked, whatever state it
-is in. The archive is asked only about topics in the list of archived topics (`ArchivedKnowledge`)
-whose log does not begin at 0 on the broker. A client that asks for the earliest offset starts to
-read there. So it sees the broker's own log start only if the archive is known; otherwise it gets a
-retriable error and asks again. Lookups by time need no such knowledge if the broker has the whole
-log. The epoch is that of the answered offset, or -1. The isolation level does not matter: all
-archived records are below the last stable offset. v0 answers with arrays of offsets, from before
-logs had timestamps; they are relayed.
+The broker's response passes for a topic that was never archived: no store is asked, whatever state
+it is in. The archive is asked only about topics in the list of archived topics
+(`ArchivedKnowledge`) whose log does not begin at 0 on the broker. A client that asks for the
+earliest offset starts to read there. So it sees the broker's own log start only if the archive is
+known; otherwise it gets a retriable error and asks again. Lookups by time need no such knowledge if
+the broker has the whole log. The epoch is that of the answered offset, or -1. The isolation level
+does not matter: all archived records are below the last stable offset. v0 answers with arrays of
+offsets, from before logs had timestamps; they are relayed.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ begins at the first remote offset (`metadata.lineage.merged_end_offset`).
 
 The last view of the archive will do, however old: a lineage changes only at its ends and by an
 unclean election, after which only the part shared with the new leader is used. Without any view,
-the broker's own response may only be too high. So no response makes a consumer believe that its log was
-truncated, and no outage of store or cluster becomes an error.
+the broker's own response may only be too high. So no response makes a consumer believe that its log
+was truncated, and no outage of store or cluster becomes an error.
 
 v0 and v1 were for replicas of old brokers: v0 answers without an epoch, and neither can be fenced.
 Clients do not send them, so they are not offered.

@@ -2,8 +2,8 @@
 
 Every known API without its own module is relayed unchanged. `RELAYED_WHY` gives the reason for APIs
 that might seem to need more. The others have nothing to do with the place of records or brokers'
-listeners. Unknown keys, and versions that the proxy cannot read, are refused, because their responses
-might name brokers. Neither is offered to clients (`api_versions`).
+listeners. Unknown keys, and versions that the proxy cannot read, are refused, because their
+responses might name brokers. Neither is offered to clients (`api_versions`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fetchproxy.serving.gateway.apis import (
     delete_records,
     list_offsets,
     offset_for_leader_epoch,
-    responded,
+    proxy_responses,
 )
 from fetchproxy.serving.gateway.session import (
     FETCH,
@@ -67,7 +67,7 @@ SPECIAL: dict[ApiKey, Api] = {
         delete_records.API,
         offset_for_leader_epoch.API,
         *addresses_rewritten.APIS,
-        *responded.APIS,
+        *proxy_responses.APIS,
     )
 }
 

@@ -2,9 +2,9 @@
 
 ApiVersions (v0–5): a client's first request, by which it chooses all versions. The broker answers,
 and each range is narrowed to the versions that the proxy understands too. APIs that the proxy does
-not know are left out, because their responses might name brokers. A request newer than v5 gets error
-35 with the proxy's own range at once (KIP-511): the client asks again with a version that both
-know.
+not know are left out, because their responses might name brokers. A request newer than v5 gets
+error 35 with the proxy's own range at once (KIP-511): the client asks again with a version that
+both know.
 
 SaslHandshake (v0–1): v1 is relayed, and so are the SaslAuthenticate requests after it, unread: only
 the broker authenticates the client. v0 is answered with error 35. After v0 a client sends bare
