@@ -36,7 +36,9 @@ _GIB = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class FanIn:
-    """Bytes of the topic's batches, of the store's responses and of all fetches by the consumers."""
+    """Bytes of the topic's batches, of the store's responses and of all fetches by the
+    consumers.
+    """
 
     topic_bytes: int
     store_bytes: int

@@ -49,7 +49,9 @@ def _encoded(request: Any, version: int) -> bytes:
 
 
 def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket], bytes]:
-    """(connections, the response to their fetch). Raises OSError, or SystemExit if answers differ."""
+    """(connections, the response to their fetch). Raises OSError, or SystemExit if answers
+    differ.
+    """
     host, _, port = bootstrap.rpartition(":")
     requests = greeting(topic)
     found: list[socket.socket] = []

@@ -32,8 +32,8 @@ from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
-from fetchproxy.runtime.flights import SingleFlight, first_success
 from fetchproxy.runtime.loop import chosen, each_of
+from fetchproxy.runtime.single_flight import SingleFlight, first_success
 from fetchproxy.tls.contexts import ReloadingContext, upstream_context
 
 __all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
@@ -75,7 +75,7 @@ class Cluster:
         upstream = tls or upstream_context(config, TlsConfig())
         self._connections = BrokerConnections(config, self._sasl, upstream)
         self._metadata = MetadataCache()
-        self._metadata_flights = SingleFlight[ClusterMetadata]()
+        self._metadata_calls = SingleFlight[ClusterMetadata]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._edges = LogEdgesReads(self._leaders, self._connections)
         self._last_good: HostPort | None = None
@@ -330,7 +330,7 @@ class Cluster:
     # --- whom to ask ---
     async def _ask_metadata(self, topics: Sequence[str | UUID] | None) -> ClusterMetadata:
         key = _ALL_TOPICS if topics is None else tuple(topics)
-        return await self._metadata_flights.run(key, lambda: self._fetch_metadata(topics))
+        return await self._metadata_calls.run(key, lambda: self._fetch_metadata(topics))
 
     async def _fetch_metadata(self, topics: Sequence[str | UUID] | None) -> ClusterMetadata:
         response = await self.ask_any(lambda connection: self._metadata.ask(connection, topics))

@@ -27,8 +27,8 @@ from fetchproxy.brokers.sasl import SaslCredentials
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
-from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.loop import uninitialised
+from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.tls.contexts import ReloadingContext, dial, in_words, other_protocol
 
 _SIZE_BYTES = 4

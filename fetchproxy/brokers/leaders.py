@@ -160,7 +160,7 @@ _GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
 
 
-class _Flight:
+class _Call:
     """Questions under way. `landed` gets the errors when the answers have come."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class LogEdgesReads:
         self._connections = connections
         # Each with the loop time (s) before the request left.
         self._known: dict[TopicIdPartition, tuple[LogEdges, float]] = {}
-        self._flights: list[_Flight] = []
+        self._single_flights: list[_Call] = []
 
     def cached(self, tp: TopicIdPartition) -> LogEdges | None:
         known = self._known.get(tp)
@@ -202,22 +202,22 @@ class LogEdgesReads:
             return tp not in failed and not self.knows(tp, oldest)
 
         while due := await chosen(tps, is_due):
-            flight, theirs = _Flight(), set[_Flight]()
-            self._flights.append(flight)
+            call, theirs = _Call(), set[_Call]()
+            self._single_flights.append(call)
             try:
                 async for tp in each_of(due):
-                    other = next((f for f in self._flights if tp in f.tps), None)
+                    other = next((f for f in self._single_flights if tp in f.tps), None)
                     if other is None:
-                        flight.tps.add(tp)
+                        call.tps.add(tp)
                     else:
                         theirs.add(other)
-                if flight.tps:
-                    failed.update(await self._ask(flight.tps))
+                if call.tps:
+                    failed.update(await self._ask(call.tps))
             finally:
                 # If this caller was cancelled, there are no errors: the waiting callers ask then.
-                self._flights.remove(flight)
-                flight.landed.set_result(failed)
-            if not flight.tps:
+                self._single_flights.remove(call)
+                call.landed.set_result(failed)
+            if not call.tps:
                 # Flights that began before `oldest` may land here; the next round then asks again.
                 await asyncio.wait([other.landed for other in theirs])
                 for other in theirs:
@@ -231,7 +231,9 @@ class LogEdgesReads:
         return found
 
     async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundEdges:
-        """Returns the errors. Keeps each broker's response at once, while others are still asked."""
+        """Returns the errors. Keeps each broker's response at once, while others are still
+        asked.
+        """
         failed: FoundEdges = {}
         found = await self._leaders.ask(tps, self._ask_leader)
         async for tp, edges in each_of(found.items()):

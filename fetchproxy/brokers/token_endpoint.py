@@ -15,7 +15,7 @@ import aiohttp
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
-from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.single_flight import SingleFlight
 
 # A token is fetched again after this share of its life (sasl.login.refresh.window.factor).
 _REFRESH_AFTER = 0.8

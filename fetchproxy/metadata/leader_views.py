@@ -34,8 +34,8 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.runtime.flights import Gathering, SingleFlight, Tell
 from fetchproxy.runtime.loop import chosen, forget, pieces
+from fetchproxy.runtime.single_flight import Gathering, SingleFlight, Tell
 
 NO_EPOCH = -1
 _ABORTED_BYTES_MAX = 1  # bytes of records, which are ignored: the first batch comes whole
@@ -239,7 +239,7 @@ class LeaderViews(PartitionViews):
         self._leader = leader
         self._warnings = warnings
         self._checked: dict[TopicIdPartition, _Checked] = {}
-        self._flights = SingleFlight[None]()
+        self._single_flights = SingleFlight[None]()
 
     def view(self, tp: TopicIdPartition) -> PartitionView | None:
         view = self._rlmm.view(tp)
@@ -315,7 +315,7 @@ class LeaderViews(PartitionViews):
 
     async def _ask(self, tp: TopicIdPartition) -> None:
         try:
-            await self._flights.run(tp, lambda: self._compare(tp))
+            await self._single_flights.run(tp, lambda: self._compare(tp))
         except ClusterError as error:
             self._warnings.warn(
                 "archive_not_compared_with_leader",

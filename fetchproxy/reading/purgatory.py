@@ -521,7 +521,9 @@ class RemoteFetchPurgatory:
 
 
 def _pursued(fetch: DelayedRemoteFetch) -> list[int]:
-    """The first requests, as many as could fill the response. Further ones would be read in vain."""
+    """The first requests, as many as could fill the response. Further ones would be read in
+    vain.
+    """
     pursued: list[int] = []
     asked = 0
     for i, request in enumerate(fetch.requests):

@@ -468,8 +468,9 @@ _KEPT_BLOCK_BYTES_MAX = 32 * MiB
 #
 # Exempt objects go when nothing refers to them. Only those that refer to each other would stay, so
 # what ends again and again may not: sessions let go of their parts (`ClientSession`), connections
-# of themselves (`_Connection`), waits of an error that others get too (`flights`). All others are
-# found when everything is visited, once in a while, or when very many have come (ADR 0071).
+# of themselves (`_Connection`), waits of an error that others get too (`single_flight`). All
+# others are found when everything is visited, once in a while, or when very many have come (ADR
+# 0071).
 _LONG_S = 0.003  # of CPU: 15,000 objects or more
 _COLLECT_AFTER_S = 0.01
 _FULL_AFTER = 3  # collections of new objects

@@ -468,7 +468,9 @@ class Reader:
 
     @property
     def given(self) -> _Given:
-        """Its last response, if no fetch has followed it; the records are estimated by its bytes."""
+        """Its last response, if no fetch has followed it; the records are estimated by its
+        bytes.
+        """
         full = self._response_bytes >= FULL_RESPONSE_BYTES and self.record_bytes
         return self._responded_at, int(self._response_bytes / self.record_bytes) if full else 0
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, SegmentLocked
 from fetchproxy.model import RemoteLogSegmentId
 from fetchproxy.observability.health import Condition, Health, Kind
-from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.folders import Stamp, stamp_of
+from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.segments.packing import NONCE_BYTES, WrappedKey
 from fetchproxy.storage.ciphers import KEY_BYTES, AesGcm, check_aes

@@ -36,7 +36,7 @@ from fetchproxy.model import (
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.metrics import KEYS_WAITING
 from fetchproxy.runtime.fairness import FairTurns
-from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.contents import file_crc
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
 from fetchproxy.segments.packing import (

@@ -75,7 +75,9 @@ class WatchedObjectStore(WrappedObjectStore):
         await self._write(key, lambda: self.inner.put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        """If a try may have succeeded without a response, an object with this content is its own."""
+        """If a try may have succeeded without a response, an object with this content is its
+        own.
+        """
         failed: list[RemoteStorageError] = []
 
         async def put() -> bool:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import pytest
 
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.runtime.flights import FreshReads, Gathering, SingleFlight, first_success
+from fetchproxy.runtime.single_flight import FreshReads, Gathering, SingleFlight, first_success
 
 
 class Work:
@@ -31,23 +31,23 @@ class Work:
 
 
 async def test_callers_share_one_value() -> None:
-    flights, work = SingleFlight[int](), Work()
+    single_flights, work = SingleFlight[int](), Work()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(flights.run("k", work)) for _ in range(5)]
-        other = group.create_task(flights.run("other", work))
+        tasks = [group.create_task(single_flights.run("k", work)) for _ in range(5)]
+        other = group.create_task(single_flights.run("other", work))
         await asyncio.sleep(0)
         work.go.set()
     assert [task.result() for task in tasks] == [2] * 5
     assert other.result() == 2
     assert work.begun == 2
-    assert await flights.run("k", work) == 3  # nothing is kept
+    assert await single_flights.run("k", work) == 3  # nothing is kept
 
 
 async def test_callers_share_one_error() -> None:
-    flights, work = SingleFlight[int](), Work()
+    single_flights, work = SingleFlight[int](), Work()
     work.error = ValueError("no")
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(wanting(flights, work)) for _ in range(3)]
+        tasks = [group.create_task(wanting(single_flights, work)) for _ in range(3)]
         await asyncio.sleep(0)
         work.go.set()
     assert [task.result() for task in tasks] == ["no"] * 3
@@ -121,18 +121,18 @@ async def test_who_waited_for_a_failure_is_freed_without_a_collection_of_garbage
         gc.enable()
 
 
-async def wanting(flights: SingleFlight[int], work: Work) -> str:
+async def wanting(single_flights: SingleFlight[int], work: Work) -> str:
     with pytest.raises(ValueError, match="no") as raised:
-        await flights.run("k", work)
+        await single_flights.run("k", work)
     return str(raised.value)
 
 
 async def test_a_cancelled_leader_hands_over() -> None:
-    flights, work = SingleFlight[int](), Work()
+    single_flights, work = SingleFlight[int](), Work()
     async with asyncio.TaskGroup() as group:
-        leader = group.create_task(flights.run("k", work))
+        leader = group.create_task(single_flights.run("k", work))
         await asyncio.sleep(0)
-        others = [group.create_task(flights.run("k", work)) for _ in range(3)]
+        others = [group.create_task(single_flights.run("k", work)) for _ in range(3)]
         await asyncio.sleep(0)
         leader.cancel()
         for _ in range(10):  # turns of the loop: the leader goes, one takes over, two join it
@@ -143,12 +143,12 @@ async def test_a_cancelled_leader_hands_over() -> None:
 
 
 async def test_a_cancelled_waiter_leaves_the_others_alone() -> None:
-    flights, work = SingleFlight[int](), Work()
+    single_flights, work = SingleFlight[int](), Work()
     async with asyncio.TaskGroup() as group:
-        leader = group.create_task(flights.run("k", work))
+        leader = group.create_task(single_flights.run("k", work))
         await asyncio.sleep(0)
-        waiter = group.create_task(flights.run("k", work))
-        stays = group.create_task(flights.run("k", work))
+        waiter = group.create_task(single_flights.run("k", work))
+        stays = group.create_task(single_flights.run("k", work))
         await asyncio.sleep(0)
         waiter.cancel()
         await asyncio.sleep(0)

@@ -1,4 +1,6 @@
-"""The first response on a connection, and offsets that neither tier has: no client hangs or loops."""
+"""The first response on a connection, and offsets that neither tier has: no client hangs or
+loops.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The store goes away: clients get no wrong response, keep their positions, and finish afterwards."""
+"""The store goes away: clients get no wrong response, keep their positions, and finish
+afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A broker's response passes whatever its size; a limit that refuses a message names its setting."""
+"""A broker's response passes whatever its size; a limit that refuses a message names its
+setting.
+"""
 
 from __future__ import annotations
 

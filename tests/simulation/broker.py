@@ -401,7 +401,9 @@ class BrokerNode:
     def _news(
         self, session: FetchSession, reads: dict[Key, LogRead], incremental: bool
     ) -> dict[Key, LogRead]:
-        """The partitions the response names; those with data move to the session's end (fairness)."""
+        """The partitions the response names; those with data move to the session's end
+        (fairness).
+        """
         kept: dict[Key, LogRead] = {}
         for key, read in reads.items():
             log = self.cluster.log_of(*key)

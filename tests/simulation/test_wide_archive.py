@@ -82,7 +82,9 @@ class Steps:
 
 
 async def read(wanted: int) -> list[list[int]]:
-    """The partitions of each response with records, until `wanted` of them are read to their end."""
+    """The partitions of each response with records, until `wanted` of them are read to their
+    end.
+    """
     connection = await connected("wide")
     end = BATCH_OFFSETS * BATCHES
     positions = dict.fromkeys(range(PARTITIONS), 0)

@@ -22,8 +22,8 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.runtime.flights import SingleFlight, first_success
 from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.single_flight import SingleFlight, first_success
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.gateway.addresses import AddressMap, ServerNames, ToldAddresses

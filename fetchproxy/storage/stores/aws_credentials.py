@@ -14,8 +14,8 @@ import structlog
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 
-from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.folders import WatchedFile
+from fetchproxy.runtime.single_flight import SingleFlight
 
 log = structlog.get_logger(__name__)
 

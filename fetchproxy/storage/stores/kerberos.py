@@ -68,7 +68,9 @@ class Negotiation:
         return f"Negotiate {base64.b64encode(self._first).decode()}"
 
     def check_server(self, responses: Sequence[str]) -> None:
-        """`responses`: values of WWW-Authenticate. Raises StorageDenied if none proves the server."""
+        """`responses`: values of WWW-Authenticate. Raises StorageDenied if none proves the
+        server.
+        """
         from gssapi.exceptions import GSSError
 
         unproven = f"{self._host} does not prove that it is HTTP/{self._host}"

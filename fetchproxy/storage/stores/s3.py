@@ -25,8 +25,8 @@ from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied, too_large
 from fetchproxy.model import ByteRange
-from fetchproxy.runtime.flights import SingleFlight
 from fetchproxy.runtime.folders import WatchedFile
+from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.aws_credentials import AwsCredentials, trusted_file
 from fetchproxy.storage.stores.client_sockets import ClientSockets

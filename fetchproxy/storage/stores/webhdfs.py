@@ -27,7 +27,7 @@ from fetchproxy.errors import (
     StorageThrottled,
     StorageUnavailable,
 )
-from fetchproxy.runtime.flights import SingleFlight
+from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation

@@ -54,8 +54,8 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadResult,
     kafka_error_code,
 )
-from fetchproxy.runtime.flights import first_of
 from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps, pieces
+from fetchproxy.runtime.single_flight import first_of
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.archived_reads import NOT_LOOKED_AT, ArchivedReads
 from fetchproxy.serving.fetch_response import (

@@ -35,15 +35,17 @@ class SingleFlight(Generic[V]):
 
     def __init__(self) -> None:
         # The outcome: (value, error). None: the caller that did the work was cancelled.
-        self._flights: dict[Hashable, asyncio.Future[tuple[V | None, Exception | None] | None]] = {}
+        self._single_flights: dict[
+            Hashable, asyncio.Future[tuple[V | None, Exception | None] | None]
+        ] = {}
 
     async def run(self, key: Hashable, work: Callable[[], Awaitable[V]]) -> V:
         """The value of `work()`, or of the running work of the same key. Raises its error."""
-        flight = outcome = error = None
+        call = outcome = error = None
         try:
-            while (flight := self._flights.get(key)) is not None:
+            while (call := self._single_flights.get(key)) is not None:
                 # shield: if one waiter is cancelled, the others go on waiting.
-                outcome = await asyncio.shield(flight)
+                outcome = await asyncio.shield(call)
                 if outcome is None:
                     continue
                 value, error = outcome
@@ -52,10 +54,10 @@ class SingleFlight(Generic[V]):
                 return value  # type: ignore[return-value]  # set together with error=None
             return await self._lead(key, work)
         finally:
-            del flight, outcome, error  # see above
+            del call, outcome, error  # see above
 
     async def _lead(self, key: Hashable, work: Callable[[], Awaitable[V]]) -> V:
-        self._flights[key] = asyncio.get_running_loop().create_future()
+        self._single_flights[key] = asyncio.get_running_loop().create_future()
         try:
             value = await work()
         except Exception as error:
@@ -68,7 +70,7 @@ class SingleFlight(Generic[V]):
         return value
 
     def _land(self, key: Hashable, outcome: tuple[V | None, Exception | None] | None) -> None:
-        self._flights.pop(key).set_result(outcome)
+        self._single_flights.pop(key).set_result(outcome)
 
 
 # `renew` begins a read only while fewer than this many are running. A caller that looks at
@@ -303,46 +305,48 @@ class Gathering(Generic[K, V]):
     async def ask(self, key: K) -> V:
         """Raises ClusterError."""
         response: V | ClusterError | _Left = _LEFT
-        flight = None
+        call = None
         try:
             while isinstance(response, _Left):
                 if self._next is None:
                     response = await self._lead(key)
                 else:
-                    flight = self._next.get(key)
-                    if flight is None:
-                        flight = self._next[key] = asyncio.get_running_loop().create_future()
+                    call = self._next.get(key)
+                    if call is None:
+                        call = self._next[key] = asyncio.get_running_loop().create_future()
                     # shield: if one waiter is cancelled, the others go on waiting.
-                    response = await asyncio.shield(flight)
+                    response = await asyncio.shield(call)
             if isinstance(response, ClusterError):
                 raise response
             return response
         finally:
-            del flight, response
+            del call, response
 
     async def _lead(self, key: K) -> V | ClusterError | _Left:
         mine: asyncio.Future[V | ClusterError | _Left]
         mine = asyncio.get_running_loop().create_future()
-        flights = {key: mine}
-        self._next = flights
+        single_flights = {key: mine}
+        self._next = single_flights
 
         def tell(asked: K, response: V | ClusterError) -> None:
-            if not flights[asked].done():
-                flights[asked].set_result(response)
+            if not single_flights[asked].done():
+                single_flights[asked].set_result(response)
 
         try:
             try:
                 gathered = 0
-                while gathered < len(flights):  # a caller with very many keys needs several turns
-                    gathered = len(flights)
+                while gathered < len(
+                    single_flights
+                ):  # a caller with very many keys needs several turns
+                    gathered = len(single_flights)
                     await asyncio.sleep(0)
             finally:
                 self._next = None
-            await self._work(list(flights), tell)
+            await self._work(list(single_flights), tell)
         finally:
-            for flight in flights.values():
-                if not flight.done():
-                    flight.set_result(_LEFT)
+            for call in single_flights.values():
+                if not call.done():
+                    call.set_result(_LEFT)
         return mine.result()
 
 
