@@ -280,13 +280,13 @@ class Parts:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                rows, concerns = asyncio.run(read_archive(config, topic))
+                rows, published_conditions = asyncio.run(read_archive(config, topic))
                 break
             except StorageUnavailable:  # acts overlap, so the store may be broken now
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
-        stopped = [one.what for one in concerns if one.kind == Kind.PARTITION_STOPPED]
+        stopped = [one.what for one in published_conditions if one.kind == Kind.PARTITION_STOPPED]
         return rows, stopped
 
     def archived(self, topic: str | None = None) -> dict[str, set[int]]:

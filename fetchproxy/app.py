@@ -63,12 +63,12 @@ from fetchproxy.tls.contexts import (
     upstream_context,
 )
 from fetchproxy.writing.archive_pass import ArchivePass, NotArchived
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.index_refresh import open_local_indexes
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 from fetchproxy.writing.partition_watch import deleted_at, until
+from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.remote_log_manager import RemoteLogManager, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
 
@@ -195,8 +195,8 @@ class Parts:
     def appetites(self) -> Appetites | None:
         return None if self.gateway is None else self.gateway.appetites
 
-    def concerns(self) -> ArchiverConcerns | None:
-        return None if self.manager is None else self.manager.concerns
+    def published_conditions(self) -> PublishedConditions | None:
+        return None if self.manager is None else self.manager.published_conditions
 
 
 async def run_server(config: Config, *, create: bool = False, limits: Limits = LIMITS) -> None:
@@ -362,7 +362,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         brokers=parts.brokers.status,
         work=parts.work,
         archiver=parts.archiver,
-        concerns=parts.concerns,
+        published_conditions=parts.published_conditions,
         appetites=parts.appetites,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster

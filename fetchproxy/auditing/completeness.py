@@ -66,9 +66,9 @@ class CompletenessCheck:
             found.faults.append(Fault.of(tp, folder, what))
         found.faults += self._older_end(stated)
         found.not_known += self._unknown(look)
-        found.concerns += offsets_in_words(tp, look.found)
+        found.published_conditions += offsets_in_words(tp, look.found)
         if (view := self.stored.view(tp)) is not None:
-            found.concerns += metadata_in_words(
+            found.published_conditions += metadata_in_words(
                 view, self.stored.problems(tp), lambda: self.stored.list_remote_log_segments(tp)
             )
         if in_topic is not None:

@@ -67,7 +67,9 @@ class VerifyReport:
     unread: list[Fault] = field(default_factory=list)
     segments_overlapping: int = 0  # two archivers copied some offsets twice; no fault
     not_known: list[NotKnown] = field(default_factory=list)
-    concerns: list[Condition] = field(default_factory=list)  # notes for the operator; no faults
+    published_conditions: list[Condition] = field(
+        default_factory=list
+    )  # notes for the operator; no faults
     # Counted only if new segments are encrypted. No fault, but somebody who can write to the store
     # without a key may have added them.
     segments_not_encrypted: int = 0
@@ -83,7 +85,7 @@ class VerifyReport:
         self.not_known.sort()
         self.faults.sort(key=_place)
         self.unread.sort(key=_place)
-        self.concerns = list(in_order(self.concerns))
+        self.published_conditions = list(in_order(self.published_conditions))
 
     @property
     def clean(self) -> bool:

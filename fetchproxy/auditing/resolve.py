@@ -154,7 +154,7 @@ async def resolve(
         again = plan_showing_again(view, segments) if choice is LogChoice.KEEP else None
         if again is None:
             if not dry_run:
-                await rsm.objects.delete_concern(tp, Kind.PARTITION_STOPPED)
+                await rsm.objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
             raise ResolutionRefused(
                 f"{tp}: the leader's log matches the archive; nothing is to be resolved"
             )
@@ -171,7 +171,7 @@ async def resolve(
         await rlmm.put_log_history(tp, plan.history)
     if plan.log_start is not None:
         await rlmm.raise_log_start_offset(tp, plan.log_start)
-    await rsm.objects.delete_concern(tp, Kind.PARTITION_STOPPED)
+    await rsm.objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
     return plan
 
 

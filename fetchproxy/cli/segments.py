@@ -26,7 +26,7 @@ from fetchproxy.observability.health import Condition
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.writing.archive_health import partition_health, with_stored
-from fetchproxy.writing.concerns import read_concerns
+from fetchproxy.writing.published_conditions import read_published_conditions
 
 AsJson = Annotated[
     bool,
@@ -90,16 +90,16 @@ def segments(
     with users_errors():
         config = options.read_logged(context)
     failing: Unlisted = {}
-    rows, concerns = run_to_end(read_archive(config, topic, failing))
+    rows, published_conditions = run_to_end(read_archive(config, topic, failing))
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif rows:
         _print_table(rows, Console())
-    for concern in concerns:
-        typer.echo(str(concern), err=as_json)
+    for conditions_object in published_conditions:
+        typer.echo(str(conditions_object), err=as_json)
     if failing:
         end_job(not_listed(failing))
-    if not (rows or concerns):
+    if not (rows or published_conditions):
         with users_errors():
             raise options.nothing_there(config, topic)
 
@@ -126,7 +126,7 @@ async def read_archive(
                     continue
                 segments = rlmm.list_remote_log_segments(tp)
                 rows += (_row(segment, view) for segment in segments)
-        stored = await read_concerns(rsm.objects)
+        stored = await read_published_conditions(rsm.objects)
     if failing is not None:
         failing |= {
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)

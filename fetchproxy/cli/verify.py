@@ -91,7 +91,9 @@ def verify(
     ask_store(config)
     found = _verified(context, config, topic, (lambda _: None) if as_json else print_fault)
     report = found.report
-    nothing = not (report.partitions or report.faults or report.concerns or found.failures)
+    nothing = not (
+        report.partitions or report.faults or report.published_conditions or found.failures
+    )
     if as_json:
         typer.echo(json.dumps(report_json(report, found.failures), indent=1))
     elif not nothing:
@@ -162,8 +164,8 @@ def print_fault(fault: Fault) -> None:
 
 
 def print_summary(report: VerifyReport, failures: Iterable[Failure] = ()) -> None:
-    for concern in report.concerns:
-        typer.echo(str(concern))
+    for conditions_object in report.published_conditions:
+        typer.echo(str(conditions_object))
     for what in report.not_known:
         typer.echo(f"not known: {for_people(str(what))}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
@@ -190,7 +192,9 @@ def report_json(report: VerifyReport, failures: Iterable[Failure] = ()) -> dict[
         "segments_not_encrypted": report.segments_not_encrypted,
         "size_bytes": report.size_bytes,
         "faults": [asdict(fault) for fault in report.faults],
-        "concerns": [concern.as_json() for concern in report.concerns],
+        "concerns": [
+            conditions_object.as_json() for conditions_object in report.published_conditions
+        ],
         "not_known": [str(what) for what in report.not_known],
         "failed": failed,
     }

@@ -57,9 +57,13 @@ from fetchproxy.runtime.loop import each_of, forget
 from fetchproxy.serving.appetite import Appetites, ClientStatus
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns, StoredConcerns, read_concerns
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 from fetchproxy.writing.leadership import LeadershipState
+from fetchproxy.writing.published_conditions import (
+    PublishedConditions,
+    StoredConditions,
+    read_published_conditions,
+)
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 # Making a line takes about 50 µs.
@@ -79,7 +83,8 @@ class Surroundings:
     `health`: all conditions except those from the archive, which the collector adds. `work`: what
     this process's archiver does with a partition; None: the archiver does not have it. `archiver`:
     its leadership, how many partitions it leads and follows, and the topics that it refuses, with
-    the reason; None: the process has no archiver. `concerns`: what the archiver has found.
+    the reason; None: the process has no archiver. `published_conditions`: what the archiver has
+    found.
     `appetites`: the rates of the clients; None: the process serves no clients.
     """
 
@@ -89,7 +94,7 @@ class Surroundings:
     brokers: Callable[[], BrokersStatus] = BrokersStatus
     work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tp: None
     archiver: Callable[[], Archiver | None] = lambda: None
-    concerns: Callable[[], ArchiverConcerns | None] = lambda: None
+    published_conditions: Callable[[], PublishedConditions | None] = lambda: None
     appetites: Callable[[], Appetites | None] = lambda: None
 
 
@@ -149,7 +154,7 @@ class StatusCollector:
         self._archive_looked_at = float("-inf")
         self._probed: TopicIdPartition | None = None  # has the fewest segments: listed fastest
         self._shown: dict[TopicIdPartition, _Shown] = {}
-        self._stored: StoredConcerns = {}
+        self._stored: StoredConditions = {}
         self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
         self._archive_up: bool | None = None
         self._health = self.around.health
@@ -232,7 +237,7 @@ class StatusCollector:
             listed = await self.rlmm.list_partitions(unlisted)
             before = [tp for tp in self._archived if tp.topic in unlisted]
             self._archived = (*listed, *before)
-            self._stored = await read_concerns(self.rsm.objects, self._stored)
+            self._stored = await read_published_conditions(self.rsm.objects, self._stored)
             in_order = await asyncio.to_thread(sorted, self._archived)
             for _, tps in groupby(in_order, lambda tp: tp.topic_id):
                 await self._refresh(list(tps), not_older_than, unlisted)
@@ -273,7 +278,7 @@ class StatusCollector:
         return tp in self._shown and bool(self._shown[tp].status.gaps)
 
     def _of_the_archive(self, now: float) -> Iterator[Condition]:
-        own = self.around.concerns() or ArchiverConcerns()
+        own = self.around.published_conditions() or PublishedConditions()
         yield from own.merged(self._stored, now)
         yield from self._partitions.conditions()
 

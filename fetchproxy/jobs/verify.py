@@ -36,7 +36,7 @@ from fetchproxy.storage.archive_identity import MIRROR
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.archive_health import mirror_in_words, with_stored
-from fetchproxy.writing.concerns import read_concerns
+from fetchproxy.writing.published_conditions import read_published_conditions
 
 FAULT_SCHEMA = (
     "topic string, partition int, object_key string, byte_position bigint, offset bigint, "
@@ -135,11 +135,11 @@ async def _with_stored(
 ) -> tuple[VerifyReport, str | None]:
     """The report with the archivers' recorded concerns added, and `Verified.not_asked`."""
     async with stored_archive(config) as archive:
-        stored = await read_concerns(archive.rsm.objects)
+        stored = await read_published_conditions(archive.rsm.objects)
         said = await archive.rsm.identity.look()
     if said is not None and said.is_mirror:
-        report.concerns.append(mirror_in_words(store_url(config)))
-    report.concerns = list(with_stored(report.concerns, stored, topic))
+        report.published_conditions.append(mirror_in_words(store_url(config)))
+    report.published_conditions = list(with_stored(report.published_conditions, stored, topic))
     not_asked = said is not None and said.manager not in (None, MIRROR, config.metadata.ruling)
     return report, str(said.manager) if said and not_asked else None
 

@@ -127,10 +127,10 @@ _GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.archive-gap", re.ASCII)
 _ARCHIVERS_FOLDER = "archivers/"
 _POSITIONS_SUFFIX = ".positions"
 _COLLECTED_FOLDER = "collected-metadata/"
-_CONCERNS_FOLDER = "concerns/"
+_CONDITIONS_FOLDER = "concerns/"
 _TOPICS_FOLDER = "topics/"
 _MIRRORS_FOLDER = "mirrors/"
-_CONCERN = re.compile(r"[a-z_]{1,64}", re.ASCII)
+_CONDITIONS_KEY = re.compile(r"[a-z_]{1,64}", re.ASCII)
 _LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
 
@@ -271,7 +271,7 @@ def archive_wide_folders(prefix: str) -> tuple[str, ...]:
 
     The others belong to the place itself: its archivers, its collected metadata, its copies.
     """
-    return f"{prefix}{_CLUSTERS_FOLDER}", topics_folder(prefix), concerns_folder(prefix)
+    return f"{prefix}{_CLUSTERS_FOLDER}", topics_folder(prefix), conditions_folder(prefix)
 
 
 def own_folders(prefix: str) -> tuple[str, ...]:
@@ -332,26 +332,26 @@ def is_mirror_key(prefix: str, key: str) -> bool:
     return copy is not None and key == mirror_key(prefix, copy)
 
 
-def concerns_folder(prefix: str) -> str:
-    return f"{prefix}{_CONCERNS_FOLDER}"
+def conditions_folder(prefix: str) -> str:
+    return f"{prefix}{_CONDITIONS_FOLDER}"
 
 
-def concern_key(prefix: str, tp: TopicIdPartition | None, name: str) -> str:
+def conditions_key(prefix: str, tp: TopicIdPartition | None, name: str) -> str:
     """`tp` None: the concern is about the archive as a whole."""
-    if not _CONCERN.fullmatch(name):
+    if not _CONDITIONS_KEY.fullmatch(name):
         raise ValueError(f"illegal name of a concern {name!r}")
-    folder = concerns_folder(prefix)
+    folder = conditions_folder(prefix)
     return f"{folder if tp is None else partition_folder(folder, tp)}{name}"
 
 
-def parse_concern_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, str] | None:
+def parse_conditions_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, str] | None:
     """The concern's partition (None: the archive as a whole) and its name."""
     folder, slash, name = key.rpartition("/")
-    if not _CONCERN.fullmatch(name):
+    if not _CONDITIONS_KEY.fullmatch(name):
         return None
-    if folder + slash == concerns_folder(prefix):
+    if folder + slash == conditions_folder(prefix):
         return None, name
-    tp = parse_partition_folder(concerns_folder(prefix), folder + slash)
+    tp = parse_partition_folder(conditions_folder(prefix), folder + slash)
     return None if tp is None else (tp, name)
 
 

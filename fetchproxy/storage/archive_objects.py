@@ -22,7 +22,7 @@ from fetchproxy.storage.stores.object_store import (
 
 
 @dataclass(frozen=True, slots=True)
-class ConcernObject:
+class ConditionsObject:
     """`tp`: None if it concerns the whole archive. `name`: a `health.Kind`, or a newer kind."""
 
     tp: TopicIdPartition | None
@@ -106,34 +106,34 @@ class ArchiveObjects:
     # --- concerns: problems that archivers report; the folder is usually empty --------------------
 
     @measured
-    async def put_concern(self, tp: TopicIdPartition | None, name: str, content: bytes) -> None:
-        await self._store.put(keys.concern_key(self._prefix, tp, name), content)
+    async def put_conditions(self, tp: TopicIdPartition | None, name: str, content: bytes) -> None:
+        await self._store.put(keys.conditions_key(self._prefix, tp, name), content)
 
     @measured
-    async def get_concern(self, found: ConcernObject) -> bytes | None:
+    async def get_conditions(self, found: ConditionsObject) -> bytes | None:
         return await self._get(found.key)
 
     @measured
-    async def delete_concern(self, tp: TopicIdPartition | None, name: str) -> None:
-        await self._store.delete(keys.concern_key(self._prefix, tp, name))
+    async def delete_conditions(self, tp: TopicIdPartition | None, name: str) -> None:
+        await self._store.delete(keys.conditions_key(self._prefix, tp, name))
 
     @measured
-    async def list_concerns(self) -> list[ConcernObject]:
-        return await self._concerns(keys.concerns_folder(self._prefix))
+    async def list_published_conditions(self) -> list[ConditionsObject]:
+        return await self._published_conditions(keys.conditions_folder(self._prefix))
 
     @measured
-    async def forget_concerns(self, tp: TopicIdPartition) -> None:
+    async def forget_published_conditions(self, tp: TopicIdPartition) -> None:
         """Delete all concerns of a partition; may be repeated after a failure."""
-        for found in await self._concerns(
-            keys.partition_folder(keys.concerns_folder(self._prefix), tp)
+        for found in await self._published_conditions(
+            keys.partition_folder(keys.conditions_folder(self._prefix), tp)
         ):
             await self._store.delete(found.key)
 
-    async def _concerns(self, folder: str) -> list[ConcernObject]:
+    async def _published_conditions(self, folder: str) -> list[ConditionsObject]:
         return [
-            ConcernObject(*parsed, stored.key, stored.version)
+            ConditionsObject(*parsed, stored.key, stored.version)
             async for stored in self._store.list(folder)
-            if (parsed := keys.parse_concern_key(self._prefix, stored.key)) is not None
+            if (parsed := keys.parse_conditions_key(self._prefix, stored.key)) is not None
         ]
 
     # --- mirrors: the places of the archive's copies, as `fetchproxy mirror` made them ------------

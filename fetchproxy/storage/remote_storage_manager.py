@@ -262,7 +262,7 @@ class RemoteStorageManager:
                 await self._store.delete(found.stored.key)
         await self.objects.forget_records(tp)
         await self.objects.delete_retention_step(tp)
-        await self.objects.forget_concerns(tp)
+        await self.objects.forget_published_conditions(tp)
         await self._store.delete(keys.partition_deletion_key(self._prefix, tp))
 
     async def list_segment_objects(

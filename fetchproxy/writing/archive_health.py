@@ -16,8 +16,8 @@ from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPar
 from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import ArchiveObjects
-from fetchproxy.writing.concerns import StoredConcerns
 from fetchproxy.writing.published import read_finished_offsets, uncovered
+from fetchproxy.writing.published_conditions import StoredConditions
 
 # Finds which of the offsets that a partition's archive has to hold are not there. Pure.
 #
@@ -212,7 +212,7 @@ def metadata_in_words(
 
 
 def with_stored(
-    findings: Iterable[Condition], stored: StoredConcerns, topic: str | None
+    findings: Iterable[Condition], stored: StoredConditions, topic: str | None
 ) -> tuple[Condition, ...]:
     """The findings and the archivers' concerns. `topic`: its concerns only; None: all."""
     said = [one for one in stored.values() if topic is None or one.topic == topic]

@@ -175,9 +175,9 @@ class ArchivePass(Archiver):
 
     def _failure(self, tp: TopicIdPartition, error: FetchProxyError | OSError) -> NotArchived:
         if isinstance(error, LogTruncated):
-            self.concerns.hold(Kind.PARTITION_STOPPED, tp, str(error))
+            self.published_conditions.hold(Kind.PARTITION_STOPPED, tp, str(error))
         elif isinstance(error, LogDamaged):
-            self.concerns.hold(Kind.LOG_DAMAGED, tp, str(error))
+            self.published_conditions.hold(Kind.LOG_DAMAGED, tp, str(error))
         edges, view = self.cluster.cached_log_edges(tp), self.rlmm.view(tp)
         end = None if view is None else view.log_end_offset
         offsets = None if edges is None else _above(end, edges, edges.last_stable_offset)
@@ -189,7 +189,7 @@ class ArchivePass(Archiver):
 
     async def _publish(self) -> None:
         try:
-            await self.concerns.publish()
+            await self.published_conditions.publish()
         except RemoteStorageError as error:
             log.warning("concerns_not_published", error=str(error))
 
@@ -220,8 +220,8 @@ class ArchivePass(Archiver):
         finally:
             del self._at_work[tp]
             await archiver.release()
-        self.concerns.release(Kind.PARTITION_STOPPED, tp)
-        self.concerns.release(Kind.LOG_DAMAGED, tp)
+        self.published_conditions.release(Kind.PARTITION_STOPPED, tp)
+        self.published_conditions.release(Kind.LOG_DAMAGED, tp)
         while await self.expirer.expire(tp):
             continue
         await self.local_retention.trim(tp)

@@ -31,7 +31,6 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
 from fetchproxy.segments.leader_epochs import uncounted
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
@@ -40,6 +39,7 @@ from fetchproxy.writing.leadership import Leadership
 from fetchproxy.writing.log_truncation import LogTruncation, Resumed
 from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
+from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
@@ -357,7 +357,7 @@ class ManagedPartition:
     local_retention: LocalRetention
     refresher: LocalIndexRefresher | None
     refresh_interval_ms: int
-    concerns: ArchiverConcerns
+    published_conditions: PublishedConditions
     warnings: SparingWarnings
     watch: PartitionWatch
     step: Step | None = None  # of the turn under way; None: no turn
@@ -472,8 +472,8 @@ class ManagedPartition:
         # No await from here until the turn is over.
         self.last_error = str(error)
         self.stopped = True
-        self.concerns.hold(Kind.PARTITION_STOPPED, self.tp, str(error))
-        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tp)
+        self.published_conditions.hold(Kind.PARTITION_STOPPED, self.tp, str(error))
+        self.published_conditions.health.forget(Kind.PARTITION_FAILING, self.tp)
 
     @property
     def brings_nothing(self) -> bool:
@@ -501,31 +501,31 @@ class ManagedPartition:
         """Report the failure. The caller has logged it."""
         self.last_error, self.failure = message, error
         if isinstance(error, LogDamaged):
-            self.concerns.health.forget(Kind.PARTITION_FAILING, self.tp)
-            self.concerns.hold(Kind.LOG_DAMAGED, self.tp, message)
+            self.published_conditions.health.forget(Kind.PARTITION_FAILING, self.tp)
+            self.published_conditions.hold(Kind.LOG_DAMAGED, self.tp, message)
         else:
             failing = of_partition(Kind.PARTITION_FAILING, self.tp, message)
-            self.concerns.health.hold(failing, self.tp)
+            self.published_conditions.health.hold(failing, self.tp)
 
     def note_success(self, now_ms: int) -> None:
         if self.last_error is not None:
             self.warnings.info("partition_recovered", self.tp.topic, **self.tp.logged)
         self.stopped = False
         self.failure = None
-        self.concerns.health.forget(Kind.PARTITION_FAILING, self.tp)
+        self.published_conditions.health.forget(Kind.PARTITION_FAILING, self.tp)
         self.watch.disk_works(self.tp)
         if self.leads:
-            self.concerns.release(Kind.PARTITION_STOPPED, self.tp)
-            self.concerns.release(Kind.LOG_DAMAGED, self.tp)
+            self.published_conditions.release(Kind.PARTITION_STOPPED, self.tp)
+            self.published_conditions.release(Kind.LOG_DAMAGED, self.tp)
         else:  # its leader's report stands
-            self.concerns.forget(self.tp, Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED)
+            self.published_conditions.forget(self.tp, Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED)
         self.last_error = None
         self.last_success_ms = now_ms
 
     async def drop(self) -> None:
         """Another archiver, or none, manages the partition from now on."""
         lasting = Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED
-        self.concerns.forget(self.tp, *lasting, Kind.PARTITION_FAILING)
+        self.published_conditions.forget(self.tp, *lasting, Kind.PARTITION_FAILING)
         self.watch.forget(self.tp)
         self.watch.disk_works(self.tp)
         log.info("partition_unassigned", **self.tp.logged)

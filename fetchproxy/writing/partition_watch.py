@@ -31,7 +31,7 @@ from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.runtime.loop import for_each
-from fetchproxy.writing.concerns import ArchiverConcerns
+from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.status import (
     STALLED_SHARE,
     BrokerRetention,
@@ -158,12 +158,12 @@ class PartitionWatch:
     def __init__(
         self,
         config: ArchiveConfig,
-        concerns: ArchiverConcerns,
+        published_conditions: PublishedConditions,
         gathered: Callable[[TopicIdPartition], int | None] | None = None,
     ) -> None:
         self._gathered = gathered
         self._not_led: dict[TopicIdPartition, float] = {}  # since when (loop s)
-        self._concerns = concerns
+        self._published_conditions = published_conditions
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
         self._watched: dict[TopicIdPartition, _Watched] = {}
         # What the last look could not know: the batch at an offset, and who holds up a partition.
@@ -182,7 +182,7 @@ class PartitionWatch:
     def forget(self, tp: TopicIdPartition) -> None:
         """This archiver does not manage the partition any more."""
         self._watched.pop(tp, None)
-        self._concerns.forget(
+        self._published_conditions.forget(
             tp,
             Kind.ARCHIVE_MARGIN_SMALL,
             Kind.UNARCHIVED_RECORDS_DELETED,
@@ -228,7 +228,11 @@ class PartitionWatch:
     def _look_at_copy(
         self, status: PartitionArchiveStatus, watched: _Watched, age_s: float | None
     ) -> None:
-        health, kind, copy = self._concerns.health, Kind.SEGMENT_COPY_STALLED, status.copy
+        health, kind, copy = (
+            self._published_conditions.health,
+            Kind.SEGMENT_COPY_STALLED,
+            status.copy,
+        )
         if watched.stalled is not None and (copy is None or copy.segment_id != watched.stalled):
             watched.stalled = None
             health.clear(kind, status.tp)
@@ -266,7 +270,7 @@ class PartitionWatch:
         """Also called at each look, because the time until the brokers delete shrinks by itself."""
         kind, health, count = (
             Kind.ARCHIVER_DISK_FAILING,
-            self._concerns.health,
+            self._published_conditions.health,
             len(self._disk_errors),
         )
         metrics.ARCHIVER_DISK_FAILING.set(count)
@@ -284,7 +288,7 @@ class PartitionWatch:
         health.report(Condition(kind, what, self._disk, until=deleted_at(least_ms)))
 
     def _look_at_not_led(self, now: float) -> None:
-        kind, health = Kind.PARTITIONS_NOT_LED, self._concerns.health
+        kind, health = Kind.PARTITIONS_NOT_LED, self._published_conditions.health
         long = {tp: at for tp, at in self._not_led.items() if now - at >= NOT_LED_MIN_S}
         if not long:
             health.clear(kind)
@@ -299,7 +303,7 @@ class PartitionWatch:
 
     def for_people(self, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
         """Texts for people. `configs`: of the topics that this archiver gathers. Never blocks."""
-        failing = self._concerns.health.reported(Kind.ARCHIVER_DISK_FAILING, self._disk)
+        failing = self._published_conditions.health.reported(Kind.ARCHIVER_DISK_FAILING, self._disk)
         limits = [broker_retention(config or {}) for config in configs]
         ages = [limit.ms for limit in limits if limit.ms is not None]
         sizes = [limit.bytes for limit in limits if limit.bytes is not None]
@@ -321,7 +325,7 @@ class PartitionWatch:
         tp, small = status.tp, Kind.ARCHIVE_MARGIN_SMALL
         if used is None:
             watched.used = watched.deleted_in_ms = None
-            self._concerns.release(small, tp)
+            self._published_conditions.release(small, tp)
             return
         by_bytes = _share(size_bytes, limits.bytes)
         if watched.since is None or (by_bytes or 0) < watched.since[1]:
@@ -334,7 +338,7 @@ class PartitionWatch:
         metrics.ARCHIVE_RETENTION_USED_SHARE.labels(tp.topic, str(tp.partition)).set(used)
         if used >= MARGIN_WARN_SHARE:
             percent = int(used * 20) * 5  # in steps of 5, so the sentence does not change each time
-            self._concerns.hold(
+            self._published_conditions.hold(
                 small,
                 tp,
                 f"{tp}: the records from offset {status.first_unarchived} on are not archived and "
@@ -346,7 +350,7 @@ class PartitionWatch:
                 margin_offsets=status.margin_offsets,
             )
         elif used < MARGIN_WARN_SHARE * _MARGIN_CLEAR_SHARE:
-            self._concerns.release(small, tp)
+            self._published_conditions.release(small, tp)
 
     def _look_at_transaction(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
@@ -355,7 +359,7 @@ class PartitionWatch:
         kind, tp, stable = Kind.OPEN_TRANSACTION, status.tp, status.last_stable_offset
         if stable is None or not status.is_pinned:
             watched.stable = watched.oldest = watched.asked_ms = None
-            self._concerns.release(kind, tp)
+            self._published_conditions.release(kind, tp)
             return
         # Where the brokers delete its first records, Kafka moves it to the log start.
         moved = watched.stable is not None and stable not in (
@@ -367,14 +371,14 @@ class PartitionWatch:
         seen_ms = now_ms - watched.stable[1]
         urgent = watched.used is not None and watched.used >= MARGIN_WARN_SHARE
         if not urgent and seen_ms < PINNED_MIN_MS:
-            self._concerns.release(kind, tp)
+            self._published_conditions.release(kind, tp)
             return
         if watched.asked_ms is None or now_ms - watched.asked_ms >= ASKED_AGAIN_AFTER_MS:
             self._held_up[tp] = now_ms
         if not urgent and seen_ms < OPEN_TRANSACTION_MAX_MS:
-            self._concerns.release(kind, tp)
+            self._published_conditions.release(kind, tp)
             return
-        self._concerns.hold(
+        self._published_conditions.hold(
             kind,
             tp,
             f"{tp}: {pinned_in_words(stable, watched.oldest)}, for at least {lasting(seen_ms)}"
@@ -394,14 +398,14 @@ class PartitionWatch:
         elif log_start > max(watched.begun_at, status.raised_log_start):
             lost = max(watched.begun_at, status.raised_log_start), log_start - 1
         if lost is None:
-            self._concerns.release(deleted, status.tp)
+            self._published_conditions.release(deleted, status.tp)
             return
         # The sentence omits the last offset, which rises while the loss goes on.
         what = (
             f"{status.tp}: the brokers have deleted records from offset {lost[0]} on before they "
             f"could be archived; cause: {_cause(status, watched)}"
         )
-        self._concerns.hold(deleted, status.tp, what, lost)
+        self._published_conditions.hold(deleted, status.tp, what, lost)
 
     def _oldest_age_ms(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int

@@ -32,7 +32,6 @@ from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.loop import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
@@ -50,6 +49,7 @@ from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver
 from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
+from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.schedule import ProcessingSchedule
 from fetchproxy.writing.sources.broker import BatchGatherer
 from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsGatherer, open_log_dir
@@ -122,12 +122,12 @@ class Archiver:
         clock, limits = self.wall_clock_ms, self.limits
         if config.topics is None:
             raise ValueError("archive.topics is not set")
-        self.concerns = ArchiverConcerns(rsm.objects)  # for the parts that show it
+        self.published_conditions = PublishedConditions(rsm.objects)  # for the parts that show it
         self.discovery = TopicDiscovery(
             cluster,
             config.topics,
             limits.discovery_interval_ms,
-            self.concerns.health,
+            self.published_conditions.health,
             self.metadata_topic,
             rsm.name_fault,
         )
@@ -147,7 +147,7 @@ class Archiver:
             rlmm,
             topic_config=self.topic_config,
             wall_clock_ms=clock,
-            concerns=self.concerns,
+            published_conditions=self.published_conditions,
             limits=limits,
         )
         self.local_retention = LocalRetention(
@@ -157,7 +157,7 @@ class Archiver:
             rlmm,
             topic_config=self.topic_config,
             wall_clock_ms=clock,
-            concerns=self.concerns,
+            published_conditions=self.published_conditions,
             limits=limits,
         )
 
@@ -209,7 +209,7 @@ class RemoteLogManager(Archiver):
             rsm,
             rlmm,
             wall_clock_ms=self.wall_clock_ms,
-            concerns=self.concerns,
+            published_conditions=self.published_conditions,
             limits=self.limits,
         )
         indexes = self.local_indexes
@@ -219,7 +219,7 @@ class RemoteLogManager(Archiver):
         self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
         # A group leaves no partition without a leader; a broker may have no archiver beside it.
         gathered = self.gathered if config.log_dirs is not None else None
-        self.watch = PartitionWatch(config, self.concerns, gathered)
+        self.watch = PartitionWatch(config, self.published_conditions, gathered)
         self._wake = asyncio.Event()
         self._discovered = False
         self._found: list[TopicInfo] = []  # by the last discovery
@@ -236,7 +236,7 @@ class RemoteLogManager(Archiver):
             tasks.create_task(self._watch_forever(), name="archive watch")
             tasks.create_task(self._deletion.run(), name="deleted topics")
             tasks.create_task(self.told.run(), name="archive positions")
-            tasks.create_task(self.concerns.run(), name="archive concerns")
+            tasks.create_task(self.published_conditions.run(), name="archive concerns")
             tasks.create_task(self._record_topics_forever(), name="archive topics")
             for number in range(self.config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")
@@ -352,7 +352,7 @@ class RemoteLogManager(Archiver):
             local_retention=self.local_retention,
             refresher=self._refresher,
             refresh_interval_ms=self.limits.remote_refresh_interval_ms,
-            concerns=self.concerns,
+            published_conditions=self.published_conditions,
             warnings=self._warnings,
             watch=self.watch,
         )

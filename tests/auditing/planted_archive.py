@@ -66,7 +66,7 @@ def batch(
 
 def gaps_of(report: VerifyReport) -> list[tuple[int | None, int | None]]:
     """On record: offsets that were lost before they could be copied."""
-    found = [one for one in report.concerns if one.kind == Kind.ARCHIVE_GAP]
+    found = [one for one in report.published_conditions if one.kind == Kind.ARCHIVE_GAP]
     return [(gap.first_offset, gap.last_offset) for gap in found]
 
 

@@ -42,8 +42,8 @@ from fetchproxy.storage.archive_identity import LOOK_AGE_MAX_S, ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.storage.stores.object_store import StoredObject
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.leadership import LeadershipState
+from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 CONFIG = Config(
@@ -91,7 +91,7 @@ class Process:
         self.store = FailingStore()
         self.health = Health()
         self.work: dict[TopicIdPartition, PartitionArchiveStatus] = {}
-        self.concerns = ArchiverConcerns()
+        self.published_conditions = PublishedConditions()
         self.events = RecentEvents(clock=lambda: "now")
         self.appetites: Appetites | None = None
         self.exits = AsyncExitStack()
@@ -108,7 +108,7 @@ class Process:
             listeners=lambda: ["127.0.0.1:9192"],
             work=self.work.get,
             archiver=lambda: (LEADERSHIP, (3, 1), {"keys": "compacted, says password=hunter2"}),
-            concerns=lambda: self.concerns,
+            published_conditions=lambda: self.published_conditions,
             appetites=lambda: self.appetites,
         )
         self.collector = StatusCollector(
@@ -204,7 +204,7 @@ async def test_what_the_process_learns_itself_is_shown_without_a_look(process: P
     await process.archive(segment(10, 19))
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 19),)
     failing = of_partition(Kind.PARTITION_FAILING, TP, "copy failed: password=hunter2")
-    process.concerns.health.hold(failing, TP)
+    process.published_conditions.health.hold(failing, TP)
     [shown] = (await process.collector()).conditions
     assert (shown["kind"], shown["what"]) == (failing.kind, "copy failed: password=•••")
     assert (await process.collector()).headlines == (), "it is tried again"
@@ -310,7 +310,7 @@ async def test_an_outage_of_one_operation_counts_at_once_and_is_named(
 
 async def test_what_an_operator_has_to_see_to_is_a_headline(process: Process) -> None:
     assert (await process.collector()).headlines == ()
-    process.concerns.hold(
+    process.published_conditions.hold(
         Kind.LOCAL_TRIMMING_STOPPED,
         TP,
         "nothing is trimmed: https://user:hunter2@store/x is missing",

@@ -29,8 +29,8 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.health import MEANINGS, Health, Kind, Level, publish_gauges
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.store_health import StoreOperation
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.published_conditions import PublishedConditions
 
 NOBODY = "127.0.0.1:1"
 CONFIG = Config(
@@ -50,9 +50,11 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
         own = OwnArchive(CONFIG, planted.rsm, rlmm, cluster, uuid4, archives=False)
         rng = random.Random(1)
         parts = Parts(CONFIG, Limits(), planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
-        concerns = ArchiverConcerns(planted.rsm.objects)
-        concerns.hold(Kind.PARTITION_STOPPED, TP, f"{TP}: it begins again")
-        around = Surroundings(parts.mode, parts.health, concerns=lambda: concerns)
+        published_conditions = PublishedConditions(planted.rsm.objects)
+        published_conditions.hold(Kind.PARTITION_STOPPED, TP, f"{TP}: it begins again")
+        around = Surroundings(
+            parts.mode, parts.health, published_conditions=lambda: published_conditions
+        )
         collector = StatusCollector(CONFIG, planted.rsm, rlmm, cluster, around)
         await parts.brokers.look()
         await collector.look()

@@ -79,7 +79,7 @@ async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new
 ) -> None:
     await archive.rsm.objects.put_topic_cluster(TP.topic, TP.topic_id, "one")
     await archive.rsm.objects.put_cluster_topics("one", b"topics")
-    await archive.rsm.objects.put_concern(TP, "partition_stopped", b"{}")
+    await archive.rsm.objects.put_conditions(TP, "partition_stopped", b"{}")
     await archive.add([batch(0)], tp=partition(TP, 1))
     first = mirrored(a, b)
     assert [p.copied for p in first.partitions] == [3, 1]
@@ -87,7 +87,7 @@ async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new
     again = mirrored(a, b)
     assert [(p.copied, p.bytes_copied) for p in again.partitions] == [(0, 0), (0, 0)]
     await archive.add([batch(60)])
-    await archive.rsm.objects.delete_concern(TP, "partition_stopped")
+    await archive.rsm.objects.delete_conditions(TP, "partition_stopped")
     assert [p.copied for p in mirrored(a, b).partitions] == [1, 0]
     assert objects(b) == objects(a)
 
@@ -378,11 +378,11 @@ async def test_verify_of_a_mirror_says_that_it_is_one_and_what_it_lacks(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
     mirrored(a, b)
-    assert not verify(Here(), config_of(a)).report.concerns
+    assert not verify(Here(), config_of(a)).report.published_conditions
     whole = verify(Here(), config_of(b))
     assert whole.report.clean
     assert whole.not_asked is None
-    assert [one.kind for one in whole.report.concerns] == ["mirror_read"]
+    assert [one.kind for one in whole.report.published_conditions] == ["mirror_read"]
     (b / archive.key(archive.segments[1], SegmentFile.METADATA)).unlink()
     (b / archive.key(archive.segments[2], SegmentFile.METADATA)).unlink()
     (b / archive.key(archive.segments[2], SegmentFile.LOG)).unlink()
@@ -669,7 +669,7 @@ async def test_the_archive_changes_while_it_is_mirrored(
             await more(archive)
             if number % 2:
                 await delete(archive, number // 2)
-            await archive.rsm.objects.put_concern(TP, "partition_stopped", b"%d" % number)
+            await archive.rsm.objects.put_conditions(TP, "partition_stopped", b"%d" % number)
         done.set()
 
     async def mirror() -> None:

@@ -12,9 +12,9 @@ from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.segments.object_keys import (
     SegmentFile,
     check_key,
-    concern_key,
+    conditions_key,
     own_folders,
-    parse_concern_key,
+    parse_conditions_key,
     parse_partition_folder,
     parse_segment_key,
     partition_folder,
@@ -41,6 +41,6 @@ def test_keys_are_read_back(tp: TopicIdPartition, offset: int, prefix: str) -> N
     found = parse_segment_key(prefix, key)
     assert found is not None
     assert (found.segment_id.topic_id_partition, found.base_offset) == (tp, offset)
-    assert parse_concern_key(prefix, concern_key(prefix, tp, "x")) == (tp, "x")
+    assert parse_conditions_key(prefix, conditions_key(prefix, tp, "x")) == (tp, "x")
     event = LogStartOffset(tp, offset, 1)
     assert decode_message(encode_message(event), "topic") == event

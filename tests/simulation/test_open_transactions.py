@@ -24,7 +24,7 @@ SELDOM: dict[str, Any] = {
 
 
 def reported(manager: RemoteLogManager, kind: Kind) -> Condition | None:
-    found = [manager.concerns.health.reported(kind, one.tp) for one in manager.status()]
+    found = [manager.published_conditions.health.reported(kind, one.tp) for one in manager.status()]
     return found[0] if found else None
 
 
@@ -76,7 +76,7 @@ def test_the_alarm_comes_before_the_loss_names_the_cause_and_clears(retention_mi
             assert "--start-offset 40" in gone.what
             log.open_since = None  # the command of the message
             await when(lambda: manager.status()[0].archive_end == 100)
-            await when(lambda: not list(manager.concerns.health.all(0.0)))
+            await when(lambda: not list(manager.published_conditions.health.all(0.0)))
             [status] = manager.status()
             assert (status.lag_offsets, status.deleted_in_ms) == (0, None)
         gaps = [(one.first_offset, one.last_offset) for one in await world.found(0)]
@@ -102,7 +102,7 @@ def test_bytes_count_before_anything_is_archived() -> None:
             assert gone is not None
             assert (gone.first_offset, gone.last_offset) == (0, 19)
             world.logs[0].open_since = None
-            await when(lambda: not list(manager.concerns.health.all(0.0)))
+            await when(lambda: not list(manager.published_conditions.health.all(0.0)))
 
     run_world(main)
 
@@ -132,7 +132,7 @@ def test_transactions_that_end_are_no_alarm() -> None:
                 world.write(0, 1)
                 log.open_since = 10 * batch  # the next one begins as the last one ends
                 await asyncio.sleep(100)
-                assert not list(manager.concerns.health.all(0.0))
+                assert not list(manager.published_conditions.health.all(0.0))
 
     run_world(main, timestamp_ms=lambda batch: START_MS - 86_400_000)  # of a day ago: no matter
 

@@ -73,7 +73,7 @@ def test_behind_the_deleted_batch_the_archiver_goes_on() -> None:
         log.batches = batches
         world.write(0, 5)
         async with world.archiving() as manager:
-            health = manager.concerns.health
+            health = manager.published_conditions.health
             while not (found := health.reported(Kind.LOG_DAMAGED, log.tp)):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             assert "the batch of offsets 20 to 29 fails its CRC" in found.what
@@ -93,7 +93,7 @@ def test_a_topic_that_is_changed_as_the_reason_says_is_archived() -> None:
         world.cluster.topic_configs[TOPIC] = {"cleanup.policy": "compact"}
         world.write(0, 4)
         async with world.archiving() as manager:
-            health = manager.concerns.health
+            health = manager.published_conditions.health
             while not (refused := health.reported(Kind.TOPIC_REFUSED, TOPIC)):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
             assert "cleanup.policy contains compact" in refused.what
@@ -114,7 +114,7 @@ def test_a_pattern_that_matches_an_archived_topic_no_more_is_said_and_mended() -
 
         async def left_out(manager: RemoteLogManager) -> list[str]:
             await asyncio.sleep(20)
-            health = manager.concerns.health
+            health = manager.published_conditions.health
             return [one.what for one in health.all(0.0) if one.kind == Kind.TOPIC_LEFT_OUT]
 
         async with world.archiving(topics="order", **soon) as mistyped:

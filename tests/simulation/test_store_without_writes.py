@@ -65,7 +65,7 @@ class Outage:
         return self.manager.status()[0]
 
     def held(self, kind: Kind) -> list[str]:
-        conditions = self.manager.concerns.health.conditions(0.0)
+        conditions = self.manager.published_conditions.health.conditions(0.0)
         return [one.what for one in conditions if one.kind == kind]
 
     def logged(self, *events: str) -> list[Any]:
@@ -139,7 +139,7 @@ def gauge(metric: Any, partition: int = 0) -> float:
 
 def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> None:
     async def main(here: Outage) -> None:
-        assert here.manager.concerns.health.conditions(0.0) == ()
+        assert here.manager.published_conditions.health.conditions(0.0) == ()
         here.store.full = True
         began = now()
         while not here.held(Kind.ARCHIVE_MARGIN_SMALL):
@@ -162,7 +162,7 @@ def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> 
         here.store.full = False
         await asyncio.sleep(2 * RETENTION_S)
         assert here.status().lost is None
-        assert here.manager.concerns.health.conditions(0.0) == ()
+        assert here.manager.published_conditions.health.conditions(0.0) == ()
         assert len(here.logged("archive_gap")) == PARTITIONS
 
     run_outage(tmp_path, main)

@@ -21,9 +21,9 @@ from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from fetchproxy.segments.records import encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.limits import WritingLimits
+from fetchproxy.writing.published_conditions import PublishedConditions
 from lab.limited import section_and_limits
 
 State = RemoteLogSegmentState
@@ -60,7 +60,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.planted = PlantedArchive(self.store, recorded=False)
-        self.concerns = ArchiverConcerns()  # those of the last process
+        self.published_conditions = PublishedConditions()  # those of the last process
 
     def wall_clock_ms(self) -> int:
         return START_MS + self.skew_ms + round(1000 * asyncio.get_running_loop().time())
@@ -96,7 +96,7 @@ class World:
         **changes: Any,
     ) -> tuple[Expirer, RemoteLogMetadataManager]:
         rsm = RemoteStorageManager(store or self.store, "archive")
-        self.concerns = ArchiverConcerns(rsm.objects)
+        self.published_conditions = PublishedConditions(rsm.objects)
         config = MetadataConfig()
         rlmm: RemoteLogMetadataManager
         if self.manager == "store":
@@ -114,14 +114,14 @@ class World:
             rlmm,
             topic_config=lambda _: self.topic_config,
             wall_clock_ms=self.wall_clock_ms,
-            concerns=self.concerns,
+            published_conditions=self.published_conditions,
             limits=limits,
         )
         return expirer, rlmm
 
     def told(self) -> list[str]:
         """The conditions that the last process reports."""
-        return [str(found) for found in self.concerns.health.conditions(0.0)]
+        return [str(found) for found in self.published_conditions.health.conditions(0.0)]
 
     def bases(self) -> list[int]:
         """Base offsets of the segments with at least one object left."""

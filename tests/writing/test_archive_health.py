@@ -49,9 +49,9 @@ from fetchproxy.observability.health import (
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import open_store
-from fetchproxy.writing.concerns import ArchiverConcerns, read_concerns
 from fetchproxy.writing.partition_watch import OPEN_TRANSACTION_MAX_MS, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
+from fetchproxy.writing.published_conditions import PublishedConditions, read_published_conditions
 from fetchproxy.writing.status import UNLIMITED
 
 Making = Callable[[Path], Awaitable[MemoryObjectStore]]
@@ -108,44 +108,46 @@ async def aside(_: Path) -> MemoryObjectStore:
 async def at_risk(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.objects)
-    watch = PartitionWatch(ArchiveConfig(), concerns)
+    published_conditions = PublishedConditions(planted.rsm.objects)
+    watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, first_unarchived_ms=0)
     await watch.look([status], 0.0, 8 * HOUR_MS)
-    await concerns.publish()
+    await published_conditions.publish()
     return planted.store
 
 
 async def deleted_unarchived(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.objects)
-    watch = PartitionWatch(ArchiveConfig(), concerns)
+    published_conditions = PublishedConditions(planted.rsm.objects)
+    watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=40)
     await watch.look([replace(status, broker_retention=UNLIMITED)], 0.0, 8 * HOUR_MS)
-    await concerns.publish()
+    await published_conditions.publish()
     return planted.store
 
 
 async def pinned(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.objects)
-    watch = PartitionWatch(ArchiveConfig(), concerns)
+    published_conditions = PublishedConditions(planted.rsm.objects)
+    watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=0, last_stable_offset=10)
     status = replace(status, high_watermark=50, broker_retention=UNLIMITED)
     for now_ms in (0, OPEN_TRANSACTION_MAX_MS):
         await watch.look([status], 0.0, now_ms)
-    await concerns.publish()
+    await published_conditions.publish()
     return planted.store
 
 
 async def damaged(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.objects)
-    concerns.hold(Kind.LOG_DAMAGED, TP, f"{TP}: the batch at offset 10 has a wrong checksum")
-    await concerns.publish()
+    published_conditions = PublishedConditions(planted.rsm.objects)
+    published_conditions.hold(
+        Kind.LOG_DAMAGED, TP, f"{TP}: the batch at offset 10 has a wrong checksum"
+    )
+    await published_conditions.publish()
     return planted.store
 
 
@@ -154,7 +156,7 @@ async def trimming_held_up(_: Path) -> MemoryObjectStore:
         await world.planted.add([batch(30, timestamp=YEAR_2100_MS)], tp=TRIMMED)
         await world.planted.add([batch(40, timestamp=1_000)], tp=TRIMMED)
         await world.local.trim(TRIMMED)
-        await world.concerns.publish()
+        await world.published_conditions.publish()
         return world.store
 
 
@@ -170,7 +172,7 @@ async def trimming_stopped(_: Path) -> MemoryObjectStore:
     async with trimming() as world:
         await world.store.delete(world.planted.key(world.planted.segments[1], SegmentFile.LOG))
         await world.local.trim(TRIMMED)
-        await world.concerns.publish()
+        await world.published_conditions.publish()
         return world.store
 
 
@@ -178,10 +180,10 @@ async def another_cluster(_: Path) -> MemoryObjectStore:
     async with life() as world:
         await world.look()
         world.broker.topics = WIPED
-        concerns = ArchiverConcerns(world.planted.rsm.objects)
-        async with world.process(concerns=concerns) as deletion:
+        published_conditions = PublishedConditions(world.planted.rsm.objects)
+        async with world.process(published_conditions=published_conditions) as deletion:
             await deletion.look()
-        await concerns.publish()
+        await published_conditions.publish()
         return world.store
 
 
@@ -190,7 +192,7 @@ def of_world(make: Callable[[World, AsyncExitStack], Awaitable[None]]) -> Memory
 
     async def and_publish(world: World, opened: AsyncExitStack) -> None:
         await make(world, opened)
-        await world.concerns.publish()
+        await world.published_conditions.publish()
         stores.append(world.store)
 
     virtually(and_publish)
@@ -331,7 +333,7 @@ def test_all_places_say_the_same(
     config = folder_of(store, tmp_path / "archive")
     report = verify(Here(), config).report
     _, listed = asyncio.run(read_archive(config, None))
-    assert tuple(report.concerns) == listed
+    assert tuple(report.published_conditions) == listed
     [said] = [found for found in listed if found.kind == name]
     assert (said.first_offset, said.last_offset) == offsets
     assert report.clean == (name not in FAULTS)
@@ -377,7 +379,7 @@ def test_newest_segments_that_are_gone_are_told_by_the_page_too(tmp_path: Path, 
     [said] = listed
     assert (said.kind, said.last_offset) == ("archived_offsets_missing", 29)
     report = verify(Here(), config).report
-    assert tuple(report.concerns) == listed
+    assert tuple(report.published_conditions) == listed
     assert not report.clean
     _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
 
@@ -427,7 +429,7 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
         return planted.store
 
     config = folder_of(asyncio.run(sound()), tmp_path)
-    assert verify(Here(), config).report.concerns == []
+    assert verify(Here(), config).report.published_conditions == []
     assert asyncio.run(read_archive(config, None))[1] == ()
     status = asyncio.run(shown(config))
     assert (status.conditions, status.headlines, status.missing) == ((), (), ())
@@ -439,56 +441,58 @@ async def test_what_is_over_leaves_the_store() -> None:
     planted = PlantedArchive()
     objects = planted.rsm.objects
     for began, went_on in ((True, False), (True, True)):
-        first = ArchiverConcerns(objects)
+        first = PublishedConditions(objects)
         with capture_logs():
             first.hold(Kind.PARTITION_STOPPED, TP, "it stands")
         await first.publish()
-        assert [found.name for found in await objects.list_concerns()] == ["partition_stopped"]
-        second = first if went_on else ArchiverConcerns(objects)
+        assert [found.name for found in await objects.list_published_conditions()] == [
+            "partition_stopped"
+        ]
+        second = first if went_on else PublishedConditions(objects)
         await second.publish()
-        assert len(await objects.list_concerns()) == began, "nothing was looked at yet"
+        assert len(await objects.list_published_conditions()) == began, "nothing was looked at yet"
         with capture_logs():
             second.release(Kind.PARTITION_STOPPED, TP)
         await second.publish()
-        assert await objects.list_concerns() == []
+        assert await objects.list_published_conditions() == []
 
 
-async def test_a_deleted_partition_has_no_concerns() -> None:
+async def test_a_deleted_partition_has_no_published_conditions() -> None:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    concerns = ArchiverConcerns(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.rsm.objects)
     with capture_logs():
-        concerns.hold(Kind.PARTITION_STOPPED, TP, "it stands")
-        concerns.hold(Kind.TOPIC_DELETION_STOPPED, None, "of the archive")
-    await concerns.publish()
+        published_conditions.hold(Kind.PARTITION_STOPPED, TP, "it stands")
+        published_conditions.hold(Kind.TOPIC_DELETION_STOPPED, None, "of the archive")
+    await published_conditions.publish()
     await planted.rsm.forget_partition(TP)
-    assert [found.tp for found in await planted.rsm.objects.list_concerns()] == [None]
+    assert [found.tp for found in await planted.rsm.objects.list_published_conditions()] == [None]
 
 
 async def test_what_is_known_is_not_read_again() -> None:
     planted = PlantedArchive()
     objects = planted.rsm.objects
     tps = [TP._replace(partition=number) for number in range(40)]
-    concerns = ArchiverConcerns(objects)
+    published_conditions = PublishedConditions(objects)
     with capture_logs():
         for tp in tps:
-            concerns.hold(Kind.PARTITION_STOPPED, tp, "it stands")
-    await concerns.publish()
+            published_conditions.hold(Kind.PARTITION_STOPPED, tp, "it stands")
+    await published_conditions.publish()
     reads = "fetchproxy_store_request_seconds_count"
-    known = await read_concerns(objects)
+    known = await read_published_conditions(objects)
     assert [one.tp for one in known] == sorted(tps, key=lambda tp: str(tp.partition))
-    before = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
-    assert await read_concerns(objects, known) == known
+    before = REGISTRY.get_sample_value(reads, {"operation": "get_conditions"})
+    assert await read_published_conditions(objects, known) == known
     with capture_logs():
-        concerns.hold(Kind.PARTITION_STOPPED, tps[3], "it stands, and otherwise")
-        concerns.release(Kind.PARTITION_STOPPED, tps[4])
-    await concerns.publish()
-    again = await read_concerns(objects, known)
+        published_conditions.hold(Kind.PARTITION_STOPPED, tps[3], "it stands, and otherwise")
+        published_conditions.release(Kind.PARTITION_STOPPED, tps[4])
+    await published_conditions.publish()
+    again = await read_published_conditions(objects, known)
     assert len(again) == 39
     assert [said.what for one, said in again.items() if one.tp == tps[3]] == [
         "it stands, and otherwise"
     ]
-    after = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
+    after = REGISTRY.get_sample_value(reads, {"operation": "get_conditions"})
     assert before is not None
     assert after is not None
     assert after - before <= 42, "the archiver's first look, and one that has changed, twice"

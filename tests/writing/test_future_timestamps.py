@@ -136,12 +136,12 @@ async def test_the_brokers_tier_says_it_too() -> None:
         await world.planted.add([batch(40, timestamp=1_000)], tp=TRIMMED)
         await world.local.trim(TRIMMED)
         assert world.broker.deletions == 1  # up to the record
-        [told] = world.concerns.health.conditions(0.0)
+        [told] = world.published_conditions.health.conditions(0.0)
         assert told.kind == "local_retention_held_up"
         assert (told.first_offset, told.last_offset) == (30, 39)
         assert "DeleteRecords below offset 40, sent to a broker" in told.what
         world.broker.start = 40  # it was sent
         await asyncio.sleep(0.01)
         await world.local.trim(TRIMMED)
-        assert world.concerns.health.conditions(0.0) == ()
+        assert world.published_conditions.health.conditions(0.0) == ()
         assert world.broker.deletions == 2

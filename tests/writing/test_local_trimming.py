@@ -24,9 +24,9 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import headlines
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.limits import WritingLimits
+from fetchproxy.writing.published_conditions import PublishedConditions
 from lab.limited import section_and_limits
 
 TP = TopicIdPartition(TOPIC_ID, TOPIC, 0)
@@ -111,7 +111,7 @@ class Trimming:
     local: LocalRetention
     topic_config: dict[str, str]
     planted: PlantedArchive
-    concerns: ArchiverConcerns
+    published_conditions: PublishedConditions
 
 
 @asynccontextmanager
@@ -119,7 +119,7 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     """Three segments of ten offsets are archived, and local retention keeps none of them."""
     store, broker, topic_config = FailingStore(), TrimmedBroker(), dict(UNLIMITED)
     planted = PlantedArchive(store, recorded=False)
-    concerns = ArchiverConcerns(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.rsm.objects)
     for base in (0, 10, 20):
         await planted.add([batch(base)], tp=TP)
     config, limits = section_and_limits(
@@ -144,10 +144,10 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
             rlmm,
             topic_config=lambda _: topic_config,
             wall_clock_ms=lambda: 1_000_000,
-            concerns=concerns,
+            published_conditions=published_conditions,
             limits=limits,
         )
-        yield Trimming(broker, store, local, topic_config, planted, concerns)
+        yield Trimming(broker, store, local, topic_config, planted, published_conditions)
 
 
 async def test_it_is_sent_at_an_interval() -> None:
@@ -250,14 +250,14 @@ async def test_not_where_the_store_has_lost_what_was_copied(
             await world.local.trim(TP)
             await asyncio.sleep(0.01)
         assert world.broker.deletions == 0
-        [headline] = headlines(world.concerns.health.conditions(0.0))
+        [headline] = headlines(world.published_conditions.health.conditions(0.0))
         assert said in headline
         assert key in headline
         # Once mended, trimming continues by itself.
         await world.store.put(key, before)
         await world.local.trim(TP)
         assert world.broker.deletions == 1
-        assert headlines(world.concerns.health.conditions(0.0)) == ()
+        assert headlines(world.published_conditions.health.conditions(0.0)) == ()
 
 
 async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
@@ -266,4 +266,4 @@ async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
         with pytest.raises(RemoteStorageError):
             await world.local.trim(TP)
         assert world.broker.deletions == 0
-        assert headlines(world.concerns.health.conditions(0.0)) == ()
+        assert headlines(world.published_conditions.health.conditions(0.0)) == ()

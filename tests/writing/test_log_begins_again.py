@@ -22,10 +22,10 @@ from fetchproxy.errors import LogBeginsAgain, ResolutionRefused
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.observability.health import Kind
-from fetchproxy.writing.concerns import ArchiverConcerns, read_concerns
 from fetchproxy.writing.deletion.local_retention import trim_target
 from fetchproxy.writing.deletion.retention import Retention, plan_removals
 from fetchproxy.writing.partition_archiver import PartitionArchiver
+from fetchproxy.writing.published_conditions import PublishedConditions, read_published_conditions
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
@@ -187,11 +187,11 @@ async def begun_again(
     replace_disk(here.cluster)
     here.cluster.produce(produced)
     here.cluster.hear()
-    concerns = ArchiverConcerns(here.rsm.objects)
+    published_conditions = PublishedConditions(here.rsm.objects)
     with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain) as stopped:
         await process(archiver)
-    concerns.hold(Kind.PARTITION_STOPPED, TP, str(stopped.value))
-    await concerns.publish()
+    published_conditions.hold(Kind.PARTITION_STOPPED, TP, str(stopped.value))
+    await published_conditions.publish()
     return archiver, served
 
 
@@ -220,7 +220,7 @@ async def audit(here: World, served: list[tuple[int, int]]) -> None:
         mine = here.rlmm.view(TP)
         assert mine is not None
         assert list(seen.segments) == list(mine.segments)
-        assert await read_concerns(here.rsm.objects) == {}
+        assert await read_published_conditions(here.rsm.objects) == {}
         report = await verify_archive(here.rsm, other)
     assert not report.faults, report.faults[:3]
 

@@ -47,7 +47,7 @@ async def test_it_ends_what_it_names_and_archiving_goes_on(
         running_archiver(kafka_server.bootstrap, archive, TOPIC) as (manager, cluster),
     ):
         [tp] = await tps(cluster, TOPIC)
-        health = manager.concerns.health
+        health = manager.published_conditions.health
 
         def told() -> Condition | None:
             found = health.reported(Kind.OPEN_TRANSACTION, tp)

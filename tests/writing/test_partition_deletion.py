@@ -27,7 +27,6 @@ from fetchproxy.observability.health import headlines
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.records import encode_message
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.partition_deletion import (
     ClusterTopics,
     PartitionDeletion,
@@ -36,6 +35,7 @@ from fetchproxy.writing.deletion.partition_deletion import (
     encode_cluster_topics,
     moved_on,
 )
+from fetchproxy.writing.published_conditions import PublishedConditions
 
 TPS = [TopicIdPartition(TOPIC_ID, TOPIC, partition) for partition in (0, 1)]
 BYSTANDER = TopicIdPartition(UUID(int=8), "other", 0)
@@ -90,7 +90,7 @@ class Life:
         self,
         grace_ms: int = 0,
         topic_deletion: Any = "delete",
-        concerns: ArchiverConcerns | None = None,
+        published_conditions: PublishedConditions | None = None,
     ) -> AsyncIterator[PartitionDeletion]:
         rsm = RemoteStorageManager(self.store, "archive")
         config = ArchiveConfig(topic_deletion_grace_ms=grace_ms, topic_deletion=topic_deletion)
@@ -112,7 +112,7 @@ class Life:
                 rsm,
                 rlmm,
                 wall_clock_ms=lambda: 1_000,
-                concerns=concerns or ArchiverConcerns(),
+                published_conditions=published_conditions or PublishedConditions(),
             )
 
     async def look(self) -> None:
@@ -324,19 +324,21 @@ async def test_a_cluster_that_was_formatted_anew_with_its_id(
             await world.planted.add([batch(0)], tp=TopicIdPartition(UUID(int=number), "orders", 0))
         before = {key for key in world.store.objects() if not key.endswith("/cluster-id")}
         world.broker.topics = topics
-        concerns = ArchiverConcerns()
+        published_conditions = PublishedConditions()
         for _ in range(3):
-            async with world.process(concerns=concerns) as deletion:
+            async with world.process(published_conditions=published_conditions) as deletion:
                 for _ in range(3):
                     await deletion.look()
             assert before <= world.store.objects()
-            [headline] = headlines(concerns.health.conditions(0.0))
+            [headline] = headlines(published_conditions.health.conditions(0.0))
             assert "none of the 2 topics" in headline
             assert "archive.topic_deletion=delete-all" in headline
         # The operator's decision.
-        async with world.process(topic_deletion="delete-all", concerns=concerns) as deletion:
+        async with world.process(
+            topic_deletion="delete-all", published_conditions=published_conditions
+        ) as deletion:
             await deletion.look()
-        assert headlines(concerns.health.conditions(0.0)) == ()
+        assert headlines(published_conditions.health.conditions(0.0)) == ()
         logs = [world.planted.key(s, SegmentFile.LOG) for s in world.planted.segments]
         assert not set(logs[:4]) & world.store.objects()
 
@@ -348,11 +350,11 @@ async def test_kept_by_a_persons_word_for_good() -> None:
         world.broker.topics = (NEW, NEW_OTHER, NO_ID, NO_OTHER_ID)
         async with world.process(topic_deletion="keep") as deletion:
             await deletion.look()
-        concerns = ArchiverConcerns()
-        async with world.process(concerns=concerns) as deletion:
+        published_conditions = PublishedConditions()
+        async with world.process(published_conditions=published_conditions) as deletion:
             for _ in range(3):
                 await deletion.look()
-        assert headlines(concerns.health.conditions(0.0)) == ()
+        assert headlines(published_conditions.health.conditions(0.0)) == ()
         assert before <= world.store.objects()
 
 
@@ -360,14 +362,14 @@ async def test_it_shows_itself_again() -> None:
     async with life() as world:
         await world.look()
         before = world.store.objects()
-        concerns = ArchiverConcerns()
-        async with world.process(concerns=concerns) as deletion:
+        published_conditions = PublishedConditions()
+        async with world.process(published_conditions=published_conditions) as deletion:
             world.broker.topics = WIPED
             await deletion.look()
-            assert len(headlines(concerns.health.conditions(0.0))) == 1
+            assert len(headlines(published_conditions.health.conditions(0.0))) == 1
             world.broker.topics = (ALIVE, OTHER)
             await deletion.look()
-            assert headlines(concerns.health.conditions(0.0)) == ()
+            assert headlines(published_conditions.health.conditions(0.0)) == ()
         assert world.store.objects() == before
 
 

@@ -17,9 +17,9 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_STALLED_COPIES,
     REGISTRY,
 )
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import CopyProgress
 from fetchproxy.writing.partition_watch import PartitionWatch, retention_used
+from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.status import (
     UNLIMITED,
     BrokerRetention,
@@ -80,14 +80,14 @@ def test_the_larger_share_counts() -> None:
     assert retention_used(UNLIMITED, age_ms=900, unarchived_bytes=50) is None
 
 
-def watch(concerns: ArchiverConcerns | None = None) -> PartitionWatch:
+def watch(published_conditions: PublishedConditions | None = None) -> PartitionWatch:
     config = ArchiveConfig(copy_max_ms=60_000)
-    return PartitionWatch(config, concerns or ArchiverConcerns())
+    return PartitionWatch(config, published_conditions or PublishedConditions())
 
 
 async def test_warned_once_per_episode_by_the_records_own_time() -> None:
-    concerns = ArchiverConcerns()
-    seen = watch(concerns)
+    published_conditions = PublishedConditions()
+    seen = watch(published_conditions)
     status = replace(LAGGING, first_unarchived_ms=1_000 * HOUR)
     with capture_logs() as logs:
         for hours in (1_004, 1_005, 1_006, 1_007):
@@ -96,7 +96,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
     assert logs[0]["log_level"] == "error"
     assert seen.margin(TP)[0] == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
-    assert [str(found) for found in concerns.health.conditions(0.0)] == [
+    assert [str(found) for found in published_conditions.health.conditions(0.0)] == [
         "archive_margin_small: orders-3: the records from offset 100 on are not archived and have "
         "used up 70 % of the brokers' retention; at 100 % the brokers delete them; cause: copies "
         "are slower than producers, or have just begun"
@@ -107,7 +107,7 @@ async def test_warned_once_per_episode_by_the_records_own_time() -> None:
         await seen.look([status], 0.0, 1_009 * HOUR)
     assert [e["event"] for e in logs] == ["archive_margin_small_no_more", "archive_margin_small"]
     seen.forget(TP)
-    assert concerns.health.conditions(0.0) == ()
+    assert published_conditions.health.conditions(0.0) == ()
     assert ("orders", "3") not in ARCHIVE_RETENTION_USED_SHARE._metrics
 
 
@@ -143,26 +143,26 @@ async def test_without_limits_nothing_is_said() -> None:
 
 @pytest.mark.remedy("segment_copy_stalled")
 async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
-    concerns = ArchiverConcerns()
-    seen = watch(concerns)
+    published_conditions = PublishedConditions()
+    seen = watch(published_conditions)
     copy = CopyProgress(UUID(int=9), base_offset=100, size_bytes=5, started_at=1_000.0)
     status = replace(LAGGING, broker_retention=UNLIMITED, copy=copy)
     with capture_logs() as logs:
         for now in (1_010.0, 1_029.0):
             await seen.look([status], now, 0)
-        assert concerns.health.conditions(0.0) == ()
+        assert published_conditions.health.conditions(0.0) == ()
         for now in (1_030.0, 1_047.0, 1_059.0):
             await seen.look([status], now, 0)
     assert [(e["event"], e["since_s"], e["ended_after_s"]) for e in logs] == [
         ("segment_copy_stalled", 30.0, 60.0)
     ]
-    [shown] = concerns.health.conditions(0.0)
+    [shown] = published_conditions.health.conditions(0.0)
     assert shown.what == "a copy has taken 50 s so far; the archiver ends it after 60 s"
     assert (shown.since, shown.until) == (1_000.0, 1_060.0)
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 59
     assert ARCHIVE_STALLED_COPIES._value.get() == 1
     await seen.look([replace(status, copy=None)], 1_061.0, 0)
-    assert concerns.health.conditions(0.0) == ()
+    assert published_conditions.health.conditions(0.0) == ()
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 0
     assert ARCHIVE_STALLED_COPIES._value.get() == 0
 
@@ -188,17 +188,17 @@ def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
 
 @pytest.mark.remedy("partitions_not_led")
 async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> None:
-    concerns, gathered = ArchiverConcerns(), dict[TopicIdPartition, int]()
-    seen = PartitionWatch(ArchiveConfig(copy_max_ms=60_000), concerns, gathered.get)
+    published_conditions, gathered = PublishedConditions(), dict[TopicIdPartition, int]()
+    seen = PartitionWatch(ArchiveConfig(copy_max_ms=60_000), published_conditions, gathered.get)
     other = replace(LAGGING, tp=TopicIdPartition(TP.topic_id, "orders", 4), leads=False)
     followed = [replace(LAGGING, leads=False), other]
     for now in (0.0, 59.9):
         await seen.look(followed, now, 0)
-        assert concerns.health.conditions(0.0) == ()
+        assert published_conditions.health.conditions(0.0) == ()
     await seen.look(followed, 60.0, 0)
-    [told] = concerns.health.conditions(0.0)
+    [told] = published_conditions.health.conditions(0.0)
     assert told.kind == "partitions_not_led"
     assert told.what.startswith("orders-3 and 1 more are archived by nobody")
     gathered |= {TP: 100, other.tp: 100}  # an archiver was started beside their broker
     await seen.look(followed, 65.0, 0)
-    assert concerns.health.conditions(0.0) == ()
+    assert published_conditions.health.conditions(0.0) == ()

@@ -132,7 +132,7 @@ async def test_what_is_before_and_after_damage_is_archived(
         open_archive(tmp_path / "store") as archive,
         running_archiver(kafka.bootstrap, archive, DAMAGED) as (manager, cluster),
     ):
-        health = manager.concerns.health
+        health = manager.published_conditions.health
         (tp,) = await tps(cluster, DAMAGED)
         await until(manager, archived_up_to(DAMAGED, {0: 10}))
         await until_true(lambda: health.reported(Kind.LOG_DAMAGED, tp) is not None)
@@ -220,7 +220,7 @@ async def test_names_that_the_store_cannot_hold_are_refused_before_anything_is_g
             long: "its name has 233 characters, and in this store it can have 232, as a folder's "
             "name can have 255 bytes"
         }
-        assert manager.concerns.health.reported(Kind.TOPIC_REFUSED, long) is not None
+        assert manager.published_conditions.health.reported(Kind.TOPIC_REFUSED, long) is not None
         (tp,) = await tps(cluster, long)
         assert manager.gathered_from(tp) is None
         assert {tp.topic for tp in await archive.rlmm.list_partitions()} == {fits}

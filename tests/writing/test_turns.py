@@ -35,9 +35,9 @@ from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_E
 from fetchproxy.segments.contents import GatheredSegment
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing import remote_log_manager as module
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.leadership import Leadership, LeadershipState
 from fetchproxy.writing.limits import WritingLimits
+from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, SegmentGatherer, Spool
 from lab.limited import section_and_limits
@@ -167,15 +167,17 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
     produce(mock_cluster, 50)
     async with cluster_of(mock_cluster) as cluster, open_archive(tmp_path / "store") as archive:
         led, followed, *_ = await tps(cluster, TOPIC)
-        before = ArchiverConcerns(archive.rsm.objects)
+        before = PublishedConditions(archive.rsm.objects)
         for tp in (led, followed):
             before.hold(Kind.PARTITION_STOPPED, tp, "as the one before has said")
         await before.publish()
         async with managed(cluster, archive, GivenLeadership(0)) as manager:
             await until(manager, archived_up_to(TOPIC, {0: 50}))
             await until(manager, lambda found: all(s.last_success_ms for s in found))
-            await manager.concerns.publish()
-        assert [found.tp for found in await archive.rsm.objects.list_concerns()] == [followed]
+            await manager.published_conditions.publish()
+        assert [found.tp for found in await archive.rsm.objects.list_published_conditions()] == [
+            followed
+        ]
 
 
 async def test_gauges_are_the_leaders(mock_cluster: MockCluster, tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
         told: set[str] = set()
 
         def ended() -> bool:
-            told.update(one.what for one in manager.concerns.health.conditions(0.0))
+            told.update(one.what for one in manager.published_conditions.health.conditions(0.0))
             return any("took over 7000 ms" in what for what in told)
 
         await until_true(ended)

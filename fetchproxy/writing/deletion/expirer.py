@@ -38,7 +38,6 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.orphans import (
     Objects,
     Segments,
@@ -63,6 +62,7 @@ from fetchproxy.writing.deletion.retention import (
     segments_kept,
 )
 from fetchproxy.writing.limits import WritingLimits
+from fetchproxy.writing.published_conditions import PublishedConditions
 
 # A retention step that would hide much of a partition at once is announced first and done later.
 #
@@ -125,7 +125,7 @@ class RetentionBrake:
     """One for all partitions. Each method raises RemoteStorageError."""
 
     objects: ArchiveObjects
-    concerns: ArchiverConcerns
+    published_conditions: PublishedConditions
     grace_ms: int
 
     def __post_init__(self) -> None:
@@ -150,12 +150,12 @@ class RetentionBrake:
         if self._known.get(tp) is not None:
             await self.objects.delete_retention_step(tp)
         self._known[tp] = None
-        self.concerns.release(Kind.RETENTION_STEP_ANNOUNCED, tp)
+        self.published_conditions.release(Kind.RETENTION_STEP_ANNOUNCED, tp)
 
     def forget(self, tp: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
         self._known.pop(tp, None)
-        self.concerns.forget(tp, Kind.RETENTION_STEP_ANNOUNCED)
+        self.published_conditions.forget(tp, Kind.RETENTION_STEP_ANNOUNCED)
 
     async def _announced(self, tp: TopicIdPartition) -> Announcement | None:
         if tp not in self._known:
@@ -176,7 +176,7 @@ class RetentionBrake:
             self._known[tp] = announced
         percent = round(100 * hidden_share(view, announced.offset))
         due = utc_text(announced.at_ms + self.grace_ms)
-        self.concerns.hold(
+        self.published_conditions.hold(
             Kind.RETENTION_STEP_ANNOUNCED,
             tp,
             f"{tp}: retention will hide {percent} % of the archive, all below offset "
@@ -344,13 +344,13 @@ class Expirer:
     _: KW_ONLY
     topic_config: Callable[[UUID], Mapping[str, str] | None]
     wall_clock_ms: Callable[[], int]
-    concerns: ArchiverConcerns = field(default_factory=ArchiverConcerns)
+    published_conditions: PublishedConditions = field(default_factory=PublishedConditions)
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         self._looks = SegmentLooks(self.rsm)
         self._brake = RetentionBrake(
-            self.rsm.objects, self.concerns, self.config.retention_step_grace_ms
+            self.rsm.objects, self.published_conditions, self.config.retention_step_grace_ms
         )
         self._witness = ClockWitness()
         self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
@@ -380,7 +380,7 @@ class Expirer:
 
     def forget(self, tp: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self.concerns.forget(
+        self.published_conditions.forget(
             tp,
             Kind.REPLACED_SEGMENT_KEPT,
             Kind.RETENTION_CLOCK_DOUBTED,
@@ -416,10 +416,10 @@ class Expirer:
         if start != by_bytes and self.config.retention_step_grace_ms > 0:
             doubt = self._witness.doubt(now_ms, await self.rsm.objects.store_clock_ms())
         if doubt is None or not doubt.sure:
-            self.concerns.release(Kind.RETENTION_CLOCK_DOUBTED, view.tp)
+            self.published_conditions.release(Kind.RETENTION_CLOCK_DOUBTED, view.tp)
             return start, doubt is not None
         sentence = f"{view.tp}: retention by time waits, as {doubt.what}; correct the clock"
-        self.concerns.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tp, sentence)
+        self.published_conditions.hold(Kind.RETENTION_CLOCK_DOUBTED, view.tp, sentence)
         return by_bytes, False
 
     def _look_for_future(
@@ -427,9 +427,9 @@ class Expirer:
     ) -> None:
         held = held_up_by(segments_kept(view, start), age_max_ms, now_ms)
         if held is None:
-            self.concerns.release(Kind.RETENTION_HELD_UP, view.tp)
+            self.published_conditions.release(Kind.RETENTION_HELD_UP, view.tp)
             return
-        self.concerns.hold(
+        self.published_conditions.hold(
             Kind.RETENTION_HELD_UP,
             view.tp,
             f"{view.tp}: retention by time has stopped at offsets {held.start_offset} to "
@@ -459,7 +459,7 @@ class Expirer:
         known = self._partitions.get(tp)
         if count == looked_at == done and not (known and known.orphan_kept):
             # Every removal was checked and done: earlier damage is mended.
-            self.concerns.release(Kind.REPLACED_SEGMENT_KEPT, tp)
+            self.published_conditions.release(Kind.REPLACED_SEGMENT_KEPT, tp)
         undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
         self._publish(view, (*removals.hide, *removals.waiting, *undeleted))
         if done and looked_at < count:
@@ -528,7 +528,7 @@ class Expirer:
                 await self._hide(other)
                 return True
         tp = segment.topic_id_partition
-        self.concerns.hold(
+        self.published_conditions.hold(
             Kind.REPLACED_SEGMENT_KEPT,
             tp,
             f"{tp}: the segment {segment.segment_id.id} with offsets {segment.start_offset} to "
@@ -608,7 +608,7 @@ class Expirer:
         damage = await self._looks.damage(found or ())
         if damage is not None:
             partition.orphan_kept = True
-            self.concerns.hold(
+            self.published_conditions.hold(
                 Kind.REPLACED_SEGMENT_KEPT,
                 view.tp,
                 f"{view.tp}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "

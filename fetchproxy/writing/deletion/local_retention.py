@@ -27,7 +27,6 @@ from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.deletion.expirer import SegmentLooks
 from fetchproxy.writing.deletion.retention import (
     Retention,
@@ -38,6 +37,7 @@ from fetchproxy.writing.deletion.retention import (
     trimming_refusal,
 )
 from fetchproxy.writing.limits import WritingLimits
+from fetchproxy.writing.published_conditions import PublishedConditions
 
 log = structlog.get_logger(__name__)
 
@@ -94,7 +94,7 @@ class LocalRetention:
     _: KW_ONLY
     topic_config: Callable[[UUID], Mapping[str, str] | None]
     wall_clock_ms: Callable[[], int]
-    concerns: ArchiverConcerns
+    published_conditions: PublishedConditions
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
@@ -110,7 +110,9 @@ class LocalRetention:
 
     def forget(self, tp: TopicIdPartition) -> None:
         """Another archiver, or none, manages the partition from now on."""
-        self.concerns.forget(tp, Kind.LOCAL_TRIMMING_STOPPED, Kind.LOCAL_RETENTION_HELD_UP)
+        self.published_conditions.forget(
+            tp, Kind.LOCAL_TRIMMING_STOPPED, Kind.LOCAL_RETENTION_HELD_UP
+        )
         if self._due_at.pop(tp, None) is None:
             return
         if all(other.topic != tp.topic for other in self._due_at):
@@ -136,8 +138,8 @@ class LocalRetention:
             more = await self._trim(tp, retention, loop_s, now_ms)
         else:
             self._allow(tp.topic)
-            self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, tp)
-            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, tp)
+            self.published_conditions.release(Kind.LOCAL_TRIMMING_STOPPED, tp)
+            self.published_conditions.release(Kind.LOCAL_RETENTION_HELD_UP, tp)
         wait_ms = 0 if more else self.limits.retention_check_interval_ms
         self._due_at[tp] = loop_s + wait_ms / 1000
 
@@ -177,9 +179,9 @@ class LocalRetention:
     ) -> None:
         held = held_up_by(_archived_from(view, start), age_max_ms, now_ms)
         if held is None:
-            self.concerns.release(Kind.LOCAL_RETENTION_HELD_UP, view.tp)
+            self.published_conditions.release(Kind.LOCAL_RETENTION_HELD_UP, view.tp)
             return
-        self.concerns.hold(
+        self.published_conditions.hold(
             Kind.LOCAL_RETENTION_HELD_UP,
             view.tp,
             f"{view.tp}: local retention by time has stopped at offsets {held.start_offset} to "
@@ -207,11 +209,11 @@ class LocalRetention:
                     f"damaged: {damage}; run fetchproxy verify"
                 )
                 stopped = Kind.LOCAL_TRIMMING_STOPPED
-                self.concerns.hold(stopped, view.tp, what, (start, target - 1))
+                self.published_conditions.hold(stopped, view.tp, what, (start, target - 1))
                 return None
             if loop.time() > enough_at:
                 return segment.end_offset + 1
-        self.concerns.release(Kind.LOCAL_TRIMMING_STOPPED, view.tp)
+        self.published_conditions.release(Kind.LOCAL_TRIMMING_STOPPED, view.tp)
         return target
 
     async def _is_same_log(self, view: PartitionView, target: int) -> bool:
@@ -225,10 +227,10 @@ class LocalRetention:
 
     def _refuse(self, topic: str, reason: str) -> None:
         self._refused[topic] = what = f"local retention of {topic} is refused: {reason}"
-        self.concerns.health.report(of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, what))
+        self.published_conditions.health.report(of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, what))
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))
 
     def _allow(self, topic: str) -> None:
         self._refused.pop(topic, None)
-        self.concerns.health.clear(Kind.LOCAL_RETENTION_REFUSED, topic)
+        self.published_conditions.health.clear(Kind.LOCAL_RETENTION_REFUSED, topic)
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))

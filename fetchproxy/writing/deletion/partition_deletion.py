@@ -28,10 +28,10 @@ from fetchproxy.observability.metrics import DELETED_PARTITIONS
 from fetchproxy.segments.description import Fields, decode_document, json_document
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.concerns import ArchiverConcerns
 from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
+from fetchproxy.writing.published_conditions import PublishedConditions
 
 # Records a cluster's topics, and decides if it can still be the same cluster as at the last look.
 # Pure.
@@ -130,7 +130,7 @@ class PartitionDeletion:
     rlmm: RemoteLogMetadataManager
     _: KW_ONLY
     wall_clock_ms: Callable[[], int]
-    concerns: ArchiverConcerns = field(default_factory=ArchiverConcerns)
+    published_conditions: PublishedConditions = field(default_factory=PublishedConditions)
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
@@ -218,7 +218,7 @@ class PartitionDeletion:
             for name, tps in unmatched.items()
             if tps[0].topic_id not in elsewhere and await self._grows(tps)
         ]
-        self.concerns.health.keep(kind, left_out)
+        self.published_conditions.health.keep(kind, left_out)
 
     async def _gathered_elsewhere(self) -> set[UUID]:
         """The topics that archivers with other patterns archive."""
@@ -251,7 +251,7 @@ class PartitionDeletion:
         if self.config.topic_deletion == "delete-all":
             before = replace(before, alive=before.alive | denied)
         elif doubt := doubt_of_cluster(before, alive, denied, archived):
-            self.concerns.hold(
+            self.published_conditions.hold(
                 Kind.TOPIC_DELETION_STOPPED,
                 None,
                 f"the archive of deleted topics is kept: {doubt}, so this may be another cluster "
@@ -261,7 +261,7 @@ class PartitionDeletion:
             )
             return frozenset()
         after = moved_on(before, alive, denied, archived)
-        self.concerns.release(Kind.TOPIC_DELETION_STOPPED, None)
+        self.published_conditions.release(Kind.TOPIC_DELETION_STOPPED, None)
         await self._note(cluster_id, before, after)
         for topic_id in denied - after.gone - self._kept:
             log.warning("archived_topic_kept", topic_id=str(topic_id))

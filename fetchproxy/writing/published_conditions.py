@@ -22,7 +22,7 @@ from fetchproxy.observability.health import (
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
-from fetchproxy.storage.archive_objects import ArchiveObjects, ConcernObject
+from fetchproxy.storage.archive_objects import ArchiveObjects, ConditionsObject
 
 log = structlog.get_logger(__name__)
 
@@ -31,10 +31,10 @@ PUBLISH_INTERVAL_S = 5.0
 PUBLISH_MAX_S = 60.0
 READ_AT_ONCE = 16
 
-StoredConcerns = Mapping[ConcernObject, Condition]
+StoredConditions = Mapping[ConditionsObject, Condition]
 
 
-class ArchiverConcerns:
+class PublishedConditions:
     """`health` has each concern while it lasts; `publish` writes this archiver's decisions to the
     store. For a partition that this archiver has not checked yet, the store keeps the last
     archiver's concern. `objects` None: the store keeps nothing.
@@ -45,7 +45,7 @@ class ArchiverConcerns:
         self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
         self._unsaid: set[tuple[Kind, Subject]] = set()
-        self._stored: StoredConcerns = {}  # as last read
+        self._stored: StoredConditions = {}  # as last read
 
     def hold(
         self,
@@ -76,7 +76,7 @@ class ArchiverConcerns:
             self._decided[kind].discard(tp)
             self._unsaid.discard((kind, tp))
 
-    def merged(self, stored: StoredConcerns, now: float) -> Iterator[Condition]:
+    def merged(self, stored: StoredConditions, now: float) -> Iterator[Condition]:
         """This archiver's concerns, and those of `stored` that others have decided. In no order."""
         yield from self.health.all(now)
         for one, said in stored.items():
@@ -94,7 +94,7 @@ class ArchiverConcerns:
             await self._publish(self._objects)
 
     async def _publish(self, objects: ArchiveObjects) -> None:
-        self._stored = await read_concerns(objects, self._stored)
+        self._stored = await read_published_conditions(objects, self._stored)
         stored = {(one.name, one.tp): said for one, said in self._stored.items()}
         for kind, subject in list(self._unsaid):
             if (kind, subject) not in self._unsaid:
@@ -102,9 +102,9 @@ class ArchiverConcerns:
             wanted = self._held(kind, subject)
             said = stored.get((kind, subject))
             if wanted is None and said is not None:
-                await objects.delete_concern(subject, kind)
+                await objects.delete_conditions(subject, kind)
             elif wanted is not None and said != wanted:
-                await objects.put_concern(subject, kind, encode_concern(wanted))
+                await objects.put_conditions(subject, kind, encode_conditions(wanted))
             if self._held(kind, subject) == wanted:  # not changed meanwhile
                 self._unsaid.discard((kind, subject))
 
@@ -123,16 +123,16 @@ class ArchiverConcerns:
 
 
 # --- in the store ---
-async def read_concerns(
-    objects: ArchiveObjects, known: StoredConcerns = MappingProxyType({})
-) -> dict[ConcernObject, Condition]:
+async def read_published_conditions(
+    objects: ArchiveObjects, known: StoredConditions = MappingProxyType({})
+) -> dict[ConditionsObject, Condition]:
     """The archive's concerns. Those in `known` are not read again. Raises RemoteStorageError."""
-    listed = await objects.list_concerns()
+    listed = await objects.list_published_conditions()
     found = {one: known.get(one) for one in listed}
 
-    async def read(one: ConcernObject) -> None:
+    async def read(one: ConditionsObject) -> None:
         try:
-            raw = await objects.get_concern(one)
+            raw = await objects.get_conditions(one)
             found[one] = None if raw is None else _decode(raw, one)
         except DamagedObject as damage:
             found[one] = of_partition(one.name, one.tp, str(damage))
@@ -141,7 +141,7 @@ async def read_concerns(
     return {one: said for one, said in found.items() if said is not None}
 
 
-def encode_concern(one: Condition) -> bytes:
+def encode_conditions(one: Condition) -> bytes:
     """{"version": 1, "what": "…"}, with "first_offset" and "last_offset" if there are offsets."""
     offsets = {"first_offset": one.first_offset, "last_offset": one.last_offset}
     fields = {"version": VERSION, "what": one.what}
@@ -149,7 +149,7 @@ def encode_concern(one: Condition) -> bytes:
     return json_document(fields | known)
 
 
-def _decode(raw: bytes, listed: ConcernObject) -> Condition:
+def _decode(raw: bytes, listed: ConditionsObject) -> Condition:
     """An unreadable concern is reported too: its name tells most."""
     try:
         what, offsets = decode_document(raw, listed.key, VERSION, _said)
