@@ -45,8 +45,8 @@ from fetchproxy.runtime.loop import (
     visit_exempt_objects,
 )
 from fetchproxy.runtime.retrying import keep_running
-from fetchproxy.serving.appetite import Appetites
 from fetchproxy.serving.archive_only.server import open_archive_only
+from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.gateway.addresses import in_words
 from fetchproxy.serving.gateway.server import FIRST_LOOKS_WAIT_MAX_S, open_gateway
 from fetchproxy.serving.limits import ArchiveOnlyLimits
@@ -192,8 +192,8 @@ class Parts:
             return None
         return manager.leadership_state, manager.leads_and_follows, manager.discovery.refused
 
-    def appetites(self) -> Appetites | None:
-        return None if self.gateway is None else self.gateway.appetites
+    def consumer_paces(self) -> ConsumerPaces | None:
+        return None if self.gateway is None else self.gateway.consumer_paces
 
     def published_conditions(self) -> PublishedConditions | None:
         return None if self.manager is None else self.manager.published_conditions
@@ -363,7 +363,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         work=parts.work,
         archiver=parts.archiver,
         published_conditions=parts.published_conditions,
-        appetites=parts.appetites,
+        consumer_paces=parts.consumer_paces,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(

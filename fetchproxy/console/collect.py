@@ -54,7 +54,7 @@ from fetchproxy.observability.health import (
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
 from fetchproxy.runtime.loop import each_of, forget
-from fetchproxy.serving.appetite import Appetites, ClientStatus
+from fetchproxy.serving.consumer_pacing import ClientStatus, ConsumerPaces
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.discovery import matching_topics, partitions_of
@@ -85,7 +85,7 @@ class Surroundings:
     its leadership, how many partitions it leads and follows, and the topics that it refuses, with
     the reason; None: the process has no archiver. `published_conditions`: what the archiver has
     found.
-    `appetites`: the rates of the clients; None: the process serves no clients.
+    `consumer_paces`: the rates of the clients; None: the process serves no clients.
     """
 
     mode: str
@@ -95,7 +95,7 @@ class Surroundings:
     work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tp: None
     archiver: Callable[[], Archiver | None] = lambda: None
     published_conditions: Callable[[], PublishedConditions | None] = lambda: None
-    appetites: Callable[[], Appetites | None] = lambda: None
+    consumer_paces: Callable[[], ConsumerPaces | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,11 +358,11 @@ class StatusCollector:
 
     async def _clients(self) -> tuple[tuple[ClientStatus, ...], int]:
         """The clients that are shown, and the number of all clients."""
-        appetites = self.around.appetites()
-        if appetites is None:
+        consumer_paces = self.around.consumer_paces()
+        if consumer_paces is None:
             return (), 0
-        consumers = appetites.consumers()
-        return await largest_clients(consumers, appetites.clock()), len(consumers)
+        consumers = consumer_paces.consumers()
+        return await largest_clients(consumers, consumer_paces.clock()), len(consumers)
 
     def _archiver(self) -> ArchiverStatus | None:
         found = self.around.archiver()

@@ -24,7 +24,7 @@ from fetchproxy.observability.health import (
 )
 from fetchproxy.observability.logs import RecentEvent
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.appetite import ClientStatus, Consumer
+from fetchproxy.serving.consumer_pacing import ClientStatus, Consumer
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.published import read_finished_offsets

@@ -25,7 +25,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
 from fetchproxy.runtime.fairness import FairQueue, TokenBucket
-from fetchproxy.serving.appetite import SOFTWARE_SHOWN_MAX, Appetites, Reader, may_pause
+from fetchproxy.serving.consumer_pacing import SOFTWARE_SHOWN_MAX, ConsumerPaces, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
 
 # Records leave as views of the chunks they were read in, and a view keeps its whole chunk (block)
@@ -280,7 +280,7 @@ class Admission(NamedTuple):
     responses: ResponseBudget
     turns: ResponseTurns
     rates: ClientRates
-    appetites: Appetites
+    consumer_paces: ConsumerPaces
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -292,7 +292,7 @@ class Share:
     `enter`: it waits for its turn and for memory. Before it waits for the store, it lets others go
     on (`to_store`). It is charged for its records (`charge`), which count as memory while it is
     `sending` them. Finally it waits for the time that it owes (`pay`). Every fetch, also of the
-    tail, waits until its client has appetite for it (`due_in`).
+    tail, waits until its client has pace for it (`due_in`).
 
     A connection that has waited as long as it was told is served, whatever other connections of the
     same payer were given meanwhile. Otherwise the others could always come first.
@@ -321,7 +321,7 @@ class Share:
     ) -> float:
         """A fetch has come. Returns how long it must wait, in s. See Reader.asked."""
         if self._reader is None:
-            self._reader = self._admission.appetites.reader(
+            self._reader = self._admission.consumer_paces.reader(
                 client(), node_id, partitions, self._software, paced=self._may_pause
             )
         return self._reader.asked(partitions, session_partitions)
@@ -407,5 +407,5 @@ def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], floa
         ResponseBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
         ResponseTurns(limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000),
         ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
-        Appetites(clock, enabled=gateway.pace_by_appetite),
+        ConsumerPaces(clock, enabled=gateway.pace_by_appetite),
     )

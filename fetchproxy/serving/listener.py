@@ -31,7 +31,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
 )
 from fetchproxy.runtime.retrying import keep_running
-from fetchproxy.serving.appetite import Appetites
+from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import GatheredBytes, ServingLimits, to_close
 from fetchproxy.serving.session import Address, ClientSession
 from fetchproxy.serving.transport import ReceiveBuffer
@@ -73,13 +73,13 @@ class Listener:
 
     `name` is for the log. With `tls`, clients must speak TLS; the caller keeps `tls` up to date.
     `knows` accepts or rejects a client's server name, if server names select the broker.
-    The server sets `appetites`, and `node_addresses()`: the advertised addresses by node id. If it
-    keeps anything by topic, it sets `tables`.
+    The server sets `consumer_paces`, and `node_addresses()`: the advertised addresses by node id.
+    If it keeps anything by topic, it sets `tables`.
     `health`: a part that fails is a condition, and starts again; None: it ends the listener.
     """
 
     node_addresses: Callable[[], dict[int, Address]]
-    appetites: Appetites
+    consumer_paces: ConsumerPaces
     tables: Sequence[TopicTable] = ()
 
     def __init__(

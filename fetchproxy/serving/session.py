@@ -290,7 +290,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes in memory: unsent answers, incomplete requests, and the client's appetite."""
+        """Bytes in memory: unsent answers, incomplete requests, and the client's pace."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
         return unsent + self.requests.kept_bytes + self.share.kept_bytes
 

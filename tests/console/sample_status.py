@@ -24,7 +24,7 @@ from fetchproxy.observability.health import (
     worst_first,
 )
 from fetchproxy.observability.logs import RecentEvent
-from fetchproxy.serving.appetite import ClientStatus
+from fetchproxy.serving.consumer_pacing import ClientStatus
 from fetchproxy.writing.archive_health import NotHeld, offsets_in_words
 
 PARTITIONS = (

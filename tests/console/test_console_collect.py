@@ -37,7 +37,7 @@ from fetchproxy.observability.health import Condition, Health, Kind, of_partitio
 from fetchproxy.observability.logs import RecentEvents
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import partition_folder
-from fetchproxy.serving.appetite import Appetites
+from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.storage.archive_identity import LOOK_AGE_MAX_S, ArchiveIdentity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
@@ -93,7 +93,7 @@ class Process:
         self.work: dict[TopicIdPartition, PartitionArchiveStatus] = {}
         self.published_conditions = PublishedConditions()
         self.events = RecentEvents(clock=lambda: "now")
-        self.appetites: Appetites | None = None
+        self.consumer_paces: ConsumerPaces | None = None
         self.exits = AsyncExitStack()
 
     async def __aenter__(self) -> Process:
@@ -109,7 +109,7 @@ class Process:
             work=self.work.get,
             archiver=lambda: (LEADERSHIP, (3, 1), {"keys": "compacted, says password=hunter2"}),
             published_conditions=lambda: self.published_conditions,
-            appetites=lambda: self.appetites,
+            consumer_paces=lambda: self.consumer_paces,
         )
         self.collector = StatusCollector(
             CONFIG, rsm, self.rlmm, cluster, around, self.events, limits=SELDOM
@@ -149,10 +149,10 @@ async def test_before_the_first_look_nothing_is_claimed(process: Process) -> Non
 async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Process) -> None:
     status = await process.collector()
     assert (status.clients, status.clients_total) == ((), 0)  # no listener yet
-    appetites = process.appetites = Appetites(lambda: 7.0)
+    consumer_paces = process.consumer_paces = ConsumerPaces(lambda: 7.0)
     entry = bytes(40)
     for number in range(CLIENTS_MAX + 250):  # in several turns of the loop
-        reader = appetites.reader(
+        reader = consumer_paces.reader(
             ("host", f"client-{number}"), 1, {(b"topic", 0): entry}, "", paced=False
         )
         reader.responded(1000 * (number % 277))
@@ -166,12 +166,13 @@ async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Pr
 
 
 async def test_a_client_that_leaves_while_others_are_looked_at_is_not_shown() -> None:
-    appetites = Appetites(lambda: 7.0)
+    consumer_paces = ConsumerPaces(lambda: 7.0)
     asked = {(b"topic", 0): bytes(40)}
     readers = [
-        appetites.reader(("host", str(number)), 1, asked, "", paced=False) for number in range(150)
+        consumer_paces.reader(("host", str(number)), 1, asked, "", paced=False)
+        for number in range(150)
     ]
-    looking = asyncio.create_task(largest_clients(appetites.consumers(), 7.0))
+    looking = asyncio.create_task(largest_clients(consumer_paces.consumers(), 7.0))
     await asyncio.sleep(0)  # a hundred of them are looked at
     for reader in readers[100:]:
         reader.close()

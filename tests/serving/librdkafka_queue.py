@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from fetchproxy.serving.appetite import Appetite
+from fetchproxy.serving.consumer_pacing import ConsumerPace
 
 QUEUED_MIN_MESSAGES = 100_000
 BACKOFF_S = 1.0
@@ -59,19 +59,19 @@ class StockConsumer:
         self._queue = 0.0
         self.taken = 0.0
 
-    def read(self, records: int, appetite: Appetite | None) -> Outcome:
+    def read(self, records: int, consumer_pace: ConsumerPace | None) -> Outcome:
         begun, given, last = self.now, 0, 0
         responded_at: float | None = None
         outcome = Outcome(0.0, 0, 0.0)
         while given < records:
             wanted = min(self._partitions * _PARTITION_RECORDS, _FETCH_RECORDS_MAX)
-            if appetite is not None:
+            if consumer_pace is not None:
                 if responded_at is not None:
-                    delay = appetite.asked(self.now, responded_at, last)
+                    delay = consumer_pace.asked(self.now, responded_at, last)
                     outcome.longest_delay_s = max(outcome.longest_delay_s, delay)
                     self._pass(delay)
-                if appetite.pace:
-                    wanted = min(wanted, appetite.response_records)
+                if consumer_pace.pace:
+                    wanted = min(wanted, consumer_pace.response_records)
             last = min(wanted, records - given)
             given += last
             self._pass(_ROUND_TRIP_S + last / _SERVED_PER_S)

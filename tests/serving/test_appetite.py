@@ -1,4 +1,4 @@
-"""Pacing by appetite, against a model of librdkafka's queue, without a real clock."""
+"""Pacing by pace, against a model of librdkafka's queue, without a real clock."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from fetchproxy_protocol.fetch import with_bytes_max
 from librdkafka_queue import StockConsumer
 
-from fetchproxy.serving.appetite import (
+from fetchproxy.serving.consumer_pacing import (
     CLIENT_ID_SHOWN_MAX,
     DELAY_MAX_S,
     FULL_RESPONSE_BYTES,
     PARTITIONS_COUNTED_MAX,
     PARTITIONS_PACED_MAX,
     QUEUE_RECORDS,
-    Appetite,
-    Appetites,
+    ConsumerPace,
+    ConsumerPaces,
     Lately,
     Reader,
     may_pause,
@@ -33,7 +33,7 @@ def _seconds(
 ) -> float:
     def once(seed: int) -> float:
         consumer = StockConsumer(partitions, taken_per_s, seed, sleeps=sleeps)
-        outcome = consumer.read(records, Appetite(0.0) if paced else None)
+        outcome = consumer.read(records, ConsumerPace(0.0) if paced else None)
         assert outcome.longest_delay_s <= DELAY_MAX_S
         return outcome.seconds
 
@@ -86,77 +86,77 @@ _TAKEN_PER_S = {"poll": 950_000, "consume": 2_000_000}
 
 @pytest.mark.parametrize("name", _TRACES)
 def test_recorded_client_is_paced_after_its_first_pause_at_what_it_could_take(name: str) -> None:
-    appetite = Appetite(0.0)
+    consumer_pace = ConsumerPace(0.0)
     for asked_ms, responded_ms, records in _TRACES[name]:
-        assert not appetite.pauses, "only the last silence is a pause"
-        held = appetite.asked(asked_ms / 1000, responded_ms / 1000, records)
-        assert appetite.pauses or not held
+        assert not consumer_pace.pauses, "only the last silence is a pause"
+        held = consumer_pace.asked(asked_ms / 1000, responded_ms / 1000, records)
+        assert consumer_pace.pauses or not held
     taken = _TAKEN_PER_S[name.partition("-")[0]]
-    assert 0.25 * taken < appetite.pace < 1.1 * taken
+    assert 0.25 * taken < consumer_pace.pace < 1.1 * taken
 
 
 def test_nothing_is_held_back_before_a_pause() -> None:
-    appetite, now = Appetite(0.0), 0.0
+    consumer_pace, now = ConsumerPace(0.0), 0.0
     for _ in range(1_000):
         now += 0.01
-        assert appetite.asked(now, now - 0.005, 10_000) == 0.0
-    assert appetite.pauses == 0
+        assert consumer_pace.asked(now, now - 0.005, 10_000) == 0.0
+    assert consumer_pace.pauses == 0
 
 
 @pytest.mark.parametrize("silence", [0.45, 1.7, 30.0])
 def test_another_silence_is_no_pause(silence: float) -> None:
-    appetite, now = Appetite(0.0), 0.0
+    consumer_pace, now = ConsumerPace(0.0), 0.0
     for _ in range(20):
         now += silence
-        assert appetite.asked(now, now - silence, 2 * QUEUE_RECORDS) == 0.0
-    assert appetite.pauses == 0
+        assert consumer_pace.asked(now, now - silence, 2 * QUEUE_RECORDS) == 0.0
+    assert consumer_pace.pauses == 0
 
 
 def test_silence_behind_fewer_records_than_fill_the_queue_is_no_pause() -> None:
-    appetite, now = Appetite(0.0), 0.0
+    consumer_pace, now = ConsumerPace(0.0), 0.0
     for _ in range(20):
         now += 1.0
-        assert appetite.asked(now, now - 1.0, QUEUE_RECORDS - 1) == 0.0
-    assert appetite.pauses == 0
+        assert consumer_pace.asked(now, now - 1.0, QUEUE_RECORDS - 1) == 0.0
+    assert consumer_pace.pauses == 0
 
 
 def test_moment_in_which_the_machine_stood_still_fills_no_queue() -> None:
-    appetite = Appetite(0.0, 1_800_000)
+    consumer_pace = ConsumerPace(0.0, 1_800_000)
     now, came_at_once = 0.0, 0
     for number in range(40):
         if number == 30:
             now += 0.3
-        given = appetite.response_records
-        responded_at = now + appetite.asked(now, now - 0.001, given)
+        given = consumer_pace.response_records
+        responded_at = now + consumer_pace.asked(now, now - 0.001, given)
         if number >= 30 and responded_at < now + 0.01:
             came_at_once += given
         now = responded_at + 0.001
     assert 0 < came_at_once <= QUEUE_RECORDS / 2
-    assert appetite.pauses == 0
+    assert consumer_pace.pauses == 0
 
 
 def test_pause_of_three_connections_is_one() -> None:
-    appetite, responded = Appetite(0.0), [0.0] * 3
+    consumer_pace, responded = ConsumerPace(0.0), [0.0] * 3
     for number in range(6):
         for connection in range(3):
             now = 0.1 * number + 0.01 * connection + 0.01
-            assert appetite.asked(now, responded[connection], 20_000) == 0.0
+            assert consumer_pace.asked(now, responded[connection], 20_000) == 0.0
             responded[connection] = now + 0.05
     for connection in range(3):
-        appetite.asked(1.6 + 0.05 * connection, responded[connection], 20_000)
-    assert appetite.pauses == 1
-    assert 300_000 < appetite.pace < 600_000
+        consumer_pace.asked(1.6 + 0.05 * connection, responded[connection], 20_000)
+    assert consumer_pace.pauses == 1
+    assert 300_000 < consumer_pace.pace < 600_000
 
 
 def test_pauses_that_come_too_early_to_tell_halve_the_pace() -> None:
     """But not the first pause: the machine may have stood still."""
-    appetite, paces = Appetite(0.0, 1_000_000), []
+    consumer_pace, paces = ConsumerPace(0.0, 1_000_000), []
     for number in range(3):
         begun = 1.04 * number
-        appetite.asked(begun + 0.02, begun + 0.01, 80_000)
-        appetite.asked(begun + 1.04, begun + 0.03, 80_000)
-        paces.append(appetite.pace)
-    assert appetite.pauses == 3
+        consumer_pace.asked(begun + 0.02, begun + 0.01, 80_000)
+        consumer_pace.asked(begun + 1.04, begun + 0.03, 80_000)
+        paces.append(consumer_pace.pace)
+    assert consumer_pace.pauses == 3
     assert paces[0] > 900_000
     assert 400_000 < paces[2] < 500_000
 
@@ -171,9 +171,9 @@ def test_machine_that_stands_still_at_times_does_not_slow_the_next_runs(
         pace, seconds = 0.0, 0.0
         for run in range(6):
             consumer = StockConsumer(partitions, 1.2e6, 100 * seed + run, stalls_per_s=0.3)
-            appetite = Appetite(0.0, pace) if paced else None
-            seconds = consumer.read(4 * _MILLION, appetite).seconds
-            pace = appetite.pace if appetite else 0.0
+            consumer_pace = ConsumerPace(0.0, pace) if paced else None
+            seconds = consumer.read(4 * _MILLION, consumer_pace).seconds
+            pace = consumer_pace.pace if consumer_pace else 0.0
         return seconds
 
     without = median(last_of_six(seed, paced=False) for seed in _SEEDS)
@@ -182,7 +182,7 @@ def test_machine_that_stands_still_at_times_does_not_slow_the_next_runs(
 
 def test_answers_before_a_pause_that_another_connection_told_of_are_not_of_the_next_cycle() -> None:
     """Else they lengthen the cycle by the pause, and three connections pass for a slow reader."""
-    appetite, responded = Appetite(0.0), [0.0] * 3
+    consumer_pace, responded = ConsumerPace(0.0), [0.0] * 3
     paces = []
     for cycle in range(3):
         begun = 1.2 * cycle
@@ -191,17 +191,17 @@ def test_answers_before_a_pause_that_another_connection_told_of_are_not_of_the_n
                 now = begun + 0.05 * number + 0.01 * connection + 0.01
                 others = [(at, 27_000) for at in responded if at != responded[connection]]
                 silent = now - responded[connection] > 0.5
-                appetite.asked(now, responded[connection], 27_000, others if silent else ())
+                consumer_pace.asked(now, responded[connection], 27_000, others if silent else ())
                 responded[connection] = now + 0.005
-        paces.append(appetite.pace)
-    assert appetite.pauses == 2
+        paces.append(consumer_pace.pace)
+    assert consumer_pace.pauses == 2
     assert min(paces[1:]) > 400_000
 
 
 def test_pauses_grow_rarer() -> None:
-    consumer, appetite = StockConsumer(8, 600_000, 1), Appetite(0.0)
-    first = consumer.read(6 * _MILLION, appetite).pauses
-    later = consumer.read(30 * _MILLION, appetite).pauses
+    consumer, consumer_pace = StockConsumer(8, 600_000, 1), ConsumerPace(0.0)
+    first = consumer.read(6 * _MILLION, consumer_pace).pauses
+    later = consumer.read(30 * _MILLION, consumer_pace).pauses
     assert later / 5 <= first / 2
 
 
@@ -237,8 +237,8 @@ def _asked(offset: int) -> dict[tuple[bytes, int], bytes]:
     return {(b"topic", 0): entry}
 
 
-def _reader(appetites: Appetites, client: tuple[str, str], node_id: int) -> Reader:
-    return appetites.reader(client, node_id, _asked(0), LIBRDKAFKA, paced=True)
+def _reader(consumer_paces: ConsumerPaces, client: tuple[str, str], node_id: int) -> Reader:
+    return consumer_paces.reader(client, node_id, _asked(0), LIBRDKAFKA, paced=True)
 
 
 def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_000) -> float:
@@ -255,14 +255,14 @@ def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_
 
 def test_reader_that_pauses_is_paced() -> None:
     clock = _Clock()
-    reader = _reader(Appetites(clock), ("host", "id"), 1)
+    reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock) > 0
     assert reader.bytes_wanted(1 << 30) < 1 << 30
 
 
 def test_queue_of_large_records_is_full_by_their_bytes() -> None:
     clock = _Clock()
-    reader = _reader(Appetites(clock), ("host", "id"), 1)
+    reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     offset, held = 0, 0.0
     for number in range(40):  # 10 KiB each: three answers of 40 MB and then a pause
         held += reader.asked(_asked(offset))
@@ -276,33 +276,33 @@ def test_queue_of_large_records_is_full_by_their_bytes() -> None:
 
 def test_switched_off_nobody_is_paced() -> None:
     clock = _Clock()
-    reader = _reader(Appetites(clock, enabled=False), ("host", "id"), 1)
+    reader = _reader(ConsumerPaces(clock, enabled=False), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock) == 0
     assert reader.bytes_wanted(1 << 30) == 1 << 30
 
 
 def test_at_the_end_of_the_log_nobody_is_paced() -> None:
     clock = _Clock()
-    reader = _reader(Appetites(clock), ("host", "id"), 1)
+    reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock, FULL_RESPONSE_BYTES - 1) == 0
 
 
 def test_pace_is_known_when_the_client_comes_back() -> None:
     clock = _Clock()
-    appetites = Appetites(clock)
-    reader = _reader(appetites, ("host", "id"), 1)
+    consumer_paces = ConsumerPaces(clock)
+    reader = _reader(consumer_paces, ("host", "id"), 1)
     _read_with_pauses(reader, clock)
     reader.close()
     clock.now += 24 * 3600
-    again = _reader(appetites, ("host", "id"), 1)
+    again = _reader(consumer_paces, ("host", "id"), 1)
     again.responded(3_000_000)
     again.asked(_asked(0))
     again.responded(3_000_000)
     assert again.asked(_asked(400_000)) > 0
     again.close()
-    third = _reader(appetites, ("host", "id"), 1)
+    third = _reader(consumer_paces, ("host", "id"), 1)
     assert third.bytes_wanted(50_000_000) < 10_000_000, "from its first answer on"
-    other = _reader(appetites, ("another host", "id"), 1)
+    other = _reader(consumer_paces, ("another host", "id"), 1)
     other.asked(_asked(0))
     other.responded(3_000_000)
     assert other.asked(_asked(400_000)) == 0
@@ -310,11 +310,11 @@ def test_pace_is_known_when_the_client_comes_back() -> None:
 
 def test_connections_to_different_brokers_are_one_consumer() -> None:
     clock = _Clock()
-    appetites = Appetites(clock)
-    first = _reader(appetites, ("host", "id"), 1)
+    consumer_paces = ConsumerPaces(clock)
+    first = _reader(consumer_paces, ("host", "id"), 1)
     _read_with_pauses(first, clock)
-    second = _reader(appetites, ("host", "id"), 2)
-    stranger = _reader(appetites, ("host", "id"), 1)
+    second = _reader(consumer_paces, ("host", "id"), 2)
+    stranger = _reader(consumer_paces, ("host", "id"), 1)
     for reader in (second, stranger):
         reader.asked(_asked(0))
         reader.responded(3_000_000)
@@ -327,33 +327,33 @@ def test_connections_to_different_brokers_are_one_consumer() -> None:
 # --- clients in the console and the API ---
 def test_what_is_said_of_a_client() -> None:
     clock = _Clock()
-    appetites = Appetites(clock)
-    readers = [_reader(appetites, ("10.0.0.7", "r" * 200), node) for node in (1, 2)]
+    consumer_paces = ConsumerPaces(clock)
+    readers = [_reader(consumer_paces, ("10.0.0.7", "r" * 200), node) for node in (1, 2)]
     held = _read_with_pauses(readers[0], clock)
-    (consumer,) = appetites.consumers()
+    (consumer,) = consumer_paces.consumers()
     said = consumer.status(clock.now)
     assert (said.client_id, said.address) == ("r" * CLIENT_ID_SHOWN_MAX, "10.0.0.7")
     assert said.software == LIBRDKAFKA
     assert (said.connections, said.partitions) == (2, 1)
-    assert said.pauses == consumer.appetite.pauses > 1
+    assert said.pauses == consumer.consumer_pace.pauses > 1
     assert said.held_back_s == round(held, 2) > 0
-    assert said.pace_records_per_s == round(consumer.appetite.pace) > QUEUE_RECORDS
+    assert said.pace_records_per_s == round(consumer.consumer_pace.pace) > QUEUE_RECORDS
     assert said.records_per_s is not None
     assert said.bytes_per_s == pytest.approx(30 * said.records_per_s, rel=1e-3)
     for reader in readers:
         reader.close()
-    assert appetites.consumers() == []
+    assert consumer_paces.consumers() == []
 
 
 def test_client_that_does_not_pause_has_no_pace() -> None:
     clock = _Clock()
-    appetites = Appetites(clock)
-    reader = _reader(appetites, ("host", "id"), 1)
+    consumer_paces = ConsumerPaces(clock)
+    reader = _reader(consumer_paces, ("host", "id"), 1)
     for number in range(200):  # 100,000 records/s, 1 MB/s, in small answers
         reader.asked(_asked(number * 5_000))
         clock.now += 0.05
         reader.responded(50_000)
-    (consumer,) = appetites.consumers()
+    (consumer,) = consumer_paces.consumers()
     said = consumer.status(clock.now)
     assert said.records_per_s == pytest.approx(100_000, rel=0.02)
     assert said.bytes_per_s == pytest.approx(1_000_000, rel=0.02)
@@ -375,14 +375,14 @@ def test_lately_forgets_what_was_long_ago() -> None:
 
 def test_of_very_many_partitions_only_the_bytes_are_known() -> None:
     clock = _Clock()
-    appetites = Appetites(clock)
-    reader = _reader(appetites, ("host", "id"), 1)
+    consumer_paces = ConsumerPaces(clock)
+    reader = _reader(consumer_paces, ("host", "id"), 1)
     (entry,) = _asked(0).values()
     asked = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX + 1)}
     reader.asked(asked)
     reader.responded(3_000)
     reader.asked(asked)
-    said = appetites.consumers()[0].status(clock.now)
+    said = consumer_paces.consumers()[0].status(clock.now)
     assert (said.partitions, said.records_per_s, said.bytes_per_s) == (1_001, None, 3_000)
 
 
@@ -390,11 +390,11 @@ def test_of_very_many_partitions_only_the_bytes_are_known() -> None:
 def test_client_that_is_never_paced_is_counted(enabled: bool) -> None:
     """Its reads are counted whatever it does, even with pacing turned off."""
     clock = _Clock()
-    appetites = Appetites(clock, enabled=enabled)
-    java = appetites.reader(("host", "id"), 1, _asked(0), JAVA, paced=not enabled)
+    consumer_paces = ConsumerPaces(clock, enabled=enabled)
+    java = consumer_paces.reader(("host", "id"), 1, _asked(0), JAVA, paced=not enabled)
     assert _read_with_pauses(java, clock) == 0
     assert java.bytes_wanted(1 << 30) == 1 << 30
-    (consumer,) = appetites.consumers()
+    (consumer,) = consumer_paces.consumers()
     said = consumer.status(clock.now)
     assert said.software == JAVA
     assert said.records_per_s is not None
@@ -402,40 +402,40 @@ def test_client_that_is_never_paced_is_counted(enabled: bool) -> None:
     assert said.bytes_per_s == pytest.approx(30 * said.records_per_s, rel=1e-3)
     assert (said.pauses, said.pace_records_per_s, said.held_back_s) == (0, None, 0.0)
     java.close()
-    assert appetites.consumers() == []
+    assert consumer_paces.consumers() == []
 
 
 def test_two_libraries_of_one_name_are_two_clients() -> None:
     clock = _Clock()
-    appetites = Appetites(clock)
-    _read_with_pauses(_reader(appetites, ("host", "id"), 1), clock)
-    java = appetites.reader(("host", "id"), 2, _asked(0), JAVA, paced=False)
+    consumer_paces = ConsumerPaces(clock)
+    _read_with_pauses(_reader(consumer_paces, ("host", "id"), 1), clock)
+    java = consumer_paces.reader(("host", "id"), 2, _asked(0), JAVA, paced=False)
     java.asked(_asked(0))
     java.responded(3_000_000)
     assert java.asked(_asked(400_000)) == 0
-    found = {one.software: one.status(clock.now) for one in appetites.consumers()}
+    found = {one.software: one.status(clock.now) for one in consumer_paces.consumers()}
     assert found[LIBRDKAFKA].pauses > found[JAVA].pauses == 0
 
 
 def test_fetch_that_names_some_of_its_session() -> None:
     clock = _Clock()
-    appetites = Appetites(clock)
-    reader = appetites.reader(("host", "id"), 1, {}, JAVA, paced=False)
+    consumer_paces = ConsumerPaces(clock)
+    reader = consumer_paces.reader(("host", "id"), 1, {}, JAVA, paced=False)
     (entry,) = _asked(0).values()
     (further,) = _asked(5_000).values()
     reader.asked({(b"topic", number): entry for number in range(90)})
     for number in range(90):  # one at a time; the others are remembered
         reader.responded(50_000)
         reader.asked({(b"topic", number): further}, 90)
-    said = appetites.consumers()[0].status(clock.now)
+    said = consumer_paces.consumers()[0].status(clock.now)
     assert (said.partitions, said.records_per_s) == (90, 90 * 5_000)
     reader.asked({(b"topic", 0): further}, PARTITIONS_COUNTED_MAX + 1)
-    assert appetites.consumers()[0].status(clock.now).records_per_s is None
+    assert consumer_paces.consumers()[0].status(clock.now).records_per_s is None
     assert reader.kept_bytes == 0
 
 
 def test_fetch_of_very_many_partitions_is_not_looked_at() -> None:
-    reader = _reader(Appetites(_Clock()), ("host", "id"), 1)
+    reader = _reader(ConsumerPaces(_Clock()), ("host", "id"), 1)
     (entry,) = _asked(0).values()
     most = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX)}
     reader.asked(most)
@@ -446,7 +446,7 @@ def test_fetch_of_very_many_partitions_is_not_looked_at() -> None:
 
 def test_offset_that_jumps_counts_as_nothing_read() -> None:
     clock = _Clock()
-    reader = _reader(Appetites(clock), ("host", "id"), 1)
+    reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     for offset in (0, 10**12, 5, 10**15, 7):
         clock.now += 1.0
         assert reader.asked(_asked(offset)) == 0.0

@@ -16,7 +16,7 @@ from fetchproxy.serving.admission import (
     Share,
     payer_of,
 )
-from fetchproxy.serving.appetite import Appetites
+from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import to_close
 
 RATE = 1000
@@ -32,8 +32,8 @@ class Clock:
 
 
 def share_of(rates: ClientRates) -> Share:
-    appetites = Appetites(asyncio.get_running_loop().time)
-    return Share(Admission(ResponseBudget(1, 1), ResponseTurns(1, 1.0), rates, appetites), A)
+    consumer_paces = ConsumerPaces(asyncio.get_running_loop().time)
+    return Share(Admission(ResponseBudget(1, 1), ResponseTurns(1, 1.0), rates, consumer_paces), A)
 
 
 def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:

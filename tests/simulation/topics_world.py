@@ -302,7 +302,7 @@ def _collector(parts: Parts) -> StatusCollector:
     around = Surroundings(
         mode=parts.mode, health=parts.health, listeners=parts.listeners,
         brokers=parts.brokers.status, work=parts.work, archiver=parts.archiver,
-        published_conditions=parts.published_conditions, appetites=parts.appetites,
+        published_conditions=parts.published_conditions, consumer_paces=parts.consumer_paces,
     )  # fmt: skip
     return StatusCollector(
         parts.config, parts.rsm, parts.rlmm, parts.cluster, around, limits=parts.limits.console

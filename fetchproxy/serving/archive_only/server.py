@@ -78,7 +78,7 @@ async def open_archive_only(
                 skipped=SkippedOffsets(),
                 clock=listener.clock,
             )
-            listener.appetites = parts.admission.appetites
+            listener.consumer_paces = parts.admission.consumer_paces
             listener.node_addresses = lambda: {NODE_ID: listener.advertised(listener.host)}
             async with AsyncExitStack() as listening:
                 listening.enter_context(closing(parts.groups))

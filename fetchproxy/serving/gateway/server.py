@@ -255,7 +255,7 @@ async def open_gateway(
     )
     fetches = _shared_by_fetches(config, archive, listener.limits, rng or random.Random())
     admission = admission_of(config, listener.limits, listener.clock)
-    listener.appetites = admission.appetites
+    listener.consumer_paces = admission.consumer_paces
     listener.tables = [archive.starts]
     if health is not None:
         health.watch(lambda now: fetches.held.conditions())

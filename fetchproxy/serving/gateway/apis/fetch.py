@@ -269,7 +269,7 @@ class FetchHandler:
         self._client: Client | None = None  # known from its first fetch
         self._busy = False  # a fetch that passed is not answered yet
         self._read: FetchRequest | None = None  # a fetch that is already parsed
-        self._paced = False  # the current fetch has already waited for the client's appetite
+        self._paced = False  # the current fetch has already waited for the client's pace
         self._idle = asyncio.Event()
 
     def close(self) -> None:

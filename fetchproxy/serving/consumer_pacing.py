@@ -203,7 +203,7 @@ class Lately:
         self._begun_at, self._records, self._bytes, self._partitions = now, 0, 0, 0
 
 
-class Appetite:
+class ConsumerPace:
     """One per consumer. Pure: the caller passes times in s that never fall; rates are records/s."""
 
     def __init__(self, now: float, known: float = 0.0) -> None:
@@ -309,7 +309,7 @@ class Appetite:
         self.pace *= math.exp(speed * span)
 
 
-class Appetites:
+class ConsumerPaces:
     """All consumers. A consumer's connections to several brokers count as one consumer.
 
     Connections with one address, client id and library belong to one consumer if no two of them go
@@ -321,7 +321,7 @@ class Appetites:
         self._enabled = enabled
         # Both are keyed by a hash: a client's name may be long.
         self._live: dict[int, dict[Consumer, None]] = {}
-        self._unpaced = Appetite(clock())  # for all that are only counted: it is never asked
+        self._unpaced = ConsumerPace(clock())  # for all that are only counted: it is never asked
         self._known: TTLCache[int, _Known] = TTLCache(_KNOWN_MAX, _KNOWN_S, timer=clock)
 
     def reader(
@@ -341,9 +341,9 @@ class Appetites:
         subject = hash((client, frozenset(topic for topic, _ in partitions)))
         known = self._known.get(subject, _NOTHING_KNOWN)
         if consumer is None:
-            appetite = Appetite(self.clock(), known.pace) if paced else self._unpaced
+            consumer_pace = ConsumerPace(self.clock(), known.pace) if paced else self._unpaced
             shown = client[0], client[1][:CLIENT_ID_SHOWN_MAX]
-            consumer = Consumer(hash(client), shown, software, subject, appetite, {})
+            consumer = Consumer(hash(client), shown, software, subject, consumer_pace, {})
             consumers[consumer] = None
         reader = Reader(self, consumer, node_id, known.record_bytes, paced)
         consumer.readers[node_id] = reader
@@ -361,8 +361,8 @@ class Appetites:
         del live[consumer]
         if not live:
             del self._live[consumer.of_client]
-        if consumer.appetite.pace:
-            self._known[consumer.subject] = _Known(consumer.appetite.pace, reader.record_bytes)
+        if consumer.consumer_pace.pace:
+            self._known[consumer.subject] = _Known(consumer.consumer_pace.pace, reader.record_bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -371,7 +371,7 @@ class Consumer:
     client: Client  # shortened for display
     software: str
     subject: int
-    appetite: Appetite
+    consumer_pace: ConsumerPace
     readers: dict[int | None, Reader]  # its connections, by the broker
 
     def given(self, but: Reader) -> list[_Given]:
@@ -388,7 +388,7 @@ class Consumer:
             records, size_bytes = records + of_reader[0], size_bytes + of_reader[1]
             partitions += of_reader[2]
             counted = counted and of_reader[2] <= reader.partitions_max
-        pace = self.appetite.pace
+        pace = self.consumer_pace.pace
         return ClientStatus(
             client_id,
             self.software,
@@ -397,9 +397,9 @@ class Consumer:
             partitions,
             round(records) if counted else None,
             round(size_bytes),
-            self.appetite.pauses,
+            self.consumer_pace.pauses,
             round(pace) if pace else None,
-            round(self.appetite.held_s, 2),
+            round(self.consumer_pace.held_s, 2),
         )
 
 
@@ -407,7 +407,7 @@ class Consumer:
 class Reader:
     """One connection of a consumer. `record_bytes`: size of its records; 0: not known."""
 
-    _appetites: Appetites
+    _consumer_paces: ConsumerPaces
     _consumer: Consumer
     _node_id: int | None
     record_bytes: float
@@ -420,7 +420,7 @@ class Reader:
 
     def __post_init__(self) -> None:
         self.partitions_max = PARTITIONS_PACED_MAX if self._paced else PARTITIONS_COUNTED_MAX
-        self.lately = Lately(self._appetites.clock())
+        self.lately = Lately(self._consumer_paces.clock())
 
     def asked(
         self, partitions: Mapping[PartitionKey, FetchEntry], session_partitions: int = 0
@@ -440,23 +440,23 @@ class Reader:
             return 0.0
         records = max(records, int(size / _RECORD_BYTES))
         self.record_bytes = size / records
-        appetite = self._consumer.appetite
-        pauses = appetite.pauses
-        now = self._appetites.clock()
+        consumer_pace = self._consumer.consumer_pace
+        pauses = consumer_pace.pauses
+        now = self._consumer_paces.clock()
         silent = now - self._responded_at >= PAUSE_MIN_S
         others = self._consumer.given(self) if silent else ()
-        due_in = appetite.asked(now, self._responded_at, records, others)
-        CLIENT_PAUSES.inc(appetite.pauses - pauses)
+        due_in = consumer_pace.asked(now, self._responded_at, records, others)
+        CLIENT_PAUSES.inc(consumer_pace.pauses - pauses)
         if due_in:
             PACED_RESPONSES.inc()
             PACED_SECONDS.inc(due_in)
         return due_in
 
     def bytes_wanted(self, bytes_max: int) -> int:
-        appetite = self._consumer.appetite
-        if not appetite.pace or not self.record_bytes:
+        consumer_pace = self._consumer.consumer_pace
+        if not consumer_pace.pace or not self.record_bytes:
             return bytes_max
-        records = appetite.response_records / len(
+        records = consumer_pace.response_records / len(
             self._consumer.readers
         )  # their responses coincide
         wanted = max(int(records * self.record_bytes), FULL_RESPONSE_BYTES)
@@ -464,7 +464,7 @@ class Reader:
 
     def responded(self, size_bytes: int) -> None:
         self._response_bytes += size_bytes
-        self._responded_at = self._appetites.clock()
+        self._responded_at = self._consumer_paces.clock()
 
     @property
     def given(self) -> _Given:
@@ -479,7 +479,7 @@ class Reader:
         return len(self._offsets) * _PARTITION_BYTES
 
     def close(self) -> None:
-        self._appetites.left(self._consumer, self._node_id)
+        self._consumer_paces.left(self._consumer, self._node_id)
 
     def _advance(self, partitions: Mapping[PartitionKey, FetchEntry]) -> int:
         """The records of the last response: the advance of the fetch's offsets, which are dense
