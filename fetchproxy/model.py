@@ -251,7 +251,7 @@ FIRST_HISTORY = LogHistory()  # no operator has decided anything
 
 
 @dataclass(frozen=True, slots=True)
-class LogEdges:
+class LogOffsets:
     """The leader's last response about one partition's local log."""
 
     log_start_offset: int

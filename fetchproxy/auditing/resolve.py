@@ -16,7 +16,7 @@ from fetchproxy.metadata.leader_views import LeaderLog, compare_with_leader
 from fetchproxy.metadata.lineage import Undecided, archived_lineage, compared_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import LogEdges, LogHistory, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import LogHistory, LogOffsets, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Kind
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.log_truncation import LogTruncation
@@ -34,7 +34,7 @@ class LogChoice(StrEnum):
 class LeaderSays:
     """The leader's responses about its log."""
 
-    edges: LogEdges
+    log_offsets: LogOffsets
     leader_epoch: int  # -1: the leader gives none
     archived_epochs_end: int  # an offset; -1: the leader does not know the archived epochs
 
@@ -58,23 +58,23 @@ def plan_resolution(
     """`segments`: all in the metadata, from the same time as `view`. Raises ResolutionRefused."""
     shown = tuple(s for s in segments if s.is_finished and view.history.shows(s))
     if choice is LogChoice.KEEP:
-        return _keep(view, leader.edges)
+        return _keep(view, leader.log_offsets)
     lineage = archived_lineage(view)
     # If the archive has no segment, the last epoch before the leader's log.
-    after_epoch = lineage[-1].epoch if lineage else leader.edges.log_start_epoch - 1
+    after_epoch = lineage[-1].epoch if lineage else leader.log_offsets.log_start_epoch - 1
     if choice is LogChoice.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
-        return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.edges))
+        return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.log_offsets))
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
         raise ResolutionRefused(
             f"{view.tp}: the leader's epoch is {leader.leader_epoch}, and epoch {after_epoch} is "
             "archived: the two logs cannot be told apart. Have the leader elected again "
             "(restart the broker), then try again"
         )
-    start = max(leader.archived_epochs_end, leader.edges.log_start_offset)
-    log_start = start if start > leader.edges.log_start_offset else None
+    start = max(leader.archived_epochs_end, leader.log_offsets.log_start_offset)
+    log_start = start if start > leader.log_offsets.log_start_offset else None
     history = view.history.followed_by(after_epoch)
     if choice is LogChoice.TRUNCATE:
-        words = _dropped(shown, leader.edges)
+        words = _dropped(shown, leader.log_offsets)
         return ResolutionPlan(shown[::-1], history, log_start, words)
     words = (
         f"{len(shown)} segments stay in the store, hidden from readers",
@@ -108,26 +108,26 @@ def plan_showing_again(
     return ResolutionPlan((), history, None, words)
 
 
-def _keep(view: PartitionView, edges: LogEdges) -> ResolutionPlan:
+def _keep(view: PartitionView, log_offsets: LogOffsets) -> ResolutionPlan:
     end = max(view.log_end_offset or 0, view.raised_log_start)
     lineage = archived_lineage(view)
     epoch = lineage[-1].epoch if lineage else view.history.kept_epoch
     words = (
         f"the archive below offset {end} stays, and readers see it",
         f"the log's own records below offset {end} are not archived (it ends at offset "
-        f"{edges.high_watermark} now)",
+        f"{log_offsets.high_watermark} now)",
         f"archiving continues at offset {end}, once the log reaches it",
     )
     history = replace(view.history, kept_below=end, kept_epoch=epoch)
     return ResolutionPlan((), history, None, words)
 
 
-def _dropped(shown: Sequence[RemoteLogSegmentMetadata], edges: LogEdges) -> tuple[str, ...]:
+def _dropped(shown: Sequence[RemoteLogSegmentMetadata], log_offsets: LogOffsets) -> tuple[str, ...]:
     size_bytes = sum(s.segment_size_bytes for s in shown)
     return (
         f"{len(shown)} segments ({size_bytes} bytes) are deleted, their objects after "
         "archive.retention_grace_ms",
-        f"the log is archived from its start, offset {edges.log_start_offset}",
+        f"the log is archived from its start, offset {log_offsets.log_start_offset}",
     )
 
 
@@ -146,10 +146,10 @@ async def resolve(
     """
     view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tp)
-    edges = await leader.edges(tp)
-    waits = await _waits(leader, view, edges)
+    log_offsets = await leader.log_offsets(tp)
+    waits = await _waits(leader, view, log_offsets)
     if waits:
-        plan = plan_resolution(choice, view, segments, await _ask(leader, view, edges))
+        plan = plan_resolution(choice, view, segments, await _ask(leader, view, log_offsets))
     else:
         again = plan_showing_again(view, segments) if choice is LogChoice.KEEP else None
         if again is None:
@@ -175,20 +175,20 @@ async def resolve(
     return plan
 
 
-async def _waits(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> bool:
+async def _waits(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets) -> bool:
     end = view.log_end_offset
     if end is None:
-        return edges.log_start_offset < view.raised_log_start > view.history.kept_below
+        return log_offsets.log_start_offset < view.raised_log_start > view.history.kept_below
     compared = await compare_with_leader(leader, view.tp, compared_lineage(view), end)
     stops = compared.begins_again or compared.cut_without_election
     return stops or isinstance(compared.result, Undecided)
 
 
-async def _ask(leader: LeaderLog, view: PartitionView, edges: LogEdges) -> LeaderSays:
+async def _ask(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets) -> LeaderSays:
     lineage = archived_lineage(view)
-    asked = lineage[-1].epoch if lineage else edges.log_start_epoch
+    asked = lineage[-1].epoch if lineage else log_offsets.log_start_epoch
     told = await leader.epoch_end(view.tp, asked) if asked >= 0 else None
     if told is None:
-        return LeaderSays(edges, -1, -1)
+        return LeaderSays(log_offsets, -1, -1)
     leader_epoch, end = told
-    return LeaderSays(edges, leader_epoch, end.end_offset if lineage else -1)
+    return LeaderSays(log_offsets, leader_epoch, end.end_offset if lineage else -1)

@@ -1,4 +1,4 @@
-"""The proxy's own requests to the brokers: leaders, edges of the local log, raw batches."""
+"""The proxy's own requests to the brokers: leaders, log offsets of the local log, raw batches."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from kafka.protocol.admin import (
 from kafka.protocol.consumer.fetch import FetchRequest
 
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
-from fetchproxy.brokers.leaders import Leaders, LogEdgesReads, Told, epoch_ends
+from fetchproxy.brokers.leaders import Leaders, LogOffsetsReads, Told, epoch_ends
 from fetchproxy.brokers.messages import FetchedPartition, decode_fetch, raise_for
 from fetchproxy.brokers.sasl import sasl_credentials
 from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition, is_topic_name
+from fetchproxy.model import IsolationLevel, LogOffsets, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.loop import chosen, each_of
 from fetchproxy.runtime.single_flight import SingleFlight, first_success
@@ -77,7 +77,7 @@ class Cluster:
         self._metadata = MetadataCache()
         self._metadata_calls = SingleFlight[ClusterMetadata]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
-        self._edges = LogEdgesReads(self._leaders, self._connections)
+        self._log_offsets = LogOffsetsReads(self._leaders, self._connections)
         self._last_good: HostPort | None = None
 
     async def __aenter__(self) -> Self:
@@ -187,7 +187,7 @@ class Cluster:
         def is_gone(tp: TopicIdPartition) -> bool:
             return gone(tp.topic_id) or self._metadata.get(tp.topic) is None
 
-        await self._edges.forget(is_gone)
+        await self._log_offsets.forget(is_gone)
 
     def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
         """The last known metadata, however old. Never blocks."""
@@ -218,9 +218,9 @@ class Cluster:
         return await self.ask_any(ask)
 
     # --- one partition ---
-    async def log_edges(
+    async def log_offsets(
         self, tp: TopicIdPartition, *, not_older_than: float | None = None
-    ) -> LogEdges:
+    ) -> LogOffsets:
         """The log's start, high watermark and LSO, from the leader (ListOffsets).
 
         The start includes records that the broker keeps in a tier of its own (-2, not -4 of
@@ -229,23 +229,23 @@ class Cluster:
         """
         now = asyncio.get_running_loop().time()
         oldest = now if not_older_than is None else not_older_than
-        return _found((await self._edges.get([tp], oldest))[tp])
+        return _found((await self._log_offsets.get([tp], oldest))[tp])
 
-    async def log_edges_of(
+    async def fetch_log_offsets(
         self, tps: Collection[TopicIdPartition], *, not_older_than: float
-    ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
-        """As `log_edges`, by three requests to each leader, all leaders at once. Raises nothing.
-        `cached_log_edges` has each broker's response while other brokers are still asked.
+    ) -> dict[TopicIdPartition, LogOffsets | ClusterError]:
+        """As `log_offsets`, by three requests to each leader, all leaders at once. Raises nothing.
+        `cached_log_offsets` has each broker's response while other brokers are still asked.
         """
-        return await self._edges.get(tps, not_older_than)
+        return await self._log_offsets.get(tps, not_older_than)
 
-    def cached_log_edges(self, tp: TopicIdPartition) -> LogEdges | None:
-        """The last known edges, however old. Never blocks."""
-        return self._edges.cached(tp)
+    def cached_log_offsets(self, tp: TopicIdPartition) -> LogOffsets | None:
+        """The last known log offsets, however old. Never blocks."""
+        return self._log_offsets.cached(tp)
 
-    def knows_log_edges(self, tp: TopicIdPartition, not_older_than: float) -> bool:
-        """Whether `log_edges` would answer from memory. Never blocks."""
-        return self._edges.knows(tp, not_older_than)
+    def knows_log_offsets(self, tp: TopicIdPartition, not_older_than: float) -> bool:
+        """Whether `log_offsets` would answer from memory. Never blocks."""
+        return self._log_offsets.knows(tp, not_older_than)
 
     async def ask_epoch_ends(
         self,

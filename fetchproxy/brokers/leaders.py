@@ -22,7 +22,7 @@ from fetchproxy.brokers.messages import RETRIABLE
 from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogEdges, TopicIdPartition
+from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.runtime.loop import chosen, collected, each_of, forget
 from fetchproxy.runtime.retrying import Backoff
 
@@ -157,7 +157,7 @@ def _may_pass(found: object, topic_is_known: bool) -> bool:
 
 
 _GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-FoundEdges = dict[TopicIdPartition, LogEdges | ClusterError]
+FoundLogOffsets = dict[TopicIdPartition, LogOffsets | ClusterError]
 
 
 class _Call:
@@ -165,10 +165,10 @@ class _Call:
 
     def __init__(self) -> None:
         self.tps: set[TopicIdPartition] = set()
-        self.landed: asyncio.Future[FoundEdges] = asyncio.get_running_loop().create_future()
+        self.landed: asyncio.Future[FoundLogOffsets] = asyncio.get_running_loop().create_future()
 
 
-class LogEdgesReads:
+class LogOffsetsReads:
     """Start and end of partitions' local logs, from their leaders (ListOffsets), with the time.
 
     Sends three requests to each broker, however many partitions it leads. A caller that asks for a
@@ -179,10 +179,10 @@ class LogEdgesReads:
         self._leaders = leaders
         self._connections = connections
         # Each with the loop time (s) before the request left.
-        self._known: dict[TopicIdPartition, tuple[LogEdges, float]] = {}
+        self._known: dict[TopicIdPartition, tuple[LogOffsets, float]] = {}
         self._single_flights: list[_Call] = []
 
-    def cached(self, tp: TopicIdPartition) -> LogEdges | None:
+    def cached(self, tp: TopicIdPartition) -> LogOffsets | None:
         known = self._known.get(tp)
         return None if known is None else known[0]
 
@@ -193,10 +193,12 @@ class LogEdgesReads:
     async def forget(self, gone: Callable[[TopicIdPartition], bool]) -> None:
         await forget(self._known, gone)
 
-    async def get(self, tps: Collection[TopicIdPartition], not_older_than: float) -> FoundEdges:
+    async def get(
+        self, tps: Collection[TopicIdPartition], not_older_than: float
+    ) -> FoundLogOffsets:
         """Edges from that loop time (s) or later; the future means now. Raises no ClusterError."""
         oldest = min(not_older_than, asyncio.get_running_loop().time())
-        failed: FoundEdges = {}
+        failed: FoundLogOffsets = {}
 
         def is_due(tp: TopicIdPartition) -> bool:
             return tp not in failed and not self.knows(tp, oldest)
@@ -224,28 +226,28 @@ class LogEdgesReads:
                     errors = other.landed.result()
                     failed.update({tp: errors[tp] for tp in due if tp in errors})
         gone = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
-        found: FoundEdges = {}
+        found: FoundLogOffsets = {}
         async for tp in each_of(tps):
             known = self._known.get(tp)
             found[tp] = failed.get(tp) or (gone if known is None else known[0])
         return found
 
-    async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundEdges:
+    async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundLogOffsets:
         """Returns the errors. Keeps each broker's response at once, while others are still
         asked.
         """
-        failed: FoundEdges = {}
+        failed: FoundLogOffsets = {}
         found = await self._leaders.ask(tps, self._ask_leader)
-        async for tp, edges in each_of(found.items()):
-            if isinstance(edges, ClusterError):
-                failed[tp] = edges
-                if edges.error_code in _GONE:
+        async for tp, log_offsets in each_of(found.items()):
+            if isinstance(log_offsets, ClusterError):
+                failed[tp] = log_offsets
+                if log_offsets.error_code in _GONE:
                     self._known.pop(tp, None)
         return failed
 
     async def _ask_leader(
         self, leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
-    ) -> FoundEdges:
+    ) -> FoundLogOffsets:
         asked_at = asyncio.get_running_loop().time()
         connection = await self._connections.shared(leader)
         version = connection.version_of(ApiKey.LIST_OFFSETS)
@@ -268,17 +270,17 @@ class LogEdgesReads:
             await _results(payload, ApiKey.LIST_OFFSETS, version, list_offsets.results_in)
             for payload in payloads
         ]
-        found: FoundEdges = {}
+        found: FoundLogOffsets = {}
         async for tp, topic in each_of(topics.items()):
             key = (topic.name, tp.partition)
-            edges = _edges_of(starts.get(key), stables.get(key), ends.get(key))
-            found[tp] = edges
-            if isinstance(edges, LogEdges):
-                self._known[tp] = edges, asked_at
+            log_offsets = _log_offsets_of(starts.get(key), stables.get(key), ends.get(key))
+            found[tp] = log_offsets
+            if isinstance(log_offsets, LogOffsets):
+                self._known[tp] = log_offsets, asked_at
         return found
 
 
-def _edges_of(*results: OffsetResult | ClusterError | None) -> LogEdges | ClusterError:
+def _log_offsets_of(*results: OffsetResult | ClusterError | None) -> LogOffsets | ClusterError:
     """Edges from the log start, the last stable offset and the high watermark."""
     known: list[OffsetResult] = []
     for result in results:
@@ -288,7 +290,7 @@ def _edges_of(*results: OffsetResult | ClusterError | None) -> LogEdges | Cluste
             return ClusterError("ListOffsets was answered without the partition")
         known.append(result)
     start, stable, end = known
-    return LogEdges(start.offset, end.offset, stable.offset, start.leader_epoch)
+    return LogOffsets(start.offset, end.offset, stable.offset, start.leader_epoch)
 
 
 # (the leader's own epoch, the end it reports). None: it has no such request or reports no epochs.

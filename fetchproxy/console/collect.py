@@ -41,7 +41,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     PARTITIONS_ALONE_MAX,
     RemoteLogMetadataManager,
 )
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import (
     Condition,
@@ -103,15 +103,15 @@ class _Shown:
     """A partition's line and its sources. The line is made again when these change."""
 
     view: PartitionView | None
-    edges: LogEdges | None
+    log_offsets: LogOffsets | None
     status: PartitionStatus
 
-    def is_of(self, view: PartitionView | None, edges: LogEdges | None) -> bool:
+    def is_of(self, view: PartitionView | None, log_offsets: LogOffsets | None) -> bool:
         """True also if the view was read again and has not changed."""
         same = view is self.view or (
             view is not None and self.view is not None and is_same_archive(view, self.view)
         )
-        return same and edges == self.edges
+        return same and log_offsets == self.log_offsets
 
 
 class _Found(NamedTuple):
@@ -224,8 +224,8 @@ class StatusCollector:
             gone, self._shown = self._shown, kept
             await self._withdraw_gauges([tp for tp in gone if tp not in kept])
         if self.cluster is not None:
-            edges_s = self.limits.refresh_interval_ms / 1000
-            await self.cluster.log_edges_of(self._tps, not_older_than=now - edges_s)
+            log_offsets_s = self.limits.refresh_interval_ms / 1000
+            await self.cluster.fetch_log_offsets(self._tps, not_older_than=now - log_offsets_s)
         async for tp in each_of(self._tps, LINES_AT_ONCE):
             self._partition_line(tp)  # for the gauges
         if all_of_it:
@@ -380,10 +380,12 @@ class StatusCollector:
 
     def _partition_line(self, tp: TopicIdPartition) -> PartitionStatus:
         view = self.rlmm.view(tp)
-        edges = None if self.cluster is None else self.cluster.cached_log_edges(tp)
+        log_offsets = None if self.cluster is None else self.cluster.cached_log_offsets(tp)
         shown = self._shown.get(tp)
-        if shown is None or not shown.is_of(view, edges):
-            shown = self._shown[tp] = _Shown(view, edges, partition_status(tp, view, edges))
+        if shown is None or not shown.is_of(view, log_offsets):
+            shown = self._shown[tp] = _Shown(
+                view, log_offsets, partition_status(tp, view, log_offsets)
+            )
             if self.around.work(tp) is None:
                 _set_gauges(shown.status)
         return shown.status

@@ -13,7 +13,7 @@ from fetchproxy.brokers.broker_watch import BrokersStatus
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import FIRST_HISTORY, LogEdges, TopicIdPartition
+from fetchproxy.model import FIRST_HISTORY, LogOffsets, TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import (
     Condition,
@@ -313,9 +313,9 @@ async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[Cl
 
 
 def partition_status(
-    tp: TopicIdPartition, view: PartitionView | None, edges: LogEdges | None
+    tp: TopicIdPartition, view: PartitionView | None, log_offsets: LogOffsets | None
 ) -> PartitionStatus:
-    """`view` or `edges` None: not known; the fields that depend on it then stay unknown."""
+    """`view` or `log_offsets` None: not known; the fields that depend on it then stay unknown."""
     gaps = () if view is None else tuple(OffsetRange(first, last) for first, last in view.gaps())
     archive_end = None if view is None else view.log_end_offset
     return PartitionStatus(
@@ -325,11 +325,15 @@ def partition_status(
         gaps=gaps,
         segments=0 if view is None else len(view.segments),
         size_bytes=0 if view is None else view.segments.size_bytes,
-        log_start_offset=None if edges is None else edges.log_start_offset,
-        log_end_offset=None if edges is None else edges.high_watermark,
-        lag_offsets=None if view is None or edges is None else lag_offsets(archive_end, edges),
+        log_start_offset=None if log_offsets is None else log_offsets.log_start_offset,
+        log_end_offset=None if log_offsets is None else log_offsets.high_watermark,
+        lag_offsets=None
+        if view is None or log_offsets is None
+        else lag_offsets(archive_end, log_offsets),
         margin_offsets=(
-            None if edges is None or archive_end is None else archive_end - edges.log_start_offset
+            None
+            if log_offsets is None or archive_end is None
+            else archive_end - log_offsets.log_start_offset
         ),
     )
 
@@ -369,10 +373,10 @@ def archived_ranges(view: PartitionView) -> tuple[OffsetRange, ...]:
     return tuple(map(OffsetRange, firsts, lasts))
 
 
-def lag_offsets(archive_end: int | None, edges: LogEdges) -> int:
+def lag_offsets(archive_end: int | None, log_offsets: LogOffsets) -> int:
     """Offsets up to the high watermark that the broker has and the archive does not."""
-    copied_to = edges.log_start_offset if archive_end is None else archive_end
-    return max(0, edges.high_watermark - max(copied_to, edges.log_start_offset))
+    copied_to = log_offsets.log_start_offset if archive_end is None else archive_end
+    return max(0, log_offsets.high_watermark - max(copied_to, log_offsets.log_start_offset))
 
 
 # The conditions of partitions that are found in the store, for page and gauges.

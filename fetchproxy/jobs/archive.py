@@ -150,13 +150,13 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
         failed: list[Failure] = []
 
         async def planned(tp: TopicIdPartition) -> PlannedPartition:
-            edges = await cluster.log_edges(tp)
+            log_offsets = await cluster.log_offsets(tp)
             view = await opened.rlmm.refresh(tp, asyncio.get_running_loop().time())
             return PlannedPartition(
                 tp,
                 view.log_end_offset,
-                edges.log_start_offset,
-                edges.last_stable_offset,
+                log_offsets.log_start_offset,
+                log_offsets.last_stable_offset,
                 discovery.topic_config(tp.topic_id),
             )
 

@@ -29,7 +29,7 @@ from fetchproxy.model import (
     EpochEnd,
     EpochStart,
     IsolationLevel,
-    LogEdges,
+    LogOffsets,
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition, Kind, of_partition
@@ -48,7 +48,7 @@ class LeaderLog:
         self._cluster = cluster
         # After an election, or at first use, many partitions are compared at once.
         self._ends = Gathering(self._ask_ends)
-        self._edges = Gathering(self._ask_edges)
+        self._log_offsets = Gathering(self._ask_log_offsets)
 
     def known_epoch(self, tp: TopicIdPartition) -> int:
         """The last known leader's epoch. -1: no leader is known, or there is none. Never blocks."""
@@ -66,8 +66,8 @@ class LeaderLog:
         """
         return await self._ends.ask((tp, epoch))
 
-    async def edges(self, tp: TopicIdPartition) -> LogEdges:
-        return await self._edges.ask(tp)
+    async def log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
+        return await self._log_offsets.ask(tp)
 
     async def _ask_ends(
         self,
@@ -90,12 +90,14 @@ class LeaderLog:
             await self._cluster.ask_epoch_ends(epochs, told)
             waiting = [(tp, epoch) for tp, epoch in waiting if epochs[tp] != epoch]
 
-    async def _ask_edges(
-        self, tps: Collection[TopicIdPartition], tell: Tell[TopicIdPartition, LogEdges]
+    async def _ask_log_offsets(
+        self, tps: Collection[TopicIdPartition], tell: Tell[TopicIdPartition, LogOffsets]
     ) -> None:
         now = asyncio.get_running_loop().time()
-        for tp, edges in (await self._cluster.log_edges_of(tps, not_older_than=now)).items():
-            tell(tp, edges)
+        for tp, log_offsets in (
+            await self._cluster.fetch_log_offsets(tps, not_older_than=now)
+        ).items():
+            tell(tp, log_offsets)
 
     async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         """(producer id, first offset) of aborted transactions with an offset at `offset` or above.
@@ -159,12 +161,12 @@ async def compare_with_leader(
                 )
             ends[found.epoch] = end
         elif isinstance(found, AskLogStart):
-            log_start_epoch = (await leader.edges(tp)).log_start_epoch
+            log_start_epoch = (await leader.log_offsets(tp)).log_start_epoch
             ends.clear()  # these are older answers: the log may have begun lower then
         else:
             break
     if log_start_epoch is not None and found != Shared(end_offset):
-        again = (await leader.edges(tp)).log_start_epoch
+        again = (await leader.log_offsets(tp)).log_start_epoch
         if again != log_start_epoch:
             raise ClusterUnavailable(f"{tp}: the log start moved during requests to the leader")
     anew = begins_again(lineage, end_offset, found)

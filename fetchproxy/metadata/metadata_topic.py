@@ -129,8 +129,8 @@ class KafkaMetadataLog:
         # record (KIP-207); the high watermark in a Fetch may lag then.
         tp = self._tp(partition)
         with _as_storage_errors(f"end of {tp}"):
-            edges = await self._cluster.log_edges(tp)
-        return edges.log_start_offset, edges.high_watermark
+            log_offsets = await self._cluster.log_offsets(tp)
+        return log_offsets.log_start_offset, log_offsets.high_watermark
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
         """Some values from an offset within the bounds on; may wait a little if there is none."""

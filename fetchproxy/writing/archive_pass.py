@@ -25,7 +25,7 @@ from fetchproxy.errors import (
     LogTruncated,
     RemoteStorageError,
 )
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets
 from fetchproxy.runtime.loop import for_each
 from fetchproxy.runtime.retrying import Backoff
@@ -178,9 +178,13 @@ class ArchivePass(Archiver):
             self.published_conditions.hold(Kind.PARTITION_STOPPED, tp, str(error))
         elif isinstance(error, LogDamaged):
             self.published_conditions.hold(Kind.LOG_DAMAGED, tp, str(error))
-        edges, view = self.cluster.cached_log_edges(tp), self.rlmm.view(tp)
+        log_offsets, view = self.cluster.cached_log_offsets(tp), self.rlmm.view(tp)
         end = None if view is None else view.log_end_offset
-        offsets = None if edges is None else _above(end, edges, edges.last_stable_offset)
+        offsets = (
+            None
+            if log_offsets is None
+            else _above(end, log_offsets, log_offsets.last_stable_offset)
+        )
         # What a store denies, it denies a second later too.
         again = may_pass(error) and getattr(error, "retriable", True)
         return NotArchived(
@@ -207,14 +211,14 @@ class ArchivePass(Archiver):
         Then delete what retention has passed. Segments hidden now lose their objects in a later
         pass.
         """
-        edges = await self.cluster.log_edges(tp)
-        log_start = self.log_starts.get(tp, edges.log_start_offset)
+        log_offsets = await self.cluster.log_offsets(tp)
+        log_start = self.log_starts.get(tp, log_offsets.log_start_offset)
         archiver = self.archiver(tp, spool, on_lost=lost.append, log_start_offset=log_start)
         self._at_work[tp] = archiver
         try:
             while await archiver.process(close_short=True):
                 end = archiver.archive_end
-                if end is not None and end >= edges.last_stable_offset:
+                if end is not None and end >= log_offsets.last_stable_offset:
                     break
             end = archiver.archive_end
         finally:
@@ -229,24 +233,24 @@ class ArchivePass(Archiver):
             "partition_archived",
             **tp.logged,
             archive_end=end,
-            last_stable_offset=edges.last_stable_offset,
+            last_stable_offset=log_offsets.last_stable_offset,
         )
-        if edges.high_watermark <= max(edges.last_stable_offset, end or 0):
+        if log_offsets.high_watermark <= max(log_offsets.last_stable_offset, end or 0):
             return []
         return await self._pinned(tp, end)
 
     async def _pinned(self, tp: TopicIdPartition, end: int | None) -> list[NotArchived]:
         """What is above the last stable offset still, or nothing."""
-        edges = await self.cluster.log_edges(tp)
-        offsets = _above(end, edges, edges.high_watermark)
-        if offsets is None or edges.last_stable_offset >= edges.high_watermark:
+        log_offsets = await self.cluster.log_offsets(tp)
+        offsets = _above(end, log_offsets, log_offsets.high_watermark)
+        if offsets is None or log_offsets.last_stable_offset >= log_offsets.high_watermark:
             return []
         try:
             oldest = await oldest_open_transaction(self.cluster, tp)
         except ClusterError as error:
             log.info("producers_not_described", **tp.logged, error=str(error))
             oldest = None
-        cause = pinned_in_words(edges.last_stable_offset, oldest)
+        cause = pinned_in_words(log_offsets.last_stable_offset, oldest)
         return [NotArchived(tp, offsets, cause, ended_by(tp, oldest), failed=False)]
 
 
@@ -268,9 +272,9 @@ class _Round:
             self.away = passing
 
 
-def _above(end: int | None, edges: LogEdges, to: int) -> Offsets | None:
+def _above(end: int | None, log_offsets: LogOffsets, to: int) -> Offsets | None:
     """The offsets above the archive's end and below `to`. None: there are none."""
-    first = max(end or 0, edges.log_start_offset)
+    first = max(end or 0, log_offsets.log_start_offset)
     return (first, to - 1) if first < to else None
 
 

@@ -242,8 +242,8 @@ class OwnArchive:
             return
         tps = partitions_of([topic for topic in topics if await self._trims(topic)])
         now = asyncio.get_running_loop().time()
-        edges = await self.cluster.log_edges_of(tps, not_older_than=now)
-        for tp, found in sorted(edges.items()):
+        log_offsets = await self.cluster.fetch_log_offsets(tps, not_older_than=now)
+        for tp, found in sorted(log_offsets.items()):
             if isinstance(found, ClusterError):
                 raise found
             if found.log_start_offset > 0:

@@ -25,7 +25,7 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
@@ -428,10 +428,10 @@ class ManagedPartition:
 
     # --- how it stands ---
     def status(
-        self, topic_config: Mapping[str, str] | None, edges: LogEdges | None
+        self, topic_config: Mapping[str, str] | None, log_offsets: LogOffsets | None
     ) -> PartitionArchiveStatus:
         """The status. The range is from step 3; a leader's end includes its own copies since.
-        `edges`: of the brokers' log, read independently of the turns.
+        `log_offsets`: of the brokers' log, read independently of the turns.
         """
         retention_used, deleted_in_ms = self.watch.margin(self.tp)
         known, view = self.archiver.status(), self.view
@@ -443,11 +443,11 @@ class ManagedPartition:
             bytes_per_offset = _bytes_per_offset(view) or bytes_per_offset
         log_start, stable = known.log_start_offset, known.last_stable_offset
         high_watermark = None
-        if edges is not None and self.leads:
+        if log_offsets is not None and self.leads:
             # Both only rise, except in a log that begins again.
-            log_start = max(edges.log_start_offset, 0 if self.stopped else log_start or 0)
-            stable = max(edges.last_stable_offset, 0 if self.stopped else stable or 0)
-            high_watermark = max(edges.high_watermark, stable)
+            log_start = max(log_offsets.log_start_offset, 0 if self.stopped else log_start or 0)
+            stable = max(log_offsets.last_stable_offset, 0 if self.stopped else stable or 0)
+            high_watermark = max(log_offsets.high_watermark, stable)
         return replace(
             known,
             archive_start=start,

@@ -377,21 +377,21 @@ class RemoteLogManager(Archiver):
     async def _watch_forever(self) -> None:
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
-            await self._read_edges()
+            await self._read_log_offsets()
             now = asyncio.get_running_loop().time()
             await self.watch.look(self._watched(), now, self.wall_clock_ms())
             await self.watch.ask(self.cluster)
 
-    async def _read_edges(self) -> None:
+    async def _read_log_offsets(self) -> None:
         """Ask for the ends of the brokers' logs: turns do not get that far while copies fail."""
         loop = asyncio.get_running_loop()
         led = await chosen(list(self._partitions), self._leadership.leads)
         try:
             async with asyncio.timeout(WATCH_INTERVAL_S):
                 oldest = loop.time() - WATCH_INTERVAL_S
-                await self.cluster.log_edges_of(led, not_older_than=oldest)
+                await self.cluster.fetch_log_offsets(led, not_older_than=oldest)
         except TimeoutError:
-            return  # use the edges that arrived in time
+            return  # use the log offsets that arrived in time
 
     def _watched(self) -> Iterator[PartitionArchiveStatus]:
         """Yields one at a time: a partition may go while the others are checked."""
@@ -471,4 +471,4 @@ class RemoteLogManager(Archiver):
 
     def _status(self, tp: TopicIdPartition) -> PartitionArchiveStatus:
         topic_config = self.topic_config(tp.topic_id)
-        return self._partitions[tp].status(topic_config, self.cluster.cached_log_edges(tp))
+        return self._partitions[tp].status(topic_config, self.cluster.cached_log_offsets(tp))

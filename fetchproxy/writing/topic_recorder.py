@@ -18,7 +18,7 @@ from fetchproxy.writing.discovery import partitions_of
 
 WRITTEN_AT_ONCE = 16
 # The ends of the brokers' logs may be this old: other parts of an archiver ask for them too.
-_EDGES_AGE_MAX_S = 30.0
+_LOG_OFFSETS_AGE_MAX_S = 30.0
 
 
 class TopicRecorder:
@@ -44,13 +44,15 @@ class TopicRecorder:
         """
         known = await self._known.refresh()
         cluster_id = await self._cluster.cluster_id() or ""
-        oldest = asyncio.get_running_loop().time() - _EDGES_AGE_MAX_S
-        edges = await self._cluster.log_edges_of(partitions_of(topics), not_older_than=oldest)
+        oldest = asyncio.get_running_loop().time() - _LOG_OFFSETS_AGE_MAX_S
+        log_offsets = await self._cluster.fetch_log_offsets(
+            partitions_of(topics), not_older_than=oldest
+        )
 
         def described(topic: TopicInfo) -> TopicDescription:
             before, empty = known.get(topic.topic_id), dict[int, int]()
             for number in topic.leaders:
-                found = edges[TopicIdPartition(topic.topic_id, topic.name, number)]
+                found = log_offsets[TopicIdPartition(topic.topic_id, topic.name, number)]
                 if isinstance(found, ClusterError):
                     if before is not None and number in before.empty:
                         empty[number] = before.empty[number]  # as last known

@@ -132,7 +132,7 @@ async def test_many_callers_ask_once() -> None:
     async with serving(broker) as bootstrap, Cluster(config(bootstrap)) as cluster:
         async with asyncio.TaskGroup() as group:
             for _ in range(50):
-                group.create_task(cluster.log_edges(TP))
+                group.create_task(cluster.log_offsets(TP))
         assert broker.asked.count(3) == 1
         assert broker.asked.count(2) == 3  # log start, last stable offset, high watermark
         assert broker.asked.count(18) == 1  # one connection
@@ -144,8 +144,8 @@ async def test_edges_that_were_asked_for_too_early_do_not_count() -> None:
     loop = asyncio.get_running_loop()
     async with serving(broker) as bootstrap, Cluster(config(bootstrap)) as cluster:
         async with asyncio.TaskGroup() as group:
-            group.create_task(cluster.log_edges(TP))
+            group.create_task(cluster.log_offsets(TP))
             while not broker.asked.count(2):  # noqa: ASYNC110 - its requests are under way
                 await asyncio.sleep(0)
-            group.create_task(cluster.log_edges(TP, not_older_than=loop.time()))
+            group.create_task(cluster.log_offsets(TP, not_older_than=loop.time()))
         assert broker.asked.count(2) == 6

@@ -75,9 +75,9 @@ async def test_unknown_topics_have_kafkas_codes(
         with pytest.raises(ClusterError) as by_id:
             await cluster.topic_by_id(UNKNOWN)
         assert by_id.value.error_code == 100
-        with pytest.raises(ClusterError) as edges:
-            await cluster.log_edges(TopicIdPartition(UNKNOWN, "absent", 0))
-        assert edges.value.error_code == 100
+        with pytest.raises(ClusterError) as log_offsets:
+            await cluster.log_offsets(TopicIdPartition(UNKNOWN, "absent", 0))
+        assert log_offsets.value.error_code == 100
 
 
 async def test_fetch_gives_whole_raw_batches(
@@ -103,13 +103,13 @@ async def test_fetch_gives_whole_raw_batches(
                 offset = header.last_offset + 1
                 batches += 1
         assert batches > 1
-        edges = await cluster.log_edges(tp)
-        assert (edges.log_start_offset, edges.high_watermark) == (0, 500)
-        assert cluster.cached_log_edges(tp) == edges
+        log_offsets = await cluster.log_offsets(tp)
+        assert (log_offsets.log_start_offset, log_offsets.high_watermark) == (0, 500)
+        assert cluster.cached_log_offsets(tp) == log_offsets
         now = asyncio.get_running_loop().time()
-        assert cluster.knows_log_edges(tp, now - 60)
-        assert not cluster.knows_log_edges(tp, now + 1)
-        assert not cluster.knows_log_edges(tp._replace(partition=0), now - 60)
+        assert cluster.knows_log_offsets(tp, now - 60)
+        assert not cluster.knows_log_offsets(tp, now + 1)
+        assert not cluster.knows_log_offsets(tp._replace(partition=0), now - 60)
 
 
 async def test_out_of_range_is_an_answer(mock_producer: Producer, config: ClusterConfig) -> None:
@@ -134,10 +134,10 @@ async def test_edges_are_cached_but_never_too_old(
     async with Cluster(config) as cluster:
         tp = await tp_of(cluster)
         lately = loop.time()
-        assert (await cluster.log_edges(tp, not_older_than=lately)).high_watermark == 10
+        assert (await cluster.log_offsets(tp, not_older_than=lately)).high_watermark == 10
         produce(mock_producer, 10)
-        assert (await cluster.log_edges(tp, not_older_than=lately)).high_watermark == 10
-        assert (await cluster.log_edges(tp)).high_watermark == 20
+        assert (await cluster.log_offsets(tp, not_older_than=lately)).high_watermark == 10
+        assert (await cluster.log_offsets(tp)).high_watermark == 20
 
 
 async def test_a_long_poll_blocks_nobody(mock_producer: Producer, config: ClusterConfig) -> None:
@@ -158,7 +158,7 @@ async def test_a_long_poll_blocks_nobody(mock_producer: Producer, config: Cluste
             tp, 0, bytes_max=1024, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
         )
         assert len(fetched.records) > 0
-        assert (await cluster.log_edges(tp)).high_watermark == 10
+        assert (await cluster.log_offsets(tp)).high_watermark == 10
         assert not poll.done()
 
 
@@ -178,7 +178,7 @@ async def test_cancelled_fetch_leaves_the_cluster_usable(
                         wait_max_ms=5_000,
                         isolation=IsolationLevel.READ_COMMITTED,
                     )
-        assert (await cluster.log_edges(tp)).high_watermark == 10
+        assert (await cluster.log_offsets(tp)).high_watermark == 10
 
 
 async def test_one_live_bootstrap_address_is_enough(
@@ -197,4 +197,4 @@ async def test_no_broker_is_unavailable() -> None:
         with pytest.raises(ClusterUnavailable):
             await cluster.brokers()
         with pytest.raises(ClusterUnavailable):
-            await cluster.log_edges(TopicIdPartition(UNKNOWN, "absent", 0))
+            await cluster.log_offsets(TopicIdPartition(UNKNOWN, "absent", 0))

@@ -31,7 +31,7 @@ from fetchproxy.brokers.topic_metadata import KEPT_RESPONSES_MAX, MetadataCache,
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
-from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
+from fetchproxy.model import EpochEnd, LogOffsets, TopicIdPartition
 from fetchproxy.runtime.loop import ITEMS_AT_ONCE
 
 NODES = (1, 2, 3)
@@ -203,8 +203,8 @@ def tps_of(name: str, partitions: int = PARTITIONS) -> list[TopicIdPartition]:
     return [TopicIdPartition(TOPICS[name], name, n) for n in range(partitions)]
 
 
-def edges_of(tp: TopicIdPartition) -> LogEdges:
-    return LogEdges(tp.partition, tp.partition * 10, tp.partition * 9, 5)
+def log_offsets_of(tp: TopicIdPartition) -> LogOffsets:
+    return LogOffsets(tp.partition, tp.partition * 10, tp.partition * 9, 5)
 
 
 def now() -> float:
@@ -268,16 +268,18 @@ async def test_edges_of_many_take_three_requests_a_broker() -> None:
     tps = [*tps_of("topic-0"), *tps_of("topic-1"), *tps_of("topic-2")]
     async with running(fleet) as cluster:
         asked_from = now()
-        found = await cluster.log_edges_of(tps, not_older_than=asked_from)
-        assert found == {tp: edges_of(tp) for tp in tps}
+        found = await cluster.fetch_log_offsets(tps, not_older_than=asked_from)
+        assert found == {tp: log_offsets_of(tp) for tp in tps}
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         assert len(fleet.names) == 1
         # Kept, for one and for many.
-        assert await cluster.log_edges(tps[5], not_older_than=asked_from) == edges_of(tps[5])
-        assert cluster.cached_log_edges(tps[7]) == edges_of(tps[7])
-        await cluster.log_edges_of(tps, not_older_than=asked_from)
+        assert await cluster.log_offsets(tps[5], not_older_than=asked_from) == log_offsets_of(
+            tps[5]
+        )
+        assert cluster.cached_log_offsets(tps[7]) == log_offsets_of(tps[7])
+        await cluster.fetch_log_offsets(tps, not_older_than=asked_from)
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
-        await cluster.log_edges_of(tps, not_older_than=now())
+        await cluster.fetch_log_offsets(tps, not_older_than=now())
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 6 * len(NODES)
 
 
@@ -287,14 +289,14 @@ async def test_who_asks_at_the_same_time_shares_the_requests() -> None:
     async with running(fleet) as cluster, asyncio.TaskGroup() as group:
         await cluster.topics_by_name(TOPICS)
         since = now()
-        many = [group.create_task(cluster.log_edges_of(tps, not_older_than=since))]
+        many = [group.create_task(cluster.fetch_log_offsets(tps, not_older_than=since))]
         while not fleet.asked[ApiKey.LIST_OFFSETS]:  # noqa: ASYNC110 - a request under way
             await asyncio.sleep(0)
-        many.append(group.create_task(cluster.log_edges_of(tps[:9], not_older_than=since)))
-        one = group.create_task(cluster.log_edges(tps[3], not_older_than=since))
+        many.append(group.create_task(cluster.fetch_log_offsets(tps[:9], not_older_than=since)))
+        one = group.create_task(cluster.log_offsets(tps[3], not_older_than=since))
         await asyncio.wait([*many, one])
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
-        assert one.result() == edges_of(tps[3])
+        assert one.result() == log_offsets_of(tps[3])
 
 
 async def test_who_leaves_takes_the_answer_from_nobody() -> None:
@@ -302,12 +304,12 @@ async def test_who_leaves_takes_the_answer_from_nobody() -> None:
     tps = tps_of("topic-0")
     async with running(fleet) as cluster, asyncio.TaskGroup() as group:
         since = now()
-        first = group.create_task(cluster.log_edges_of(tps, not_older_than=since))
+        first = group.create_task(cluster.fetch_log_offsets(tps, not_older_than=since))
         await asyncio.sleep(0)
-        second = group.create_task(cluster.log_edges_of(tps, not_older_than=since))
+        second = group.create_task(cluster.fetch_log_offsets(tps, not_older_than=since))
         await asyncio.sleep(0)
         first.cancel()
-        assert await second == {tp: edges_of(tp) for tp in tps}
+        assert await second == {tp: log_offsets_of(tp) for tp in tps}
 
 
 async def test_leaders_that_moved_are_found() -> None:
@@ -316,8 +318,8 @@ async def test_leaders_that_moved_are_found() -> None:
     async with running(fleet) as cluster:
         await cluster.topics_by_name(TOPICS)
         fleet.moved = 1
-        found = await cluster.log_edges_of(tps, not_older_than=now())
-        assert found == {tp: edges_of(tp) for tp in tps}
+        found = await cluster.fetch_log_offsets(tps, not_older_than=now())
+        assert found == {tp: log_offsets_of(tp) for tp in tps}
 
 
 async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
@@ -327,13 +329,13 @@ async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
     absent = TopicIdPartition(TOPICS["topic-0"], "topic-0", PARTITIONS)
     async with running(fleet, request_max_ms=1_500) as cluster:
         wanted = [*tps, absent]
-        asking = asyncio.ensure_future(cluster.log_edges_of(wanted, not_older_than=now()))
-        while cluster.cached_log_edges(tps[3]) is None:  # noqa: ASYNC110 - a broker's response
+        asking = asyncio.ensure_future(cluster.fetch_log_offsets(wanted, not_older_than=now()))
+        while cluster.cached_log_offsets(tps[3]) is None:  # noqa: ASYNC110 - a broker's response
             await asyncio.sleep(0.001)
         assert not asking.done()  # known although the whole is not
         found = await asking
-        assert {t: e for t, e in found.items() if isinstance(e, LogEdges)} == {
-            tp: edges_of(tp) for tp in tps if tp.partition != 4
+        assert {t: e for t, e in found.items() if isinstance(e, LogOffsets)} == {
+            tp: log_offsets_of(tp) for tp in tps if tp.partition != 4
         }
         codes = {t.partition: e.error_code for t, e in found.items() if isinstance(e, ClusterError)}
         assert codes == {4: BROKEN_DISK, PARTITIONS: UNKNOWN_TOPIC}

@@ -11,7 +11,7 @@ from fetchproxy.console.status import (
 )
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
-    LogEdges,
+    LogOffsets,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -39,7 +39,7 @@ def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
 
 def test_ranges_are_cut_at_recorded_gaps() -> None:
     view = build_view(TP, [segment(5, 9), segment(10, 19), segment(30, 39)], 0.0)
-    status = partition_status(TP, view, LogEdges(35, 60, 55))
+    status = partition_status(TP, view, LogOffsets(35, 60, 55))
     assert status.archived == (OffsetRange(5, 19), OffsetRange(30, 39))
     assert status.gaps == (OffsetRange(20, 29),)
     assert (status.segments, status.size_bytes) == (3, 300)
@@ -58,16 +58,16 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 
 def test_an_empty_archive_lags_by_the_whole_log() -> None:
-    status = partition_status(TP, build_view(TP, [], 0.0), LogEdges(100, 160, 150))
+    status = partition_status(TP, build_view(TP, [], 0.0), LogOffsets(100, 160, 150))
     assert status.lag_offsets == 60
     assert status.margin_offsets is None
 
 
 def test_what_the_broker_has_deleted_is_loss_and_not_lag() -> None:
     view = build_view(TP, [segment(0, 9)], 0.0)
-    assert partition_status(TP, view, LogEdges(15, 30, 30)).margin_offsets == -5
-    assert lag_offsets(10, LogEdges(15, 30, 30)) == 15
-    assert lag_offsets(40, LogEdges(15, 30, 30)) == 0
+    assert partition_status(TP, view, LogOffsets(15, 30, 30)).margin_offsets == -5
+    assert lag_offsets(10, LogOffsets(15, 30, 30)) == 15
+    assert lag_offsets(40, LogOffsets(15, 30, 30)) == 0
 
 
 LEADS = PartitionArchiveStatus(

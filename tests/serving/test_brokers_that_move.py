@@ -164,8 +164,8 @@ async def test_an_address_that_nobody_can_dial_is_that_brokers_fault_alone(addre
         config = config.model_copy(update={"bootstrap": bootstrap})
         async with Cluster(config) as cluster:
             assert sorted(await cluster.brokers()) == [1, 2]
-            [edges] = (await cluster.log_edges_of([TP], not_older_than=0)).values()
-            assert isinstance(edges, ClusterUnavailable)
+            [log_offsets] = (await cluster.fetch_log_offsets([TP], not_older_than=0)).values()
+            assert isinstance(log_offsets, ClusterUnavailable)
             watch = BrokerWatch(cluster)
             await watch.look()
             assert len(watch.status().away) == 1

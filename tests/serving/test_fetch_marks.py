@@ -1,4 +1,6 @@
-"""A connection's knowledge of its partitions: the broker's own response against older log edges."""
+"""A connection's knowledge of its partitions: the broker's own response against older log
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from fetchproxy_protocol.fetch import PartitionKey
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
-    LogEdges,
+    LogOffsets,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -22,16 +24,16 @@ from fetchproxy.serving.gateway.withheld import FetchMarks, Knowledge
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
-STALE = LogEdges(log_start_offset=0, high_watermark=900, last_stable_offset=900)
+STALE = LogOffsets(log_start_offset=0, high_watermark=900, last_stable_offset=900)
 
 
-def knowledge(edges: LogEdges) -> Knowledge:
+def knowledge(log_offsets: LogOffsets) -> Knowledge:
     finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     segment = RemoteLogSegmentMetadata(
         RemoteLogSegmentId(TP, UUID(int=2)), 0, 499, 0, 0, (), 1, finished, False
     )
     view = build_view(TP, [segment], 0.0)
-    return Knowledge(lambda tp: view, lambda tp: edges, lambda topic, number: TP)
+    return Knowledge(lambda tp: view, lambda tp: log_offsets, lambda topic, number: TP)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
         return TP
 
     known = knowledge(STALE)
-    known = Knowledge(known.view, known.edges, identify)
+    known = Knowledge(known.view, known.log_offsets, identify)
     asked = {(b"t", n): entry(n, 600) for n in range(100)}
     marks.catch((b"t", 0), 600, 0.0)
     at_once(marks.split_in_steps(asked, 1.0, known, []))
@@ -98,7 +100,7 @@ def test_a_permit_that_ran_out_permits_nothing() -> None:
 def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> None:
     """It answers FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, or "out of range", which is a catch."""
     marks = FetchMarks(permit_ttl_s=60)
-    known = knowledge(LogEdges(500, 900, 900))
+    known = knowledge(LogOffsets(500, 900, 900))
     other = (b"t", 1)
 
     def withheld(*leader_epochs: int) -> frozenset[PartitionKey]:

@@ -14,7 +14,7 @@ from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
-    LogEdges,
+    LogOffsets,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -47,7 +47,7 @@ def view(*ranges: tuple[int, int], copying: tuple[int, int] | None = None) -> Pa
     return build_view(TP, segments, 0.0)
 
 
-EDGES = LogEdges(log_start_offset=500, high_watermark=900, last_stable_offset=900)
+LOG_OFFSETS = LogOffsets(log_start_offset=500, high_watermark=900, last_stable_offset=900)
 NOBODY = None  # no archiver gathers the partition
 
 LOST, END = Verdict.LOST, Verdict.END
@@ -86,7 +86,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_decide(name: str) -> None:
     offset, seen, gathered_from, decided = CASES[name]
-    assert decide(offset, seen, EDGES, gathered_from) == decided
+    assert decide(offset, seen, LOG_OFFSETS, gathered_from) == decided
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_decide(name: str) -> None:
 def test_what_is_on_its_way_for_too_long_is_not_waited_for(
     seen: PartitionView, gathered_from: int | None
 ) -> None:
-    assert decide(450, seen, EDGES, gathered_from, patient=False) == LOST
+    assert decide(450, seen, LOG_OFFSETS, gathered_from, patient=False) == LOST
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_what_is_on_its_way_for_too_long_is_not_waited_for(
 def test_what_a_held_reader_waits_for(
     offset: int, gathered_from: int | None, waits_for: Wait
 ) -> None:
-    assert what_is_waited_for(offset, EDGES, gathered_from) is waits_for
+    assert what_is_waited_for(offset, LOG_OFFSETS, gathered_from) is waits_for
 
 
 def test_an_end_that_the_log_does_not_reach_again_is_not_waited_for_for_ever() -> None:
-    assert decide(990, view((0, 989)), EDGES, NOBODY, patient=False) == PASS_ON
+    assert decide(990, view((0, 989)), LOG_OFFSETS, NOBODY, patient=False) == PASS_ON
 
 
 def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:
-    empty = LogEdges(log_start_offset=500, high_watermark=500, last_stable_offset=500)
+    empty = LogOffsets(log_start_offset=500, high_watermark=500, last_stable_offset=500)
     assert decide(450, view((0, 399)), empty, NOBODY) == END
     assert decide(450, view((0, 399)), empty, 500) == END
     assert decide(450, view((0, 399)), empty, 400) == HOLD, "an archiver has it in its spool"
@@ -139,7 +139,7 @@ def test_what_any_tier_has_is_never_called_out_of_range(
     offset: int, archive_start: int, archive_end: int, gathered_from: int | None, patient: bool
 ) -> None:
     seen = view((archive_start, archive_end))
-    verdict = decide(offset, seen, EDGES, gathered_from, patient=patient)
+    verdict = decide(offset, seen, LOG_OFFSETS, gathered_from, patient=patient)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
         assert verdict in (Verdict.REMOTE, Verdict.LOCAL)
@@ -151,11 +151,13 @@ def test_what_any_tier_has_is_never_called_out_of_range(
 
 
 class Known:
-    def __init__(self, seen: PartitionView | None, edges: LogEdges | None) -> None:
-        self.view, self.edges = seen, edges
+    def __init__(self, seen: PartitionView | None, log_offsets: LogOffsets | None) -> None:
+        self.view, self.log_offsets = seen, log_offsets
 
     def knowledge(self) -> Knowledge:
-        return Knowledge(lambda tp: self.view, lambda tp: self.edges, lambda topic, partition: TP)
+        return Knowledge(
+            lambda tp: self.view, lambda tp: self.log_offsets, lambda topic, partition: TP
+        )
 
 
 def tps_of(split: Split) -> dict[PartitionKey, TopicIdPartition]:
@@ -185,14 +187,14 @@ def test_a_partition_is_withheld_while_it_is_judged_and_only_at_that_offset() ->
 
 def test_a_reader_of_the_archive_crosses_to_the_broker_at_its_log_start() -> None:
     marks = caught(7, Verdict.REMOTE)
-    known = Known(view((0, 600)), EDGES).knowledge()
+    known = Known(view((0, 600)), LOG_OFFSETS).knowledge()
     assert tps_of(at_once(marks.split_in_steps(asked(499), 1.0, known))) == {KEY: TP}
     assert not at_once(marks.split_in_steps(asked(500), 1.0, known)).withheld
 
 
 def test_a_permit_runs_out_and_the_next_catch_renews_it_without_a_judgement() -> None:
     marks = caught(7, Verdict.REMOTE)
-    known = Known(view((0, 499)), EDGES).knowledge()
+    known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     assert at_once(marks.split_in_steps(asked(20), 59.0, known)).remote
     assert not at_once(marks.split_in_steps(asked(30), 61.0, known)).withheld, (
         "one fetch must pass for a new permit"
@@ -205,7 +207,7 @@ def test_a_permit_runs_out_and_the_next_catch_renews_it_without_a_judgement() ->
 
 def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
     marks = caught(7, Verdict.REMOTE)
-    known = Known(view((0, 499)), EDGES).knowledge()
+    known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     other = (b"t", 5)
     both = {**asked(7), other: entry(5, 3)}
     assert set(at_once(marks.split_in_steps(both, 1.0, known)).remote) == {KEY, other}
@@ -214,7 +216,7 @@ def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
 
 def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
     marks = caught(7, Verdict.PASS_ON)
-    known = Known(view(), EDGES).knowledge()
+    known = Known(view(), LOG_OFFSETS).knowledge()
     assert not at_once(marks.split_in_steps(asked(7), 0.1, known)).withheld
     assert marks.catch(KEY, 7, 0.2) is None
     assert marks.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
@@ -236,7 +238,7 @@ def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> 
     mark = marks.catch(KEY, 450, 0.0)
     assert mark is not None
     mark.judgement = Judgement(Verdict.LOST, TP, forward_to=500)
-    known = Known(view((0, 399)), EDGES).knowledge()
+    known = Known(view((0, 399)), LOG_OFFSETS).knowledge()
     split = at_once(marks.split_in_steps(asked(450), 0.1, known))
     assert (split.ahead, split.withheld) == ({KEY: 500}, frozenset())
     assert not marks.led_on, "it has nothing yet"
@@ -263,7 +265,7 @@ def test_what_the_client_was_told_is_judged_anew_when_it_asks_again() -> None:
 
 def test_partitions_take_turns() -> None:
     marks = FetchMarks(permit_ttl_s=60)
-    known = Known(view((0, 499)), EDGES).knowledge()
+    known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     keys = [(b"t", n) for n in range(3)]
     wanted = {key: entry(key[1], 3) for key in keys}
     for key in keys:

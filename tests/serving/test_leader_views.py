@@ -13,8 +13,8 @@ from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import (
     EpochEnd,
     EpochStart,
-    LogEdges,
     LogHistory,
+    LogOffsets,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
@@ -74,8 +74,8 @@ class Leader(LeaderLog):
             raise AssertionError
         return (self.epoch, end)
 
-    async def edges(self, tp: TopicIdPartition) -> LogEdges:
-        return LogEdges(0, 0, 0, self.log_start_epoch)
+    async def log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
+        return LogOffsets(0, 0, 0, self.log_start_epoch)
 
     async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         return frozenset()

@@ -35,7 +35,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, StorageUnavailab
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import EpochEnd, LogEdges, TopicIdPartition
+from fetchproxy.model import EpochEnd, LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import each_of
 from fetchproxy.segments.description import encode_segment
@@ -63,12 +63,14 @@ HELD_S, HELD_AT_MOST_S = 0.005, 0.03
 
 
 class FakeCluster:
-    """`asked`: the names of each Metadata request; `edges`: the log edges of every partition."""
+    """`asked`: the names of each Metadata request; `log_offsets`: the log offsets of every
+    partition.
+    """
 
     def __init__(self) -> None:
         self.asked: list[set[str]] = []
-        self.edges_asked: list[int] = []
-        self.edges = LogEdges(BROKER_START, 100, 100, 0)
+        self.log_offsets_requests: list[int] = []
+        self.log_offsets = LogOffsets(BROKER_START, 100, 100, 0)
         self.failure: ClusterError | None = None
         self.leaders: dict[int, tuple[int, int]] = {}
 
@@ -103,14 +105,14 @@ class FakeCluster:
         known = name in IDS and self.asked[1:]
         return TopicInfo(IDS[name], name, False, self.leaders) if known else None
 
-    def cached_log_edges(self, tp: TopicIdPartition) -> LogEdges | None:
+    def cached_log_offsets(self, tp: TopicIdPartition) -> LogOffsets | None:
         return None
 
-    async def log_edges_of(
+    async def fetch_log_offsets(
         self, tps: Collection[TopicIdPartition], *, not_older_than: float
-    ) -> dict[TopicIdPartition, LogEdges | ClusterError]:
-        self.edges_asked.append(len(tps))
-        return {tp: self.failure or self.edges async for tp in each_of(tps)}
+    ) -> dict[TopicIdPartition, LogOffsets | ClusterError]:
+        self.log_offsets_requests.append(len(tps))
+        return {tp: self.failure or self.log_offsets async for tp in each_of(tps)}
 
 
 CLIENT = "127.0.0.1", "a client"
@@ -449,8 +451,8 @@ async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int)
         tiered = await gate.list_offsets(asked, LATEST_TIERED, broker=-1)
         assert tiered == every(ARCHIVED, partitions, 0, 69)
         assert gate.store.calls == []
-        # The archive reaches the brokers' responses by time, so no log edges are needed.
-        assert gate.cluster.edges_asked.count(partitions) == 1
+        # The archive reaches the brokers' responses by time, so no log offsets are needed.
+        assert gate.cluster.log_offsets_requests.count(partitions) == 1
         ahead = await gate.list_offsets(asked, LATEST_TIERED, broker=70)  # a tier of the broker's
         assert ahead == every(ARCHIVED, partitions, 0, 70)
 
@@ -496,7 +498,7 @@ async def grow(gate: Gateway, partitions: int) -> None:
     """Another process archives offsets 70 to 89, and the broker deletes them."""
     for number in range(partitions):
         await copied(gate.other, segment(1_000 + number, 70, 89, tp=tp_of(number)))
-    gate.cluster.edges = LogEdges(90, 100, 100, 0)
+    gate.cluster.log_offsets = LogOffsets(90, 100, 100, 0)
 
 
 @pytest.mark.parametrize(
@@ -567,7 +569,7 @@ async def test_an_outage_leaves_archived_topics_their_last_views() -> None:
         # The archive reaches the broker's log, so the broker has any offset that the archive lacks.
         assert (await gate.list_offsets(asked, 75, broker=75))[ARCHIVED, 3] == (0, 75)
         # Now it does not reach it: the offsets between are unknown.
-        gate.cluster.edges = LogEdges(90, 100, 100, 0)
+        gate.cluster.log_offsets = LogOffsets(90, 100, 100, 0)
         assert (await gate.list_offsets(asked, 75, broker=90))[ARCHIVED, 3] == nothing
 
 
@@ -593,7 +595,7 @@ async def test_what_an_archiver_of_this_process_has_not_copied_yet_is_pending() 
     async with gateway() as gate:
         found = await gate.list_offsets({NEVER: range(12)}, PENDING, broker=-1)
         assert found == every(NEVER, 12, 0, BROKER_START)
-        assert gate.cluster.edges_asked == [12]
+        assert gate.cluster.log_offsets_requests == [12]
 
 
 async def test_records_are_looked_for_side_by_side() -> None:

@@ -93,7 +93,7 @@ def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
 
 async def end_of(cluster: Cluster, tp: TopicIdPartition) -> int:
     now = asyncio.get_running_loop().time()
-    return (await cluster.log_edges(tp, not_older_than=now)).last_stable_offset
+    return (await cluster.log_offsets(tp, not_older_than=now)).last_stable_offset
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -307,8 +307,12 @@ async def test_cluster_asks_for_the_local_log_start(kafka_server: KafkaServer, t
     await asyncio.to_thread(delete_records, kafka_server, topic, 40)
     async with Cluster(ClusterConfig(bootstrap=kafka_server.bootstrap)) as cluster:
         (tp,) = await tps(cluster, topic)
-        edges = await cluster.log_edges(tp)
-        assert (edges.log_start_offset, edges.high_watermark, edges.last_stable_offset) == (
+        log_offsets = await cluster.log_offsets(tp)
+        assert (
+            log_offsets.log_start_offset,
+            log_offsets.high_watermark,
+            log_offsets.last_stable_offset,
+        ) == (
             40,
             100,
             100,

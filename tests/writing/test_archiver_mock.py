@@ -142,7 +142,7 @@ async def test_what_the_broker_forgot_is_a_recorded_gap(
             ) as (manager, cluster):
                 await until(manager, archived_up_to(TOPIC, {0: 8_100}))
                 tp = (await tps(cluster, TOPIC))[0]
-                start = (await cluster.log_edges(tp)).log_start_offset
+                start = (await cluster.log_offsets(tp)).log_start_offset
                 behind_gap = await broker_batches(cluster, tp, start, 8_100)
         assert start > 100
         assert (await archive.batches(tp)).endswith(behind_gap)

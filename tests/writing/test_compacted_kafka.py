@@ -104,7 +104,7 @@ async def test_what_was_compacted_once_is_archived_with_its_holes(
         await asyncio.to_thread(produce, kafka, topic, 0, ["a", "b", "a"])
         (tp,) = await tps(cluster, topic)
         now = asyncio.get_running_loop().time()
-        end = (await cluster.log_edges(tp, not_older_than=now)).high_watermark
+        end = (await cluster.log_offsets(tp, not_older_than=now)).high_watermark
         await until(manager, archived_up_to(topic, {0: end}))
         assert manager.discovery.refused == {}
         assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)

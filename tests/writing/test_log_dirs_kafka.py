@@ -420,7 +420,7 @@ async def test_a_position_beyond_either_end(
 
 async def stable_end(cluster: Cluster, tp: TopicIdPartition) -> int:
     now = asyncio.get_running_loop().time()
-    return (await cluster.log_edges(tp, not_older_than=now)).last_stable_offset
+    return (await cluster.log_offsets(tp, not_older_than=now)).last_stable_offset
 
 
 async def kafka_files(archive: Archive, segment: RemoteLogSegmentMetadata) -> set[SegmentFile]:

@@ -62,8 +62,10 @@ async def test_it_ends_what_it_names_and_archiving_goes_on(
         command[command.index("BROKER")] = kafka_server.bootstrap
         tool = "org.apache.kafka.tools.TransactionsCommand"
         await asyncio.to_thread(run_tool, tool, *command)
-        edges = await cluster.log_edges(tp)
-        assert edges.last_stable_offset == edges.high_watermark == 1_031  # with the marker
+        log_offsets = await cluster.log_offsets(tp)
+        assert (
+            log_offsets.last_stable_offset == log_offsets.high_watermark == 1_031
+        )  # with the marker
         await until(manager, archived_up_to(TOPIC, {0: 1_031}))
         await until_true(lambda: not list(health.all(0.0)))
     del producer

@@ -16,7 +16,7 @@ from fetchproxy.brokers.messages import FetchedPartition
 from fetchproxy.errors import ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.lineage import end_offset_for, from_log_start
-from fetchproxy.model import EpochEnd, EpochStart, LogEdges, TopicIdPartition
+from fetchproxy.model import EpochEnd, EpochStart, LogOffsets, TopicIdPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,17 @@ class UncleanCluster(LeaderLog):
             raise ClusterUnavailable("no answer in time")
         return (self.epoch, end_offset_for(self.lineage(), epoch, self.leader.end))
 
-    async def edges(self, tp: TopicIdPartition) -> LogEdges:
+    async def log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
         self.hear()
         leader = self.leader
-        return LogEdges(leader.log_start, leader.end, leader.end, self.lineage()[0].epoch)
+        return LogOffsets(leader.log_start, leader.end, leader.end, self.lineage()[0].epoch)
 
     async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:
         return frozenset()
 
     # --- as its source asks the cluster ---
-    async def log_edges(self, tp: TopicIdPartition, *, not_older_than: float) -> LogEdges:
-        return await self.edges(tp)
+    async def log_offsets(self, tp: TopicIdPartition, *, not_older_than: float) -> LogOffsets:
+        return await self.log_offsets(tp)
 
     async def fetch(self, tp: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
         self.hear()

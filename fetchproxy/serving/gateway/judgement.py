@@ -16,7 +16,7 @@ from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import LogEdges, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.model import LogOffsets, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
 from fetchproxy.runtime.loop import each_of, pieces
 from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
@@ -99,7 +99,7 @@ def _held(tp: TopicIdPartition | None, waits_for: Wait) -> Judgement:
 def decide(
     offset: int,
     view: PartitionView,
-    edges: LogEdges,
+    log_offsets: LogOffsets,
     gathered_from: int | None,
     *,
     patient: bool = True,
@@ -111,11 +111,11 @@ def decide(
     """
     if view.covers_offset(offset):
         return Verdict.REMOTE
-    if offset > edges.high_watermark:
+    if offset > log_offsets.high_watermark:
         # At the end of an archive whose log has begun again: the log may get there.
         at_end = offset == view.log_end_offset
         return Verdict.HOLD if at_end and patient else Verdict.PASS_ON
-    if offset >= edges.log_start_offset:
+    if offset >= log_offsets.log_start_offset:
         return Verdict.LOCAL
     if offset < view.raised_log_start:
         return Verdict.PASS_ON  # deleted on purpose
@@ -123,26 +123,28 @@ def decide(
     if start is not None and offset < start:
         return Verdict.PASS_ON
     # Between the archive's end and the broker's log start: on its way, or lost.
-    if patient and _is_more_coming(offset, view, edges, gathered_from):
+    if patient and _is_more_coming(offset, view, log_offsets, gathered_from):
         return Verdict.HOLD
     if start is None:
         return Verdict.PASS_ON  # never archived: the client begins at the log start
-    return Verdict.END if edges.log_start_offset == edges.high_watermark else Verdict.LOST
+    return (
+        Verdict.END if log_offsets.log_start_offset == log_offsets.high_watermark else Verdict.LOST
+    )
 
 
-def what_is_waited_for(offset: int, edges: LogEdges, gathered_from: int | None) -> Wait:
+def what_is_waited_for(offset: int, log_offsets: LogOffsets, gathered_from: int | None) -> Wait:
     """For an offset that `decide` holds."""
-    if offset > edges.high_watermark:
+    if offset > log_offsets.high_watermark:
         return Wait.LOG_RETURNS
     if gathered_from == NOT_KNOWN:
         return Wait.POSITION
-    if gathered_from is None or gathered_from >= edges.log_start_offset:
+    if gathered_from is None or gathered_from >= log_offsets.log_start_offset:
         return Wait.COPY
     return Wait.GATHERED
 
 
 def _is_more_coming(
-    offset: int, view: PartitionView, edges: LogEdges, gathered_from: int | None
+    offset: int, view: PartitionView, log_offsets: LogOffsets, gathered_from: int | None
 ) -> bool:
     """Whether an archiver has or copies records from `offset` on that the brokers no longer have.
 
@@ -152,7 +154,7 @@ def _is_more_coming(
     started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
     if any(copy.end_offset >= offset for copy in view.unfinished if copy.state is started):
         return True
-    if gathered_from is None or gathered_from >= edges.log_start_offset:
+    if gathered_from is None or gathered_from >= log_offsets.log_start_offset:
         return False
     return gathered_from <= offset or view.log_start_offset is not None
 
@@ -293,13 +295,13 @@ class Judging:
                 for key, tp in tps.items()
                 if tp.topic_id not in listed and archive.positions.gathered_from(tp) is None
             }
-            edges = await archive.cluster.log_edges_of(
+            log_offsets = await archive.cluster.fetch_log_offsets(
                 list(unlisted.values()), not_older_than=self.caught_at
             )
         except (ClusterError, RemoteStorageError):
             return  # then the store is asked
-        known = {key: tp for key, tp in unlisted.items() if isinstance(edges[tp], LogEdges)}
-        await self._by_edges(known, edges)
+        known = {key: tp for key, tp in unlisted.items() if isinstance(log_offsets[tp], LogOffsets)}
+        await self._by_log_offsets(known, log_offsets)
 
     async def _refreshed(self, tps: Tps, not_older_than: float) -> Tps:
         """The partitions whose views are up to date now; each topic is listed once."""
@@ -334,10 +336,10 @@ class Judging:
     async def _from_fresh(self, tps: Tps) -> None:
         archive = self.archive
         try:
-            edges = await self.archive.cluster.log_edges_of(
+            log_offsets = await self.archive.cluster.fetch_log_offsets(
                 list(tps.values()), not_older_than=self.caught_at
             )
-            await self._by_edges(tps, edges)
+            await self._by_log_offsets(tps, log_offsets)
             await archive.positions.refresh(self.caught_at)
         except (ClusterError, RemoteStorageError) as error:
             async for key, tp in each_of(self._left(tps).items()):
@@ -347,14 +349,14 @@ class Judging:
         async for key, tp in each_of(self._left(tps).items()):
             # An archiver that has it in its spool has not copied it yet.
             gathered_from, offset = archive.positions.gathered_from(tp), self.offsets[key]
-            known = edges[tp]
+            known = log_offsets[tp]
             waits = gathered_from is not None and gathered_from <= offset
             seen = archive.rlmm.view(tp)
             # A log start never falls, but a person may declare a log another one's history.
             settled = not archive.views.begins_again(tp)
             if settled and seen is not None and offset < seen.raised_log_start:
                 self.found[key] = Judgement(Verdict.PASS_ON, tp)  # deleted on purpose
-            elif waits and key not in self.impatient and isinstance(known, LogEdges):
+            elif waits and key not in self.impatient and isinstance(known, LogOffsets):
                 self.found[key] = _held(tp, what_is_waited_for(offset, known, gathered_from))
             else:
                 between[key] = tp
@@ -365,19 +367,19 @@ class Judging:
                 dict(piece).values(), archive.clock() + COMPARE_WAIT_MAX_S
             )
             for key, tp in piece:
-                known = edges[tp]
+                known = log_offsets[tp]
                 if tp in held or isinstance(known, ClusterError):
                     self.found[key] = _held(tp, Wait.RESPONSE)
                 else:
                     self.found[key] = self._decided(key, tp, known)
             await asyncio.sleep(0)
 
-    async def _by_edges(
-        self, tps: Tps, edges: Mapping[TopicIdPartition, LogEdges | ClusterError]
+    async def _by_log_offsets(
+        self, tps: Tps, log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError]
     ) -> None:
         """Judges the partitions that need no look at the store."""
         async for key, tp in each_of(tps.items()):
-            known, offset = edges[tp], self.offsets[key]
+            known, offset = log_offsets[tp], self.offsets[key]
             if isinstance(known, ClusterError):
                 self._not_known(key, tp, known)
             elif offset > known.high_watermark:
@@ -387,15 +389,17 @@ class Judging:
             elif offset >= known.log_start_offset:
                 self.found[key] = Judgement(Verdict.LOCAL, tp)
 
-    def _decided(self, key: PartitionKey, tp: TopicIdPartition, edges: LogEdges) -> Judgement:
+    def _decided(
+        self, key: PartitionKey, tp: TopicIdPartition, log_offsets: LogOffsets
+    ) -> Judgement:
         archive = self.archive
         view = archive.views.view(tp) or build_view(tp, (), self.caught_at)
         gathered_from, offset = archive.positions.gathered_from(tp), self.offsets[key]
         patient = key not in self.impatient
-        verdict = decide(offset, view, edges, gathered_from, patient=patient)
-        forward_to = edges.log_start_offset if verdict is Verdict.LOST else -1
+        verdict = decide(offset, view, log_offsets, gathered_from, patient=patient)
+        forward_to = log_offsets.log_start_offset if verdict is Verdict.LOST else -1
         if verdict is Verdict.HOLD:
-            return _held(tp, what_is_waited_for(offset, edges, gathered_from))
+            return _held(tp, what_is_waited_for(offset, log_offsets, gathered_from))
         if verdict in (Verdict.LOST, Verdict.END):
             stored = archive.rlmm.view(tp)
             hidden = stored is not None and stored.covers_offset(self.offsets[key])

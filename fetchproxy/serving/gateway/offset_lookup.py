@@ -19,7 +19,7 @@ from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.runtime.loop import a_turn, chosen, each_of, pieces
 from fetchproxy.serving.gateway.judgement import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.gateway.served_archive import ServedArchive, StartOf, archive_start
@@ -204,15 +204,15 @@ class ArchiveLookup:
     async def views_reaching(
         self,
         tps: Collection[TopicIdPartition],
-        edges: Mapping[TopicIdPartition, LogEdges | ClusterError],
+        log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError],
     ) -> dict[TopicIdPartition, Looked]:
         """As `views`, and includes records that were archived and left the broker since then.
 
-        `edges`: of the broker's log, asked for after the response. If the archive ends below the
-        broker's log start, or that is not known, the archive is read again.
+        `log_offsets`: of the broker's log, asked for after the response. If the archive ends below
+        the broker's log start, or that is not known, the archive is read again.
         """
         await self.views(tps)
-        short = await chosen(tps, lambda tp: not self._reaches(tp, edges[tp]))
+        short = await chosen(tps, lambda tp: not self._reaches(tp, log_offsets[tp]))
         await self._refresh(short, self.responded_at)
         return await self._shown(tps)
 
@@ -229,10 +229,12 @@ class ArchiveLookup:
         view = self.archive.rlmm.view(tp)
         return view is None or not view.segments
 
-    def _reaches(self, tp: TopicIdPartition, edges: LogEdges | ClusterError) -> bool:
+    def _reaches(self, tp: TopicIdPartition, log_offsets: LogOffsets | ClusterError) -> bool:
         view = self.archive.rlmm.view(tp)
         end = None if view is None else view.log_end_offset
-        return not isinstance(edges, ClusterError) and edges.log_start_offset <= (end or 0)
+        return not isinstance(log_offsets, ClusterError) and log_offsets.log_start_offset <= (
+            end or 0
+        )
 
     def renew(self, topics: Iterable[TopicInfo]) -> None:
         """Called after the response: reads the next answer's views in the background."""

@@ -32,7 +32,7 @@ from fetchproxy_protocol.fetch import (
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import IsolationLevel, LogEdges, TopicIdPartition
+from fetchproxy.model import IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
@@ -92,15 +92,15 @@ class SharedByFetches:
         if tp is None:
             return PartitionPatch()
         view = view or self.archive.views.view(tp)
-        edges = self.archive.cluster.cached_log_edges(tp)
+        log_offsets = self.archive.cluster.cached_log_offsets(tp)
         start = view.log_start_offset if view is not None else None
-        if edges is None:
+        if log_offsets is None:
             return PartitionPatch(log_start_offset=-1 if start is None else start)
-        # The archive may have grown since the edges were read.
+        # The archive may have grown since the log offsets were read.
         end = view.log_end_offset if view is not None else None
-        high_watermark = max(edges.high_watermark, end or 0)
-        last_stable = max(edges.last_stable_offset, end or 0)
-        local_start = edges.log_start_offset
+        high_watermark = max(log_offsets.high_watermark, end or 0)
+        last_stable = max(log_offsets.last_stable_offset, end or 0)
+        local_start = log_offsets.log_start_offset
         return PartitionPatch(
             high_watermark, last_stable, local_start if start is None else min(start, local_start)
         )
@@ -116,9 +116,9 @@ class SharedByFetches:
 
 # Partitions that are looked at in one step of the loop, some 10 µs each.
 SPLIT_AT_ONCE = 250
-# Log edges older than this are asked for again. They only serve lag figures and the change from the
-# archive back to the broker.
-EDGES_AGE_MAX_MS = 2_000
+# Log offsets older than this are asked for again. They only serve lag figures and the change from
+# the archive back to the broker.
+LOG_OFFSETS_AGE_MAX_MS = 2_000
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Mark:
     """`judgement` is about `offset`; it is None while `offset` is being judged.
 
     `caught` is the highest offset that the broker called out of range (-1: none). The broker's log
-    start is above it, even if older log edges say otherwise.
+    start is above it, even if older log offsets say otherwise.
     `shown`: the log ends that the client last saw.
     """
 
@@ -163,7 +163,7 @@ class Knowledge:
     """Look-ups that never wait; each returns None if nothing is known."""
 
     view: Callable[[TopicIdPartition], PartitionView | None]
-    edges: Callable[[TopicIdPartition], LogEdges | None]
+    log_offsets: Callable[[TopicIdPartition], LogOffsets | None]
     identify: Callable[[TopicRef, int], TopicIdPartition | None]
 
 
@@ -357,9 +357,9 @@ class FetchMarks:
             if not looked_at % SPLIT_AT_ONCE:
                 yield
             tp = known.identify(*key)
-            edges = None if tp is None else known.edges(tp)
+            log_offsets = None if tp is None else known.log_offsets(tp)
             offset = fetch_offset(entry)
-            if tp is None or edges is None or offset >= edges.log_start_offset:
+            if tp is None or log_offsets is None or offset >= log_offsets.log_start_offset:
                 continue
             if (view := _serving(tp, offset, known)) is not None:
                 self.marks[key] = Mark(offset, Judgement(Verdict.REMOTE, tp))
@@ -374,8 +374,8 @@ def _serving(
     if view is None or not view.covers_offset(offset):
         return None
     if offset > caught:
-        edges = known.edges(tp)
-        if edges is not None and offset >= edges.log_start_offset:
+        log_offsets = known.log_offsets(tp)
+        if log_offsets is not None and offset >= log_offsets.log_start_offset:
             return None
     return view
 
@@ -478,7 +478,7 @@ class FetchJudging:
         self._to_judge: dict[PartitionKey, Mark] = {}
         self.marks = FetchMarks(shared.permit_ttl_s)
         self.judged = asyncio.Event()
-        self._known = Knowledge(self._view, cluster.cached_log_edges, self.identify)
+        self._known = Knowledge(self._view, cluster.cached_log_offsets, self.identify)
         self._unchecked: set[TopicIdPartition] = set()  # of the last split: see `wants_check`
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
@@ -659,7 +659,7 @@ class FetchJudging:
                     self._warm(judgement.tp, key, mark.offset)
         self.judged.set()
         if remote:
-            await self._ask_edges(remote, not_older_than=caught_at)
+            await self._ask_log_offsets(remote, not_older_than=caught_at)
             marks.learned.update(key[0] for key in batch)
 
     def _warm(self, tp: TopicIdPartition, key: PartitionKey, offset: int) -> None:
@@ -714,25 +714,27 @@ class FetchJudging:
         self._to_judge = {}
         del self._known
 
-    async def refresh_edges(self, tps: Iterable[TopicIdPartition]) -> None:
+    async def refresh_log_offsets(self, tps: Iterable[TopicIdPartition]) -> None:
         """Keep the shown watermarks current while the archive is read, without delaying the fetch.
 
         The brokers are asked for all old ones at once: a fetch may name ten thousand partitions.
         """
-        oldest, cluster = self._clock() - EDGES_AGE_MAX_MS / 1000, self._cluster
+        oldest, cluster = self._clock() - LOG_OFFSETS_AGE_MAX_MS / 1000, self._cluster
         old: list[TopicIdPartition] = []
         for piece in pieces(tps):
             for tp in piece:
-                if tp not in self._refreshing and not cluster.knows_log_edges(tp, oldest):
+                if tp not in self._refreshing and not cluster.knows_log_offsets(tp, oldest):
                     old.append(tp)
             await breathe(len(piece))
         if old:
             self._refreshing.update(old)
-            self._spawn(self._ask_edges(old, oldest), "refresh-log-edges")
+            self._spawn(self._ask_log_offsets(old, oldest), "refresh-log-edges")
 
-    async def _ask_edges(self, tps: Sequence[TopicIdPartition], not_older_than: float) -> None:
+    async def _ask_log_offsets(
+        self, tps: Sequence[TopicIdPartition], not_older_than: float
+    ) -> None:
         try:
-            await self._cluster.log_edges_of(tps, not_older_than=not_older_than)
+            await self._cluster.fetch_log_offsets(tps, not_older_than=not_older_than)
         except ClusterError:
             pass  # lag figures stay as they were; the cluster client has counted the failure
         finally:

@@ -22,7 +22,7 @@ from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import LogEdges, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import LogOffsets, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
@@ -46,17 +46,17 @@ _LOOKS_ENOUGH_S = 5.0
 
 
 def trim_target(
-    view: PartitionView, edges: LogEdges, retention: Retention, now_ms: int
+    view: PartitionView, log_offsets: LogOffsets, retention: Retention, now_ms: int
 ) -> int | None:
     """The offset below which the broker's log may be deleted. None: nothing may. It advances by
     whole segments of the archive, oldest first, and never above an unarchived offset.
     """
-    if edges.log_start_offset < view.history.kept_below:
+    if log_offsets.log_start_offset < view.history.kept_below:
         return None  # the broker's records there are not the archived ones
-    run = _archived_from(view, edges.log_start_offset)
-    if not run or run[-1].end_offset >= edges.last_stable_offset:
+    run = _archived_from(view, log_offsets.log_start_offset)
+    if not run or run[-1].end_offset >= log_offsets.last_stable_offset:
         return None  # the log ends below the archive: another lineage, or an old answer
-    sizes = [_bytes_above(segment, edges.log_start_offset) for segment in run]
+    sizes = [_bytes_above(segment, log_offsets.log_start_offset) for segment in run]
     surplus = sum(sizes) - retention.local_bytes if retention.local_bytes >= 0 else 0
     return passed_up_to(zip(run, sizes, strict=True), retention.local_ms, surplus, now_ms)
 
@@ -148,12 +148,14 @@ class LocalRetention:
     ) -> bool:
         """True: more may be trimmed after further checks."""
         view = await self.rlmm.refresh(tp, not_older_than)
-        edges = await self.cluster.log_edges(tp, not_older_than=not_older_than)
-        target = trim_target(view, edges, retention, now_ms)
-        self._look_for_future(view, target or edges.log_start_offset, retention.local_ms, now_ms)
-        if target is None or target <= edges.log_start_offset:
+        log_offsets = await self.cluster.log_offsets(tp, not_older_than=not_older_than)
+        target = trim_target(view, log_offsets, retention, now_ms)
+        self._look_for_future(
+            view, target or log_offsets.log_start_offset, retention.local_ms, now_ms
+        )
+        if target is None or target <= log_offsets.log_start_offset:
             return False
-        whole_to = await self._whole_up_to(view, edges.log_start_offset, target)
+        whole_to = await self._whole_up_to(view, log_offsets.log_start_offset, target)
         if whole_to is None:
             return False
         if not await self._is_same_log(view, whole_to):

@@ -18,7 +18,7 @@ from fetchproxy.errors import ClusterError, CorruptSegment, ObjectNotFound, Remo
 from fetchproxy.metadata.archiver_positions import decode_positions
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
-    LogEdges,
+    LogOffsets,
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
     TopicIdPartition,
@@ -232,9 +232,9 @@ class PartitionDeletion:
     async def _grows(self, tps: list[TopicIdPartition]) -> bool:
         """Whether the brokers have records above the archive's end."""
         now = asyncio.get_running_loop().time()
-        edges = await self.cluster.log_edges_of(tps, not_older_than=now)
-        for tp, found in edges.items():
-            if not isinstance(found, LogEdges) or self._covered.get(tp) == found.high_watermark:
+        log_offsets = await self.cluster.fetch_log_offsets(tps, not_older_than=now)
+        for tp, found in log_offsets.items():
+            if not isinstance(found, LogOffsets) or self._covered.get(tp) == found.high_watermark:
                 continue
             view = await self.rlmm.refresh(tp, now)
             if found.high_watermark > max(view.log_end_offset or 0, found.log_start_offset):

@@ -34,7 +34,7 @@ from fetchproxy.errors import (
     LogDamaged,
     LogDirUnusable,
 )
-from fetchproxy.model import AbortedTxn, EpochStart, IsolationLevel, LogEdges, TopicIdPartition
+from fetchproxy.model import AbortedTxn, EpochStart, IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
@@ -508,16 +508,16 @@ class LogDirsGatherer(SegmentGatherer):
         # Wait before asking the leader, so that its response is fresh when the segment is taken.
         if not await self.pace.turn(None if close_short else gather_until()):
             return None
-        edges = await self._edges()
-        gap = self._gap(position, edges)
+        log_offsets = await self._log_offsets()
+        gap = self._gap(position, log_offsets)
         if gap is not None:
             return gap
-        # The request for the edges has found the current leader.
+        # The request for the log offsets has found the current leader.
         log_dirs, leader_epoch = await self._of_leader()
         if not log_dirs:
             return None
         at = position
-        while rolled := await asyncio.to_thread(self._rolled, log_dirs, at, edges):
+        while rolled := await asyncio.to_thread(self._rolled, log_dirs, at, log_offsets):
             rolled = replace(rolled, position=position, leader_epoch=leader_epoch)
             try:
                 await self._take(rolled)
@@ -574,7 +574,7 @@ class LogDirsGatherer(SegmentGatherer):
         return [one for one in self.log_dirs if one.node_id == leader], leader_epoch
 
     def _rolled(
-        self, log_dirs: Sequence[LogDir], position: int, edges: LogEdges
+        self, log_dirs: Sequence[LogDir], position: int, log_offsets: LogOffsets
     ) -> RolledSegment | None:
         """The inactive segment that holds `position`, if it can be copied already."""
         folder = partition_folder(log_dirs, self.tp)
@@ -586,7 +586,7 @@ class LogDirsGatherer(SegmentGatherer):
                 "an archiver without archive.log_dirs once"
             )
         found = rolled_at(segments, position)
-        if found is None or found[1] > edges.last_stable_offset:
+        if found is None or found[1] > log_offsets.last_stable_offset:
             return None
         return RolledSegment(self.tp, folder, txn_indexes, *found, position)
 

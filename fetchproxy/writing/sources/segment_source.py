@@ -20,7 +20,7 @@ from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import LogTruncated
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_THROTTLE_SECONDS
 from fetchproxy.runtime.fairness import TokenBucket
 from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
@@ -143,22 +143,26 @@ class SegmentGatherer(ABC):
 
     async def find_log_start(self) -> int:
         """The current log start. Raises ClusterError."""
-        return (await self._edges()).log_start_offset
+        return (await self._log_offsets()).log_start_offset
 
-    async def _edges(self) -> LogEdges:
+    async def _log_offsets(self) -> LogOffsets:
         now = asyncio.get_running_loop().time()
-        edges = await self.cluster.log_edges(self.tp, not_older_than=now)
-        self.log_start_offset = edges.log_start_offset
-        self.last_stable_offset = edges.last_stable_offset
-        return edges
+        log_offsets = await self.cluster.log_offsets(self.tp, not_older_than=now)
+        self.log_start_offset = log_offsets.log_start_offset
+        self.last_stable_offset = log_offsets.last_stable_offset
+        return log_offsets
 
-    def _gap(self, position: int, edges: LogEdges) -> LogGap | None:
+    def _gap(self, position: int, log_offsets: LogOffsets) -> LogGap | None:
         """None: there is no gap. Raises LogTruncated if the log ends below `position`."""
-        if position > edges.high_watermark:
+        if position > log_offsets.high_watermark:
             raise LogTruncated(
-                f"{self.tp} ends at offset {edges.high_watermark}, archived up to {position}"
+                f"{self.tp} ends at offset {log_offsets.high_watermark}, archived up to {position}"
             )
-        return LogGap(edges.log_start_offset) if position < edges.log_start_offset else None
+        return (
+            LogGap(log_offsets.log_start_offset)
+            if position < log_offsets.log_start_offset
+            else None
+        )
 
 
 # Gathers one segment's batches in a spool file. Uploads nothing and decides nothing about them.

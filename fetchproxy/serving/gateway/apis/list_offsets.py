@@ -41,7 +41,7 @@ from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import LogEdges, TopicIdPartition
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.runtime.loop import (
     READ_AT_ONCE_BYTES_MAX,
     a_turn,
@@ -87,14 +87,14 @@ def may_change(result: OffsetResult, timestamp: int) -> bool:
 
 @dataclass(slots=True)
 class _Question:
-    """`looked` and `edges` are None if they are not needed."""
+    """`looked` and `log_offsets` are None if they are not needed."""
 
     result: OffsetResult
     timestamp: int
     topic: TopicInfo
     tp: TopicIdPartition
     looked: Looked | None = None
-    edges: LogEdges | ClusterError | None = None
+    log_offsets: LogOffsets | ClusterError | None = None
 
 
 def expect(
@@ -214,7 +214,7 @@ async def _patch(
     await _look(lookup, archived, others)
     for response in await _about_to_be_archived(lookup.archive, others):
         wire.patch(corrected, version, response)
-    asked_further = [*archived, *(q for q in others if q.edges is not None)]
+    asked_further = [*archived, *(q for q in others if q.log_offsets is not None)]
     async for response in each_of(await _responses(lookup.archive, asked_further, client)):
         wire.patch(corrected, version, response)
 
@@ -222,10 +222,12 @@ async def _patch(
 async def _not_whole(lookup: ArchiveLookup, unlisted: Sequence[_Question]) -> list[_Question]:
     """Questions whose broker may have deleted records; a broker with the whole log is right."""
     tps = [question.tp for question in unlisted]
-    edges = await lookup.archive.cluster.log_edges_of(tps, not_older_than=lookup.responded_at)
+    log_offsets = await lookup.archive.cluster.fetch_log_offsets(
+        tps, not_older_than=lookup.responded_at
+    )
 
     def has_lost_some(question: _Question) -> bool:
-        log = edges[question.tp]
+        log = log_offsets[question.tp]
         return isinstance(log, ClusterError) or log.log_start_offset > 0
 
     return await chosen(unlisted, has_lost_some)
@@ -251,30 +253,30 @@ async def _about_to_be_archived(
 async def _look(
     lookup: ArchiveLookup, archived: Sequence[_Question], others: Sequence[_Question]
 ) -> None:
-    """Fill in the views, and the edges of the brokers' logs if they matter."""
+    """Fill in the views, and the log offsets of the brokers' logs if they matter."""
     known: list[_Question] = []
     within: list[_Question] = []
     async for question in each_of(archived):
-        (known if _needs_no_edges(lookup.archive, question) else within).append(question)
+        (known if _needs_no_log_offsets(lookup.archive, question) else within).append(question)
     pending = [
         q
         for q in others
         if q.timestamp == wire.EARLIEST_PENDING_UPLOAD and lookup.archive.is_archiving(q.tp)
     ]
     if within or pending:
-        edges = await lookup.archive.cluster.log_edges_of(
+        log_offsets = await lookup.archive.cluster.fetch_log_offsets(
             [q.tp for q in (*within, *pending)], not_older_than=lookup.responded_at
         )
-        reaching = await lookup.views_reaching([q.tp for q in within], edges)
+        reaching = await lookup.views_reaching([q.tp for q in within], log_offsets)
         async for question in each_of((*within, *pending)):
             question.looked = reaching.get(question.tp)
-            question.edges = edges[question.tp]
+            question.log_offsets = log_offsets[question.tp]
     looked = await lookup.views([q.tp for q in known])
     async for question in each_of(known):
         question.looked = looked[question.tp]
 
 
-def _needs_no_edges(archive: ServedArchive, question: _Question) -> bool:
+def _needs_no_log_offsets(archive: ServedArchive, question: _Question) -> bool:
     if question.timestamp == wire.EARLIEST:
         return True
     view = archive.rlmm.view(question.tp)
@@ -348,8 +350,8 @@ async def _max_timestamp(
     """
     result, latest = question.result, view.segments.max_timestamp_ms()
     if latest is not None and result.offset < 0:
-        edges = _known(question)
-        if edges.log_start_offset < edges.high_watermark:
+        log_offsets = _known(question)
+        if log_offsets.log_start_offset < log_offsets.high_watermark:
             return result
     while latest is not None and latest >= result.timestamp:
         found = await archive.purgatory.first_offset_at_or_after(view.tp, latest, client)
@@ -381,11 +383,13 @@ def _earliest_pending_upload(
     begun = view is not None and view.copies_started
     if not (begun or archive.is_archiving(question.tp)):
         return result
-    edges = _known(question)
+    log_offsets = _known(question)
     # Never written to: Kafka does not know either.
-    if edges.high_watermark == 0 or result.offset >= edges.log_start_offset:
+    if log_offsets.high_watermark == 0 or result.offset >= log_offsets.log_start_offset:
         return result
-    return result._replace(offset=edges.log_start_offset, leader_epoch=edges.log_start_epoch)
+    return result._replace(
+        offset=log_offsets.log_start_offset, leader_epoch=log_offsets.log_start_epoch
+    )
 
 
 def _usable(looked: Looked) -> PartitionView:
@@ -395,10 +399,12 @@ def _usable(looked: Looked) -> PartitionView:
     raise looked.failure or RemoteStorageError("the archive is not known")
 
 
-def _known(question: _Question) -> LogEdges:
-    if isinstance(question.edges, LogEdges):
-        return question.edges
-    raise question.edges or ClusterUnavailable(f"{question.tp}: the log's edges are not known")
+def _known(question: _Question) -> LogOffsets:
+    if isinstance(question.log_offsets, LogOffsets):
+        return question.log_offsets
+    raise question.log_offsets or ClusterUnavailable(
+        f"{question.tp}: the log's edges are not known"
+    )
 
 
 def _reaches(question: _Question, view: PartitionView) -> bool:
@@ -409,8 +415,10 @@ def _reaches(question: _Question, view: PartitionView) -> bool:
         return True
     if _holds_all_below(question, view):
         return True
-    edges = question.edges
-    return isinstance(edges, LogEdges) and edges.log_start_offset <= (view.log_end_offset or 0)
+    log_offsets = question.log_offsets
+    return isinstance(log_offsets, LogOffsets) and log_offsets.log_start_offset <= (
+        view.log_end_offset or 0
+    )
 
 
 def _holds_all_below(question: _Question, view: PartitionView) -> bool:

@@ -141,15 +141,15 @@ async def _local_epochs(
     open_ones: list[TopicIdPartition] = []
     async for tp, archived in each_of(lineages.items()):
         requested = asked[tp].leader_epoch
-        edges = archive.cluster.cached_log_edges(tp)
+        log_offsets = archive.cluster.cached_log_offsets(tp)
         if not archived or any(entry.epoch >= requested for entry in archived):
             epochs[tp] = None
         # Epochs only leave the local log, so the last known start can only be too low.
-        elif edges is not None and 0 <= edges.log_start_epoch <= requested:
-            epochs[tp] = edges.log_start_epoch
+        elif log_offsets is not None and 0 <= log_offsets.log_start_epoch <= requested:
+            epochs[tp] = log_offsets.log_start_epoch
         else:
             open_ones.append(tp)
-    told = await archive.cluster.log_edges_of(open_ones, not_older_than=archive.clock())
+    told = await archive.cluster.fetch_log_offsets(open_ones, not_older_than=archive.clock())
     async for tp, now in each_of(told.items(), LINEAGES_AT_ONCE):
         if isinstance(now, ClusterError):
             epochs[tp] = now
