@@ -129,12 +129,12 @@ class Parts:
     def is_archiving(self, tp: TopicIdPartition) -> bool:
         return self.manager is not None and self.manager.manages(tp)
 
-    def gathered_from(self, tp: TopicIdPartition) -> int | None:
-        """The offset from which this process gathers `tp`. None: it does not gather it. NOT_KNOWN:
-        also if the archiver does not run yet and will match the topic.
+    def archiver_position(self, tp: TopicIdPartition) -> int | None:
+        """The offset from which this process accumulates `tp`. None: it does not accumulate it.
+        NOT_KNOWN: also if the archiver does not run yet and will match the topic.
         """
         if self.manager is not None:
-            return self.manager.gathered_from(tp)
+            return self.manager.archiver_position(tp)
         return NOT_KNOWN if re.fullmatch(self.config.archive.topics or "", tp.topic) else None
 
     @property
@@ -331,12 +331,12 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
 
 
 def _positions(parts: Parts) -> ArchiverPositions:
-    gathers = parts.serves and parts.config.archive.topics is not None
+    accumulates = parts.serves and parts.config.archive.topics is not None
     return ArchiverPositions(
         parts.rsm,
         parts.config.store.metadata_read_max_ms,
         asyncio.get_running_loop().time,
-        parts.gathered_from if gathers else None,
+        parts.archiver_position if accumulates else None,
         parts.health,
         lambda: None if parts.manager is None else parts.manager.told.key,
     )
@@ -452,7 +452,7 @@ async def _keep_archiving(parts: Parts, positions: ArchiverPositions) -> None:
             uuid_factory=uuid4,
             rng=parts.random,
             local_indexes=parts.local_indexes,
-            gathered=positions.gathered_from,
+            accumulated=positions.archiver_position,
             limits=parts.limits.writing,
             metadata_topic=parts.config.metadata.topic_name,
         )

@@ -155,7 +155,7 @@ class LogDirUnusable(FetchProxyError):
 
 
 class LogDiverged(FetchProxyError):
-    """The gathered records are not in the leader's log any more. The archiver raises and catches
+    """The accumulated records are not in the leader's log any more. The archiver raises and catches
     this, and then follows the new leader.
     """
 

@@ -146,7 +146,7 @@ async def resolve(
     """
     view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tp)
-    log_offsets = await leader.log_offsets(tp)
+    log_offsets = await leader.leader_log_offsets(tp)
     waits = await _waits(leader, view, log_offsets)
     if waits:
         plan = plan_resolution(choice, view, segments, await _ask(leader, view, log_offsets))

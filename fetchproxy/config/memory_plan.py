@@ -108,7 +108,7 @@ def memory_parts(config: Config) -> dict[str, int]:
     if remote.disk_cache_dir is not None:
         parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
     if archive.topics is not None:
-        # The upload client holds one more part than are in flight, and gathers the next one.
+        # The upload client holds one more part than are in flight, and accumulates the next one.
         a_worker = 2 * FETCH_BYTES_MAX + (PARTS_IN_FLIGHT_MAX + 2) * PART_BYTES
         parts["archive.workers_max"] = archive.workers_max * a_worker
     return parts | {key: budget.size_bytes for key, budget in memory_budgets(config).items()}

@@ -1,4 +1,4 @@
-"""Gathers the console's Status from the parts of the process, all in lower layers.
+"""Accumulates the console's Status from the parts of the process, all in lower layers.
 
 `run()` asks archive and brokers at an interval; their own caches keep the answers. A status reads
 only these caches, so it is never older than what the process itself acts on. This module decides

@@ -30,8 +30,8 @@ from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
 
-# The console shows a `Status`, whatever gathers it (`fetchproxy.console.collect` in the product, a
-# function in a test). Field names are the JSON names of `/api/status`.
+# The console shows a `Status`, whatever accumulates it (`fetchproxy.console.collect` in the
+# product, a function in a test). Field names are the JSON names of `/api/status`.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The offset from which archivers gather each partition: the next records of the archive.
+"""The offset from which archivers accumulate each partition: the next records of the archive.
 
 Only an archiver knows what it has in its spool, and which records it passed over because the
 brokers had lost them. So each archiver leaves an object in the store that says it, and
@@ -60,7 +60,7 @@ SENTENCE_CHARS_MAX = 1_000
 # The position of an archiver that has the partition but does not know yet where it goes on.
 NOT_KNOWN = -1
 
-# By topic id and partition: the first offset that is or will be gathered.
+# By topic id and partition: the first offset that is or will be accumulated.
 Positions = Mapping[tuple[UUID, int], int]
 
 
@@ -217,8 +217,8 @@ class ArchiverPositions:
             f"store. Until it is back, or another takes over, {whose} not archived{until}"
         )
 
-    def gathered_from(self, tp: TopicIdPartition) -> int | None:
-        """As of the last look; None: no archiver gathers the partition. Never blocks."""
+    def archiver_position(self, tp: TopicIdPartition) -> int | None:
+        """As of the last look; None: no archiver accumulates the partition. Never blocks."""
         own = None if self._here is None else self._here(tp)
         if own is not None:
             return own
@@ -231,8 +231,8 @@ class ArchiverPositions:
         ]
         return min(told, default=None)
 
-    def gathers(self, topic_id: UUID) -> bool:
-        """Whether `gathered_from` may know a partition of the topic. Never blocks."""
+    def accumulates(self, topic_id: UUID) -> bool:
+        """Whether `archiver_position` may know a partition of the topic. Never blocks."""
         if self._here is not None:
             return True
         oldest = self._clock() - SILENT_MAX_S

@@ -35,7 +35,7 @@ from fetchproxy.model import (
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.loop import chosen, forget, pieces
-from fetchproxy.runtime.single_flight import Gathering, SingleFlight, Tell
+from fetchproxy.runtime.single_flight import Batcher, SingleFlight, Tell
 
 NO_EPOCH = -1
 _ABORTED_BYTES_MAX = 1  # bytes of records, which are ignored: the first batch comes whole
@@ -47,8 +47,8 @@ class LeaderLog:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         # After an election, or at first use, many partitions are compared at once.
-        self._ends = Gathering(self._ask_ends)
-        self._log_offsets = Gathering(self._ask_log_offsets)
+        self._ends = Batcher(self._ask_ends)
+        self._log_offsets = Batcher(self._ask_log_offsets)
 
     def known_epoch(self, tp: TopicIdPartition) -> int:
         """The last known leader's epoch. -1: no leader is known, or there is none. Never blocks."""
@@ -66,7 +66,7 @@ class LeaderLog:
         """
         return await self._ends.ask((tp, epoch))
 
-    async def log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
+    async def leader_log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
         return await self._log_offsets.ask(tp)
 
     async def _ask_ends(
@@ -161,12 +161,12 @@ async def compare_with_leader(
                 )
             ends[found.epoch] = end
         elif isinstance(found, AskLogStart):
-            log_start_epoch = (await leader.log_offsets(tp)).log_start_epoch
+            log_start_epoch = (await leader.leader_log_offsets(tp)).log_start_epoch
             ends.clear()  # these are older answers: the log may have begun lower then
         else:
             break
     if log_start_epoch is not None and found != Shared(end_offset):
-        again = (await leader.log_offsets(tp)).log_start_epoch
+        again = (await leader.leader_log_offsets(tp)).log_start_epoch
         if again != log_start_epoch:
             raise ClusterUnavailable(f"{tp}: the log start moved during requests to the leader")
     anew = begins_again(lineage, end_offset, found)

@@ -244,17 +244,17 @@ def plan_tasks(
 
 
 def _tasks(view: PartitionView, span: OffsetSpan, bytes_max: int) -> Iterator[ReadTask]:
-    gathered: list[SegmentPart] = []
-    gathered_bytes = 0
+    accumulated: list[SegmentPart] = []
+    accumulated_bytes = 0
     for part in parts_of(view, span, bytes_max):
         part_bytes = part.byte_to - part.byte_from
-        if gathered and gathered_bytes + part_bytes > bytes_max:
-            yield ReadTask(view.tp, tuple(gathered))
-            gathered, gathered_bytes = [], 0
-        gathered.append(part)
-        gathered_bytes += part_bytes
-    if gathered:
-        yield ReadTask(view.tp, tuple(gathered))
+        if accumulated and accumulated_bytes + part_bytes > bytes_max:
+            yield ReadTask(view.tp, tuple(accumulated))
+            accumulated, accumulated_bytes = [], 0
+        accumulated.append(part)
+        accumulated_bytes += part_bytes
+    if accumulated:
+        yield ReadTask(view.tp, tuple(accumulated))
 
 
 def _short_tasks(
@@ -264,20 +264,20 @@ def _short_tasks(
 
     A task's share of a segment's bytes is counted as its share of the segment's offsets.
     """
-    gathered: list[SegmentPart] = []
+    accumulated: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
     for whole in parts_of(view, span):
         record_bytes = whole.segment_size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
         at = whole.offset_from
         while at < whole.offset_end:
             count = min(room, whole.offset_end - at, max(1, int(bytes_left / record_bytes)))
-            gathered.append(whole._replace(offset_from=at, offset_end=at + count))
+            accumulated.append(whole._replace(offset_from=at, offset_end=at + count))
             at, room, bytes_left = at + count, room - count, bytes_left - count * record_bytes
             if not room or bytes_left < record_bytes:
-                yield ReadTask(view.tp, tuple(gathered))
-                gathered, room, bytes_left = [], records_max, float(bytes_max)
-    if gathered:
-        yield ReadTask(view.tp, tuple(gathered))
+                yield ReadTask(view.tp, tuple(accumulated))
+                accumulated, room, bytes_left = [], records_max, float(bytes_max)
+    if accumulated:
+        yield ReadTask(view.tp, tuple(accumulated))
 
 
 async def view_now(rsm: RemoteStorageManager, tp: TopicIdPartition) -> PartitionView:

@@ -290,7 +290,7 @@ Tell = Callable[[K, V | ClusterError], None]
 Work = Callable[[Collection[K], Tell[K, V]], Awaitable[None]]
 
 
-class Gathering(Generic[K, V]):
+class Batcher(Generic[K, V]):
     """Combines single questions of many callers from successive turns of the loop into one call.
 
     `work` must call `tell` once for each of its keys, and must not raise ClusterError. The first
@@ -334,11 +334,11 @@ class Gathering(Generic[K, V]):
 
         try:
             try:
-                gathered = 0
-                while gathered < len(
+                accumulated = 0
+                while accumulated < len(
                     single_flights
                 ):  # a caller with very many keys needs several turns
-                    gathered = len(single_flights)
+                    accumulated = len(single_flights)
                     await asyncio.sleep(0)
             finally:
                 self._next = None

@@ -22,7 +22,7 @@ from fetchproxy_protocol.record_batch import (
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
-from fetchproxy.segments.contents import GatheredSegment, listed_aborted
+from fetchproxy.segments.contents import AccumulatedSegment, listed_aborted
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, are_those_of, epoch_at, rising
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
@@ -635,7 +635,7 @@ class Witnesses:
     stated_end: int | None
 
 
-def check_whole(log: GatheredSegment, witnesses: Witnesses) -> None:
+def check_whole(log: AccumulatedSegment, witnesses: Witnesses) -> None:
     """Raises CorruptSegment unless a witness confirms that `log` is the segment's whole log."""
     known = witnesses.known
     if known is None:
@@ -652,7 +652,7 @@ def check_whole(log: GatheredSegment, witnesses: Witnesses) -> None:
     _check_epochs(log, witnesses)
 
 
-def _check_first_batch(log: GatheredSegment) -> None:
+def _check_first_batch(log: AccumulatedSegment) -> None:
     """A hole before the first batch is legal, and it is also what a later segment's log shows if it
     lies under this segment's name. So only metadata that agree with the log confirm such a hole.
     """
@@ -664,7 +664,7 @@ def _check_first_batch(log: GatheredSegment) -> None:
         )
 
 
-def _check_lost(log: GatheredSegment, witnesses: Witnesses) -> None:
+def _check_lost(log: AccumulatedSegment, witnesses: Witnesses) -> None:
     if witnesses.finished_to is not None and log.start_offset > witnesses.finished_to:
         raise CorruptSegment("its metadata are lost, and nothing says that it was finished")
     try:
@@ -674,12 +674,12 @@ def _check_lost(log: GatheredSegment, witnesses: Witnesses) -> None:
             raise CorruptSegment(f"nothing confirms where its log ends, and {error}") from None
 
 
-def _ends_there(log: GatheredSegment, witnesses: Witnesses) -> bool:
+def _ends_there(log: AccumulatedSegment, witnesses: Witnesses) -> bool:
     """True: another segment begins right after the log, or the archive was finished to its end."""
     return log.end_offset + 1 in witnesses.starts or log.end_offset == witnesses.stated_end
 
 
-def _check_epochs(log: GatheredSegment, witnesses: Witnesses) -> None:
+def _check_epochs(log: AccumulatedSegment, witnesses: Witnesses) -> None:
     known = witnesses.known
     end = log.end_offset if known is None else min(known.end_offset, log.end_offset)
     own = clip_epochs(log.leader_epochs, log.start_offset, end)

@@ -96,7 +96,7 @@ def listed_aborted(txns: Iterable[tuple[int, int, int]], last: int) -> tuple[Abo
 class CutReason(StrEnum):
     BYTES = "bytes"  # the next batch would make it larger than segment_bytes_max
     AGE = "age"  # its first batch was read segment_age_max_ms ago
-    SPOOL = "spool"  # all gathered segments exceed spool_bytes_max, or the disk is full
+    SPOOL = "spool"  # all accumulated segments exceed spool_bytes_max, or the disk is full
     GAP = "gap"  # the broker has deleted the next offsets
     FAULT = "fault"  # the next batch in the broker's log is damaged
     SHORT = "short"  # there are no more batches, and the caller waits for none
@@ -116,7 +116,7 @@ def plan_take(
     *,
     position: int,
     last_stable_offset: int,
-    gathered_bytes: int,
+    accumulated_bytes: int,
     segment_bytes_max: int,
 ) -> Take:
     """`headers` follow each other; `position` is the first offset that is still wanted.
@@ -127,7 +127,7 @@ def plan_take(
     start = 0
     while start < len(headers) and headers[start].last_offset < position:
         start += 1
-    end, size = start, gathered_bytes
+    end, size = start, accumulated_bytes
     for header in headers[start:]:
         if header.last_offset >= last_stable_offset:
             return Take(start, end, full=False)
@@ -166,7 +166,7 @@ class KafkaFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredSegment:
+class AccumulatedSegment:
     """A closed segment, ready to be copied any number of times."""
 
     tp: TopicIdPartition
@@ -192,7 +192,7 @@ class GatheredSegment:
             raise CorruptSegment(f"{self.tp}: the spool file {self.log} has changed its size")
 
     async def check_log(self) -> None:
-        """Checks that the file has the gathered bytes. Raises CorruptSegment, OSError.
+        """Checks that the file has the accumulated bytes. Raises CorruptSegment, OSError.
 
         A disk, a cleaner of temporary folders or a broker that truncates its log may change it.
         """
@@ -273,9 +273,9 @@ class SegmentSummary:
         self.size_bytes += len(chunk)
         self._crc = crc32c(chunk, self._crc)
 
-    def close(self, log: Path, *, settled: bool) -> GatheredSegment:
+    def close(self, log: Path, *, settled: bool) -> AccumulatedSegment:
         """`log` holds the added batches, of which there has to be at least one."""
-        return GatheredSegment(
+        return AccumulatedSegment(
             tp=self._tp,
             start_offset=self.start_offset,
             end_offset=self.position - 1,

@@ -44,8 +44,9 @@ class ServingLimits:
     # wait for a response (request.timeout.ms). Kafka uses remote.fetch.max.wait.ms instead of the
     # client's max_wait.
     remote_fetch_max_wait_ms: int = 30_000
-    # Longest wait of a reader for an offset that an archiver is gathering; then it continues after
-    # that offset. If segments may become older than a third of this, it is three times their age.
+    # Longest wait of a reader for an offset that an archiver is accumulating; then it continues
+    # after that offset. If segments may become older than a third of this, it is three times their
+    # age.
     held_max_ms: int = 1_800_000
     # Archived records in one response, whatever the client's max_bytes; its next fetch gets the
     # rest.
@@ -84,8 +85,8 @@ class ArchiveOnlyLimits(ServingLimits):
 # `buffer_bytes_max`, one read of the other side, the frames that must be whole before they are
 # handled, and the partitions of a fetch session. This part bounds a thousand connections.
 
-# Requests and answers that are gathered grow as fast as the other side sends. So they are counted
-# while they grow, and the others at intervals.
+# Requests and answers that are accumulated grow as fast as the other side sends. So they are
+# counted while they grow, and the others at intervals.
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Holder(Protocol):
         """Drop the bytes and close the connection, at once."""
 
 
-class GatheredBytes:
+class AccumulatedBytes:
     """Memory of all incomplete requests and answers. Above `bytes_max` the largest gives up."""
 
     def __init__(self, bytes_max: int) -> None:

@@ -32,7 +32,7 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
-from fetchproxy.serving.limits import GatheredBytes, ServingLimits, to_close
+from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits, to_close
 from fetchproxy.serving.session import Address, ClientSession
 from fetchproxy.serving.transport import ReceiveBuffer
 from fetchproxy.tls.acceptor import TlsAcceptor, ip_of
@@ -96,7 +96,7 @@ class Listener:
         self.clock = asyncio.get_running_loop().time
         self.warnings = SparingWarnings(self.clock)
         self.receive = ReceiveBuffer()
-        self.gathered = GatheredBytes(config.connection_buffers_bytes_max)
+        self.accumulated = AccumulatedBytes(config.connection_buffers_bytes_max)
         self._refused: dict[str, _Refused] = {}
         self.host = parse_host_port(config.listen).host
         # No single host could be advertised to all clients.
@@ -310,6 +310,6 @@ class Listener:
                     await asyncio.sleep(0)
             kept, kept_max = sum(kept for kept, _ in held), self.config.connection_buffers_bytes_max
             CONNECTION_BUFFERS_BYTES.set(kept)
-            self.gathered.leave_to_others(kept - self.gathered.total, kept_max)
+            self.accumulated.leave_to_others(kept - self.accumulated.total, kept_max)
             for session in to_close(held, kept_max):
                 session.give_up()

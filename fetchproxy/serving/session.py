@@ -34,7 +34,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.runtime.loop import MESSAGES_A_TURN, LoopSteps, a_turn
 from fetchproxy.serving.admission import Admission, Share, payer_of
-from fetchproxy.serving.limits import GatheredBytes, ServingLimits
+from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
 from fetchproxy.tls.contexts import other_protocol
 
@@ -51,7 +51,7 @@ class SessionOwner(Protocol):
     config: GatewayConfig
     limits: ServingLimits
     receive: ReceiveBuffer
-    gathered: GatheredBytes
+    accumulated: AccumulatedBytes
     clock: Callable[[], float]
     warnings: SparingWarnings
     tells_reached: bool
@@ -321,9 +321,9 @@ class ClientSession(asyncio.BufferedProtocol):
                 await asyncio.sleep(0)  # a fast client must not keep the loop for a whole response
 
     # -- requests ----------------------------------------------------------------------------------
-    def gathers(self, size: int) -> None:
+    def accumulates(self, size: int) -> None:
         """`size` bytes of incomplete requests are in memory."""
-        self._owner.gathered.hold(self, size)
+        self._owner.accumulated.hold(self, size)
 
     def _take(self, view: memoryview) -> None:
         if self.closing:
@@ -400,7 +400,7 @@ class RequestFraming(ABC, Generic[Handling]):
         self._goes_on = False  # the next requests are handled in the loop's next turn
         self.ended = False  # the client sends no more
         self.begun_at: float | None = None
-        self._gathered = 0  # bytes of `_carry`, if they are counted
+        self._accumulated = 0  # bytes of `_carry`, if they are counted
 
     @abstractmethod
     def _consume(self, view: memoryview) -> int:
@@ -428,11 +428,11 @@ class RequestFraming(ABC, Generic[Handling]):
     def drop(self) -> None:
         """Drop the bytes that were kept."""
         self._carry = bytearray()
-        self._gathers(0)
+        self._accumulates(0)
 
-    def _gathers(self, size: int) -> None:
-        self._gathered = size
-        self._session.gathers(size)
+    def _accumulates(self, size: int) -> None:
+        self._accumulated = size
+        self._session.accumulates(size)
 
     def end(self) -> bool:
         """The client sends no more. True: some request is still to be answered."""
@@ -464,8 +464,8 @@ class RequestFraming(ABC, Generic[Handling]):
                 self._carry = bytearray(view[rest:])
         elif not carry:
             self._carry = bytearray(view)
-        if len(self._carry) > COUNTED_BYTES_MIN or self._gathered:
-            self._gathers(len(self._carry))
+        if len(self._carry) > COUNTED_BYTES_MIN or self._accumulated:
+            self._accumulates(len(self._carry))
         waits = self._session.muted or self.limited or self.ended
         if not (self._carry or self._left) or waits:
             self.begun_at = None

@@ -47,7 +47,8 @@ class ArchiveObjects:
         except ObjectNotFound:
             return None
 
-    # --- positions: what the running archivers are gathering --------------------------------------
+    # --- positions: what the running archivers are accumulating
+    # --------------------------------------
 
     def archiver_positions_key(self, archiver: UUID) -> str:
         return keys.archiver_positions_key(self._prefix, archiver)

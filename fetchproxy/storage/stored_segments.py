@@ -15,7 +15,7 @@ from fetchproxy_protocol.record_batch import BatchHeader, check_crc, control_typ
 from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
 from fetchproxy.model import ByteRange, StoredSegment
 from fetchproxy.segments.check import TxnEvent
-from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
+from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
@@ -25,7 +25,7 @@ from fetchproxy.storage.stores.object_store import Content
 class DerivedSegment:
     """`segment.aborted` is empty: a transaction may end in a later segment (`check`)."""
 
-    segment: GatheredSegment
+    segment: AccumulatedSegment
     txn_events: tuple[TxnEvent, ...]
     newest: tuple[tuple[int, int], ...]  # (base offset, timestamp) of batches later than all before
 

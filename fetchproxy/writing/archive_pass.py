@@ -123,7 +123,7 @@ class ArchivePass(Archiver):
         Raises OSError if the spool folder cannot be created, and bugs, in a group, at the end.
         """
         told = PublishedPositions(
-            self.rsm, self.uuid_factory(), lambda: self._at_work, self._gathered_from
+            self.rsm, self.uuid_factory(), lambda: self._at_work, self._archiver_position
         )
         async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
             telling = workers.create_task(told.run(), name="archive positions")
@@ -197,7 +197,7 @@ class ArchivePass(Archiver):
         except RemoteStorageError as error:
             log.warning("concerns_not_published", error=str(error))
 
-    def _gathered_from(self, tp: TopicIdPartition) -> int | None:
+    def _archiver_position(self, tp: TopicIdPartition) -> int | None:
         archiver = self._at_work.get(tp)
         return None if archiver is None else archiver.position
 

@@ -1,4 +1,4 @@
-"""Copies one gathered segment to the store, in two phases, and removes copies that failed.
+"""Copies one accumulated segment to the store, in two phases, and removes copies that failed.
 
 The order is COPY_SEGMENT_STARTED, all objects, COPY_SEGMENT_FINISHED: a reader sees a segment whole
 or not at all. Every attempt has a new RemoteLogSegmentId, so none overwrites objects of another.
@@ -33,7 +33,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability import metrics
 from fetchproxy.runtime.retrying import Backoff
-from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.packed_logs import LogSegmentData
@@ -90,7 +90,7 @@ class SegmentCopier:
 
     async def copy(
         self,
-        segment: GatheredSegment,
+        segment: AccumulatedSegment,
         lineage: Sequence[EpochStart],
         confirm: Callable[[], Awaitable[None]],
     ) -> RemoteLogSegmentMetadata:
@@ -139,7 +139,7 @@ class SegmentCopier:
 
     async def _upload(
         self,
-        segment: GatheredSegment,
+        segment: AccumulatedSegment,
         metadata: RemoteLogSegmentMetadata,
         lineage: Sequence[EpochStart],
         confirm: Callable[[], Awaitable[None]],
@@ -153,7 +153,7 @@ class SegmentCopier:
         await confirm()
 
     async def _finish(
-        self, segment: GatheredSegment, metadata: RemoteLogSegmentMetadata, deadline: float
+        self, segment: AccumulatedSegment, metadata: RemoteLogSegmentMetadata, deadline: float
     ) -> RemoteLogSegmentMetadata:
         """Record the copy as finished. From here on it may count, even if recording fails."""
         finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
@@ -217,7 +217,7 @@ class SegmentCopier:
 
     @asynccontextmanager
     async def _in_time(
-        self, segment: GatheredSegment, deadline: float
+        self, segment: AccumulatedSegment, deadline: float
     ) -> AsyncIterator[list[Exception]]:
         """Limit the block to `deadline`, also if a suspended process misses its timer. Raises the
         last error that the block has put into the list, if it is over.
@@ -245,7 +245,7 @@ class SegmentCopier:
         except ValueError as error:
             raise _refused(metadata, error) from error
 
-    def _metadata(self, segment: GatheredSegment) -> RemoteLogSegmentMetadata:
+    def _metadata(self, segment: AccumulatedSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(
             segment_id=RemoteLogSegmentId(segment.tp, self.uuid_factory()),
             start_offset=segment.start_offset,
@@ -261,7 +261,7 @@ class SegmentCopier:
 
     def _data(
         self,
-        segment: GatheredSegment,
+        segment: AccumulatedSegment,
         metadata: RemoteLogSegmentMetadata,
         lineage: Sequence[EpochStart],
     ) -> LogSegmentData:

@@ -36,7 +36,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import ARCHIVE_TRUNCATED_OFFSETS
-from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, rising
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
@@ -103,7 +103,7 @@ def buried_copies(
 
 
 def joints_of(
-    lineage: Sequence[EpochStart], archive_end: int | None, segment: GatheredSegment
+    lineage: Sequence[EpochStart], archive_end: int | None, segment: AccumulatedSegment
 ) -> tuple[tuple[EpochStart, ...], tuple[Joint, ...]]:
     """(the lineage with `segment` after the archive, the joints where epochs meet). Records that
     were read from several leaders are of one log only if the leader has these joints at the same
@@ -198,7 +198,7 @@ class LogTruncation:
         """The last known leader epoch; -1: none. A read from a leader makes its epoch known."""
         return self.leader.known_epoch(tp)
 
-    async def confirm(self, segment: GatheredSegment, archive: Resumed) -> int:
+    async def confirm(self, segment: AccumulatedSegment, archive: Resumed) -> int:
         """Check that the archive and `segment` after it are the leader's log; return the leader's
         epoch. Raises LogDiverged if they are not, LogTruncated if that cannot be decided,
         ClusterError.
@@ -214,7 +214,7 @@ class LogTruncation:
         await self._check_same_leader(segment)
         return self._epoch_of(segment.tp, compared)
 
-    async def _check_same_leader(self, segment: GatheredSegment) -> None:
+    async def _check_same_leader(self, segment: AccumulatedSegment) -> None:
         """Where epochs do not count, only the leader that was read from is known to have the
         records. Raises LogDiverged if another one leads, ClusterError.
         """
@@ -245,12 +245,12 @@ class LogTruncation:
         log begins no lower than `raised_log_start`, or it begins again. Raises LogBeginsAgain,
         ClusterError.
         """
-        edges = await self.leader.edges(tp)
-        if edges.log_start_offset < raised_log_start:
+        log_offsets = await self.leader.leader_log_offsets(tp)
+        if log_offsets.log_start_offset < raised_log_start:
             raise LogBeginsAgain(
                 f"the log of {tp} begins again: everything below offset {raised_log_start} was "
-                f"deleted, and it begins at offset {edges.log_start_offset}; nothing is archived "
-                f"until you run: fetchproxy resolve {tp}"
+                f"deleted, and it begins at offset {log_offsets.log_start_offset}; "
+                f"nothing is archived until you run: fetchproxy resolve {tp}"
             )
 
     async def truncate(self, view: PartitionView) -> None:
@@ -346,15 +346,15 @@ class LogTruncation:
             )
 
     async def _decided_below(self, view: PartitionView, offset: int) -> int:
-        edges = await self.leader.edges(view.tp)
+        log_offsets = await self.leader.leader_log_offsets(view.tp)
         below = view.segment_at_or_after(offset - 1) if view.covers(offset - 1) else None
         archived: tuple[AbortedTxn, ...] = ()
         if below is not None and below.has_aborted_txns:
             archived = decode_aborted(await self.rsm.fetch_index(below, SegmentFile.TXN))
         leader = None
-        if offset >= edges.log_start_offset:
+        if offset >= log_offsets.log_start_offset:
             leader = await self.leader.aborted_from(view.tp, offset)
-        return decided_below(offset, edges.last_stable_offset, below, archived, leader)
+        return decided_below(offset, log_offsets.last_stable_offset, below, archived, leader)
 
     async def _carry_out(self, plan: TruncationPlan) -> None:
         for segment in plan.drop:

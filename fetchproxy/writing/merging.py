@@ -27,7 +27,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import agrees, clip_epochs
-from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
+from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, are_those_of
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -154,14 +154,14 @@ def _is_worth_it(group: Segments) -> bool:
     return len(sizes) > 1 and max(sizes) <= LARGEST_SHARE_MAX * sum(sizes)
 
 
-# Joins several segments' logs into one, as if gathered at once. The batches stay byte for byte the
-# same and are checked as they are read. The segments' indexes are joined and compared with the log
-# before anything relies on them.
+# Joins several segments' logs into one, as if accumulated at once. The batches stay byte for byte
+# the same and are checked as they are read. The segments' indexes are joined and compared with the
+# log before anything relies on them.
 
 
 async def merged_log(
     rsm: RemoteStorageManager, sources: Segments, writer: SegmentWriter, chunk_bytes: int
-) -> tuple[GatheredSegment, tuple[EpochStart, ...]]:
+) -> tuple[AccumulatedSegment, tuple[EpochStart, ...]]:
     """(the merged log, the log's epochs up to its end, also those that ended before it). `writer`:
     new, at the start of the first source; the caller discards it.
 
@@ -172,24 +172,24 @@ async def merged_log(
     for source in sources:
         aborted.append(side_files.decode_aborted(await rsm.fetch_index(source, SegmentFile.TXN)))
         await _append(rsm, source, aborted[-1], writer, chunk_bytes)
-    gathered = writer.close()
-    if _ends(side_files.merged_aborted(aborted)) != _ends(gathered.aborted):
+    accumulated = writer.close()
+    if _ends(side_files.merged_aborted(aborted)) != _ends(accumulated.aborted):
         raise CorruptSegment(f"{_place(sources[0])}: transaction indexes and log disagree")
     epochs = merged_epochs(sources)
     # (): written without epochs
-    if gathered.leader_epochs and not are_those_of(gathered.leader_epochs, epochs):
+    if accumulated.leader_epochs and not are_those_of(accumulated.leader_epochs, epochs):
         raise CorruptSegment(
-            f"{_place(sources[0])}: the log has {gathered.leader_epochs}, metadata have {epochs}"
+            f"{_place(sources[0])}: the log has {accumulated.leader_epochs}, metadata have {epochs}"
         )
     before = side_files.decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
     lineage = extend_lineage(before, epochs)
-    shown = clip_epochs(lineage, gathered.start_offset, gathered.end_offset)
+    shown = clip_epochs(lineage, accumulated.start_offset, accumulated.end_offset)
     if epochs and not agrees(shown, epochs):
         raise CorruptSegment(
             f"{_place(sources[0])}: the lineage has {shown}, metadata have {epochs}"
         )
     files = await _kafka_files(rsm, sources)
-    return replace(gathered, leader_epochs=epochs, kafka_files=files), lineage
+    return replace(accumulated, leader_epochs=epochs, kafka_files=files), lineage
 
 
 async def _append(

@@ -1,4 +1,4 @@
-"""Archives one partition in turns: resumes, gathers, closes, copies. One worker at a time."""
+"""Archives one partition in turns: resumes, accumulates, closes, copies. One worker at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
-from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
+from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.segments.leader_epochs import uncounted
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -40,7 +40,7 @@ from fetchproxy.writing.log_truncation import LogTruncation, Resumed
 from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.published_conditions import PublishedConditions
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
 log = structlog.get_logger(__name__)
@@ -59,7 +59,7 @@ class PartitionArchiver:
 
     tp: TopicIdPartition
     _: KW_ONLY
-    gatherer: SegmentGatherer
+    accumulator: SegmentAccumulator
     rlmm: RemoteLogMetadataManager
     copier: SegmentCopier
     truncation: LogTruncation
@@ -70,8 +70,8 @@ class PartitionArchiver:
 
     def __post_init__(self) -> None:
         self._resumed: Resumed | None = None
-        # The position and leader epoch of the last `_gather_anew` since the last copy.
-        self._gathered_anew_at: tuple[int | None, int] | None = None
+        # The position and leader epoch of the last `_accumulate_anew` since the last copy.
+        self._accumulated_anew_at: tuple[int | None, int] | None = None
 
     @property
     def archive_end(self) -> int | None:
@@ -87,37 +87,37 @@ class PartitionArchiver:
     @property
     def holds_records(self) -> bool:
         """Whether it has records that are not archived yet, perhaps the only copy of them."""
-        return self._resumed is not None and self._gathered is not None
+        return self._resumed is not None and self._accumulated is not None
 
     @property
-    def _gathered(self) -> SegmentSummary | None:
-        """None: no byte is gathered."""
-        gathered = self.gatherer.gathered
-        return gathered if gathered and gathered.size_bytes > 0 else None
+    def _accumulated(self) -> SegmentSummary | None:
+        """None: no byte is accumulated."""
+        accumulated = self.accumulator.accumulated
+        return accumulated if accumulated and accumulated.size_bytes > 0 else None
 
     def status(self) -> PartitionArchiveStatus:
         """The status as of the last turns. Never blocks."""
-        resumed, gatherer, gathered = self._resumed, self.gatherer, self._gathered
-        gathered_bytes = gathered.size_bytes if gathered else 0
-        end = gathered.position if gathered else None
+        resumed, accumulator, accumulated = self._resumed, self.accumulator, self._accumulated
+        accumulated_bytes = accumulated.size_bytes if accumulated else 0
+        end = accumulated.position if accumulated else None
         offsets = 0 if end is None or self.position == NOT_KNOWN else end - self.position
         return PartitionArchiveStatus(
             tp=self.tp,
             archive_start=resumed.archive_start if resumed else None,
             archive_end=self.archive_end,
-            log_start_offset=gatherer.log_start_offset,
-            last_stable_offset=gatherer.last_stable_offset,
-            gathered_bytes=gathered_bytes,
-            gathered_end=end,
-            bytes_per_offset=gathered_bytes / offsets if offsets > 0 else None,
+            log_start_offset=accumulator.log_start_offset,
+            last_stable_offset=accumulator.last_stable_offset,
+            accumulated_bytes=accumulated_bytes,
+            accumulated_end=end,
+            bytes_per_offset=accumulated_bytes / offsets if offsets > 0 else None,
             raised_log_start=resumed.raised_log_start if resumed else 0,
-            closed_segments=1 if gatherer.closed else 0,
-            first_unarchived_ms=gathered.first_timestamp_ms if gathered else None,
+            closed_segments=1 if accumulator.closed else 0,
+            first_unarchived_ms=accumulated.first_timestamp_ms if accumulated else None,
             copy=self.copier.running(self.tp),
         )
 
     async def process(self, *, close_short: bool = False) -> bool:
-        """One turn: gather the available records and copy at most one segment. True: more is
+        """One turn: accumulate the available records and copy at most one segment. True: more is
         available. `close_short`: close the segment when the log has no more records, even if it is
         short.
 
@@ -135,7 +135,7 @@ class PartitionArchiver:
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
         """After an error the gatherer may hold half a batch, so the next turn resumes anew. After a
-        store or broker error the gathered data stay: the copy begins with a new look at the
+        store or broker error the accumulated data stay: the copy begins with a new look at the
         archive.
         """
         try:
@@ -148,25 +148,25 @@ class PartitionArchiver:
     async def release(self) -> None:
         """Forget all local state and free the disk space. The next turn resumes anew."""
         self._resumed = None
-        await self.gatherer.discard()
+        await self.accumulator.discard()
 
     async def _turn(self, close_short: bool) -> bool:
         resumed = await self._resume()
         if await self._has_parted(resumed):
             return True
-        if self.gatherer.closed is None:
+        if self.accumulator.closed is None:
             try:
-                await self._gather(resumed, close_short)
+                await self._accumulate(resumed, close_short)
             except LogTruncated:
                 return await self._cut_short(resumed)
             except CorruptSegment as error:
-                return await self._gather_anew(resumed, error)
-        if self.gatherer.closed is None:
+                return await self._accumulate_anew(resumed, error)
+        if self.accumulator.closed is None:
             return self._resumed is None  # the archive has moved on: resume again
         if not self.may_go_on():
             await self.release()
             return False
-        await self._copy(resumed, self.gatherer.closed)
+        await self._copy(resumed, self.accumulator.closed)
         return True
 
     # --- resume ---
@@ -212,9 +212,9 @@ class PartitionArchiver:
 
     async def _cut_short(self, resumed: Resumed) -> bool:
         """The log ends below the position. Raises LogTruncated again if there is no remedy."""
-        gathered = self._gathered
-        if await self._truncate_if_parted(resumed) or gathered:
-            await self.release()  # the gathered data are of a log that is gone
+        accumulated = self._accumulated
+        if await self._truncate_if_parted(resumed) or accumulated:
+            await self.release()  # the accumulated data are of a log that is gone
             return True
         if resumed.archive_end is None or resumed.archive_end <= resumed.kept_below:
             await self.release()  # the log is still below a deleted or kept range
@@ -224,14 +224,15 @@ class PartitionArchiver:
             "below that, and no leader epoch explains it"
         )
 
-    async def _gather_anew(self, resumed: Resumed, error: CorruptSegment) -> bool:
-        """Gather again: a new leader's log may be sound although it does not continue the gathered
-        data. Raises `error` if it does not continue the archive either, or is damaged itself.
+    async def _accumulate_anew(self, resumed: Resumed, error: CorruptSegment) -> bool:
+        """Accumulate again: a new leader's log may be sound although it does not continue the
+        accumulated data. Raises `error` if it does not continue the archive either, or is damaged
+        itself.
         """
         place = (resumed.position, self.truncation.leader_epoch(self.tp))
-        if not self._gathered or self._gathered_anew_at == place:
+        if not self._accumulated or self._accumulated_anew_at == place:
             raise error
-        self._gathered_anew_at = place
+        self._accumulated_anew_at = place
         self._note_dropped(resumed.position, error)
         await self.release()
         return True
@@ -241,24 +242,26 @@ class PartitionArchiver:
             "gathered_segment_dropped", **self.tp.logged, base_offset=base_offset, error=str(error)
         )
 
-    # --- gather ---
-    async def _gather(self, resumed: Resumed, close_short: bool) -> None:
-        """Gather the next segment, and close it if possible. Gaps before it are recorded."""
+    # --- accumulate ---
+    async def _accumulate(self, resumed: Resumed, close_short: bool) -> None:
+        """Accumulate the next segment, and close it if possible. Gaps before it are recorded."""
         if resumed.position is None:
             log_start = self.log_start_offset
             if log_start is None:
-                log_start = await self.gatherer.find_log_start()
+                log_start = await self.accumulator.find_log_start()
             resumed.position = max(log_start, resumed.raised_log_start)
         while True:
-            gathered = await self.gatherer.gather(resumed.position, close_short=close_short)
-            if not isinstance(gathered, LogGap):
+            accumulated = await self.accumulator.accumulate(
+                resumed.position, close_short=close_short
+            )
+            if not isinstance(accumulated, LogGap):
                 return
             view = await self._fresh_view()
             if view.log_end_offset != resumed.archive_end:
                 await self._moved_on(resumed, view)
                 return
-            await self._note_gap(resumed.position, view, gathered)
-            resumed.position = gathered.log_start_offset
+            await self._note_gap(resumed.position, view, accumulated)
+            resumed.position = accumulated.log_start_offset
 
     async def _note_gap(self, position: int, view: PartitionView, gap: LogGap) -> None:
         """Record the gap at once, as no segment may ever follow. What is on record is not new."""
@@ -275,8 +278,10 @@ class PartitionArchiver:
             )
 
     # --- copy ---
-    async def _copy(self, resumed: Resumed, segment: GatheredSegment) -> None:
-        """Copy the closed segment, unless the archive's end has changed since it was gathered."""
+    async def _copy(self, resumed: Resumed, segment: AccumulatedSegment) -> None:
+        """Copy the closed segment, unless the archive's end has changed since it was
+        accumulated.
+        """
         view = await self._fresh_view()
         if view.log_end_offset != resumed.archive_end:
             await self._moved_on(resumed, view)
@@ -294,13 +299,13 @@ class PartitionArchiver:
             elif _contradicts_itself(segment, resumed.leader_epoch):
                 log.info("leader_epochs_left_out", **self.tp.logged, error=str(error))
                 epochs = uncounted(segment.start_offset)
-                self.gatherer.closed = replace(segment, leader_epochs=epochs)
+                self.accumulator.closed = replace(segment, leader_epochs=epochs)
             else:
                 self._note_dropped(segment.start_offset, error)
                 await self.release()
             return
         await self.records.finished(finished)
-        self._gathered_anew_at = None
+        self._accumulated_anew_at = None
         if resumed.archive_start is None:
             resumed.archive_start = finished.start_offset
         resumed.archive_end = resumed.position = finished.end_offset + 1
@@ -311,7 +316,7 @@ class PartitionArchiver:
             end_offset=finished.end_offset,
             size_bytes=finished.segment_size_bytes,
         )
-        await self.gatherer.discard()
+        await self.accumulator.discard()
 
     async def _moved_on(self, resumed: Resumed, view: PartitionView) -> None:
         """Another archiver, or a copy of ours with a lost answer, has extended the archive."""
@@ -323,7 +328,7 @@ class PartitionArchiver:
         )
         await self.release()
 
-    async def _confirm(self, resumed: Resumed, segment: GatheredSegment) -> None:
+    async def _confirm(self, resumed: Resumed, segment: AccumulatedSegment) -> None:
         """The last check before the copy counts, within the copy's time limit: the archive must
         still end where it ended. The rule for spare copies (`orphans`) relies on this.
         """
@@ -334,7 +339,7 @@ class PartitionArchiver:
         await self.records.begin(view, segment.start_offset)
 
 
-def _contradicts_itself(segment: GatheredSegment, leader_epoch: int | None) -> bool:
+def _contradicts_itself(segment: AccumulatedSegment, leader_epoch: int | None) -> bool:
     """All of `segment` comes from the leader that now denies having it. A leader never cuts its own
     log, so its cache of epochs does not fit its batches (`segments.leader_epochs`).
     """
@@ -349,7 +354,7 @@ def _contradicts_itself(segment: GatheredSegment, leader_epoch: int | None) -> b
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ManagedPartition:
-    """A partition's turns, and the result of the last one. A follower gathers nothing."""
+    """A partition's turns, and the result of the last one. A follower accumulates nothing."""
 
     archiver: PartitionArchiver
     leadership: Leadership
@@ -477,8 +482,8 @@ class ManagedPartition:
 
     @property
     def brings_nothing(self) -> bool:
-        """The last turn failed, nothing is gathered, and the next turn will fail too: readers must
-        not wait for this partition. A store, brokers or a disk may work again by themselves.
+        """The last turn failed, nothing is accumulated, and the next turn will fail too: readers
+        must not wait for this partition. A store, brokers or a disk may work again by themselves.
         """
         return (
             self.failure is not None

@@ -56,7 +56,8 @@ PINNED_MIN_MS = 60_000
 # questions in one look, because all partitions may wait at once. The next looks ask the rest.
 ASKED_AGAIN_AFTER_MS = 60_000
 QUESTIONS_MAX = 100
-# A partition changes hands in less time, and an archiver publishes what it gathers every second.
+# A partition changes hands in less time, and an archiver publishes what it accumulates every
+# second.
 NOT_LED_MIN_S = 60.0
 _ASKED_AT_ONCE = 8
 
@@ -153,15 +154,17 @@ def _share(used: int | None, limit: int | None) -> float | None:
 
 
 class PartitionWatch:
-    """`gathered`: the offset from which on some archiver gathers a partition. None: not asked."""
+    """`accumulated`: the offset from which on some archiver accumulates a partition. None: not
+    asked.
+    """
 
     def __init__(
         self,
         config: ArchiveConfig,
         published_conditions: PublishedConditions,
-        gathered: Callable[[TopicIdPartition], int | None] | None = None,
+        accumulated: Callable[[TopicIdPartition], int | None] | None = None,
     ) -> None:
-        self._gathered = gathered
+        self._accumulated = accumulated
         self._not_led: dict[TopicIdPartition, float] = {}  # since when (loop s)
         self._published_conditions = published_conditions
         self._stalled_after_s = STALLED_SHARE * config.copy_max_ms / 1000
@@ -205,7 +208,7 @@ class PartitionWatch:
                 await asyncio.sleep(0)
             if not status.leads:
                 self.forget(status.tp)
-                if self._gathered is not None and self._gathered(status.tp) is None:
+                if self._accumulated is not None and self._accumulated(status.tp) is None:
                     not_led[status.tp] = self._not_led.get(status.tp, now)
                 continue
             leading += 1
@@ -302,7 +305,9 @@ class PartitionWatch:
         health.report(Condition(kind, what, since=min(long.values())))
 
     def for_people(self, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
-        """Texts for people. `configs`: of the topics that this archiver gathers. Never blocks."""
+        """Texts for people. `configs`: of the topics that this archiver accumulates. Never
+        blocks.
+        """
         failing = self._published_conditions.health.reported(Kind.ARCHIVER_DISK_FAILING, self._disk)
         limits = [broker_retention(config or {}) for config in configs]
         ages = [limit.ms for limit in limits if limit.ms is not None]

@@ -1,4 +1,4 @@
-"""Publishes in the store how far an archiver gathers, and what its archive has to hold."""
+"""Publishes in the store how far an archiver accumulates, and what its archive has to hold."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fetchproxy.segments.description import (
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
-# The first part publishes from which offset on this archiver gathers each partition
+# The first part publishes from which offset on this archiver accumulates each partition
 # (`metadata.archiver_positions`). If the store does not take it, archiving goes on: readers wait a
 # little longer, or hear of a loss a little later.
 
@@ -51,14 +51,14 @@ _WITHDRAW_MAX_S = 2.0
 
 @dataclass(eq=False, repr=False)
 class PublishedPositions:
-    """One per archiver. `tps` are its partitions; `gathered_from` as in ArchiverPositions.
-    `for_people`: texts about this archiver, given the topics that it gathers.
+    """One per archiver. `tps` are its partitions; `archiver_position` as in ArchiverPositions.
+    `for_people`: texts about this archiver, given the topics that it accumulates.
     """
 
     rsm: RemoteStorageManager
     instance: UUID
     tps: Callable[[], Iterable[TopicIdPartition]]
-    gathered_from: Callable[[TopicIdPartition], int | None]
+    archiver_position: Callable[[TopicIdPartition], int | None]
     for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class PublishedPositions:
         found: dict[tuple[UUID, int], int] = {}
         for piece in pieces(list(self.tps())):
             for tp in piece:
-                at = self.gathered_from(tp)
+                at = self.archiver_position(tp)
                 if at is not None:
                     found[tp.topic_id, tp.partition] = at
             await asyncio.sleep(0)

@@ -51,23 +51,23 @@ from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.schedule import ProcessingSchedule
-from fetchproxy.writing.sources.broker import BatchGatherer
-from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsGatherer, open_log_dir
-from fetchproxy.writing.sources.segment_source import CopyPace, SegmentGatherer, Spool
+from fetchproxy.writing.sources.broker import BatchAccumulator
+from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsAccumulator, open_log_dir
+from fetchproxy.writing.sources.segment_source import CopyPace, SegmentAccumulator, Spool
 from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 from fetchproxy.writing.topic_recorder import TopicRecorder
 
 
 def open_source(
     config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int
-) -> Callable[[TopicIdPartition, Spool], SegmentGatherer]:
+) -> Callable[[TopicIdPartition, Spool], SegmentAccumulator]:
     """Starts nothing; reads log directories' properties. Raises ConfigError as `open_log_dirs`."""
     pace = CopyPace(config.copy_bytes_per_s_max)
     if config.log_dirs is not None:
         log_dirs = open_log_dirs(config)
-        return partial(LogDirsGatherer, cluster=cluster, pace=pace, log_dirs=log_dirs)
+        return partial(LogDirsAccumulator, cluster=cluster, pace=pace, log_dirs=log_dirs)
     return partial(
-        BatchGatherer, cluster=cluster, pace=pace, config=config, fetch_bytes_max=fetch_bytes_max
+        BatchAccumulator, cluster=cluster, pace=pace, config=config, fetch_bytes_max=fetch_bytes_max
     )
 
 
@@ -172,7 +172,7 @@ class Archiver:
         """`more`: further fields of the PartitionArchiver."""
         return PartitionArchiver(
             tp,
-            gatherer=self.source(tp, spool),
+            accumulator=self.source(tp, spool),
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
@@ -194,7 +194,7 @@ class RemoteLogManager(Archiver):
     rng: random.Random
     leadership: Leadership | None = None
     local_indexes: LocalIndexes | None = None
-    gathered: Callable[[TopicIdPartition], int | None] | None = None  # by whichever archiver
+    accumulated: Callable[[TopicIdPartition], int | None] | None = None  # by whichever archiver
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -218,14 +218,18 @@ class RemoteLogManager(Archiver):
         self._leadership.on_change = self._leadership_changed
         self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
         # A group leaves no partition without a leader; a broker may have no archiver beside it.
-        gathered = self.gathered if config.log_dirs is not None else None
-        self.watch = PartitionWatch(config, self.published_conditions, gathered)
+        accumulated = self.accumulated if config.log_dirs is not None else None
+        self.watch = PartitionWatch(config, self.published_conditions, accumulated)
         self._wake = asyncio.Event()
         self._discovered = False
         self._found: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
         self.told = PublishedPositions(
-            rsm, self.uuid_factory(), lambda: self._partitions, self.gathered_from, self._for_people
+            rsm,
+            self.uuid_factory(),
+            lambda: self._partitions,
+            self.archiver_position,
+            self._for_people,
         )
 
     async def run(self) -> None:
@@ -259,10 +263,10 @@ class RemoteLogManager(Archiver):
         """Whether this archiver leads or follows the partition, or has stopped it. Never blocks."""
         return tp in self._partitions
 
-    def gathered_from(self, tp: TopicIdPartition) -> int | None:
-        """The offset from which on this archiver gathers the partition. None: it does not, or its
-        turns fail for a reason that no retry mends, so readers must not wait for it. NOT_KNOWN: the
-        offset is not known, or after a start the archiver's partitions are not.
+    def archiver_position(self, tp: TopicIdPartition) -> int | None:
+        """The offset from which on this archiver accumulates the partition. None: it does not, or
+        its turns fail for a reason that no retry mends, so readers must not wait for it. NOT_KNOWN:
+        the offset is not known, or after a start the archiver's partitions are not.
         Never blocks.
         """
         partition = self._partitions.get(tp)

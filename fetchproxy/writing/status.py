@@ -44,7 +44,7 @@ _GAUGES = {
     "archive_end": metrics.ARCHIVE_END_OFFSET,
     "lag_offsets": metrics.ARCHIVE_LAG_OFFSETS,
     "margin_offsets": metrics.ARCHIVE_MARGIN_OFFSETS,
-    "gathered_bytes": metrics.REMOTE_COPY_LAG_BYTES,
+    "accumulated_bytes": metrics.REMOTE_COPY_LAG_BYTES,
     "closed_segments": metrics.REMOTE_COPY_LAG_SEGMENTS,
 }
 # A copy that has used up this share of its time is reported while it is still running.
@@ -76,12 +76,12 @@ class PartitionArchiveStatus:
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
     high_watermark: int | None = None
-    gathered_bytes: int = 0
-    gathered_end: int | None = None
-    bytes_per_offset: float | None = None  # mean of the gathered batches
+    accumulated_bytes: int = 0
+    accumulated_end: int | None = None
+    bytes_per_offset: float | None = None  # mean of the accumulated batches
     raised_log_start: int = 0  # below it everything was deleted on purpose
     closed_segments: int = 0
-    first_unarchived_ms: int | None = None  # timestamp of the first gathered record
+    first_unarchived_ms: int | None = None  # timestamp of the first accumulated record
     copy: CopyProgress | None = None  # of the segment being copied to the store
     broker_retention: BrokerRetention = UNLIMITED
     retention_used: float | None = None  # share used by unarchived records
@@ -92,7 +92,7 @@ class PartitionArchiveStatus:
         """First and last offset that the brokers deleted uncopied. None once it is a gap."""
         if self.archive_end is None or self.log_start_offset is None:
             return None
-        first = max(self.archive_end, self.gathered_end or 0, self.raised_log_start)
+        first = max(self.archive_end, self.accumulated_end or 0, self.raised_log_start)
         return (first, self.log_start_offset - 1) if self.log_start_offset > first else None
 
     @property
@@ -102,8 +102,8 @@ class PartitionArchiveStatus:
         if not lag:
             return lag
         if self.bytes_per_offset is None:
-            return self.gathered_bytes or None
-        return max(round(lag * self.bytes_per_offset), self.gathered_bytes)
+            return self.accumulated_bytes or None
+        return max(round(lag * self.bytes_per_offset), self.accumulated_bytes)
 
     def copy_seconds(self, now: float) -> float | None:
         """How long the copy has been under way at loop time `now` (s). None: no copy."""

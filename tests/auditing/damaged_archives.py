@@ -112,14 +112,14 @@ class SoundArchive:
             summary.report((p, first) for p, first, marker in log.aborted if marker >= start)
         for header in headers:
             summary.add(content, header)
-        gathered = summary.close(Path(), settled=True)
-        self.lineage = extend_lineage(before, gathered.leader_epochs)
+        accumulated = summary.close(Path(), settled=True)
+        self.lineage = extend_lineage(before, accumulated.leader_epochs)
         return await self.archive.add(
             batches,
             start=start,
-            aborted=gathered.aborted,
+            aborted=accumulated.aborted,
             lineage=self.lineage,
-            epochs=gathered.leader_epochs,
+            epochs=accumulated.leader_epochs,
             index_interval_bytes=INTERVAL_BYTES,
         )
 

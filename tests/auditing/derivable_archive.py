@@ -69,7 +69,7 @@ def logs(draw: st.DrawFn) -> GeneratedLog:
 
 
 async def archived(log: GeneratedLog) -> PlantedArchive:
-    """As the archiver gathers and copies it."""
+    """As the archiver accumulates and copies it."""
     archive = PlantedArchive()
     lineage: Sequence[EpochStart] = ()
     start = 0
@@ -82,14 +82,14 @@ async def archived(log: GeneratedLog) -> PlantedArchive:
         summary.report((p, first) for p, first, marker in log.aborted if marker >= start > -1)
         for header in headers:
             summary.add(content, header)
-        gathered = summary.close(Path(), settled=True)
-        lineage = extend_lineage(lineage, gathered.leader_epochs)
+        accumulated = summary.close(Path(), settled=True)
+        lineage = extend_lineage(lineage, accumulated.leader_epochs)
         await archive.add(
             batches,
             start=start,
-            aborted=gathered.aborted,
+            aborted=accumulated.aborted,
             lineage=tuple(lineage),
-            epochs=gathered.leader_epochs,
+            epochs=accumulated.leader_epochs,
             index_interval_bytes=INTERVAL_BYTES,
         )
         start = last + 1

@@ -13,7 +13,7 @@ from weakref import WeakSet
 import pytest
 
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.runtime.single_flight import FreshReads, Gathering, SingleFlight, first_success
+from fetchproxy.runtime.single_flight import Batcher, FreshReads, SingleFlight, first_success
 
 
 class Work:
@@ -87,16 +87,16 @@ def failing_reads() -> FreshReads[str, int]:
 
 
 @asynccontextmanager
-async def gathering() -> AsyncIterator[Wait]:
+async def accumulating() -> AsyncIterator[Wait]:
     async def work(keys: Collection[str], tell: Callable[[str, ClusterError], None]) -> None:
         await asyncio.sleep(0.01)
         for key in keys:
             tell(key, ClusterUnavailable("no"))
 
-    yield partial(Gathering[str, int](work).ask, "k")
+    yield partial(Batcher[str, int](work).ask, "k")
 
 
-@pytest.mark.parametrize("shared", [single_flight, fresh_reads, reads_anew, gathering])
+@pytest.mark.parametrize("shared", [single_flight, fresh_reads, reads_anew, accumulating])
 async def test_who_waited_for_a_failure_is_freed_without_a_collection_of_garbage(
     shared: Callable[[], AbstractAsyncContextManager[Wait]],
 ) -> None:

@@ -160,13 +160,13 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 100)
     trim(kafka_server.bootstrap, name, {0: 50})
-    # It gathers until there are more records, however slow this test is.
+    # It accumulates until there are more records, however slow this test is.
     slow = {"archive.segment_age_max_ms": 600_000, "archive.segment_bytes_max": 20_000}
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path, {**SETTINGS, **slow})
     archiver.start()
     try:
         # A proxy that starts before there is an archive reports it as missing until its next look.
-        wait_for("its word", lambda: _gathered_from(tmp_path / "store") == {50})
+        wait_for("its word", lambda: _archiver_position(tmp_path / "store") == {50})
         with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
             trim(kafka_server.bootstrap, name, {0: 100})
             with RawConnection(proxy.bootstrap) as raw:
@@ -238,7 +238,7 @@ def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
             assert raw.list_offset(7, name, last_ms)[0] == STORAGE_ERROR
 
 
-def _gathered_from(store: Path) -> set[int]:
+def _archiver_position(store: Path) -> set[int]:
     found = [json.loads(path.read_text()) for path in store.glob("archivers/*.positions")]
     return {at for one in found for topic in one["positions"].values() for at in topic.values()}
 

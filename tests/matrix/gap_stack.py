@@ -26,7 +26,7 @@ ARCHIVED_BEHIND, LIVE = 500, 700
 # The archive goes on behind the hole (MIDDLE), or it ends there and the broker's log begins (END).
 MIDDLE, END = "gap-middle", "gap-end"
 # As END, but read through a proxy that also archives.
-GATHERED = "gathered-end"
+ACCUMULATED = "gathered-end"
 SERVE, ARCHIVING, ARCHIVE_ONLY = "serve", "archiving", "archive-only"
 # The same for those who would rather stop than go on behind a loss.
 SERVE_STOP, ARCHIVE_ONLY_STOP = "serve-stop", "archive-only-stop"
@@ -86,7 +86,7 @@ class GapStack:
         stop = _STOP if mode in (SERVE_STOP, ARCHIVE_ONLY_STOP) else {}
         if mode in (ARCHIVE_ONLY, ARCHIVE_ONLY_STOP):
             return ArchiveOnlyProcess(self._store, folder, stop)
-        archive = GATHERED if mode == ARCHIVING else None
+        archive = ACCUMULATED if mode == ARCHIVING else None
         settings = {**SETTINGS, **stop}
         broker = self.kafka.bootstrap
         return ProxyProcess(broker, self._store, folder, archive=archive, settings=settings)

@@ -19,13 +19,13 @@ from gap_readers import (
     runs,
 )
 from gap_stack import (
+    ACCUMULATED,
     ARCHIVE_ONLY,
     ARCHIVE_ONLY_STOP,
     ARCHIVING,
     END,
     FIRST_KEPT,
     FIRST_LOST,
-    GATHERED,
     MIDDLE,
     SERVE,
     SERVE_STOP,
@@ -36,7 +36,7 @@ from matrix_client import as_client
 pytestmark = pytest.mark.kafka
 
 FindPart = Callable[[str, Callable[[], object]], object]
-PLACES = ((SERVE, MIDDLE), (SERVE, END), (ARCHIVING, GATHERED), (ARCHIVE_ONLY, MIDDLE))
+PLACES = ((SERVE, MIDDLE), (SERVE, END), (ARCHIVING, ACCUMULATED), (ARCHIVE_ONLY, MIDDLE))
 # What make test has time for.
 FAST = {
     ("confluent-kafka", "earliest"),

@@ -29,7 +29,7 @@ from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
-from fetchproxy.writing.sources.broker import BatchGatherer
+from fetchproxy.writing.sources.broker import BatchAccumulator
 from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, Spool
 
 # Small chunks, so that small segments have several. So soon do answers of the tail show where the
@@ -39,7 +39,7 @@ LIMITS = app.Limits(
 )
 
 
-class BorderedGatherer(BatchGatherer):
+class BorderedAccumulator(BatchAccumulator):
     """The broker's log as if it ended at `border`."""
 
     border = 0
@@ -60,7 +60,7 @@ class SteeredManager(RemoteLogManager):
     control_port = 0
 
     async def run(self) -> None:
-        self._archivers: dict[TopicIdPartition, tuple[PartitionArchiver, BorderedGatherer]] = {}
+        self._archivers: dict[TopicIdPartition, tuple[PartitionArchiver, BorderedAccumulator]] = {}
         async with Spool(self.config.spool_dir) as self._spool:
             server = await asyncio.start_server(self._serve, "127.0.0.1", self.control_port)
             async with server:
@@ -83,21 +83,21 @@ class SteeredManager(RemoteLogManager):
         info = await self.cluster.topic_by_name(topic, max_age_ms=0)
         tp = TopicIdPartition(info.topic_id, topic, partition)
         if tp not in self._archivers:
-            gatherer = BorderedGatherer(
+            accumulator = BorderedAccumulator(
                 tp, self._spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
             )
             archiver = PartitionArchiver(
                 tp,
-                gatherer=gatherer,
+                accumulator=accumulator,
                 rlmm=self.rlmm,
                 copier=self.copier,
                 truncation=self.truncation,
                 records=ArchiveRecords(self.rsm, tp),
             )
-            self._archivers[tp] = archiver, gatherer
-        archiver, gatherer = self._archivers[tp]
+            self._archivers[tp] = archiver, accumulator
+        archiver, accumulator = self._archivers[tp]
         for border in borders:
-            gatherer.border = border
+            accumulator.border = border
             while await archiver.process(close_short=True):
                 pass
         return f"end {archiver.archive_end}"

@@ -22,7 +22,7 @@ def take(headers: list[BatchHeader], **changes: int) -> Take:
     asked = {
         "position": 0,
         "last_stable_offset": 10**9,
-        "gathered_bytes": 0,
+        "accumulated_bytes": 0,
         "segment_bytes_max": 1000,
         **changes,
     }
@@ -35,7 +35,7 @@ def test_all_that_fits() -> None:
 
 def test_the_batch_that_does_not_fit_begins_the_next_segment() -> None:
     assert take(batches(300, 300, 500)) == Take(0, 2, full=True)
-    assert take(batches(300), gathered_bytes=800) == Take(0, 0, full=True)
+    assert take(batches(300), accumulated_bytes=800) == Take(0, 0, full=True)
 
 
 def test_exactly_full() -> None:
@@ -44,7 +44,7 @@ def test_exactly_full() -> None:
 
 def test_a_batch_larger_than_a_segment_is_one_by_itself() -> None:
     assert take(batches(5000, 10)) == Take(0, 1, full=True)
-    assert take(batches(5000, 10), gathered_bytes=1) == Take(0, 0, full=True)
+    assert take(batches(5000, 10), accumulated_bytes=1) == Take(0, 0, full=True)
 
 
 def test_never_above_the_last_stable_offset() -> None:
@@ -70,11 +70,11 @@ def test_repeated_takes_cut_the_whole_log_once(sizes: list[int], limit: int, sta
     segments: list[list[BatchHeader]] = [[]]
     left = headers
     while left:
-        gathered = sum(h.size for h in segments[-1])
+        accumulated = sum(h.size for h in segments[-1])
         planned = take(
             left,
             last_stable_offset=stable,
-            gathered_bytes=gathered,
+            accumulated_bytes=accumulated,
             segment_bytes_max=limit,
         )
         segments[-1] += left[planned.start : planned.end]

@@ -70,30 +70,30 @@ def test_segments_of_a_log_are_sound(log: LegalLog) -> None:
         txns.restart()
     continues = False
     for number, (group, summary) in enumerate(_segments(log, log.log_start)):
-        gathered = summary.close(_NO_FILE, settled=True)
+        accumulated = summary.close(_NO_FILE, settled=True)
         metadata = RemoteLogSegmentMetadata(
             segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
-            start_offset=gathered.start_offset,
-            end_offset=gathered.end_offset,
-            max_timestamp_ms=gathered.max_timestamp_ms,
+            start_offset=accumulated.start_offset,
+            end_offset=accumulated.end_offset,
+            max_timestamp_ms=accumulated.max_timestamp_ms,
             event_timestamp_ms=1,
-            segment_leader_epochs=gathered.leader_epochs,
-            segment_size_bytes=gathered.size_bytes,
+            segment_leader_epochs=accumulated.leader_epochs,
+            segment_size_bytes=accumulated.size_bytes,
             state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-            has_aborted_txns=bool(gathered.aborted),
+            has_aborted_txns=bool(accumulated.aborted),
         )
         assert decode_segment(encode_segment(metadata), "key") == metadata
         assert decode_message(encode_message(metadata), "topic") == metadata
-        index = RemoteLogIndex.parse(gathered.index.encoded("key"))
-        assert list(index.spans()) == list(gathered.index.spans())
+        index = RemoteLogIndex.parse(accumulated.index.encoded("key"))
+        assert list(index.spans()) == list(accumulated.index.spans())
         content = b"".join(batch.content for batch in group)
-        txns.begin(gathered.aborted, "txn", gathered.start_offset, gathered.end_offset)
+        txns.begin(accumulated.aborted, "txn", accumulated.start_offset, accumulated.end_offset)
         check = SegmentCheck(metadata, _key, list(index.spans()), txns, continues=continues)
         assert check.take(content, 0) is None
         check.finish()
         assert check.findings == []
         assert txns.end() == []
-        _check_epochs(log, group, gathered.start_offset, metadata)
+        _check_epochs(log, group, accumulated.start_offset, metadata)
         continues = True
 
 

@@ -75,8 +75,10 @@ async def test_what_an_archiver_gathers_first_is_shown() -> None:
     async with gateway(archived=1) as gate:
         positions = gate.archive.positions
         with (
-            patch.object(positions, "gathers", lambda topic_id: topic_id == IDS[NEVER]),
-            patch.object(positions, "gathered_from", lambda tp: {1: 40, 2: -1}.get(tp.partition)),
+            patch.object(positions, "accumulates", lambda topic_id: topic_id == IDS[NEVER]),
+            patch.object(
+                positions, "archiver_position", lambda tp: {1: 40, 2: -1}.get(tp.partition)
+            ),
         ):
             found = await gate.list_offsets({NEVER: range(3)}, EARLIEST)
         assert found == {**every(NEVER, 3, 0, BROKER_START), (NEVER, 1): (0, 40)}

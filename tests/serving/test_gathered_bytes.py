@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from fetchproxy_protocol.headers import RequestHead
 
-from fetchproxy.serving.limits import GatheredBytes
+from fetchproxy.serving.limits import AccumulatedBytes
 from fetchproxy.serving.session import COUNTED_BYTES_MIN, ClientSession, RequestFraming
 
 
@@ -30,13 +30,13 @@ class Framing(RequestFraming[Any]):
 class Session:
     muted = False
 
-    def __init__(self, gathered: GatheredBytes) -> None:
-        self._gathered = gathered
+    def __init__(self, accumulated: AccumulatedBytes) -> None:
+        self._accumulated = accumulated
         self.gave_up = False
         self.requests = Framing(cast(ClientSession, self), lambda: 0.0, 1 << 30)
 
-    def gathers(self, size: int) -> None:
-        self._gathered.hold(self, size)
+    def accumulates(self, size: int) -> None:
+        self._accumulated.hold(self, size)
 
     def give_up(self) -> None:
         self.gave_up = True
@@ -47,8 +47,8 @@ class Session:
 
 
 def test_the_largest_incomplete_request_gives_up_at_once() -> None:
-    gathered = GatheredBytes(10 * COUNTED_BYTES_MIN)
-    small, large, next_one = (Session(gathered) for _ in range(3))
+    accumulated = AccumulatedBytes(10 * COUNTED_BYTES_MIN)
+    small, large, next_one = (Session(accumulated) for _ in range(3))
     small.take(2 * COUNTED_BYTES_MIN)
     for _ in range(5):
         large.take(COUNTED_BYTES_MIN)
@@ -56,19 +56,19 @@ def test_the_largest_incomplete_request_gives_up_at_once() -> None:
     assert not any(each.gave_up for each in (small, large, next_one))
     next_one.take(3 * COUNTED_BYTES_MIN)
     assert [each.gave_up for each in (small, large, next_one)] == [False, True, False]
-    assert gathered.total == 6 * COUNTED_BYTES_MIN
+    assert accumulated.total == 6 * COUNTED_BYTES_MIN
     for session in (small, next_one):
         session.requests.drop()
-    assert gathered.total == 0
+    assert accumulated.total == 0
 
 
 @pytest.mark.parametrize(
     ("others", "gives_up"), [(0, False), (500, False), (501, True), (9e9, True)]
 )
 def test_what_is_not_gathered_leaves_less_for_it(others: int, gives_up: bool) -> None:
-    gathered = GatheredBytes(1000)
-    gathered.leave_to_others(others, 1000)
-    session = Session(gathered)
-    gathered.hold(session, 500)
+    accumulated = AccumulatedBytes(1000)
+    accumulated.leave_to_others(others, 1000)
+    session = Session(accumulated)
+    accumulated.hold(session, 500)
     assert session.gave_up is gives_up
-    assert gathered.total == (0 if gives_up else 500)
+    assert accumulated.total == (0 if gives_up else 500)

@@ -19,7 +19,7 @@ from fetchproxy.serving.gateway.judgement import ENDS, Judgement, Verdict, Wait
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
-HOLD = Judgement(Verdict.HOLD, TP, waits_for=Wait.GATHERED)
+HOLD = Judgement(Verdict.HOLD, TP, waits_for=Wait.ACCUMULATED)
 NOT_KNOWN = Judgement(Verdict.HOLD, TP, waits_for=Wait.RESPONSE)
 LOST = Judgement(Verdict.LOST, TP, forward_to=500)
 HELD_MAX_MS = 10_000
@@ -74,7 +74,7 @@ def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held
             for key in keys:
                 tp = TP._replace(partition=key[1])
                 held.hold(
-                    reader, False, key, 7, Judgement(Verdict.HOLD, tp, waits_for=Wait.GATHERED)
+                    reader, False, key, 7, Judgement(Verdict.HOLD, tp, waits_for=Wait.ACCUMULATED)
                 )
             assert in_metric() == 1_000
             await asyncio.sleep(5.5)

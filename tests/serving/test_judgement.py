@@ -48,7 +48,7 @@ def view(*ranges: tuple[int, int], copying: tuple[int, int] | None = None) -> Pa
 
 
 LOG_OFFSETS = LogOffsets(log_start_offset=500, high_watermark=900, last_stable_offset=900)
-NOBODY = None  # no archiver gathers the partition
+NOBODY = None  # no archiver accumulates the partition
 
 LOST, END = Verdict.LOST, Verdict.END
 REMOTE, LOCAL, PASS_ON, HOLD = Verdict.REMOTE, Verdict.LOCAL, Verdict.PASS_ON, Verdict.HOLD
@@ -68,7 +68,7 @@ CASES = {
     # Between the archive's end and the broker's log start.
     "an archiver has it": (450, view((0, 399)), 400, HOLD),
     "an archiver has not looked yet": (450, view((0, 399)), -1, HOLD),
-    "nobody gathers the partition": (450, view((0, 399)), NOBODY, LOST),
+    "nobody accumulates the partition": (450, view((0, 399)), NOBODY, LOST),
     "the archiver is past it": (450, view((0, 399)), 500, LOST),
     "the archiver has what comes next": (420, view((0, 399)), 450, HOLD),
     "its copy is under way": (450, view((0, 399), copying=(400, 499)), NOBODY, HOLD),
@@ -77,7 +77,7 @@ CASES = {
     # Nothing of the partition is archived.
     "never archived": (7, view(), NOBODY, PASS_ON),
     "its first copy is under way": (7, view(copying=(0, 99)), NOBODY, HOLD),
-    "its first segment is gathered": (7, view(), 0, HOLD),
+    "its first segment is accumulated": (7, view(), 0, HOLD),
     "stale, and the archiver began behind it": (7, view(), 500, PASS_ON),
     "and the log has gone on since": (7, view(), 400, PASS_ON),
 }
@@ -85,26 +85,26 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_decide(name: str) -> None:
-    offset, seen, gathered_from, decided = CASES[name]
-    assert decide(offset, seen, LOG_OFFSETS, gathered_from) == decided
+    offset, seen, archiver_position, decided = CASES[name]
+    assert decide(offset, seen, LOG_OFFSETS, archiver_position) == decided
 
 
 @pytest.mark.parametrize(
-    ("seen", "gathered_from"),
+    ("seen", "archiver_position"),
     [(view((0, 399)), 400), (view((0, 399), copying=(400, 499)), NOBODY)],
-    ids=["gathered", "copied"],
+    ids=["accumulated", "copied"],
 )
 def test_what_is_on_its_way_for_too_long_is_not_waited_for(
-    seen: PartitionView, gathered_from: int | None
+    seen: PartitionView, archiver_position: int | None
 ) -> None:
-    assert decide(450, seen, LOG_OFFSETS, gathered_from, patient=False) == LOST
+    assert decide(450, seen, LOG_OFFSETS, archiver_position, patient=False) == LOST
 
 
 @pytest.mark.parametrize(
-    ("offset", "gathered_from", "waits_for"),
+    ("offset", "archiver_position", "waits_for"),
     [
-        (450, 400, Wait.GATHERED),
-        (420, 450, Wait.GATHERED),
+        (450, 400, Wait.ACCUMULATED),
+        (420, 450, Wait.ACCUMULATED),
         (450, NOT_KNOWN, Wait.POSITION),
         (450, NOBODY, Wait.COPY),
         (450, 700, Wait.COPY),  # the archiver is past it: who copies was killed
@@ -112,9 +112,9 @@ def test_what_is_on_its_way_for_too_long_is_not_waited_for(
     ],
 )
 def test_what_a_held_reader_waits_for(
-    offset: int, gathered_from: int | None, waits_for: Wait
+    offset: int, archiver_position: int | None, waits_for: Wait
 ) -> None:
-    assert what_is_waited_for(offset, LOG_OFFSETS, gathered_from) is waits_for
+    assert what_is_waited_for(offset, LOG_OFFSETS, archiver_position) is waits_for
 
 
 def test_an_end_that_the_log_does_not_reach_again_is_not_waited_for_for_ever() -> None:
@@ -136,10 +136,10 @@ def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:
     st.booleans(),
 )
 def test_what_any_tier_has_is_never_called_out_of_range(
-    offset: int, archive_start: int, archive_end: int, gathered_from: int | None, patient: bool
+    offset: int, archive_start: int, archive_end: int, archiver_position: int | None, patient: bool
 ) -> None:
     seen = view((archive_start, archive_end))
-    verdict = decide(offset, seen, LOG_OFFSETS, gathered_from, patient=patient)
+    verdict = decide(offset, seen, LOG_OFFSETS, archiver_position, patient=patient)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
         assert verdict in (Verdict.REMOTE, Verdict.LOCAL)
@@ -147,7 +147,7 @@ def test_what_any_tier_has_is_never_called_out_of_range(
         assert offset < archive_start or offset > 900
     if verdict is Verdict.LOST:
         assert archive_end < offset < 500, "only ever forward, past nothing that is"
-        assert not patient or gathered_from is None or gathered_from >= 500
+        assert not patient or archiver_position is None or archiver_position >= 500
 
 
 class Known:

@@ -30,7 +30,7 @@ from fetchproxy.serving.gateway.broker_link import (
     BufferedResponse,
     ExpectedResponse,
 )
-from fetchproxy.serving.limits import GatheredBytes
+from fetchproxy.serving.limits import AccumulatedBytes
 
 LARGEST = 0x7FFFFFFF  # of a size prefix
 MiB = 1 << 20
@@ -120,11 +120,11 @@ async def test_an_answer_that_is_read_whole_has_a_limit_below_that_of_requests()
 
 
 async def test_the_largest_of_the_answers_being_gathered_gives_way() -> None:
-    gathered = GatheredBytes(HELD_COPIES * 4 * len(STEP))
+    accumulated = AccumulatedBytes(HELD_COPIES * 4 * len(STEP))
 
     def talk_of(steps: int) -> Conversation:
         talk = Conversation(
-            BufferedResponse(CORRELATION_ID, lambda payload: [payload]), MiB, gathered
+            BufferedResponse(CORRELATION_ID, lambda payload: [payload]), MiB, accumulated
         )
         talk.arrives([struct.pack(">ii", steps * len(STEP), CORRELATION_ID)])
         return talk

@@ -74,7 +74,7 @@ class Leader(LeaderLog):
             raise AssertionError
         return (self.epoch, end)
 
-    async def log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
+    async def leader_log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
         return LogOffsets(0, 0, 0, self.log_start_epoch)
 
     async def aborted_from(self, tp: TopicIdPartition, offset: int) -> frozenset[tuple[int, int]]:

@@ -331,8 +331,8 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
             first_look=look,
             refresh=look,
             looked_at=float("-inf"),
-            gathered_from=lambda tp: None,
-            gathers=lambda topic_id: False,
+            archiver_position=lambda tp: None,
+            accumulates=lambda topic_id: False,
         )
         purgatory: Any = SimpleNamespace(
             first_offset_at_or_after=first_offset_at_or_after,

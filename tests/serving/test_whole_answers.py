@@ -20,7 +20,7 @@ from fetchproxy.serving.gateway.broker_link import (
     ExpectedResponse,
     Payload,
 )
-from fetchproxy.serving.limits import GatheredBytes
+from fetchproxy.serving.limits import AccumulatedBytes
 from fetchproxy.serving.transport import ReceiveBuffer
 
 CORRELATION_ID = 7
@@ -90,11 +90,11 @@ class Conversation:
         self,
         response: ExpectedResponse,
         held_bytes_max: int = 1 << 20,
-        gathered: GatheredBytes | None = None,
+        accumulated: AccumulatedBytes | None = None,
     ) -> None:
         self.client = Client()
         self.link = BrokerLink(
-            self.client, ReceiveBuffer(), Wire(), held_bytes_max, _gathered=gathered
+            self.client, ReceiveBuffer(), Wire(), held_bytes_max, _accumulated=accumulated
         )
         self.link.tells_responded = True
         self.link.connection_made(Wire())

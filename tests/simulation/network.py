@@ -30,7 +30,8 @@ class Conditions:
         delivers the first bytes one by one.
     `window_bytes`: the most bytes in flight or unread on a connection, unless the listening host
         has its own window in `windows`.
-    `sends_at_once`: True: as asyncio does; False: as uvloop does, which gathers writes until the
+    `sends_at_once`: True: as asyncio does; False: as uvloop does, which accumulates writes until
+    the
         end of the turn.
     """
 

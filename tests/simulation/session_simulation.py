@@ -150,7 +150,7 @@ class _Simulation:
                 rsm,
                 config.store.metadata_read_max_ms,
                 asyncio.get_running_loop().time,
-                self._gathered_from,
+                self._archiver_position,
             ) as positions,
             asyncio.TaskGroup() as tasks,
         ):
@@ -180,10 +180,10 @@ class _Simulation:
     def _is_archiving(self, tp: TopicIdPartition) -> bool:
         return self._manager is not None and any(s.tp == tp for s in self._manager.status())
 
-    def _gathered_from(self, tp: TopicIdPartition) -> int | None:
+    def _archiver_position(self, tp: TopicIdPartition) -> int | None:
         if self._manager is None:
             return None if self.world.config.archive.topics is None else NOT_KNOWN
-        return self._manager.gathered_from(tp)
+        return self._manager.archiver_position(tp)
 
     async def _archive(
         self,

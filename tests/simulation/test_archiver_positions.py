@@ -131,15 +131,15 @@ def test_what_is_said_is_read_kept_up_to_date_and_taken_back() -> None:
         async with world.reader() as reader:
             async with world.archiver(positions):
                 await reader.refresh(await now())
-                assert [reader.gathered_from(tp) for tp in (T0, T1)] == [100, NOT_KNOWN]
+                assert [reader.archiver_position(tp) for tp in (T0, T1)] == [100, NOT_KNOWN]
                 positions[T0] = 250
                 await asyncio.sleep(1.5)
-                assert reader.gathered_from(T0) == 100, "nobody has looked"
+                assert reader.archiver_position(T0) == 100, "nobody has looked"
                 await reader.refresh(await now())
-                assert reader.gathered_from(T0) == 250
+                assert reader.archiver_position(T0) == 250
             await asyncio.sleep(0.1)
             await reader.refresh(await now())
-            assert reader.gathered_from(T0) is None, "an archiver that ends takes it back"
+            assert reader.archiver_position(T0) is None, "an archiver that ends takes it back"
 
     run_virtual(main)
 
@@ -152,11 +152,11 @@ def test_one_that_was_killed_is_believed_for_a_while_and_its_word_is_removed() -
                 await world.kill(task)
             for _ in range(5):
                 await reader.refresh(await now())
-                assert reader.gathered_from(T0) == 100
+                assert reader.archiver_position(T0) == 100
                 await asyncio.sleep(SILENT_MAX_S / 6)
             await asyncio.sleep(SILENT_MAX_S / 6 + 1)
             await reader.refresh(await now())
-            assert reader.gathered_from(T0) is None
+            assert reader.archiver_position(T0) is None
             async with world.archiver({T1: 5}, number=2):
                 await asyncio.sleep(30 * SILENT_MAX_S)
                 left = [stored.key async for stored in world.rsm.objects.list_archiver_positions()]
@@ -171,11 +171,11 @@ def test_one_that_has_nothing_new_to_say_is_believed_as_long_as_it_runs() -> Non
         async with world.reader() as reader, world.archiver({T0: 100}):
             for _ in range(20):
                 await reader.refresh(await now())
-                assert reader.gathered_from(T0) == 100
+                assert reader.archiver_position(T0) == 100
                 await asyncio.sleep(BEAT_INTERVAL_S)
             await asyncio.sleep(100 * SILENT_MAX_S)
             await reader.refresh(await now())
-            assert reader.gathered_from(T0) == 100, "also by one that has not looked for long"
+            assert reader.archiver_position(T0) == 100, "also by one that has not looked for long"
 
     run_virtual(main)
 
@@ -200,11 +200,11 @@ def test_one_that_an_outage_has_silenced_is_believed_when_it_is_over(failed_look
             silent_since = await now()
             while await now() - silent_since < SILENT_MAX_S - 2:
                 await reader.refresh(await now())
-                assert reader.gathered_from(T0) == 100
+                assert reader.archiver_position(T0) == 100
                 await asyncio.sleep(1)
             await asyncio.sleep(4)
             await reader.refresh(await now())
-            assert reader.gathered_from(T0) is None
+            assert reader.archiver_position(T0) is None
 
     run_virtual(main)
 
@@ -218,7 +218,7 @@ def test_of_several_the_lowest_counts_and_of_this_process_its_own_word() -> None
             world.archiver({T0: 60, T1: 3}, number=2),
         ):
             await reader.refresh(await now())
-            assert [reader.gathered_from(tp) for tp in (T0, T1)] == [60, 7]
+            assert [reader.archiver_position(tp) for tp in (T0, T1)] == [60, 7]
 
     run_virtual(main)
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_says_nothing_and_hides_nobody_else() -> None:
             )
             await world.store.inner.put("archive/archivers/notes.txt", b"somebody's")
             await reader.refresh(await now())
-            assert reader.gathered_from(T0) == 100
+            assert reader.archiver_position(T0) == 100
 
     run_virtual(main)
 
@@ -242,7 +242,7 @@ def test_a_store_that_hangs_is_an_error_in_time_and_holds_up_no_look() -> None:
         world = World()
         async with world.reader() as reader, world.archiver({T0: 100}):
             await reader.look(1.0)
-            assert reader.gathered_from(T0) == 100
+            assert reader.archiver_position(T0) == 100
             await asyncio.sleep(2)
             world.store.faults = Faults(latency_s_min=3_600, latency_s_max=3_600)
             too_late = f"not done within {READ_MAX_MS // 1000} s"
@@ -255,7 +255,7 @@ def test_a_store_that_hangs_is_an_error_in_time_and_holds_up_no_look() -> None:
             for _ in range(100):
                 await reader.look(1.0)
             assert await now() == began, "one that has failed is not waited for again"
-            assert reader.gathered_from(T0) == 100, "what was last said counts"
+            assert reader.archiver_position(T0) == 100, "what was last said counts"
             world.store.faults = Faults()
 
     run_virtual(main)

@@ -184,11 +184,11 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     """No step goes through all partitions. By then the client has a permit for the topic."""
     asked: list[int] = []
     identified: Counter[int] = Counter()  # by turn of the loop
-    ask_edges, identify = FetchJudging._ask_edges, FetchJudging.identify
+    ask_log_offsets, identify = FetchJudging._ask_log_offsets, FetchJudging.identify
 
-    async def asked_edges(self: FetchJudging, tps: Any, not_older_than: float) -> None:
+    async def requested_log_offsets(self: FetchJudging, tps: Any, not_older_than: float) -> None:
         asked.append(len(tps))
-        await ask_edges(self, tps, not_older_than)
+        await ask_log_offsets(self, tps, not_older_than)
 
     def identifies(self: FetchJudging, topic: bytes, partition: int) -> Any:
         loop = asyncio.get_running_loop()
@@ -203,7 +203,7 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
             assert response.message.responses
         await connection.close()
 
-    monkeypatch.setattr(FetchJudging, "_ask_edges", asked_edges)
+    monkeypatch.setattr(FetchJudging, "_ask_log_offsets", requested_log_offsets)
     monkeypatch.setattr(FetchJudging, "identify", identifies)
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=3)
     assert max(asked) >= PARTITIONS - 1

@@ -74,7 +74,7 @@ def fetch(offset: int) -> bytes:
 
 
 def half_a_request() -> bytes:
-    """A request that is gathered, but for its last bytes."""
+    """A request that is accumulated, but for its last bytes."""
     head = struct.pack(">ihhih", HELD_REQUEST_BYTES, FETCH, 11, 9, -1)
     return head + bytes(HELD_REQUEST_BYTES - 1_000)
 

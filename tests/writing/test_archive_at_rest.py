@@ -147,15 +147,15 @@ async def test_a_spool_has_nothing_in_the_clear(ring: Path, tmp_path: Path) -> N
         for header in walk(content):
             one = content[header.position : header.end]
             await writer.append(memoryview(one), list(walk(one)), [])
-        gathered = writer.close()
-        spooled = gathered.log.read_bytes()
+        accumulated = writer.close()
+        spooled = accumulated.log.read_bytes()
         assert len(spooled) == len(content)
         assert bytes(range(50)) in content
         assert bytes(range(50)) not in spooled
-        assert gathered.stream_key is not None
-        assert str(gathered.stream_key) not in repr(gathered)
-        await gathered.check_log()
-        await copier_of(archive).copy(gathered, (), _agreed)
+        assert accumulated.stream_key is not None
+        assert str(accumulated.stream_key) not in repr(accumulated)
+        await accumulated.check_log()
+        await copier_of(archive).copy(accumulated, (), _agreed)
         assert await archive.batches(TP) == content
         assert [path.name for path in spool.new_file().parent.glob("*.packed")] == []
 

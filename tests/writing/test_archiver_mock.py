@@ -322,7 +322,9 @@ async def test_two_archivers_at_once_lose_and_double_nothing(
 async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
     mock_cluster: MockCluster, producer: Producer
 ) -> None:
-    """The slow archiver has gathered the same offsets; it checks the archive before it copies."""
+    """The slow archiver has accumulated the same offsets; it checks the archive before it
+    copies.
+    """
     produce(producer, 200)
     store = MemoryObjectStore()
     async with (
@@ -333,7 +335,7 @@ async def test_what_another_archiver_has_copied_meanwhile_is_not_copied_again(
             cluster,
         ),
     ):
-        await until(manager, lambda found: any(s.gathered_bytes > 0 for s in found))
+        await until(manager, lambda found: any(s.accumulated_bytes > 0 for s in found))
         async with running_archiver(mock_cluster.bootstrap, quick, TOPIC) as (other, _):
             await until(other, archived_up_to(TOPIC, {0: 200}))
         tp = (await tps(cluster, TOPIC))[0]
@@ -363,7 +365,7 @@ async def test_a_spool_file_that_is_damaged_is_read_again(
         segment_bytes_max=30_000,
         spool_dir=spool,
     ) as (archive, manager, cluster):
-        await until(manager, lambda found: any(s.gathered_bytes > 0 for s in found))
+        await until(manager, lambda found: any(s.accumulated_bytes > 0 for s in found))
         for path in spool.glob("*/*.log"):
             path.write_bytes(damage(path.read_bytes()))
         produce(producer, 1_000)

@@ -286,8 +286,8 @@ async def test_keep_goes_on_where_the_archive_ends(tmp_path: Path, deleted: int)
         assert view is not None
         assert not view.gaps()
         # The broker's records below the joint were never archived, so they are not trimmed.
-        edges = await here.cluster.edges(TP)
-        assert trim_target(view, edges, Retention(local_ms=0), 10**12) is None
+        log_offsets = await here.cluster.leader_log_offsets(TP)
+        assert trim_target(view, log_offsets, Retention(local_ms=0), 10**12) is None
 
 
 def served_end(here: World) -> int:

@@ -388,12 +388,12 @@ async def test_directories_that_are_not_the_leaders(
         Spool(tmp_path / "spool") as spool,
     ):
         (tp,) = await tps(cluster, topic)
-        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
+        accumulator = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
         if said is None:
-            assert await gatherer.gather(0, close_short=True) is None
+            assert await accumulator.accumulate(0, close_short=True) is None
         else:
             with pytest.raises(FetchProxyError, match=said):
-                await gatherer.gather(0, close_short=True)
+                await accumulator.accumulate(0, close_short=True)
         assert list(await archive.rlmm.list_partitions()) == []
 
 
@@ -409,13 +409,13 @@ async def test_a_position_beyond_either_end(
         Spool(tmp_path / "spool") as spool,
     ):
         (tp,) = await tps(cluster, topic)
-        gatherer = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
-        assert await gatherer.find_log_start() == 10
-        assert await gatherer.gather(9, close_short=False) == LogGap(10)
+        accumulator = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
+        assert await accumulator.find_log_start() == 10
+        assert await accumulator.accumulate(9, close_short=False) == LogGap(10)
         end = await stable_end(cluster, tp)
-        assert await gatherer.gather(end, close_short=True) is None, "the active segment"
+        assert await accumulator.accumulate(end, close_short=True) is None, "the active segment"
         with pytest.raises(LogTruncated, match=f"ends at offset {end}"):
-            await gatherer.gather(end + 1, close_short=False)
+            await accumulator.accumulate(end + 1, close_short=False)
 
 
 async def stable_end(cluster: Cluster, tp: TopicIdPartition) -> int:

@@ -37,7 +37,7 @@ LAGGING = PartitionArchiveStatus(
     archive_end=100,
     log_start_offset=40,
     last_stable_offset=150,
-    gathered_bytes=0,
+    accumulated_bytes=0,
     last_error=None,
     last_success_ms=None,
     stopped=False,
@@ -188,8 +188,8 @@ def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
 
 @pytest.mark.remedy("partitions_not_led")
 async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> None:
-    published_conditions, gathered = PublishedConditions(), dict[TopicIdPartition, int]()
-    seen = PartitionWatch(ArchiveConfig(copy_max_ms=60_000), published_conditions, gathered.get)
+    published_conditions, accumulated = PublishedConditions(), dict[TopicIdPartition, int]()
+    seen = PartitionWatch(ArchiveConfig(copy_max_ms=60_000), published_conditions, accumulated.get)
     other = replace(LAGGING, tp=TopicIdPartition(TP.topic_id, "orders", 4), leads=False)
     followed = [replace(LAGGING, leads=False), other]
     for now in (0.0, 59.9):
@@ -199,6 +199,6 @@ async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> N
     [told] = published_conditions.health.conditions(0.0)
     assert told.kind == "partitions_not_led"
     assert told.what.startswith("orders-3 and 1 more are archived by nobody")
-    gathered |= {TP: 100, other.tp: 100}  # an archiver was started beside their broker
+    accumulated |= {TP: 100, other.tp: 100}  # an archiver was started beside their broker
     await seen.look(followed, 65.0, 0)
     assert published_conditions.health.conditions(0.0) == ()

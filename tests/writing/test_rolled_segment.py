@@ -22,7 +22,7 @@ from planted_log_dir import (
 
 from fetchproxy.errors import CorruptSegment, LogDamaged, LogDirUnusable
 from fetchproxy.model import AbortedTxn, EpochStart
-from fetchproxy.segments.contents import GatheredSegment, KafkaFiles
+from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.sources import log_dirs as rolled_segment
@@ -49,7 +49,7 @@ def spool(tmp_path: Path) -> Path:
     return tmp_path / "spool" / "1.log"
 
 
-def take(folder: Path, position: int, spool: Path) -> GatheredSegment:
+def take(folder: Path, position: int, spool: Path) -> AccumulatedSegment:
     return take_segment(rolled(folder, position), spool, lambda: True)[0]
 
 

@@ -16,7 +16,7 @@ from planted_archive import TP, batch
 
 from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageThrottled, StorageUnavailable
 from fetchproxy.model import RemoteLogSegmentState
-from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
+from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile, parse_segment_key
 from fetchproxy.storage.stores.retries import TRIES_MAX
 from fetchproxy.writing.copier import SegmentCopier
@@ -54,7 +54,7 @@ class HeldStore(MemoryObjectStore):
         return {key.file for key in keys if key is not None}
 
 
-def gathered(path: Path) -> GatheredSegment:
+def accumulated(path: Path) -> AccumulatedSegment:
     content = batch(0) + batch(10)
     path.write_bytes(content)
     summary = SegmentSummary(TP, 0)
@@ -91,7 +91,7 @@ async def archive(store: HeldStore) -> AsyncIterator[Archive]:
 
 async def test_a_running_copy_is_seen(archive: Archive, store: HeldStore, tmp_path: Path) -> None:
     copying = copier(archive)
-    segment = gathered(tmp_path / "log")
+    segment = accumulated(tmp_path / "log")
     assert copying.running(TP) is None
     async with asyncio.TaskGroup() as tasks:
         copy = tasks.create_task(copying.copy(segment, (), confirmed))
@@ -111,7 +111,7 @@ async def test_a_stalled_copy_is_ended_and_removed(
 ) -> None:
     copying = copier(archive, copy_max_ms=5_000)
     with pytest.raises(StorageUnavailable, match="took over 5000 ms"):
-        await copying.copy(gathered(tmp_path / "log"), (), confirmed)
+        await copying.copy(accumulated(tmp_path / "log"), (), confirmed)
     assert store.waiting.is_set()
     assert copying.running(TP) is None
     assert await store.files() == set()
@@ -126,7 +126,7 @@ async def test_a_copy_that_may_count_is_never_removed(
     store.loses_finishes = True
     store.go_on.set()
     with pytest.raises(StorageUnavailable, match="the answer is lost"):
-        await copier(archive, copy_max_ms=10_000).copy(gathered(tmp_path / "log"), (), confirmed)
+        await copier(archive, copy_max_ms=10_000).copy(accumulated(tmp_path / "log"), (), confirmed)
     (segment,) = (await archive.view(TP)).segments
     assert segment.state is FINISHED
     assert SegmentFile.LOG in await store.files()
@@ -138,7 +138,7 @@ async def test_an_uploaded_log_is_not_thrown_away_for_a_refused_small_write(
     """The store refuses the last write for longer than one write is tried."""
     store.finishes_refused = TRIES_MAX + 1
     store.go_on.set()
-    finished = await copier(archive).copy(gathered(tmp_path / "log"), (), confirmed)
+    finished = await copier(archive).copy(accumulated(tmp_path / "log"), (), confirmed)
     assert store.finishes_refused == 0
     (segment,) = (await archive.view(TP)).segments
     assert segment == finished
@@ -162,7 +162,7 @@ async def test_when_the_time_is_over_the_stores_refusal_is_what_people_read(
     store.finishes_refused = TRIES_MAX
     store.go_on.set()
     with pytest.raises(StorageThrottled, match="429 SlowDown"):
-        await copier(archive, copy_max_ms=10_000).copy(gathered(tmp_path / "log"), (), confirmed)
+        await copier(archive, copy_max_ms=10_000).copy(accumulated(tmp_path / "log"), (), confirmed)
     assert finishes > TRIES_MAX
 
 
@@ -182,7 +182,7 @@ async def test_a_copy_that_was_deleted_before_it_was_finished_is_taken_back(
     store.put = late  # type: ignore[method-assign]
     store.go_on.set()
     with pytest.raises(StorageUnavailable, match="took over 500 ms"):
-        await copier(archive, copy_max_ms=500).copy(gathered(tmp_path / "log"), (), confirmed)
+        await copier(archive, copy_max_ms=500).copy(accumulated(tmp_path / "log"), (), confirmed)
     assert await store.files() == set()
 
 
@@ -195,7 +195,7 @@ async def test_a_file_that_changes_under_its_copy_does_not_count(
     archive: Archive, store: HeldStore, tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     path = tmp_path / "log"
-    segment = gathered(path)
+    segment = accumulated(path)
 
     async def change_it() -> None:
         await store.waiting.wait()
@@ -220,8 +220,8 @@ async def test_a_file_that_is_lost_is_no_failure_of_the_store(
     change: Callable[[Path], None],
     error: type[Exception],
 ) -> None:
-    """Else it would be copied again and again instead of being gathered anew."""
-    segment = gathered(tmp_path / "log")
+    """Else it would be copied again and again instead of being accumulated anew."""
+    segment = accumulated(tmp_path / "log")
     change(tmp_path / "log")
     with pytest.raises(error):
         await copier(archive).copy(segment, (), confirmed)
@@ -235,7 +235,7 @@ async def test_a_brokers_own_files_go_with_the_segment(
     store.go_on.set()
     files = KafkaFiles(offset_index=b"offsets", time_index=b"", producer_snapshot=b"state")
     copying = copier(archive)
-    segment = replace(gathered(tmp_path / "log"), kafka_files=files)
+    segment = replace(accumulated(tmp_path / "log"), kafka_files=files)
     metadata = await copying.copy(segment, (), confirmed)
     found = [await archive.object(metadata, file) for file in KAFKA_FILES]
     assert found == [b"offsets", b"", b"state"]
@@ -254,7 +254,7 @@ async def test_a_copy_that_another_archiver_removes_meanwhile_is_one_that_failed
         await copier(archive).remove(attempt)
 
     with pytest.raises(StorageUnavailable, match="a new segment to COPY_SEGMENT_FINISHED"):
-        await copying.copy(gathered(tmp_path / "log"), (), removed)
+        await copying.copy(accumulated(tmp_path / "log"), (), removed)
     assert await store.files() == set()
     view = await archive.view(TP)
     assert (view.segments, view.unfinished) == ((), ())

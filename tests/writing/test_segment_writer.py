@@ -1,4 +1,4 @@
-"""A gathered segment's summary, and the input that it refuses."""
+"""A accumulated segment's summary, and the input that it refuses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
-from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.sources import segment_source as segment_writer
-from fetchproxy.writing.sources.broker import BatchGatherer
+from fetchproxy.writing.sources.broker import BatchAccumulator
 from fetchproxy.writing.sources.segment_source import (
     CopyPace,
     SegmentWriter,
@@ -170,13 +170,13 @@ async def test_a_disk_with_less_room_than_one_answer_makes_shorter_segments(
     cluster, config = Responses(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6)
     copied, position = b"", 0
     async with Spool(tmp_path) as spool:
-        gatherer = BatchGatherer(TP, spool, cluster=cluster, pace=CopyPace(0), config=config)
+        accumulator = BatchAccumulator(TP, spool, cluster=cluster, pace=CopyPace(0), config=config)
         while position < 120:
-            segment = await gatherer.gather(position, close_short=True)
-            assert isinstance(segment, GatheredSegment)
+            segment = await accumulator.accumulate(position, close_short=True)
+            assert isinstance(segment, AccumulatedSegment)
             copied += segment.log.read_bytes()
             position = segment.end_offset + 1
-            await gatherer.discard()
+            await accumulator.discard()
     assert copied == b"".join(parts)
 
 

@@ -139,7 +139,7 @@ async def test_what_is_before_and_after_damage_is_archived(
         condition = health.reported(Kind.LOG_DAMAGED, tp)
         assert condition is not None
         assert "offsets 10 to 19 fails its CRC" in condition.what
-        assert manager.gathered_from(tp) is None, "no reader may wait"
+        assert manager.archiver_position(tp) is None, "no reader may wait"
         # The condition's remedy.
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         for deleted in admin.delete_records([TopicPartition(DAMAGED, 0, 20)]).values():
@@ -222,7 +222,7 @@ async def test_names_that_the_store_cannot_hold_are_refused_before_anything_is_g
         }
         assert manager.published_conditions.health.reported(Kind.TOPIC_REFUSED, long) is not None
         (tp,) = await tps(cluster, long)
-        assert manager.gathered_from(tp) is None
+        assert manager.archiver_position(tp) is None
         assert {tp.topic for tp in await archive.rlmm.list_partitions()} == {fits}
 
 

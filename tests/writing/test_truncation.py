@@ -20,7 +20,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.log_truncation import (
     buried_copies,
@@ -126,31 +126,31 @@ def test_an_end_at_a_segments_own_end_may_be_no_marker() -> None:
     assert decided_below(50, 90, segment(1, 0, 49), [entry], None) == 50, "nobody can tell"
 
 
-def gathered(first: int, last: int, *epochs: tuple[int, int]) -> GatheredSegment:
+def accumulated(first: int, last: int, *epochs: tuple[int, int]) -> AccumulatedSegment:
     starts = tuple(EpochStart(epoch, start) for epoch, start in epochs)
     index = RemoteLogIndex()
     index.add(BatchHeader(0, 61, first, 49, 0, 0, 0, last - first, 0, 0, -1, -1, -1, 1))
-    return GatheredSegment(TP, first, last, 0, 1, starts, (), Path("/"), 0, True, index)
+    return AccumulatedSegment(TP, first, last, 0, 1, starts, (), Path("/"), 0, True, index)
 
 
 def test_joints_are_where_epochs_meet() -> None:
     lineage = (EpochStart(1, 0), EpochStart(3, 40))
-    whole, joints = joints_of(lineage, 50, gathered(60, 99, (4, 60), (6, 80)))
+    whole, joints = joints_of(lineage, 50, accumulated(60, 99, (4, 60), (6, 80)))
     assert whole == (*lineage, EpochStart(4, 60), EpochStart(6, 80))
     assert joints == (Joint(3, 50, 60), Joint(4, 80, 80))
-    assert joints_of(lineage, 50, gathered(50, 99, (3, 50)))[1] == ()
-    assert joints_of((), None, gathered(0, 9, (0, 0)))[1] == ()
+    assert joints_of(lineage, 50, accumulated(50, 99, (3, 50)))[1] == ()
+    assert joints_of((), None, accumulated(0, 9, (0, 0)))[1] == ()
 
 
 def test_nothing_older_may_follow_the_first_epoch() -> None:
     """Otherwise it is that of a former cluster, and this one counts from 0 again."""
-    assert joints_of((), None, gathered(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
-    assert joints_of((), 5, gathered(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
-    assert joints_of((EpochStart(2, 0),), 5, gathered(5, 9, (2, 5)))[1] == ()
+    assert joints_of((), None, accumulated(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
+    assert joints_of((), 5, accumulated(5, 9, (2, 5)))[1] == (Joint(1, 5, 5),)
+    assert joints_of((EpochStart(2, 0),), 5, accumulated(5, 9, (2, 5)))[1] == ()
 
 
 def test_epochs_that_do_not_count_make_no_joint() -> None:
-    segment = gathered(60, 99, (-1, 60), (6, 70), (-1, 75), (6, 80))
+    segment = accumulated(60, 99, (-1, 60), (6, 70), (-1, 75), (6, 80))
     whole, joints = joints_of((EpochStart(3, 40),), 60, segment)
     assert whole == (EpochStart(3, 40), EpochStart(6, 70))
     assert joints == (Joint(3, 60, 70),)

@@ -32,20 +32,20 @@ from fetchproxy.config.schema import ArchiveConfig, ClusterConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Kind
 from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_ENDED
-from fetchproxy.segments.contents import GatheredSegment
+from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing import remote_log_manager as module
 from fetchproxy.writing.leadership import Leadership, LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
-from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, SegmentGatherer, Spool
+from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, SegmentAccumulator, Spool
 from lab.limited import section_and_limits
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"
 PARTITIONS = 4
-Gatherers = Callable[[TopicIdPartition, Spool], SegmentGatherer]
+Gatherers = Callable[[TopicIdPartition, Spool], SegmentAccumulator]
 
 
 class GivenLeadership(Leadership):
@@ -81,12 +81,14 @@ class StubbornStore(FilesystemObjectStore):
         await super().put_file(key, path, settled=settled)
 
 
-class SilentGatherer(SegmentGatherer):
+class SilentAccumulator(SegmentAccumulator):
     async def find_log_start(self) -> int:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+    async def accumulate(
+        self, position: int, *, close_short: bool
+    ) -> AccumulatedSegment | LogGap | None:
         await asyncio.Event().wait()
         return None
 
@@ -154,7 +156,7 @@ async def test_a_follower_knows_what_the_leader_copies_and_copies_nothing(
         two.give(0, 1, 2, 3)
         produce(mock_cluster, 100)
         await until(second, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 400)))
-        await until_true(lambda: not any(s.gathered_bytes for s in first.status()))
+        await until_true(lambda: not any(s.accumulated_bytes for s in first.status()))
         for tp in await tps(cluster, TOPIC):
             segments = archive_two.rlmm.list_remote_log_segments(tp)
             assert len(segments) == len((await archive_two.view(tp)).segments)  # none twice
@@ -206,9 +208,11 @@ async def test_who_lost_the_leadership_while_it_gathered_begins_no_copy(
         managed(cluster, archive, leadership, segment_age_max_ms=600_000) as manager,
     ):
         # Far from full, and young: each waits for more.
-        await until_true(lambda: sum(s.gathered_bytes > 0 for s in manager.status()) == PARTITIONS)
+        await until_true(
+            lambda: sum(s.accumulated_bytes > 0 for s in manager.status()) == PARTITIONS
+        )
         leadership.give()
-        await until_true(lambda: not any(s.gathered_bytes for s in manager.status()))
+        await until_true(lambda: not any(s.accumulated_bytes for s in manager.status()))
         for tp in await tps(cluster, TOPIC):
             assert archive.rlmm.list_remote_log_segments(tp) == ()
 
@@ -251,7 +255,7 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
 
     def with_a_silent_one(config: ArchiveConfig, cluster: Cluster, bytes_max: int) -> Gatherers:
         others = real(config, cluster, bytes_max)
-        one = partial(SilentGatherer, cluster=cluster, pace=CopyPace(0))
+        one = partial(SilentAccumulator, cluster=cluster, pace=CopyPace(0))
         return lambda tp, spool: (one if tp.partition == silent else others)(tp, spool)
 
     monkeypatch.setattr(module, "open_source", with_a_silent_one)

@@ -37,7 +37,7 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
-from fetchproxy.writing.sources.broker import BatchGatherer
+from fetchproxy.writing.sources.broker import BatchAccumulator
 from fetchproxy.writing.sources.segment_source import CopyPace, Spool
 
 SEEDS = 60
@@ -61,7 +61,7 @@ class World:
     def archiver(self) -> PartitionArchiver:
         return PartitionArchiver(
             TP,
-            gatherer=BatchGatherer(
+            accumulator=BatchAccumulator(
                 TP, self.spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
             ),
             rlmm=self.rlmm,
@@ -296,14 +296,16 @@ async def test_an_election_while_a_copy_is_under_way_ends_it(tmp_path: Path) -> 
 
 
 async def test_what_two_leaders_sent_is_no_segment(tmp_path: Path) -> None:
-    """The segment is gathered from one leader, and then from the next with other records below."""
+    """The segment is accumulated from one leader, and then from the next with other records
+    below.
+    """
     async with world(2, tmp_path) as here:
         cluster, archiver = here.cluster, here.archiver()
         cluster.rng = Random(7)
         cluster.produce(5)
         while await turn(archiver, close_short=False):
             pass
-        assert archiver.status().gathered_bytes > 0
+        assert archiver.status().accumulated_bytes > 0
         position = cluster.leader.end
         lag(cluster, 2)
         shared = cluster.leader.end

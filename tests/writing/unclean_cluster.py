@@ -120,7 +120,7 @@ class UncleanCluster(LeaderLog):
             raise ClusterUnavailable("no answer in time")
         return (self.epoch, end_offset_for(self.lineage(), epoch, self.leader.end))
 
-    async def log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
+    async def leader_log_offsets(self, tp: TopicIdPartition) -> LogOffsets:
         self.hear()
         leader = self.leader
         return LogOffsets(leader.log_start, leader.end, leader.end, self.lineage()[0].epoch)
@@ -130,7 +130,7 @@ class UncleanCluster(LeaderLog):
 
     # --- as its source asks the cluster ---
     async def log_offsets(self, tp: TopicIdPartition, *, not_older_than: float) -> LogOffsets:
-        return await self.log_offsets(tp)
+        return await self.leader_log_offsets(tp)
 
     async def fetch(self, tp: TopicIdPartition, offset: int, **_: object) -> FetchedPartition:
         self.hear()

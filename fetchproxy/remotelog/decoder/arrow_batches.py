@@ -178,7 +178,7 @@ class _Memory:
         self.array = np.frombuffer(self._buffer, kind)
 
     def cut(self, items: int) -> Any:
-        """Frees the rest at once: a caller that gathers batches would hold it otherwise."""
+        """Frees the rest at once: a caller that accumulates batches would hold it otherwise."""
         self._buffer.resize(items * self.array.itemsize, shrink_to_fit=True)
         return self._buffer
 

@@ -88,7 +88,7 @@ def build_catalogue(
     return Catalogue({t.name: t for t in topics}, {t.topic_id: t for t in topics})
 
 
-def log_offsets(view: PartitionView, empty_at: int) -> tuple[int, int]:
+def log_start_and_end(view: PartitionView, empty_at: int) -> tuple[int, int]:
     """(log start, log end). An empty log begins and ends at the offset that DeleteRecords set, or
     where the brokers' log began (`empty_at`). With unreadable metadata there may be more: see
     `PartitionView.uncertain_at`.
@@ -205,9 +205,9 @@ class ArchiveWatch:
         for tp in tps:
             self._ends[tp] = until
 
-    def log_offsets(self, view: PartitionView) -> tuple[int, int]:
+    def log_start_and_end(self, view: PartitionView) -> tuple[int, int]:
         """(log start, log end), see `log_offsets`."""
-        return log_offsets(view, self._descriptions.log_start(view.tp))
+        return log_start_and_end(view, self._descriptions.log_start(view.tp))
 
     async def wait_for_look(self, deadline: float) -> None:
         """Until the next look has ended, or loop time `deadline`."""

@@ -18,15 +18,16 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 from fetchproxy.config.schema import MiB
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.runtime.loop import MESSAGES_A_TURN
-from fetchproxy.serving.limits import GatheredBytes
+from fetchproxy.serving.limits import AccumulatedBytes
 from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
 from fetchproxy.tls.contexts import other_protocol
 
 # The answers that a connection expects from the broker, in request order: one object per answer.
 #
-# An `ExpectedResponse` passes unchanged. A `BufferedResponse` is gathered whole and then rewritten,
-# perhaps after a wait. A `ScannedResponse` is scanned while it streams. It may be *parked*: the
-# broker was asked for it, but the proxy does not read it before a fetch of the client wants it.
+# An `ExpectedResponse` passes unchanged. A `BufferedResponse` is accumulated whole and then
+# rewritten, perhaps after a wait. A `ScannedResponse` is scanned while it streams. It may be
+# *parked*: the broker was asked for it, but the proxy does not read it before a fetch of the client
+# wants it.
 
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
@@ -61,7 +62,7 @@ class BufferedResponse(ExpectedResponse):
     rewrite: Rewrite
     payload: bytearray = field(default_factory=bytearray)
     left: int = 0
-    gathered: int = 0
+    accumulated: int = 0
 
     def passes(self, frame: memoryview) -> bool:
         return False
@@ -139,9 +140,9 @@ class BrokerLink(asyncio.BufferedProtocol):
     _owner: LinkOwner
     _receive: ReceiveBuffer
     _client: asyncio.Transport
-    _held_bytes_max: int  # of a response that is gathered; all others pass, however large
+    _held_bytes_max: int  # of a response that is accumulated; all others pass, however large
     _records: RecordPipe | None = None
-    _gathered: GatheredBytes | None = None
+    _accumulated: AccumulatedBytes | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
     address: tuple[str, int] | None = None  # the broker's, as it was dialed
     expected: deque[ExpectedResponse] = field(default_factory=deque)
@@ -196,8 +197,8 @@ class BrokerLink(asyncio.BufferedProtocol):
         while self._goes_on:  # the client still gets answers that arrived before the end
             self._take_more()
         self.transport = None
-        if self._gathered is not None:
-            self._gathered.hold(self, 0)
+        if self._accumulated is not None:
+            self._accumulated.hold(self, 0)
         if len(self._carry) >= 4:
             # Shorter than a response's start: a TLS alert, as the proxy sent plaintext to a TLS
             # port
@@ -234,7 +235,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     def kept_bytes(self) -> int:
         """Bytes of incomplete answers, and of requests that the broker has not taken yet."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        held = 0 if self._held is None else self._held.gathered
+        held = 0 if self._held is None else self._held.accumulated
         return len(self._carry) + HELD_COPIES * held + unsent
 
     def send(self, data: Buffer, response: ExpectedResponse | None) -> None:
@@ -267,8 +268,8 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def _leave(self, payload: Payload) -> None:
         self._held = None
-        if self._gathered is not None:
-            self._gathered.hold(self, 0)
+        if self._accumulated is not None:
+            self._accumulated.hold(self, 0)
         size = sum(map(len, payload))
         self._owner.write_to_client(b"".join((INT32.pack(size), *payload)))
         self._finish()
@@ -439,7 +440,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         assert held is not None
         step = min(held.left, end - pos)
         held.payload += view[pos : pos + step]
-        held.gathered += step
+        held.accumulated += step
         held.left -= step
         if not held.left:
             del held.payload[:4]
@@ -448,12 +449,12 @@ class BrokerLink(asyncio.BufferedProtocol):
                 self._waiting = True
             else:
                 self._leave(payload)
-        elif self._gathered is not None:
-            self._gathered.hold(self, HELD_COPIES * held.gathered)
+        elif self._accumulated is not None:
+            self._accumulated.hold(self, HELD_COPIES * held.accumulated)
         return pos + step
 
     def give_up(self) -> None:
-        """The answer that is being gathered takes too much memory."""
+        """The answer that is being accumulated takes too much memory."""
         if self._held is not None:
             self._held.payload = bytearray()
         self._owner.give_up()

@@ -25,9 +25,9 @@ from fetchproxy.serving.gateway.judgement import (
 )
 
 # One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
-# has passed it over, no archiver gathers it any more, or `held_max_ms` is over. `judgement.ENDS`
-# has each reason to wait and what ends it. A wait that may be for nothing (`UNCERTAIN_WAITS`) lasts
-# no longer than a silent archiver is believed.
+# has passed it over, no archiver accumulates it any more, or `held_max_ms` is over.
+# `judgement.ENDS` has each reason to wait and what ends it. A wait that may be for nothing
+# (`UNCERTAIN_WAITS`) lasts no longer than a silent archiver is believed.
 
 log = structlog.get_logger(__name__)
 

@@ -41,7 +41,7 @@ class Verdict(Enum):
     REMOTE = "remote"  # the archive has it, or the records after its recorded gap
     LOCAL = "local"  # the broker has it (again): ask it
     PASS_ON = "passed_on"  # above the end, below both tiers, never archived: the client's error
-    HOLD = "held_stale"  # not known, or an archiver is gathering it: no data and no error
+    HOLD = "held_stale"  # not known, or an archiver is accumulating it: no data and no error
     LOST = "lost"  # neither tier has it or will: the broker goes on at `Judgement.forward_to`
     END = "at_end"  # as LOST, and the broker is empty there: the reader is at the log's end
     REFUSED = "refused"  # LOST or END, for readers that prefer to stop (`gateway.gap_policy`)
@@ -55,7 +55,7 @@ class Wait(Enum):
     """What a reader that is held waits for. A reader waits for nothing else."""
 
     RESPONSE = "brokers and store to answer"
-    GATHERED = "an archiver to copy the records that it gathers"
+    ACCUMULATED = "an archiver to copy the records that it gathers"
     POSITION = "an archiver to find out where it goes on"
     COPY = "a copy that no archiver claims"
     LEADER = "the leader to confirm what the archive has"
@@ -67,7 +67,7 @@ class Wait(Enum):
 # records, or an outage must not cost a reader its place.
 ENDS: Mapping[Wait, tuple[str, str | None]] = {
     Wait.RESPONSE: ("they answer", None),
-    Wait.GATHERED: (
+    Wait.ACCUMULATED: (
         "the offset is archived, or the archiver passes it, fails for good or is silent",
         "held_max_ms",
     ),
@@ -100,13 +100,14 @@ def decide(
     offset: int,
     view: PartitionView,
     log_offsets: LogOffsets,
-    gathered_from: int | None,
+    archiver_position: int | None,
     *,
     patient: bool = True,
 ) -> Verdict:
     """The verdict on an offset that was out of the broker's range.
 
-    `gathered_from`: an archiver gathers the partition from there on; None: no archiver does.
+    `archiver_position`: an archiver accumulates the partition from there on; None: no archiver
+    does.
     `patient`: wait for records on their way.
     """
     if view.covers_offset(offset):
@@ -123,7 +124,7 @@ def decide(
     if start is not None and offset < start:
         return Verdict.PASS_ON
     # Between the archive's end and the broker's log start: on its way, or lost.
-    if patient and _is_more_coming(offset, view, log_offsets, gathered_from):
+    if patient and _is_more_coming(offset, view, log_offsets, archiver_position):
         return Verdict.HOLD
     if start is None:
         return Verdict.PASS_ON  # never archived: the client begins at the log start
@@ -132,19 +133,19 @@ def decide(
     )
 
 
-def what_is_waited_for(offset: int, log_offsets: LogOffsets, gathered_from: int | None) -> Wait:
+def what_is_waited_for(offset: int, log_offsets: LogOffsets, archiver_position: int | None) -> Wait:
     """For an offset that `decide` holds."""
     if offset > log_offsets.high_watermark:
         return Wait.LOG_RETURNS
-    if gathered_from == NOT_KNOWN:
+    if archiver_position == NOT_KNOWN:
         return Wait.POSITION
-    if gathered_from is None or gathered_from >= log_offsets.log_start_offset:
+    if archiver_position is None or archiver_position >= log_offsets.log_start_offset:
         return Wait.COPY
-    return Wait.GATHERED
+    return Wait.ACCUMULATED
 
 
 def _is_more_coming(
-    offset: int, view: PartitionView, log_offsets: LogOffsets, gathered_from: int | None
+    offset: int, view: PartitionView, log_offsets: LogOffsets, archiver_position: int | None
 ) -> bool:
     """Whether an archiver has or copies records from `offset` on that the brokers no longer have.
 
@@ -154,9 +155,9 @@ def _is_more_coming(
     started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
     if any(copy.end_offset >= offset for copy in view.unfinished if copy.state is started):
         return True
-    if gathered_from is None or gathered_from >= log_offsets.log_start_offset:
+    if archiver_position is None or archiver_position >= log_offsets.log_start_offset:
         return False
-    return gathered_from <= offset or view.log_start_offset is not None
+    return archiver_position <= offset or view.log_start_offset is not None
 
 
 Tps = Mapping[PartitionKey, TopicIdPartition]
@@ -277,7 +278,7 @@ class Judging:
         if not all(may_be.values()):
             await archive.positions.look(POSITIONS_AGE_MAX_S)
         async for key, tp in each_of(tps.items()):
-            if may_be[tp.topic_id] or archive.positions.gathered_from(tp) is not None:
+            if may_be[tp.topic_id] or archive.positions.archiver_position(tp) is not None:
                 archived[key] = tp
             else:
                 self.found[key] = Judgement(Verdict.PASS_ON, tp)
@@ -293,7 +294,7 @@ class Judging:
             unlisted = {
                 key: tp
                 for key, tp in tps.items()
-                if tp.topic_id not in listed and archive.positions.gathered_from(tp) is None
+                if tp.topic_id not in listed and archive.positions.archiver_position(tp) is None
             }
             log_offsets = await archive.cluster.fetch_log_offsets(
                 list(unlisted.values()), not_older_than=self.caught_at
@@ -348,16 +349,16 @@ class Judging:
         between: dict[PartitionKey, TopicIdPartition] = {}
         async for key, tp in each_of(self._left(tps).items()):
             # An archiver that has it in its spool has not copied it yet.
-            gathered_from, offset = archive.positions.gathered_from(tp), self.offsets[key]
+            archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
             known = log_offsets[tp]
-            waits = gathered_from is not None and gathered_from <= offset
+            waits = archiver_position is not None and archiver_position <= offset
             seen = archive.rlmm.view(tp)
             # A log start never falls, but a person may declare a log another one's history.
             settled = not archive.views.begins_again(tp)
             if settled and seen is not None and offset < seen.raised_log_start:
                 self.found[key] = Judgement(Verdict.PASS_ON, tp)  # deleted on purpose
             elif waits and key not in self.impatient and isinstance(known, LogOffsets):
-                self.found[key] = _held(tp, what_is_waited_for(offset, known, gathered_from))
+                self.found[key] = _held(tp, what_is_waited_for(offset, known, archiver_position))
             else:
                 between[key] = tp
         # Not older than the archivers' positions: an offset below them is in the view, or is lost.
@@ -394,12 +395,12 @@ class Judging:
     ) -> Judgement:
         archive = self.archive
         view = archive.views.view(tp) or build_view(tp, (), self.caught_at)
-        gathered_from, offset = archive.positions.gathered_from(tp), self.offsets[key]
+        archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
         patient = key not in self.impatient
-        verdict = decide(offset, view, log_offsets, gathered_from, patient=patient)
+        verdict = decide(offset, view, log_offsets, archiver_position, patient=patient)
         forward_to = log_offsets.log_start_offset if verdict is Verdict.LOST else -1
         if verdict is Verdict.HOLD:
-            return _held(tp, what_is_waited_for(offset, log_offsets, gathered_from))
+            return _held(tp, what_is_waited_for(offset, log_offsets, archiver_position))
         if verdict in (Verdict.LOST, Verdict.END):
             stored = archive.rlmm.view(tp)
             hidden = stored is not None and stored.covers_offset(self.offsets[key])

@@ -514,8 +514,8 @@ class ServedArchive:
 
     `rlmm` has the archive as it is, `views` as clients may see it. `knowledge`: which topics have
     an archive. `starts`: where the archives begin. `is_archiving`: an archiver in this process has
-    the partition. `positions`: what archivers report that they gather. `reads_at_once`: parallel
-    reads of records for one look-up. `deletions`: to be checked by `apis.delete_records`.
+    the partition. `positions`: what archivers report that they accumulate. `reads_at_once`:
+    parallel reads of records for one look-up. `deletions`: to be checked by `apis.delete_records`.
     """
 
     cluster: Cluster

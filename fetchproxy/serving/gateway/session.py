@@ -1,7 +1,7 @@
 """One client connection, its own connection to one broker, and the handling of each request.
 
-A request that *passes* goes to the broker as it arrives, without being gathered, and the proxy
-looks only at its response. A request that is *held* is gathered whole, within
+A request that *passes* goes to the broker as it arrives, without being accumulated, and the proxy
+looks only at its response. A request that is *held* is accumulated whole, within
 `held_request_bytes_max`, and given to its API's handler. Requests go to the broker in order, and
 answers come back in order. This module knows no single API: each module in `apis` has one `API`, or
 the `APIS` that it handles in the same way, and `apis.table` joins them.
@@ -295,7 +295,7 @@ class GatewaySession(ClientSession):
         try:
             self.link = await self._connect(
                 lambda: BrokerLink(
-                    self, self._receive, transport, frame_max, records, self._owner.gathered
+                    self, self._receive, transport, frame_max, records, self._owner.accumulated
                 )
             )
         except OSError as error:

@@ -207,7 +207,7 @@ class PartitionDeletion:
         unmatched = {name: tps for name, tps in topics.items() if not re.fullmatch(pattern, name)}
         still = {tp for tps in unmatched.values() for tp in tps}
         self._covered = {tp: at for tp, at in self._covered.items() if tp in still}
-        elsewhere = await self._gathered_elsewhere() if unmatched else set()
+        elsewhere = await self._accumulated_elsewhere() if unmatched else set()
         left_out = [
             of_topic(
                 kind,
@@ -220,7 +220,7 @@ class PartitionDeletion:
         ]
         self.published_conditions.health.keep(kind, left_out)
 
-    async def _gathered_elsewhere(self) -> set[UUID]:
+    async def _accumulated_elsewhere(self) -> set[UUID]:
         """The topics that archivers with other patterns archive."""
         found: set[UUID] = set()
         async for stored in self.rsm.objects.list_archiver_positions():

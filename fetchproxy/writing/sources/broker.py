@@ -1,4 +1,4 @@
-"""The `broker` source: gathers segments from batches that it reads with Fetch requests."""
+"""The `broker` source: accumulates segments from batches that it reads with Fetch requests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterUnavailable, LogDamaged
 from fetchproxy.model import IsolationLevel, TopicIdPartition
-from fetchproxy.segments.contents import CutReason, GatheredSegment, cut_reason, plan_take
+from fetchproxy.segments.contents import AccumulatedSegment, CutReason, cut_reason, plan_take
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.writing.sources.segment_source import (
     LogGap,
-    SegmentGatherer,
+    SegmentAccumulator,
     SegmentWriter,
     SpoolFull,
-    gather_until,
+    accumulate_until,
 )
 
 log = structlog.get_logger(__name__)
@@ -40,7 +40,7 @@ _TIERED_WAIT_MS = 500
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class BatchGatherer(SegmentGatherer):
+class BatchAccumulator(SegmentAccumulator):
     config: ArchiveConfig
     fetch_bytes_max: int = FETCH_BYTES_MAX
 
@@ -49,14 +49,16 @@ class BatchGatherer(SegmentGatherer):
         self._was_cut_short = False  # because the spool's disk was full
         self._converts = False
 
-    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+    async def accumulate(
+        self, position: int, *, close_short: bool
+    ) -> AccumulatedSegment | LogGap | None:
         writer = self._writer
         if writer is None or writer.summary.start_offset != position:
             await self.discard()
             writer = self._writer = SegmentWriter(self.tp, position, self.spool)
-            self.gathered = writer.summary
+            self.accumulated = writer.summary
         # With `close_short` the read waits for as long as the rate demands.
-        reason = await self._read_on(writer, None if close_short else gather_until())
+        reason = await self._read_on(writer, None if close_short else accumulate_until())
         if isinstance(reason, LogGap):
             return reason
         if reason is None and close_short and writer.size_bytes > 0:
@@ -65,7 +67,7 @@ class BatchGatherer(SegmentGatherer):
 
     async def discard(self) -> None:
         writer, self._writer = self._writer, None
-        self.gathered = self.closed = None
+        self.accumulated = self.closed = None
         if writer is not None:
             await writer.discard()
 
@@ -140,7 +142,7 @@ class BatchGatherer(SegmentGatherer):
                 raise fault
             return checked, headers
         # The error does not say if the offset is below or above the log: ask for the current ends.
-        gap = self._gap(position, await self._edges())
+        gap = self._gap(position, await self._log_offsets())
         if gap is not None:
             return gap
         # The offset is in range again: a new leader, or a log that has just grown.
@@ -171,7 +173,7 @@ class BatchGatherer(SegmentGatherer):
             headers,
             position=writer.position,
             last_stable_offset=fetched.last_stable_offset,
-            gathered_bytes=writer.size_bytes,
+            accumulated_bytes=writer.size_bytes,
             segment_bytes_max=self.config.segment_bytes_max,
         )
         headers = headers[take.start : take.end]
@@ -188,7 +190,7 @@ class BatchGatherer(SegmentGatherer):
             else:
                 return bool(headers), take.full
 
-    def _close(self, writer: SegmentWriter, reason: CutReason) -> GatheredSegment:
+    def _close(self, writer: SegmentWriter, reason: CutReason) -> AccumulatedSegment:
         self.closed = segment = writer.close()
         log.debug(
             "segment_closed",

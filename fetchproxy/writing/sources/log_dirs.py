@@ -37,12 +37,12 @@ from fetchproxy.errors import (
 from fetchproxy.model import AbortedTxn, EpochStart, IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import TxnCheck, agrees, clip_epochs
-from fetchproxy.segments.contents import GatheredSegment, KafkaFiles, SegmentSummary
+from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.leader_epochs import uncounted
 from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.storage.ciphers import stream_at
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentGatherer, gather_until
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator, accumulate_until
 
 # The layout of a broker's log directory. These functions read names and small files, and write
 # nothing there.
@@ -223,7 +223,7 @@ def rolled_at(segments: Sequence[int], position: int) -> tuple[int, int] | None:
 
 def take_segment(
     rolled: RolledSegment, path: Path, go_on: Callable[[], bool], stream_key: bytes | None = None
-) -> tuple[GatheredSegment, SegmentSummary]:
+) -> tuple[AccumulatedSegment, SegmentSummary]:
     """Check the segment's file and store it at `path`, from the batch with the position on. A copy
     there is encrypted with `stream_key` and settled; a link is the broker's own file.
 
@@ -438,7 +438,7 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
     return found
 
 
-def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool) -> KafkaFiles:
+def _kafka_files(rolled: RolledSegment, segment: AccumulatedSegment, *, whole: bool) -> KafkaFiles:
     """The broker's files that still exist. Positions count from the file's first byte and offsets
     from its base offset, so a part of the file gets no indexes, nor does a segment that begins
     inside the first batch. The snapshot is from the segment's end.
@@ -463,8 +463,8 @@ def _kafka_files(rolled: RolledSegment, segment: GatheredSegment, *, whole: bool
 
 
 def _copied(
-    blocks: Iterable[Buffer], source: Path, segment: GatheredSegment, stream_key: bytes | None
-) -> GatheredSegment:
+    blocks: Iterable[Buffer], source: Path, segment: AccumulatedSegment, stream_key: bytes | None
+) -> AccumulatedSegment:
     """Copy the `blocks` of the file `source` to `segment.log`."""
     stream = None if stream_key is None else stream_at(stream_key, 0)
     crc = copied_crc = 0
@@ -497,16 +497,18 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LogDirsGatherer(SegmentGatherer):
+class LogDirsAccumulator(SegmentAccumulator):
     """`log_dirs`: of one or several brokers of the cluster."""
 
     log_dirs: Sequence[LogDir]
 
-    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+    async def accumulate(
+        self, position: int, *, close_short: bool
+    ) -> AccumulatedSegment | LogGap | None:
         """None also if another host's broker leads the partition."""
         await self.discard()
         # Wait before asking the leader, so that its response is fresh when the segment is taken.
-        if not await self.pace.turn(None if close_short else gather_until()):
+        if not await self.pace.turn(None if close_short else accumulate_until()):
             return None
         log_offsets = await self._log_offsets()
         gap = self._gap(position, log_offsets)
@@ -553,7 +555,7 @@ class LogDirsGatherer(SegmentGatherer):
             raise error
 
     async def discard(self) -> None:
-        segment, self.closed, self.gathered = self.closed, None, None
+        segment, self.closed, self.accumulated = self.closed, None, None
         if segment is not None:
             self.spool.size_bytes -= _copied_bytes(segment)
             await asyncio.to_thread(segment.log.unlink, missing_ok=True)
@@ -602,7 +604,7 @@ class LogDirsGatherer(SegmentGatherer):
             return
         finally:
             stop.set()  # a cancelled wait does not end the thread
-        self.closed, self.gathered = segment, summary
+        self.closed, self.accumulated = segment, summary
         self.spool.size_bytes += _copied_bytes(segment)
         self.pace.spend(segment.size_bytes)
         log.debug(
@@ -615,6 +617,6 @@ class LogDirsGatherer(SegmentGatherer):
         )
 
 
-def _copied_bytes(segment: GatheredSegment) -> int:
+def _copied_bytes(segment: AccumulatedSegment) -> int:
     """Bytes that its file takes on the disk in addition to the broker's own."""
     return segment.size_bytes if segment.log_settled else 0

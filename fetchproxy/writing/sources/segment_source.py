@@ -1,4 +1,4 @@
-"""The archiver's segment source, and the spool in which it gathers segments."""
+"""The archiver's segment source, and the spool in which it accumulates segments."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fetchproxy.errors import LogTruncated
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_THROTTLE_SECONDS
 from fetchproxy.runtime.fairness import TokenBucket
-from fetchproxy.segments.contents import GatheredSegment, SegmentSummary
+from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.storage.ciphers import KEY_BYTES, stream_at
 
-# The folder where segments are gathered before they are copied. Its content is never trusted.
+# The folder where segments are accumulated before they are copied. Its content is never trusted.
 #
 # Each process has its own folder below `archive.spool_dir` and holds a lock in it, so that the next
 # start can tell leftovers of a killed process from the folder of a running archiver.
@@ -48,7 +48,7 @@ class Spool:
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
         self._files = 0
-        self.size_bytes = 0  # of all segments being gathered; their writers keep it
+        self.size_bytes = 0  # of all segments being accumulated; their writers keep it
 
     async def __aenter__(self) -> Self:
         """Raises OSError if the folder cannot be created."""
@@ -109,8 +109,10 @@ class LogGap:
 
 
 @dataclass(eq=False, repr=False)
-class SegmentGatherer(ABC):
-    """Gathers one partition's next segment. Its PartitionArchiver calls one method at a time."""
+class SegmentAccumulator(ABC):
+    """Accumulates one partition's next segment. Its PartitionArchiver calls one method at a
+    time.
+    """
 
     tp: TopicIdPartition
     spool: Spool
@@ -120,26 +122,29 @@ class SegmentGatherer(ABC):
     # As last known. None: not known yet.
     log_start_offset: int | None = None
     last_stable_offset: int | None = None
-    # The segment being gathered or waiting to be copied. None or no bytes: nothing is gathered.
-    gathered: SegmentSummary | None = None
-    closed: GatheredSegment | None = None  # waiting to be copied
+    # The segment being accumulated or waiting to be copied. None or no bytes: nothing is
+    # accumulated.
+    accumulated: SegmentSummary | None = None
+    closed: AccumulatedSegment | None = None  # waiting to be copied
 
     @abstractmethod
-    async def gather(self, position: int, *, close_short: bool) -> GatheredSegment | LogGap | None:
+    async def accumulate(
+        self, position: int, *, close_short: bool
+    ) -> AccumulatedSegment | LogGap | None:
         """Return the closed segment that begins at `position`. None: it cannot be closed yet.
 
-        Gathered data stay over calls with the same position; another position drops them.
+        Accumulated data stay over calls with the same position; another position drops them.
         `close_short`: close the segment with the available records, even if it is short. A source
         whose segments the broker closes ignores it.
 
         Raises LogTruncated if the log ends below `position`, CorruptSegment, ClusterError, and
-        OSError of the disk. After any error except a ClusterError the gathered data are unusable:
-        call `discard`.
+        OSError of the disk. After any error except a ClusterError the accumulated data are
+        unusable: call `discard`.
         """
 
     @abstractmethod
     async def discard(self) -> None:
-        """Drop the gathered data and free the disk space. Idempotent."""
+        """Drop the accumulated data and free the disk space. Idempotent."""
 
     async def find_log_start(self) -> int:
         """The current log start. Raises ClusterError."""
@@ -165,7 +170,7 @@ class SegmentGatherer(ABC):
         )
 
 
-# Gathers one segment's batches in a spool file. Uploads nothing and decides nothing about them.
+# Accumulates one segment's batches in a spool file. Uploads nothing and decides nothing about them.
 #
 # The file is open only during each write, because there may be more partitions than file handles.
 
@@ -221,7 +226,7 @@ class SegmentWriter:
         for header in headers:
             self.summary.add(records, header, leader_epoch)
 
-    def close(self) -> GatheredSegment:
+    def close(self) -> AccumulatedSegment:
         """At least one batch must have been appended."""
         closed = self.summary.close(self._path, settled=True)
         return replace(closed, stream_key=self._stream_key)
@@ -263,7 +268,7 @@ def _write_all(file: io.FileIO, chunk: memoryview) -> None:
 # `archive.copy_bytes_per_s_max` is Kafka's remote.log.manager.copy.max.bytes.per.second (KIP-956).
 # It limits the sources: bytes that are not fetched cost neither broker nor store.
 
-_GATHER_MAX_S = 60.0
+_ACCUMULATE_MAX_S = 60.0
 
 
 class CopyPace:
@@ -300,6 +305,6 @@ class CopyPace:
             self._bucket.spend(size_bytes, asyncio.get_running_loop().time())
 
 
-def gather_until() -> float:
+def accumulate_until() -> float:
     """The loop time (s) until which a turn waits for the rate. The next turn goes on from there."""
-    return asyncio.get_running_loop().time() + _GATHER_MAX_S
+    return asyncio.get_running_loop().time() + _ACCUMULATE_MAX_S

@@ -210,14 +210,14 @@ class _Fetch:
         """True: the reader is at the end, and the next records may still be archived. A mirror may
         end below its readers' offsets: they wait for its next run.
         """
-        end = self._parts.archive.edges(view)[1]
+        end = self._parts.archive.log_start_and_end(view)[1]
         at_end = offset == end or (offset > end and self._parts.rlmm.of_mirror)
         return at_end and not view.uncertain_at(offset)
 
     def response_of(self, key: PartitionKey, tp: TopicIdPartition | None) -> PartitionResponse:
         marks, view = PartitionPatch(), None if tp is None else self._parts.rlmm.view(tp)
         if view is not None:  # all archived records were below the last stable offset
-            start, end = self._parts.archive.edges(view)
+            start, end = self._parts.archive.log_start_and_end(view)
             marks = PartitionPatch(end, end, start)
         if key in self._errors:
             return PartitionResponse(key, marks, self._errors[key])

@@ -115,7 +115,7 @@ async def _find(
 ) -> Found:
     if not view.segments and view.unreadable:
         raise CorruptSegment(f"{view.tp}: no segment's metadata can be read")
-    start, end = parts.archive.edges(view)
+    start, end = parts.archive.log_start_and_end(view)
     if timestamp == wire.EARLIEST:
         return _edge(view, start, start)
     if timestamp in _ENDS:

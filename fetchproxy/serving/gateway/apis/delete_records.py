@@ -129,29 +129,31 @@ async def _in_both_tiers(
 
 
 async def _has_archive(archive: ServedArchive, tp: TopicIdPartition, offset: int) -> bool:
-    """Whether the partition has an archive or is gathered for one, as memory knows. Otherwise
+    """Whether the partition has an archive or is accumulated for one, as memory knows. Otherwise
     `check_deletions` looks once more. Raises RemoteStorageError.
     """
     at = archive.clock()
     await archive.positions.first_look()
-    if _is_gathered(archive, tp) or await archive.knowledge.archived_among({tp.topic_id}):
+    if _is_accumulated(archive, tp) or await archive.knowledge.archived_among({tp.topic_id}):
         return True
     known, deletions = archive.deletions.get(tp), archive.deletions
     if known is None and len(deletions) >= DELETIONS_MAX:
         await archive.positions.refresh(at)
-        return _is_gathered(archive, tp) or await archive.knowledge.may_be_archived(tp.topic_id, at)
+        return _is_accumulated(archive, tp) or await archive.knowledge.may_be_archived(
+            tp.topic_id, at
+        )
     deletions[tp] = Deletion(offset if known is None else max(offset, known.offset), at)
     return False
 
 
-def _is_gathered(archive: ServedArchive, tp: TopicIdPartition) -> bool:
-    return archive.is_archiving(tp) or archive.positions.gathered_from(tp) is not None
+def _is_accumulated(archive: ServedArchive, tp: TopicIdPartition) -> bool:
+    return archive.is_archiving(tp) or archive.positions.archiver_position(tp) is not None
 
 
 async def _raise_log_start(archive: ServedArchive, tp: TopicIdPartition, offset: int) -> int | None:
     """The archive's log start afterwards; None: the archive holds no records there."""
     view = await archive.rlmm.refresh(tp, archive.clock())
-    if not (view.segments or view.copies_started or _is_gathered(archive, tp)):
+    if not (view.segments or view.copies_started or _is_accumulated(archive, tp)):
         return None
     start = view.log_start_offset
     if start is None or offset > start:
@@ -170,7 +172,7 @@ async def check_deletions(archive: ServedArchive) -> None:
         async for tp, deletion in each_of(due.items()):
             try:
                 archived = await archive.knowledge.archived_among({tp.topic_id})
-                if archived or _is_gathered(archive, tp):
+                if archived or _is_accumulated(archive, tp):
                     await _raise_log_start(archive, tp, deletion.offset)
                     log.info("records_deleted_in_archive", **tp.logged, offset=deletion.offset)
             except (RemoteStorageError, ClusterError) as error:

@@ -126,7 +126,7 @@ class TailMarks:
                 if tp is not None:
                     shown_tps.append(tp)
             responses.append(PartitionResponse(key, shown))
-        await self._judging.refresh_edges(shown_tps)
+        await self._judging.refresh_log_offsets(shown_tps)
         return responses
 
 
@@ -545,7 +545,7 @@ class ServedFetch:
                 return False
         finally:
             side.cancel()
-        await on.judging.refresh_edges(split.tps)
+        await on.judging.refresh_log_offsets(split.tps)
         return True
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:

@@ -149,11 +149,11 @@ async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int
 async def _about_to_have_an_archive(
     archive: ServedArchive, topics: Collection[TopicInfo]
 ) -> set[str]:
-    """Names of topics that an archiver gathers: see `_about_to_be_archived`."""
+    """Names of topics that an archiver accumulates: see `_about_to_be_archived`."""
     positions = archive.positions
     if topics:
         await positions.first_look()
-    return {topic.name for topic in topics if positions.gathers(topic.topic_id)}
+    return {topic.name for topic in topics if positions.accumulates(topic.topic_id)}
 
 
 async def _correct(
@@ -243,7 +243,7 @@ async def _about_to_be_archived(
         await positions.first_look()
     found = []
     async for question in each_of(earliest):
-        begin, shown = positions.gathered_from(question.tp), question.result
+        begin, shown = positions.archiver_position(question.tp), question.result
         if begin is not None and 0 <= begin < shown.offset:
             found.append(shown._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
     return found
