@@ -15,7 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.archive_reading import ArchiveReading
-from fetchproxy.remotelog.crossing import Crossing, Half, as_assign, as_json, halves
 from fetchproxy.remotelog.options import (
     EARLIEST,
     BoundKind,
@@ -28,11 +27,12 @@ from fetchproxy.remotelog.options import (
 )
 from fetchproxy.remotelog.rate_limits import Views
 from fetchproxy.remotelog.source import NAME, all_columns, check_stream, register_source
+from fetchproxy.remotelog.tier_boundary import Half, TierBoundary, as_assign, as_json, halves
 from fetchproxy.segments.object_keys import uuid_text
 
 
-class CrossingFile:
-    """Keeps a stream's crossing in any of Hadoop's file systems.
+class TierBoundaryFile:
+    """Keeps a stream's tier boundary in any of Hadoop's file systems.
 
     It writes another file and renames it, so the file is whole or absent.
     """
@@ -43,19 +43,19 @@ class CrossingFile:
         self._path = self._jvm.org.apache.hadoop.fs.Path(name)
         self._files = self._path.getFileSystem(spark._jsc.hadoopConfiguration())
 
-    def read(self) -> Crossing | None:
+    def read(self) -> TierBoundary | None:
         """None: there is no file yet. Raises ConfigError if the file is damaged."""
         if not self._files.exists(self._path):
             return None
         with closing(self._files.open(self._path)) as stream:
             text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
-        return Crossing.decode(text, self._name)
+        return TierBoundary.decode(text, self._name)
 
-    def keep(self, crossing: Crossing) -> Crossing:
-        """Returns the kept crossing: this one, or the one that a faster start has written."""
+    def keep(self, tier_boundary: TierBoundary) -> TierBoundary:
+        """Returns the kept tier boundary: this one, or the one that a faster start has written."""
         beside = self._jvm.org.apache.hadoop.fs.Path(f"{self._name}.{uuid4().hex}.part")
         with closing(self._files.create(beside, False)) as stream:
-            stream.write(bytearray(crossing.encode(), "utf-8"))
+            stream.write(bytearray(tier_boundary.encode(), "utf-8"))
         if self._files.exists(self._path) or not self._files.rename(beside, self._path):
             self._files.delete(beside, False)
         kept = self.read()
@@ -142,8 +142,8 @@ def _asked(what: str, ask: Callable[[], T]) -> T:
 
 
 # `remotelog` reads the history, Spark's own Kafka source everything after it. The Kafka source
-# begins at the crossing: exactly the offset at which the archive ended when it was looked at. If
-# the brokers have deleted that offset already, Spark's source fails (`failOnDataLoss`).
+# begins at the tier boundary: exactly the offset at which the archive ended when it was looked at.
+# If the brokers have deleted that offset already, Spark's source fails (`failOnDataLoss`).
 
 log = structlog.get_logger(__name__)
 
@@ -162,30 +162,30 @@ _SHARED = (
 
 
 def archive_then_live(
-    spark: SparkSession, options: Mapping[str, str], *, crossing_at: str | None = None
+    spark: SparkSession, options: Mapping[str, str], *, tier_boundary_at: str | None = None
 ) -> DataFrame:
     """All records of the chosen topics, archived and live, in the columns of both sources.
 
     `options`: the options of `remotelog` and of Spark's Kafka source together (`store`, `topics`,
     `kafka.bootstrap.servers` …). Reading begins and ends at offsets; by default a batch ends at
-    the brokers' ends. `crossing_at`: a file beside the query's checkpoint, in any of Hadoop's file
-    systems. If given, the frame is streaming, and the file keeps the crossing, so that a restart
-    crosses at the same offset. One micro-batch may mix rows of both sources.
+    the brokers' ends. `tier_boundary_at`: a file beside the query's checkpoint, in any of Hadoop's
+    file systems. If given, the frame is streaming, and the file keeps the tier boundary, so that a
+    restart crosses at the same offset. One micro-batch may mix rows of both sources.
 
     Raises ConfigError, also for a topic that was created again after it was archived.
     """
-    streaming = crossing_at is not None
+    streaming = tier_boundary_at is not None
     parsed = _parsed(options, streaming=streaming)
     register_source(spark)
-    file = None if crossing_at is None else CrossingFile(spark, crossing_at)
-    crossing = None if file is None else file.read()
+    file = None if tier_boundary_at is None else TierBoundaryFile(spark, tier_boundary_at)
+    tier_boundary = None if file is None else file.read()
     with closing(KafkaAdmin(spark, options)) as admin:
         ids, places = admin.topics(parsed.topics)
-        if crossing is None:
-            found = find_crossing(ids, admin.earliest(places), parsed)
-            crossing = found if file is None else file.keep(found)
-    history, live = halves(crossing, parsed.starting, parsed.ending)
-    live_only = [f"{topic}-{partition}" for topic, partition in sorted(crossing.live)]
+        if tier_boundary is None:
+            found = find_tier_boundary(ids, admin.earliest(places), parsed)
+            tier_boundary = found if file is None else file.keep(found)
+    history, live = halves(tier_boundary, parsed.starting, parsed.ending)
+    live_only = [f"{topic}-{partition}" for topic, partition in sorted(tier_boundary.live)]
     log.info("archive_then_live", archived=len(history), read_live_alone=live_only)
     sources = []
     if history:
@@ -202,7 +202,9 @@ def archive_then_live(
     return reduce(DataFrame.unionByName, frames)
 
 
-def find_crossing(ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions) -> Crossing:
+def find_tier_boundary(
+    ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions
+) -> TierBoundary:
     """The archive's current end of every partition that the brokers have.
 
     The caller asks the brokers first, for topics' `ids` and partitions' `earliest` offsets. If
@@ -221,7 +223,7 @@ def find_crossing(ids: Mapping[str, str], earliest: Ends, parsed: SourceOptions)
     missing = sorted(set(ends) - set(earliest))
     if missing:
         raise ConfigError(f"archive then live: the brokers have no partition {missing[0]}")
-    return Crossing(ends, {place: at for place, at in earliest.items() if place not in ends})
+    return TierBoundary(ends, {place: at for place, at in earliest.items() if place not in ends})
 
 
 def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -247,7 +249,7 @@ async def _views(parsed: SourceOptions) -> Views:
 
 
 def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str]:
-    """Names partitions: the live half reads those not archived at the crossing, for good."""
+    """Names partitions: the live half reads those not archived at the tier boundary, for good."""
     chosen = {
         name: value
         for name, value in options.items()

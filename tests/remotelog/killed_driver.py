@@ -64,7 +64,7 @@ def run(mode: str, spark: SparkSession, options: dict[str, str], place: str) -> 
         frame.write.mode("overwrite").parquet(f"{place}/out")
     elif mode == "archive_then_live":
         at = f"{place}/crossing.json"
-        frame = fetchproxy.spark.archive_then_live(spark, options, crossing_at=at)
+        frame = fetchproxy.spark.archive_then_live(spark, options, tier_boundary_at=at)
         finish(frame, place, available_now=False)
     else:
         frame = spark.readStream.format("remotelog").options(**options).load()

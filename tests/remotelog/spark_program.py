@@ -210,16 +210,16 @@ class Verbs:
         """What a query of `remotelog` adds to what the checkpoint has seen."""
         return self._run(self.spark.readStream.format("remotelog").options(**options), checkpoint)
 
-    def crossing(self, options: dict[str, str]) -> list[Any]:
+    def tier_boundary(self, options: dict[str, str]) -> list[Any]:
         from fetchproxy.remotelog.archive_then_live import archive_then_live
 
         return _rows(archive_then_live(self.spark, options))
 
-    def crossing_stream(self, options: dict[str, str], checkpoint: str) -> list[Any]:
+    def tier_boundary_stream(self, options: dict[str, str], checkpoint: str) -> list[Any]:
         from fetchproxy.remotelog.archive_then_live import archive_then_live
 
         at = f"{checkpoint}-crossing.json"
-        return self._finish(archive_then_live(self.spark, options, crossing_at=at), checkpoint)
+        return self._finish(archive_then_live(self.spark, options, tier_boundary_at=at), checkpoint)
 
     def sql(self, view: str, options: dict[str, str], query: str) -> list[Any]:
         frame = self.spark.read.format("remotelog").options(**options).load()

@@ -16,7 +16,7 @@ from proxy_process import ProxyProcess
 from spark_program import PROJECT, SparkProgram, SparkSays
 from topic_data import archived_ends, trim
 
-from fetchproxy.remotelog.crossing import Crossing
+from fetchproxy.remotelog.tier_boundary import TierBoundary
 from lab import limited
 from lab.kafka import KafkaServer
 
@@ -179,28 +179,28 @@ def test_archive_then_live_has_no_gap_and_no_duplicate(
     written = {**brokers, "topic": topic}
     spark.ask("produce", written, records(1000))
     archive_now(kafka_server, store, topic)
-    crossing = archived_ends(store.as_uri(), topic)
+    tier_boundary = archived_ends(store.as_uri(), topic)
     spark.ask("produce", written, records(500, 1000))
     every = spark.rows("kafka", live(kafka_server.bootstrap, topic))
     # Half of the history is on the brokers as well: none of it may come twice.
-    trim(kafka_server.bootstrap, topic, {p: end // 2 for p, end in crossing.items()})
+    trim(kafka_server.bootstrap, topic, {p: end // 2 for p, end in tier_boundary.items()})
     both = {**remote(store, topic), **brokers}
-    assert spark.ask("crossing", both) == every
+    assert spark.ask("tier_boundary", both) == every
     # A stream, stopped and started again while the archive and the topic go on.
     checkpoint = str(tmp_path / "checkpoint")
-    first = spark.ask("crossing_stream", both, checkpoint)
+    first = spark.ask("tier_boundary_stream", both, checkpoint)
     assert first == every
     spark.ask("produce", written, records(300, 1500))
     archive_now(kafka_server, store, topic)
-    later = spark.ask("crossing_stream", both, checkpoint)
+    later = spark.ask("tier_boundary_stream", both, checkpoint)
     assert len(later) == 300
     now = spark.rows("kafka", live(kafka_server.bootstrap, topic))
     seen = {(row[3], row[4]) for row in first + later}
     assert len(seen) == len(first) + len(later)
     assert {(row[3], row[4]) for row in now} <= seen
     pinned = Path(f"{checkpoint}-crossing.json")
-    assert Crossing.decode(pinned.read_text(), "").archived == {
-        (topic, p): end for p, end in crossing.items()
+    assert TierBoundary.decode(pinned.read_text(), "").archived == {
+        (topic, p): end for p, end in tier_boundary.items()
     }
     assert list(pinned.parent.glob("*.part")) == []
 
@@ -218,7 +218,7 @@ def test_archive_then_live_fails_where_the_brokers_have_forgotten_the_crossing(
     spark.ask("produce", {**brokers, "topic": topic}, records(200, 200))
     trim(kafka_server.bootstrap, topic, dict.fromkeys(range(PARTITIONS), 150))
     with pytest.raises(SparkSays, match=r"(?i)offset|data.?loss"):
-        spark.ask("crossing", {**remote(store, topic), **brokers})
+        spark.ask("tier_boundary", {**remote(store, topic), **brokers})
 
 
 def at_places(rows: list[Any]) -> list[tuple[int, int]]:
@@ -244,18 +244,18 @@ def test_what_is_not_archived_at_the_crossing_is_read_live_and_once(
     archive_now(kafka_server, store, topic)
     both = {**remote(store, topic), **brokers}
     checkpoint = str(tmp_path / "checkpoint")
-    seen = spark.ask("crossing_stream", both, checkpoint)
+    seen = spark.ask("tier_boundary_stream", both, checkpoint)
     spark.ask("produce", written, records(300, 200))
     archive_now(kafka_server, store, topic)
-    seen += spark.ask("crossing_stream", both, checkpoint)
+    seen += spark.ask("tier_boundary_stream", both, checkpoint)
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
     spark.ask("produce", written, [[row[0], row[1], 2, row[3]] for row in records(100)])
     archive_now(kafka_server, store, topic)
-    seen += spark.ask("crossing_stream", both, checkpoint)
+    seen += spark.ask("tier_boundary_stream", both, checkpoint)
     every = spark.rows("kafka", live(kafka_server.bootstrap, topic))
     assert at_places(seen) == at_places(every)
-    assert spark.ask("crossing", both) == every
+    assert spark.ask("tier_boundary", both) == every
 
 
 @pytest.mark.kafka
@@ -276,15 +276,15 @@ def test_bounds_of_archive_then_live_hold(
     spark.ask("produce", written, records(200, 200))
     both = {**remote(store, topic), **brokers}
     ending = {"endingOffsets": f'{{"{topic}": {{"0": 10, "1": 150}}}}'}
-    found = spark.ask("crossing", {**both, **ending})
+    found = spark.ask("tier_boundary", {**both, **ending})
     assert at_places(found) == [(p, n) for p, end in ((0, 10), (1, 150)) for n in range(end)]
     checkpoint = str(tmp_path / "checkpoint")
     with pytest.raises(SparkSays, match="endingOffsets: Spark's Kafka source has no end"):
-        spark.ask("crossing_stream", {**both, **ending}, checkpoint)
+        spark.ask("tier_boundary_stream", {**both, **ending}, checkpoint)
     latest = {**both, "startingOffsets": "latest"}
-    assert spark.ask("crossing_stream", latest, checkpoint) == []
+    assert spark.ask("tier_boundary_stream", latest, checkpoint) == []
     spark.ask("produce", written, records(50, 400))
-    assert len(spark.ask("crossing_stream", latest, checkpoint)) == 50
+    assert len(spark.ask("tier_boundary_stream", latest, checkpoint)) == 50
 
 
 @pytest.mark.kafka
@@ -310,11 +310,11 @@ def test_archive_then_live_says_in_one_line_what_is_wrong(
     ):
         checkpoint = "damaged" if options is good else "checkpoint"
         with pytest.raises(SparkSays, match=said) as failed:
-            spark.ask("crossing_stream", options, str(tmp_path / checkpoint))
+            spark.ask("tier_boundary_stream", options, str(tmp_path / checkpoint))
         assert len(str(failed.value).splitlines()) == 1
     assigned = {name: value for name, value in good.items() if name != "topics"}
     with pytest.raises(SparkSays, match="the brokers have no partition 7"):
-        spark.ask("crossing", {**assigned, "assign": f'{{"{topic}": [0, 7]}}'})
+        spark.ask("tier_boundary", {**assigned, "assign": f'{{"{topic}": [0, 7]}}'})
 
 
 @pytest.mark.kafka

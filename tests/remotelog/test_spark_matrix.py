@@ -1,5 +1,6 @@
 """Each PySpark, each way to read, each kind of topic, with the driver killed by SIGKILL before each
-write of checkpoint, crossing file and output: rows are those that Spark's Kafka source has given.
+write of checkpoint, tier boundary file and output: rows are those that Spark's Kafka source has
+given.
 
 What is written and when the driver dies: lab/clients/killing_file_system.
 """

@@ -30,7 +30,7 @@ VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class TierBoundary:
     archived: Ends
     live: Ends
 
@@ -39,7 +39,7 @@ class Crossing:
         return json.dumps({"version": VERSION, **document})
 
     @classmethod
-    def decode(cls, text: str, name: str) -> Crossing:
+    def decode(cls, text: str, name: str) -> TierBoundary:
         """Raises ConfigError, naming the file."""
         try:
             document = json.loads(text)
@@ -55,15 +55,15 @@ class Crossing:
             ) from None
 
     @classmethod
-    def _first_form(cls, document: Mapping[str, Mapping[str, int]]) -> Crossing:
+    def _first_form(cls, document: Mapping[str, Mapping[str, int]]) -> TierBoundary:
         every = by_place(document)
         archived = {place: end for place, end in every.items() if end != EARLIEST}
         return cls(archived, {place: end for place, end in every.items() if end == EARLIEST})
 
 
-def halves(crossing: Crossing, starting: Bound, ending: Bound) -> tuple[Half, Half]:
+def halves(tier_boundary: TierBoundary, starting: Bound, ending: Bound) -> tuple[Half, Half]:
     """The offsets of the history and of the live half. Raises ConfigError."""
-    places = [*crossing.archived, *crossing.live]
+    places = [*tier_boundary.archived, *tier_boundary.live]
     for side, bound in (("starting", starting), ("ending", ending)):
         if bound.kind is BoundKind.OFFSETS and set(bound.by_partition) != set(places):
             odd = min(set(bound.by_partition) ^ set(places))
@@ -74,13 +74,13 @@ def halves(crossing: Crossing, starting: Bound, ending: Bound) -> tuple[Half, Ha
     live: dict[Place, tuple[int, int]] = {}
     for place in sorted(places):
         start, end = _given(starting, place), _given(ending, place)
-        cross = crossing.archived.get(place)
+        cross = tier_boundary.archived.get(place)
         if start != LATEST and cross is not None and start < cross:
             history[place] = (start, cross if end == LATEST else min(end, cross))
             live_from = cross
         else:
             # Even below the brokers' log start offset: Spark's source decides if that is a loss.
-            live_from = crossing.live.get(place, EARLIEST) if start == EARLIEST else start
+            live_from = tier_boundary.live.get(place, EARLIEST) if start == EARLIEST else start
         if end == LATEST or end > live_from:
             live[place] = (live_from, end)
     return history, live
