@@ -61,8 +61,8 @@ _NO_TAGS = b"\x00"
 OnHead = Callable[[FetchResponseHead], HeadPatch]
 OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
 SpliceTags = Callable[[bytes], bytes]
-# (some error became an empty partition, some error is left) → True: withhold the whole response.
-Withhold = Callable[[bool, bool], bool]
+# (some error became an empty partition, some error is left) → True: suppress the whole response.
+Suppress = Callable[[bool, bool], bool]
 _PLAIN_BYTES = 37  # of a partition (v12+) without records that `plain_run` steps over
 # Aborted transactions without tags are stepped over so many at a time. More would cost more than
 # linear time where entries with and without tags alternate.
@@ -78,13 +78,13 @@ class _NeedMore(Exception):
 class BufferedFetchResponse:
     """A response without records is small, and no client waits for its content.
 
-    At its end `withhold` is asked about it if a partition was patched, or always (`any_empty`).
+    At its end `suppress` is asked about it if a partition was patched, or always (`any_empty`).
     """
 
-    __slots__ = ("_pieces", "_withhold", "any_empty", "errors_left", "patched", "records")
+    __slots__ = ("_pieces", "_suppress", "any_empty", "errors_left", "patched", "records")
 
-    def __init__(self, withhold: Withhold, any_empty: bool) -> None:
-        self._withhold = withhold
+    def __init__(self, suppress: Suppress, any_empty: bool) -> None:
+        self._suppress = suppress
         self.any_empty = any_empty
         self._pieces = bytearray()
         self.patched = self.errors_left = self.records = False
@@ -92,10 +92,10 @@ class BufferedFetchResponse:
     def keep(self, pieces: list[Buffer], whole: bool) -> list[Buffer] | None:
         """The bytes that may leave, ending with `pieces`; None: no bytes may leave yet.
 
-        `whole`: `pieces` end the response; then an empty list means that the response is withheld.
+        `whole`: `pieces` end the response; then an empty list means that the response is suppressed.
         """
         if whole and not self.records and (self.patched or self.any_empty):
-            if self._withhold(self.patched, self.errors_left):
+            if self._suppress(self.patched, self.errors_left):
                 return []
         elif not whole and not self.records:
             for piece in pieces:
@@ -112,7 +112,7 @@ class FetchResponseScan:
     `on_head(head)` is called once, `on_error(topic, partition, code)` for each partition with an
     error. `splice_tags` rewrites the trailing tagged fields of a held response. `log_starts` costs
     nothing if it is empty, and else a look at each partition of the topics that it names.
-    `withhold` is called at the end of a response without records if a partition was patched, or
+    `suppress` is called at the end of a response without records if a partition was patched, or
     always (`any_empty`). True: `feed` returns none of the response.
     """
 
@@ -146,7 +146,7 @@ class FetchResponseScan:
         on_error: OnError,
         splice_tags: SpliceTags,
         log_starts: LogStarts | None = None,
-        withhold: Withhold | None = None,
+        suppress: Suppress | None = None,
         any_empty: bool = False,
     ) -> None:
         self._version = version
@@ -158,7 +158,7 @@ class FetchResponseScan:
         self._log_start: LogStart | None = None  # of the current topic
         self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
         # None: bytes leave as they come.
-        self._kept = None if withhold is None else BufferedFetchResponse(withhold, any_empty)
+        self._kept = None if suppress is None else BufferedFetchResponse(suppress, any_empty)
         # For topics that were not reached yet; with the growth of their count in bytes.
         self._joining: dict[TopicRef, tuple[PartitionEntries, int]] = {}
         # `_out` has the bytes of the buffer up to `_from`, and the bytes that were inserted.

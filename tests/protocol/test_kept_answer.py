@@ -1,4 +1,4 @@
-"""A response without records may be withheld; one with records leaves as it comes."""
+"""A response without records may be suppressed; one with records leaves as it comes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def response(version: int, partitions: list[tuple[int, bytes]]) -> bytes:
 
 
 def scanned(
-    version: int, frame: bytes, cuts: list[int], withheld: bool, any_empty: bool = False
+    version: int, frame: bytes, cuts: list[int], suppressed: bool, any_empty: bool = False
 ) -> tuple[bytes, list[tuple[bool, bool]]]:
     """What left, and what was asked."""
     asked: list[tuple[bool, bool]] = []
@@ -39,15 +39,15 @@ def scanned(
     def on_error(topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
         return PartitionPatch() if code == OUT_OF_RANGE else None
 
-    def withhold(patched: bool, errors_left: bool) -> bool:
+    def suppress(patched: bool, errors_left: bool) -> bool:
         asked.append((patched, errors_left))
-        return withheld
+        return suppressed
 
     def on_head(head: FetchResponseHead) -> HeadPatch:
         return HeadPatch(head.correlation_id, head.session_id)
 
     scan = fs.FetchResponseScan(
-        version, len(frame), on_head, on_error, lambda tags: tags, None, withhold, any_empty
+        version, len(frame), on_head, on_error, lambda tags: tags, None, suppress, any_empty
     )
     left, at = b"", 0
     for end in [*sorted(cuts), len(frame)]:
@@ -70,12 +70,12 @@ def test_only_an_answer_without_records_is_asked_about_and_then_all_or_nothing_l
     version: int,
     partitions: list[tuple[int, bytes]],
     data: st.DataObject,
-    withheld: bool,
+    suppressed: bool,
     any_empty: bool,
 ) -> None:
     frame = response(version, partitions)
     cuts = data.draw(st.lists(st.integers(1, len(frame)), max_size=5))
-    left, asked = scanned(version, frame, cuts, withheld, any_empty)
+    left, asked = scanned(version, frame, cuts, suppressed, any_empty)
     codes = {code for code, _ in partitions}
     records = any(content for _, content in partitions)
     patched = OUT_OF_RANGE in codes
@@ -84,7 +84,7 @@ def test_only_an_answer_without_records_is_asked_about_and_then_all_or_nothing_l
         assert len(left) == len(frame)
     else:
         assert asked == [(patched, NOT_LEADER in codes)]
-        assert len(left) == (0 if withheld else len(frame))
+        assert len(left) == (0 if suppressed else len(frame))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -92,7 +92,7 @@ def test_what_comes_before_the_first_records_is_not_lost(version: int) -> None:
     partitions = [(OUT_OF_RANGE, b""), *[(0, b"")] * 50, (0, b"records")]
     frame = response(version, partitions)
     every_byte = list(range(1, len(frame)))
-    left, asked = scanned(version, frame, every_byte, withheld=True)
+    left, asked = scanned(version, frame, every_byte, suppressed=True)
     assert not asked
     assert len(left) == len(frame)
     assert b"records" in left
@@ -101,11 +101,11 @@ def test_what_comes_before_the_first_records_is_not_lost(version: int) -> None:
 def test_at_the_limit_what_was_kept_leaves_unasked() -> None:
     asked: list[bool] = []
 
-    def withhold(patched: bool, errors_left: bool) -> bool:
+    def suppress(patched: bool, errors_left: bool) -> bool:
         asked.append(patched)
         return True
 
-    kept = BufferedFetchResponse(withhold, any_empty=False)
+    kept = BufferedFetchResponse(suppress, any_empty=False)
     kept.patched = True
     assert kept.keep([bytes(KEPT_BYTES_MAX)], whole=False) is None
     released = kept.keep([b"x"], whole=False)

@@ -130,27 +130,27 @@ class Proxy:
         self.parked: tuple[int, int] | None = None  # (error, session id) of the broker's response
 
     def fetch(
-        self, request: FetchRequest, kind: FetchKind, withheld: frozenset, outcome: str
+        self, request: FetchRequest, kind: FetchKind, archive_keys: frozenset, outcome: str
     ) -> tuple[int, int]:
         """(error, session id) as the client sees it."""
         mirror = self.mirror
         ended = not mirror.in_lockstep and not mirror.asked
-        if not withheld and self.parked is None and not ended:
+        if not archive_keys and self.parked is None and not ended:
             return self._pass(request)
-        if self.parked is not None and not mirror.take_up(withheld):
+        if self.parked is not None and not mirror.take_up(archive_keys):
             mirror.on_discarded_response(*self.parked)
             self.parked = None
         if self.parked is None:
-            upstream = mirror.upstream_request(withheld)
+            upstream = mirror.upstream_request(archive_keys)
             if upstream is None:
-                assert withheld == mirror.asked.keys()
+                assert archive_keys == mirror.asked.keys()
                 return 0, mirror.on_proxy_response()
             self.parked = _send(self.broker, upstream)
         if not self.parked[0]:
-            local = {k: p for k, p in mirror.asked.items() if k not in withheld}
+            local = {k: p for k, p in mirror.asked.items() if k not in archive_keys}
             assert dict(self.broker.serving) == local
             assert mirror.sent_full or not kind.lists_all, "some would not be answered"
-        if outcome == "parked" and withheld:
+        if outcome == "parked" and archive_keys:
             return 0, mirror.on_proxy_response()
         error, session_id = self.parked
         self.parked = None
@@ -270,7 +270,7 @@ def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: i
     mirror = FetchSessionMirror(lambda: 7)
     mirror.on_request(asks(0, epoch, {KEYS[0]: 1, KEYS[1]: 2}))
     mirror.on_response(0, 9 if epoch == 0 else 0)
-    mirror.on_withheld_response(9 if epoch == 0 else 0)
+    mirror.on_suppressed_response(9 if epoch == 0 else 0)
     assert not mirror.in_lockstep
     sent = mirror.upstream_request(frozenset([KEYS[0]]))
     assert sent is not None
@@ -287,7 +287,7 @@ def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its(
     mirror.on_response(0, 9)
     mirror.on_request(asks(9, 1, {KEYS[0]: 5}))
     mirror.on_response(0, 9)
-    mirror.on_withheld_response(9)
+    mirror.on_suppressed_response(9)
     sent = mirror.upstream_request(frozenset([KEYS[0]]))
     assert sent is not None
     assert (sent.session_id, sent.session_epoch) == (9, 2), "the broker's session has gone on"

@@ -15,28 +15,28 @@ from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.serving.gateway.held_readers import ABSENT_MAX_S, HeldReaders
-from fetchproxy.serving.gateway.judgement import ENDS, Judgement, Verdict, Wait
+from fetchproxy.serving.gateway.out_of_range import ENDS, Route, RouteDecision, Wait
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
-HOLD = Judgement(Verdict.HOLD, TP, waits_for=Wait.ACCUMULATED)
-NOT_KNOWN = Judgement(Verdict.HOLD, TP, waits_for=Wait.RESPONSE)
-LOST = Judgement(Verdict.LOST, TP, forward_to=500)
+WAIT = RouteDecision(Route.WAIT, TP, waits_for=Wait.ACCUMULATED)
+NOT_KNOWN = RouteDecision(Route.WAIT, TP, waits_for=Wait.RESPONSE)
+LOST = RouteDecision(Route.LOST, TP, forward_to=500)
 HELD_MAX_MS = 10_000
 
 
 class Reader:
     def __init__(self) -> None:
-        self.settled: list[tuple[PartitionKey, int, Verdict]] = []
+        self.settled: list[tuple[PartitionKey, int, Route]] = []
 
-    def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
-        self.settled.append((key, offset, judgement.verdict))
+    def settle(self, key: PartitionKey, offset: int, decision: RouteDecision) -> None:
+        self.settled.append((key, offset, decision.outcome))
 
 
 class Judge:
     """Returns `says`, and LOST for partitions that may wait no longer."""
 
-    def __init__(self, says: Judgement = HOLD) -> None:
+    def __init__(self, says: RouteDecision = WAIT) -> None:
         self.says = says
         self.looks: list[dict[PartitionKey, int]] = []
 
@@ -46,16 +46,18 @@ class Judge:
         offsets: Mapping[PartitionKey, int],
         now: float,
         impatient: Collection[PartitionKey],
-    ) -> Mapping[PartitionKey, Judgement]:
+    ) -> Mapping[PartitionKey, RouteDecision]:
         self.looks.append(dict(offsets))
         return {key: LOST if key in impatient else self.says for key in offsets}
 
 
 @asynccontextmanager
-async def running(judge: Judge, held_max_ms: int = HELD_MAX_MS) -> AsyncIterator[HeldReaders]:
+async def running(
+    decide_routes: Judge, held_max_ms: int = HELD_MAX_MS
+) -> AsyncIterator[HeldReaders]:
     held = HeldReaders(asyncio.get_running_loop().time, held_max_ms)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(held.run(judge))
+        task = tasks.create_task(held.run(decide_routes))
         yield held
         task.cancel()
 
@@ -66,27 +68,27 @@ def in_metric() -> int:
 
 def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held() -> None:
     async def main() -> None:
-        judge, reader = Judge(), Reader()
-        async with running(judge) as held:
+        decide_routes, reader = Judge(), Reader()
+        async with running(decide_routes) as held:
             await asyncio.sleep(60)
-            assert not judge.looks
+            assert not decide_routes.looks
             keys = [(b"t", n) for n in range(1_000)]
             for key in keys:
                 tp = TP._replace(partition=key[1])
                 held.hold(
-                    reader, False, key, 7, Judgement(Verdict.HOLD, tp, waits_for=Wait.ACCUMULATED)
+                    reader, False, key, 7, RouteDecision(Route.WAIT, tp, waits_for=Wait.ACCUMULATED)
                 )
             assert in_metric() == 1_000
             await asyncio.sleep(5.5)
-            assert len(judge.looks) == 5
-            assert judge.looks[0] == dict.fromkeys(keys, 7)
-            judge.says = Judgement(Verdict.REMOTE, TP)
+            assert len(decide_routes.looks) == 5
+            assert decide_routes.looks[0] == dict.fromkeys(keys, 7)
+            decide_routes.says = RouteDecision(Route.REMOTE, TP)
             await asyncio.sleep(1)
             assert {key for key, _, _ in reader.settled} == set(keys)
             assert in_metric() == 0
-            looks = len(judge.looks)
+            looks = len(decide_routes.looks)
             await asyncio.sleep(60)
-            assert len(judge.looks) == looks
+            assert len(decide_routes.looks) == looks
 
     run_virtual(main)
 
@@ -96,11 +98,11 @@ def test_at_the_limit_a_reader_is_led_on_and_not_before() -> None:
         before = LIMITS_REACHED.labels("held_max_ms")._value.get()
         reader = Reader()
         async with running(Judge()) as held:
-            held.hold(reader, False, KEY, 7, HOLD)
+            held.hold(reader, False, KEY, 7, WAIT)
             await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
             assert not reader.settled
             await asyncio.sleep(1)
-            assert reader.settled == [(KEY, 7, Verdict.LOST)]
+            assert reader.settled == [(KEY, 7, Route.LOST)]
         assert LIMITS_REACHED.labels("held_max_ms")._value.get() == before + 1
 
     run_virtual(main)
@@ -110,17 +112,17 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
     """A crash leaves an unfinished copy for ever; a change of archiver is silent for a moment."""
 
     async def main() -> None:
-        left = Judgement(Verdict.HOLD, TP, waits_for=Wait.COPY)
-        judge, reader = Judge(left), Reader()
-        async with running(judge, held_max_ms=1_800_000) as held:
+        left = RouteDecision(Route.WAIT, TP, waits_for=Wait.COPY)
+        decide_routes, reader = Judge(left), Reader()
+        async with running(decide_routes, held_max_ms=1_800_000) as held:
             held.hold(reader, False, KEY, 7, left)
-            for says in (HOLD, left, NOT_KNOWN, left):
+            for says in (WAIT, left, NOT_KNOWN, left):
                 await asyncio.sleep(SILENT_MAX_S - 4)
                 assert held.waits(reader, False, KEY, 7)
-                judge.says = says
+                decide_routes.says = says
                 await asyncio.sleep(2)
             await asyncio.sleep(SILENT_MAX_S + 2)
-            assert reader.settled == [(KEY, 7, Verdict.LOST)]
+            assert reader.settled == [(KEY, 7, Route.LOST)]
 
     run_virtual(main)
 
@@ -131,8 +133,8 @@ def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
     limit_s = {"held_max_ms": 100.0, "SILENT_MAX_S": SILENT_MAX_S, None: None}[ENDS[wait][1]]
 
     async def main() -> None:
-        verdict = Verdict.END if wait is Wait.RECORDS else Verdict.HOLD
-        waits = Judgement(verdict, TP, waits_for=wait)
+        outcome = Route.END if wait is Wait.RECORDS else Route.WAIT
+        waits = RouteDecision(outcome, TP, waits_for=wait)
         reader = Reader()
         async with running(Judge(waits), held_max_ms=100_000) as held:
             held.hold(reader, False, KEY, 7, waits)
@@ -147,7 +149,7 @@ def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
                 assert held.waits(reader, False, KEY, 7)
                 await asyncio.sleep(1)
             await asyncio.sleep(2.5)
-            ended = [] if limit_s is None else [(KEY, 7, Verdict.LOST)]
+            ended = [] if limit_s is None else [(KEY, 7, Route.LOST)]
             assert reader.settled == ended
 
     run_virtual(main)
@@ -157,31 +159,34 @@ def test_while_nothing_is_known_no_time_is_counted() -> None:
     """In an outage the archiver cannot go on either, so its data are not given up."""
 
     async def main() -> None:
-        judge, reader = Judge(), Reader()
-        async with running(judge) as held:
-            held.hold(reader, False, KEY, 7, HOLD)
+        decide_routes, reader = Judge(), Reader()
+        async with running(decide_routes) as held:
+            held.hold(reader, False, KEY, 7, WAIT)
             await asyncio.sleep(8.5)
-            judge.says = NOT_KNOWN
+            decide_routes.says = NOT_KNOWN
             for _ in range(10):
                 await asyncio.sleep(HELD_MAX_MS / 1000)
                 assert held.waits(reader, False, KEY, 7)
-            judge.says = HOLD
+            decide_routes.says = WAIT
             await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
             assert not reader.settled
             await asyncio.sleep(3)
-            assert reader.settled == [(KEY, 7, Verdict.LOST)]
+            assert reader.settled == [(KEY, 7, Route.LOST)]
 
     run_virtual(main)
 
 
 def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> None:
     async def main() -> None:
-        judge, reader = Judge(Judgement(Verdict.END, TP, waits_for=Wait.RECORDS)), Reader()
-        async with running(judge) as held:
-            held.hold(reader, False, KEY, 7, HOLD)
+        decide_routes, reader = (
+            Judge(RouteDecision(Route.END, TP, waits_for=Wait.RECORDS)),
+            Reader(),
+        )
+        async with running(decide_routes) as held:
+            held.hold(reader, False, KEY, 7, WAIT)
             assert in_metric() == 1
             await asyncio.sleep(1.5)
-            assert reader.settled == [(KEY, 7, Verdict.END)], "its ends are shown otherwise"
+            assert reader.settled == [(KEY, 7, Route.END)], "its ends are shown otherwise"
             assert in_metric() == 0
             for _ in range(5):
                 await asyncio.sleep(HELD_MAX_MS / 1000)
@@ -193,15 +198,15 @@ def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> Non
 
 def test_several_readers_at_several_offsets_are_each_told() -> None:
     async def main() -> None:
-        judge, readers = Judge(), [Reader(), Reader(), Reader()]
-        async with running(judge) as held:
-            held.hold(readers[0], False, KEY, 7, HOLD)
-            held.hold(readers[1], False, KEY, 7, HOLD)
-            held.hold(readers[2], False, KEY, 9, HOLD)
+        decide_routes, readers = Judge(), [Reader(), Reader(), Reader()]
+        async with running(decide_routes) as held:
+            held.hold(readers[0], False, KEY, 7, WAIT)
+            held.hold(readers[1], False, KEY, 7, WAIT)
+            held.hold(readers[2], False, KEY, 9, WAIT)
             assert in_metric() == 1
-            judge.says = LOST
+            decide_routes.says = LOST
             await asyncio.sleep(1.5)
-            assert judge.looks == [{KEY: 7}, {KEY: 9}]
+            assert decide_routes.looks == [{KEY: 7}, {KEY: 9}]
             offsets = [[offset for _, offset, _ in reader.settled] for reader in readers]
             assert offsets == [[7], [7], [9]]
 
@@ -211,14 +216,14 @@ def test_several_readers_at_several_offsets_are_each_told() -> None:
 def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> None:
     async def main() -> None:
         async with running(Judge()) as held:
-            held.hold(Reader(), False, KEY, 7, HOLD)
-            held.hold(Reader(), True, (TP.topic_id.bytes, 0), 7, HOLD)
+            held.hold(Reader(), False, KEY, 7, WAIT)
+            held.hold(Reader(), True, (TP.topic_id.bytes, 0), 7, WAIT)
             assert in_metric() == 1
             held.hold(
-                Reader(), False, (b"u", 0), 7, Judgement(Verdict.HOLD, waits_for=Wait.RESPONSE)
+                Reader(), False, (b"u", 0), 7, RouteDecision(Route.WAIT, waits_for=Wait.RESPONSE)
             )
             held.hold(
-                Reader(), False, (b"u", 1), 7, Judgement(Verdict.HOLD, waits_for=Wait.RESPONSE)
+                Reader(), False, (b"u", 1), 7, RouteDecision(Route.WAIT, waits_for=Wait.RESPONSE)
             )
             assert in_metric() == 3
 
@@ -227,18 +232,18 @@ def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> Non
 
 def test_who_has_left_or_stays_away_is_not_judged_for() -> None:
     async def main() -> None:
-        judge, gone, away = Judge(NOT_KNOWN), Reader(), Reader()
-        async with running(judge) as held:
+        decide_routes, gone, away = Judge(NOT_KNOWN), Reader(), Reader()
+        async with running(decide_routes) as held:
             held.hold(gone, False, KEY, 7, NOT_KNOWN)
             held.hold(away, False, (b"u", 0), 7, NOT_KNOWN)
             held.leave(gone)
             held.leave(gone)
             await asyncio.sleep(ABSENT_MAX_S - 1)
-            assert judge.looks[-1] == {(b"u", 0): 7}
+            assert decide_routes.looks[-1] == {(b"u", 0): 7}
             await asyncio.sleep(5)
-            looks = len(judge.looks)
+            looks = len(decide_routes.looks)
             await asyncio.sleep(60)
-            assert len(judge.looks) == looks
+            assert len(decide_routes.looks) == looks
             assert not held.waits(away, False, (b"u", 0), 7)
             assert not gone.settled
             assert not away.settled

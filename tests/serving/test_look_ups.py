@@ -43,7 +43,7 @@ from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
 from fetchproxy.serving.gateway.apis import delete_records, list_offsets, offset_for_leader_epoch
 from fetchproxy.serving.gateway.broker_link import BufferedResponse
-from fetchproxy.serving.gateway.judgement import Judging, Verdict
+from fetchproxy.serving.gateway.out_of_range import Route, RouteDecisions
 from fetchproxy.serving.gateway.served_archive import (
     ArchivedKnowledge,
     ArchiveStarts,
@@ -698,10 +698,12 @@ async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no
         gate.store.door.clear()
         topic = IDS[OTHER].bytes
         above, within = (topic, 0), (topic, 1)
-        judging = Judging(gate.archive, False, True, {above: 101, within: 80}, gate.clock())
-        found = await judging.run()
-        assert found[above].verdict is Verdict.PASS_ON
-        assert found[within].verdict is Verdict.LOCAL
+        undecided = RouteDecisions(
+            gate.archive, False, True, {above: 101, within: 80}, gate.clock()
+        )
+        found = await undecided.run()
+        assert found[above].outcome is Route.RELAY_ERROR
+        assert found[within].outcome is Route.LOCAL
         assert gate.store.calls == []
 
 
@@ -713,9 +715,9 @@ async def test_an_archive_that_another_process_has_just_begun_is_not_denied() ->
         await copied(gate.other, segment(500, 0, BROKER_START - 1, tp=tp_of(0, OTHER)))
         gate.store.calls.clear()
         offsets = {(topic, 0): 5, (topic, 1): 5}
-        found = await Judging(gate.archive, False, True, offsets, gate.clock()).run()
-        assert found[topic, 0].verdict is Verdict.REMOTE
-        assert found[topic, 1].verdict is Verdict.PASS_ON
+        found = await RouteDecisions(gate.archive, False, True, offsets, gate.clock()).run()
+        assert found[topic, 0].outcome is Route.REMOTE
+        assert found[topic, 1].outcome is Route.RELAY_ERROR
         assert gate.store.count("list_folders") == 1
 
 
@@ -725,10 +727,10 @@ async def test_a_folder_that_cannot_be_listed_holds_up_its_partition_alone(parti
         gate.store.unlisted = partition_folder("", tp_of(0))
         topic = IDS[ARCHIVED].bytes
         offsets = {(topic, n): 5 for n in range(partitions)}
-        found = await Judging(gate.archive, False, True, offsets, gate.clock()).run()
-        assert found[topic, 0].verdict is Verdict.HOLD
-        verdicts = {found[topic, n].verdict for n in range(1, partitions)}
-        assert verdicts == {Verdict.REMOTE}
+        found = await RouteDecisions(gate.archive, False, True, offsets, gate.clock()).run()
+        assert found[topic, 0].outcome is Route.WAIT
+        decisions_so_far = {found[topic, n].outcome for n in range(1, partitions)}
+        assert decisions_so_far == {Route.REMOTE}
     async with gateway(archived=partitions) as gate:
         await gate.list_again()
         gate.store.unlisted = partition_folder("", tp_of(0))

@@ -22,9 +22,10 @@ from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler, PendingFetch
 from fetchproxy.serving.gateway.broker_link import BrokerLink
+from fetchproxy.serving.gateway.fetch_routes import PLAN_AT_ONCE
+from fetchproxy.serving.gateway.fetch_routing import FetchRouting
 from fetchproxy.serving.gateway.fetch_session import ASKED_BYTES
 from fetchproxy.serving.gateway.session import GatewaySession
-from fetchproxy.serving.gateway.withheld import SPLIT_AT_ONCE, FetchJudging
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
 
@@ -184,13 +185,13 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     """No step goes through all partitions. By then the client has a permit for the topic."""
     asked: list[int] = []
     identified: Counter[int] = Counter()  # by turn of the loop
-    ask_log_offsets, identify = FetchJudging._ask_log_offsets, FetchJudging.identify
+    ask_log_offsets, identify = FetchRouting._ask_log_offsets, FetchRouting.identify
 
-    async def requested_log_offsets(self: FetchJudging, tps: Any, not_older_than: float) -> None:
+    async def requested_log_offsets(self: FetchRouting, tps: Any, not_older_than: float) -> None:
         asked.append(len(tps))
         await ask_log_offsets(self, tps, not_older_than)
 
-    def identifies(self: FetchJudging, topic: bytes, partition: int) -> Any:
+    def identifies(self: FetchRouting, topic: bytes, partition: int) -> Any:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         identified[loop.turns] += 1
@@ -203,13 +204,13 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
             assert response.message.responses
         await connection.close()
 
-    monkeypatch.setattr(FetchJudging, "_ask_log_offsets", requested_log_offsets)
-    monkeypatch.setattr(FetchJudging, "identify", identifies)
+    monkeypatch.setattr(FetchRouting, "_ask_log_offsets", requested_log_offsets)
+    monkeypatch.setattr(FetchRouting, "identify", identifies)
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=3)
     assert max(asked) >= PARTITIONS - 1
     assert len(asked) <= 6, asked
     assert identified.total() >= PARTITIONS
-    assert max(identified.values()) <= 2 * SPLIT_AT_ONCE + 100
+    assert max(identified.values()) <= 2 * PLAN_AT_ONCE + 100
 
 
 def sessions_held() -> int:

@@ -20,7 +20,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
 from fetchproxy.runtime.loop import ITEMS_AT_ONCE
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
-from fetchproxy.serving.gateway.withheld import SPLIT_AT_ONCE, FetchMarks
+from fetchproxy.serving.gateway.fetch_routes import PLAN_AT_ONCE, FetchRoutes
 
 VERSION = 12
 PARTITIONS = 3 * PARTITIONS_READ_MAX
@@ -108,7 +108,7 @@ async def read(wanted: int) -> list[list[int]]:
 
 def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch)
-    steps.count(FetchMarks, "_place")
+    steps.count(FetchRoutes, "_place")
     steps.count(SegmentReader, "read")
     steps.count(fetch_api, "read_answer")
     responses: list[list[int]] = []
@@ -128,7 +128,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     assert max(map(len, responses)) <= PARTITIONS_READ_MAX
     assert len(set(read_for[:PARTITIONS])) == PARTITIONS, "one was read twice before others once"
     assert steps.calls["_place"].total() >= PARTITIONS
-    assert steps.most("_place") <= 2 * SPLIT_AT_ONCE
+    assert steps.most("_place") <= 2 * PLAN_AT_ONCE
     assert steps.most("read") <= 4 * PARTITIONS_READ_MAX
     assert steps.most("read_answer") <= 2 * ITEMS_AT_ONCE
 

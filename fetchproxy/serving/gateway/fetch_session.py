@@ -5,7 +5,7 @@ epoch) pair with a set of partitions. While both agree (`in_lockstep`), requests
 the mirror only remembers the partitions that the client last asked for. They part when the first
 partition is read from the archive. From then on the broker gets the difference between what it was
 last told and what it should serve now, and answers carry the client's own session id. The cost per
-request is proportional to the changed and the withheld partitions, not to the session.
+request is proportional to the changed partitions and those of the archive, not to the session.
 
 A session belongs to the connection that began it. A broker would serve it on any connection, but no
 client is known to use that. Here such a request gets error 70, as after an eviction, and the client
@@ -78,7 +78,7 @@ _CHANGED_BY_RESPONSES = (
     "_stale",
     "_told",
     "_dirty",
-    "_withheld",
+    "_archive_keys",
 )
 
 
@@ -134,7 +134,7 @@ class FetchSessionMirror:
         self._told: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
-        self._withheld: Set[PartitionKey] = frozenset()
+        self._archive_keys: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
         self._before: dict[str, Any] = {}  # the fields before `on_response` changed them
 
@@ -199,8 +199,8 @@ class FetchSessionMirror:
                 else:
                     self._told[key] = before
 
-    def upstream_request(self, withheld: Set[PartitionKey]) -> UpstreamFetch | None:
-        """The request for the broker without `withheld`, which are all in `asked`.
+    def upstream_request(self, archive_keys: Set[PartitionKey]) -> UpstreamFetch | None:
+        """The request for the broker without `archive_keys`, which are all in `asked`.
 
         None: nothing is left to ask. An empty request closes the broker's session, so it is sent
         only if the client has emptied its own.
@@ -209,20 +209,20 @@ class FetchSessionMirror:
         assert self._told is not None
         if not self.asked:
             return self._end()
-        self._dirty.update(dict.fromkeys(sorted(withheld ^ self._withheld)))
-        self._withheld = frozenset(withheld)
-        if len(withheld) >= len(self.asked):
+        self._dirty.update(dict.fromkeys(sorted(archive_keys ^ self._archive_keys)))
+        self._archive_keys = frozenset(archive_keys)
+        if len(archive_keys) >= len(self.asked):
             return None
         sessionless = self._kind is FetchKind.SESSIONLESS
         self.sent_full = sessionless or self._stale or not self._upstream_id
         if self.sent_full:
             self._stale = False
-            local = self._local(withheld)
+            local = self._local(archive_keys)
             self._told = dict(local)
             self._dirty.clear()
             epoch = SESSIONLESS_EPOCH if sessionless else INITIAL_EPOCH
             return UpstreamFetch(self._upstream_id, epoch, local, ())
-        return self._difference(withheld)
+        return self._difference(archive_keys)
 
     def _end(self) -> UpstreamFetch | None:
         """The client's session has no partition left: it ends on both sides."""
@@ -232,32 +232,32 @@ class FetchSessionMirror:
         self.sent_full = True
         return UpstreamFetch(self._upstream_id, SESSIONLESS_EPOCH, {}, ())
 
-    def take_up(self, withheld: Set[PartitionKey]) -> bool:
+    def take_up(self, archive_keys: Set[PartitionKey]) -> bool:
         """True: the last request to the broker asks for exactly the partitions wanted now."""
         if self._told is None or (self._kind.lists_all and not self.sent_full):
             return False  # the response to a full request must list all partitions
         if self._stale:
-            same = self._local(withheld) == self._told
+            same = self._local(archive_keys) == self._told
         else:
-            keys = self._dirty.keys() | (withheld ^ self._withheld)
-            same = all(self._told.get(key) == self._wanted(key, withheld) for key in keys)
+            keys = self._dirty.keys() | (archive_keys ^ self._archive_keys)
+            same = all(self._told.get(key) == self._wanted(key, archive_keys) for key in keys)
         if same:
-            self._withheld = frozenset(withheld)
+            self._archive_keys = frozenset(archive_keys)
             self._stale = False
             self._dirty.clear()
         return same
 
-    def _wanted(self, key: PartitionKey, withheld: Set[PartitionKey]) -> FetchEntry | None:
-        asked = None if key in withheld else self.asked.get(key)
+    def _wanted(self, key: PartitionKey, archive_keys: Set[PartitionKey]) -> FetchEntry | None:
+        asked = None if key in archive_keys else self.asked.get(key)
         if asked is not None and key in self._ahead:
             return from_offset(asked, self._ahead[key])
         return asked
 
-    def _local(self, withheld: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
+    def _local(self, archive_keys: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
         """All entries that the broker is asked for."""
-        local = {key: p for key, p in self.asked.items() if key not in withheld}
+        local = {key: p for key, p in self.asked.items() if key not in archive_keys}
         for key in self._ahead:
-            if (wanted := self._wanted(key, withheld)) is not None:
+            if (wanted := self._wanted(key, archive_keys)) is not None:
                 local[key] = wanted
         return local
 
@@ -268,11 +268,11 @@ class FetchSessionMirror:
 
     def pass_on(self, request: FetchRequest) -> tuple[int, int] | None:
         """The broker's (session id, epoch), if no other field of the request must change. None:
-        more must change. Called with nothing withheld.
+        more must change. Called when nothing comes from the archive.
         """
         if self._told is None or self._kind is not FetchKind.INCREMENTAL or not self._upstream_id:
             return None
-        if self._stale or self._withheld or self._ahead or not self.asked:
+        if self._stale or self._archive_keys or self._ahead or not self.asked:
             return None
         if self._dirty.keys() - {*request.partitions, *request.forgotten}:
             return None
@@ -283,12 +283,12 @@ class FetchSessionMirror:
         self.sent_full = False
         return self._upstream_id, self._upstream_epoch
 
-    def _difference(self, withheld: Set[PartitionKey]) -> UpstreamFetch:
+    def _difference(self, archive_keys: Set[PartitionKey]) -> UpstreamFetch:
         assert self._told is not None
         changed: dict[PartitionKey, FetchEntry] = {}
         forgotten = []
         for key in self._dirty:
-            wanted = self._wanted(key, withheld)
+            wanted = self._wanted(key, archive_keys)
             known = self._told.get(key)
             if wanted is None:
                 if known is not None:
@@ -309,12 +309,12 @@ class FetchSessionMirror:
             return self._lockstep_response(session_id)
         self._advance_upstream(session_id)
         shown = self._advance_client(session_id)
-        apart = self._withheld or self._ahead
+        apart = self._archive_keys or self._ahead
         if self.sent_full and self._kind is FetchKind.FULL and not apart and session_id:
             self._reset_lockstep()  # both sides begin the same session: they agree again
         return shown
 
-    def on_withheld_response(self, session_id: int) -> None:
+    def on_suppressed_response(self, session_id: int) -> None:
         """The answer of the last `on_response` is not sent: the client still waits for a response.
 
         From here on, the two sides have separate sessions. The broker's session has advanced, with
@@ -372,9 +372,9 @@ class FetchSessionMirror:
     def rejoin(self) -> bool:
         """Go back to lockstep if both sides agree. True: the sides are in lockstep now.
 
-        Called with nothing withheld, between `on_request` and sending. In lockstep the request may
-        pass unchanged. A full or sessionless request always can if no session with the broker is
-        open.
+        Called when nothing comes from the archive, between `on_request` and sending. In lockstep
+        the request may pass unchanged. A full or sessionless request always can if no session with
+        the broker is open.
         """
         if self._ahead:
             return False
@@ -392,4 +392,4 @@ class FetchSessionMirror:
         self._stale = False
         self._undo = {}
         self._dirty = {}
-        self._withheld = frozenset()
+        self._archive_keys = frozenset()

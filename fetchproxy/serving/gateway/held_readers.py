@@ -15,18 +15,18 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.runtime.loop import each_of
-from fetchproxy.serving.gateway.judgement import (
+from fetchproxy.serving.gateway.out_of_range import (
     ENDS,
-    HELD_VERDICTS,
     UNCERTAIN_WAITS,
-    Judgement,
-    Verdict,
+    WAITING_ROUTES,
+    Route,
+    RouteDecision,
     Wait,
 )
 
 # One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
 # has passed it over, no archiver accumulates it any more, or `held_max_ms` is over.
-# `judgement.ENDS` has each reason to wait and what ends it. A wait that may be for nothing
+# `out_of_range.ENDS` has each reason to wait and what ends it. A wait that may be for nothing
 # (`UNCERTAIN_WAITS`) lasts no longer than a silent archiver is believed.
 
 log = structlog.get_logger(__name__)
@@ -37,16 +37,16 @@ ABSENT_MAX_S = 60.0
 
 # Whether the client names the topic by id; the partition; the requested offset.
 HeldOffset = tuple[bool, PartitionKey, int]
-# (by id, offsets, loop time of the look, keys that have waited too long) → their judgements
-JudgeOffsets = Callable[
+# (by id, offsets, loop time of the look, keys that have waited too long) → their decisions
+DecideRoutes = Callable[
     [bool, Mapping[PartitionKey, int], float, Collection[PartitionKey]],
-    Awaitable[Mapping[PartitionKey, Judgement]],
+    Awaitable[Mapping[PartitionKey, RouteDecision]],
 ]
 
 
 class HeldReader(Protocol):
-    def settle(self, key: PartitionKey, offset: int, judgement: Judgement) -> None:
-        """The new judgement of `offset`."""
+    def settle(self, key: PartitionKey, offset: int, decision: RouteDecision) -> None:
+        """The new decision on `offset`."""
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class _Held:
     `readers`: when each has last fetched (loop s).
     """
 
-    judgement: Judgement
+    decision: RouteDecision
     since: float | None = None
     uncertain_since: float | None = None
     readers: dict[HeldReader, float] = field(default_factory=dict)
 
 
 class HeldReaders:
-    """One per gateway; `run` judges. `clock` gives loop seconds."""
+    """One per gateway; `run` decides. `clock` gives loop seconds."""
 
     def __init__(self, clock: Callable[[], float], held_max_ms: int) -> None:
         self._clock = clock
@@ -75,13 +75,18 @@ class HeldReaders:
         HELD_PARTITIONS.set_function(self._waiting)
 
     def hold(
-        self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int, judgement: Judgement
+        self,
+        reader: HeldReader,
+        by_id: bool,
+        key: PartitionKey,
+        offset: int,
+        decision: RouteDecision,
     ) -> None:
-        """`judgement` is one of HELD_VERDICTS. `reader` is told when it changes."""
-        held = self._held.setdefault((by_id, key, offset), _Held(judgement))
+        """`decision` has one of WAITING_ROUTES. `reader` is told when it changes."""
+        held = self._held.setdefault((by_id, key, offset), _Held(decision))
         held.readers[reader] = self._clock()
         self._of_reader.setdefault(reader, set()).add((by_id, key, offset))
-        self._note(held, judgement)
+        self._note(held, decision)
         self._any.set()
 
     def waits(self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int) -> bool:
@@ -104,7 +109,7 @@ class HeldReaders:
         if not self._held[where].readers:
             del self._held[where]
 
-    async def run(self, judge: JudgeOffsets) -> None:
+    async def run(self, decide_routes: DecideRoutes) -> None:
         """For ever. Asks nothing while no reader is held."""
         while True:
             if not self._held:
@@ -113,7 +118,7 @@ class HeldReaders:
             await asyncio.sleep(LOOK_INTERVAL_S)
             await self._forget_absent()
             async for by_id, offsets in self._looks():
-                await self._look(judge, by_id, offsets)
+                await self._look(decide_routes, by_id, offsets)
 
     async def _looks(self) -> AsyncIterator[tuple[bool, dict[PartitionKey, int]]]:
         """Nearly always one: readers of a partition are seldom held at several offsets."""
@@ -131,7 +136,7 @@ class HeldReaders:
             left = later
 
     async def _look(
-        self, judge: JudgeOffsets, by_id: bool, offsets: Mapping[PartitionKey, int]
+        self, decide_routes: DecideRoutes, by_id: bool, offsets: Mapping[PartitionKey, int]
     ) -> None:
         now = self._clock()
         too_long, for_nothing = set(), set()
@@ -144,42 +149,42 @@ class HeldReaders:
             elif held.uncertain_since is not None and now - held.uncertain_since >= SILENT_MAX_S:
                 for_nothing.add(key)
         try:
-            judged = await judge(by_id, offsets, now, too_long | for_nothing)
+            decided = await decide_routes(by_id, offsets, now, too_long | for_nothing)
         except Exception as error:  # the readers stay held; the gateway must not fail by them
             log.exception("held_readers_not_judged", error=repr(error))
             return
-        async for key, judgement in each_of(judged.items()):
-            self._settle(by_id, key, offsets[key], judgement, key in too_long)
+        async for key, decision in each_of(decided.items()):
+            self._settle(by_id, key, offsets[key], decision, key in too_long)
 
     def _settle(
-        self, by_id: bool, key: PartitionKey, offset: int, judgement: Judgement, gave_up: bool
+        self, by_id: bool, key: PartitionKey, offset: int, decision: RouteDecision, gave_up: bool
     ) -> None:
         held = self._held.get((by_id, key, offset))
         if held is None:
             return
-        if judgement.verdict in HELD_VERDICTS:
-            if judgement.verdict is not held.judgement.verdict:
+        if decision.outcome in WAITING_ROUTES:
+            if decision.outcome is not held.decision.outcome:
                 for reader in held.readers:
-                    reader.settle(key, offset, judgement)
-            self._note(held, judgement)
+                    reader.settle(key, offset, decision)
+            self._note(held, decision)
             return
         if gave_up:
             LIMITS_REACHED.labels("held_max_ms").inc()
             log.warning(
                 "held_reader_led_on",
-                topic=judgement.tp.topic if judgement.tp else None,
+                topic=decision.tp.topic if decision.tp else None,
                 partition=key[1],
                 offset=offset,
                 limit="held_max_ms",
             )
         for reader in list(held.readers):
             self._remove((by_id, key, offset), reader)
-            reader.settle(key, offset, judgement)
+            reader.settle(key, offset, decision)
 
-    def _note(self, held: _Held, judgement: Judgement) -> None:
+    def _note(self, held: _Held, decision: RouteDecision) -> None:
         """Counts only the time in which both archiver and reader could have gone on."""
-        held.judgement = judgement
-        waits_for, now = judgement.waits_for, self._clock()
+        held.decision = decision
+        waits_for, now = decision.waits_for, self._clock()
         if waits_for is None or ENDS[waits_for][1] is None:
             held.since = None
         elif held.since is None:
@@ -199,9 +204,9 @@ class HeldReaders:
         """One for each reason to wait."""
         waits: dict[Wait, dict[object, tuple[bool, PartitionKey, int]]] = {}
         for where, held in self._held.items():
-            reason = held.judgement.waits_for
+            reason = held.decision.waits_for
             if reason is not None and reason is not Wait.RECORDS:
-                tp = held.judgement.tp
+                tp = held.decision.tp
                 waits.setdefault(reason, {}).setdefault(tp or where[:2], where)
         for reason, partitions in waits.items():
             count, (first, (_, key, offset)) = len(partitions), next(iter(partitions.items()))
@@ -219,8 +224,8 @@ class HeldReaders:
         """Partitions with a reader that waits for the archiver, by id or by name."""
         return len(
             {
-                held.judgement.tp or (by_id, key)
+                held.decision.tp or (by_id, key)
                 for (by_id, key, _), held in self._held.items()
-                if held.judgement.verdict is Verdict.HOLD
+                if held.decision.outcome is Route.WAIT
             }
         )

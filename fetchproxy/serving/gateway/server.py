@@ -40,7 +40,7 @@ from fetchproxy.serving.gateway.served_archive import (
     ServedArchive,
 )
 from fetchproxy.serving.gateway.session import Gateway, GatewaySession
-from fetchproxy.serving.gateway.withheld import SharedByFetches
+from fetchproxy.serving.gateway.shared_by_fetches import SharedByFetches
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
 from fetchproxy.serving.session import Address, ClientSession
@@ -289,7 +289,11 @@ def _keep_up(
         ("archiver positions", positions.run, "archivers that fall silent are not noticed"),
         ("archived topics", fetches.topics.run, "new topics are not looked up"),
         ("deletions", partial(check_deletions, archive), "deleted topics are not noticed"),
-        ("held readers", partial(fetches.held.run, fetches.judge), "held readers wait longer"),
+        (
+            "held readers",
+            partial(fetches.held.run, fetches.decide_routes),
+            "held readers wait longer",
+        ),
         ("nodes", nodes.follow_cluster, "new brokers and new addresses are not followed"),
     ):
         listener.keep(part, run, rests)

@@ -1,10 +1,12 @@
-"""Splits each fetch between broker and archive, and merges the answers: one handler per connection.
+"""Plans which tier serves each partition of a fetch, and merges the responses: one handler per
+connection.
 
 A fetch of the tail passes unchanged, and the proxy only scans its response. If the scan finds
-OffsetOutOfRange, the proxy judges the partition. From then on it *withholds* the partition from the
-broker and reads it from the archive; the rest of the fetch goes to the broker. A response of the
-broker without records is dropped then, and the same fetch is answered from the archive. A response
-with records leaves at once with that partition empty, and the next fetch gets the archived records.
+OffsetOutOfRange, the proxy decides the partition's route. From then on it may leave the partition
+out of what it asks the broker and reads it from the archive; the rest of the fetch goes to the
+broker. A response of the broker without records is dropped then, and the same fetch is answered
+from the archive. A response with records leaves at once with that partition empty, and the next
+fetch gets the archived records.
 
 The tier that is ready first is answered first. Tail data never waits for the archive. Archived data
 does not wait for the broker's long poll, which is then *parked* until the next fetch.
@@ -42,7 +44,7 @@ from fetchproxy_protocol.fetch import (
     with_bytes_max,
     with_session,
 )
-from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Withhold
+from fetchproxy_protocol.fetch_scan import FetchResponseScan, OnError, OnHead, SpliceTags, Suppress
 from fetchproxy_protocol.headers import client_id, peek_request_header
 from fetchproxy_protocol.primitives import INT32, Buffer
 
@@ -66,17 +68,13 @@ from fetchproxy.serving.fetch_response import (
     encode_topics,
 )
 from fetchproxy.serving.gateway.broker_link import ExpectedResponse, ScannedResponse
+from fetchproxy.serving.gateway.fetch_routes import ALL_FROM_BROKERS, FetchPlan, FetchRoutes
+from fetchproxy.serving.gateway.fetch_routing import FetchRouting
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
-from fetchproxy.serving.gateway.judgement import HELD_VERDICTS, Judgement, Verdict
+from fetchproxy.serving.gateway.out_of_range import WAITING_ROUTES, Route, RouteDecision
 from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
 from fetchproxy.serving.gateway.session import GatewaySession, InTurn, Muting, Upstream
-from fetchproxy.serving.gateway.withheld import (
-    NOTHING_WITHHELD,
-    FetchJudging,
-    FetchMarks,
-    SharedByFetches,
-    Split,
-)
+from fetchproxy.serving.gateway.shared_by_fetches import SharedByFetches
 
 
 class TailMarks:
@@ -87,10 +85,10 @@ class TailMarks:
     `is_read`: the broker's last response had no partition out of range: this client reads the tail.
     """
 
-    def __init__(self, shared: SharedByFetches, judging: FetchJudging) -> None:
+    def __init__(self, shared: SharedByFetches, routing: FetchRouting) -> None:
         self._shared = shared
         self._clock = shared.archive.clock
-        self._judging = judging
+        self._routing = routing
         self._readable: Set[PartitionKey] = frozenset()  # the broker answered them, without error
         self._readable_until = 0.0
         # In the broker's response in progress: topics with an error other than OffsetOutOfRange,
@@ -120,13 +118,13 @@ class TailMarks:
         async for key in each_of(keys):
             shown = PartitionPatch()
             readable = key in self._readable and now < self._readable_until
-            if readable or self._judging.marks.permitted(key[0], now):
-                tp = self._judging.identify(*key)
+            if readable or self._routing.routes.permitted(key[0], now):
+                tp = self._routing.identify(*key)
                 shown = self._shared.watermarks(tp)
                 if tp is not None:
                     shown_tps.append(tp)
             responses.append(PartitionResponse(key, shown))
-        await self._judging.refresh_log_offsets(shown_tps)
+        await self._routing.refresh_log_offsets(shown_tps)
         return responses
 
 
@@ -145,8 +143,8 @@ class PendingFetch(ScannedResponse):
     frame_bytes: int = 0  # set when it arrives
     _on_head: OnHead | None = None
     _on_error: OnError | None = None
-    _withhold: Withhold | None = None
-    any_empty: bool = False  # call `withhold` for every response without records
+    _suppress: Suppress | None = None
+    any_empty: bool = False  # call `suppress` for every response without records
     _on_done: Callable[[], None] | None = None
     on_arrival: Callable[[], None] | None = None
     on_plain: OnPlain | None = None  # called instead of `on_head` and `on_error`
@@ -165,14 +163,14 @@ class PendingFetch(ScannedResponse):
         on_head: OnHead,
         on_error: OnError,
         on_done: Callable[[], None],
-        withhold: Withhold | None = None,
+        suppress: Suppress | None = None,
     ) -> None:
         """Let the response through. If it is parked, the caller must tell the link to go on.
 
-        `withhold`: see `FetchResponseScan`. `on_done` is called for a withheld answer too.
+        `suppress`: see `FetchResponseScan`. `on_done` is called for a suppressed response too.
         """
         self._on_head, self._on_error, self._on_done = on_head, on_error, on_done
-        self._withhold = withhold
+        self._suppress = suppress
 
     def done(self) -> None:
         if (on_done := self._on_done) is not None:
@@ -181,7 +179,7 @@ class PendingFetch(ScannedResponse):
 
     def let_go(self) -> None:
         """Drop the callbacks: they may keep this response and a whole large request in memory."""
-        self._on_head = self._on_error = self._withhold = None
+        self._on_head = self._on_error = self._suppress = None
         self._on_done = self.on_arrival = self.on_plain = None
 
     def passes(self, frame: memoryview) -> bool:
@@ -207,12 +205,12 @@ class PendingFetch(ScannedResponse):
             self._on_error,
             self._splice_tags,
             self.log_starts,
-            self._withhold,
+            self._suppress,
             self.any_empty,
         )
 
 
-# A fetch that the proxy sends in the client's place, for the partitions that are not withheld.
+# A fetch that the proxy sends in the client's place, for the partitions of the tail.
 
 
 @dataclass(slots=True)
@@ -258,8 +256,8 @@ class FetchHandler:
         self.clock = shared.archive.clock
         self.steps = shared.archive.purgatory.steps
         self.mirror = FetchSessionMirror(shared.new_session_id)
-        self.judging = FetchJudging(shared, self.mirror, session.spawn, session.node_id)
-        self.tail = TailMarks(shared, self.judging)
+        self.routing = FetchRouting(shared, self.mirror, session.spawn, session.node_id)
+        self.tail = TailMarks(shared, self.routing)
         self.share = session.share
         self.topics = TopicsOfConnection(shared.topics)
         self.cut_short = False
@@ -275,14 +273,14 @@ class FetchHandler:
     def close(self) -> None:
         """The client has disconnected."""
         self.topics.leave()
-        self.shared.held.leave(self.judging)
+        self.shared.held.leave(self.routing)
 
     def drop(self) -> None:
         """The session is over: drop all its state."""
         if self.parked is not None:
             self.parked.response.let_go()
         self.mirror.forget()
-        self.judging.drop()
+        self.routing.drop()
         self.topics.drop()
         self.head = self.parked = None
 
@@ -314,16 +312,16 @@ class FetchHandler:
         if len(self.mirror.asked) > PARTITIONS_MAX:
             raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
-        if by_id is not self.judging.by_id:
-            # Marks are keyed by name or by id: forget those of the other kind.
-            self.judging.by_id = by_id
-            self.judging.marks = FetchMarks(self.shared.permit_ttl_s)
+        if by_id is not self.routing.by_id:
+            # Routes are keyed by name or by id: forget those of the other kind.
+            self.routing.by_id = by_id
+            self.routing.routes = FetchRoutes(self.shared.permit_ttl_s)
         self.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
-        split = self.split_at_once()
+        plan = self.plan_at_once()
         ended = not self.mirror.asked and not self.mirror.in_lockstep
-        if split is None or split.withheld or self.parked is not None or ended:
+        if plan is None or plan.archive_keys or self.parked is not None or ended:
             fetch = ServedFetch(self, request, kind, self._client_of(frame), self.clock())
-            return InTurn(partial(fetch.run, split), "serve-fetch")
+            return InTurn(partial(fetch.run, plan), "serve-fetch")
         return self._pass(frame, body_at, request, kind)
 
     def _due_in(self, frame: bytes, request: FetchRequest) -> float:
@@ -359,7 +357,9 @@ class FetchHandler:
         )
 
     def _pass(self, frame: bytes, body_at: int, request: FetchRequest, kind: FetchKind) -> Upstream:
-        """Nothing is withheld: the request passes unchanged, unless the two sessions differ."""
+        """Nothing comes from the archive: the request passes unchanged, unless the two sessions
+        differ.
+        """
         if not self.mirror.rejoin():
             brokers_own = self.mirror.pass_on(request)
             if brokers_own is not None:
@@ -374,13 +374,13 @@ class FetchHandler:
         response.walked_slowly |= len(frame) > WALKED_AT_ONCE * PARTITION_BYTES_MIN
         asked_at = self.clock()
 
-        def withhold(patched: bool, errors_left: bool) -> bool:
+        def suppress(patched: bool, errors_left: bool) -> bool:
             if not self.session.nothing_overtaken:
                 return False
             self.drop_response()
             # Mute the client now: the next request may be taken before this response is done.
             fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
-            run = fetch.run(self.split_at_once(), waited=False)
+            run = fetch.run(self.plan_at_once(), waited=False)
             self.session.mute_while(run, "serve-caught-fetch")
             return True
 
@@ -394,7 +394,7 @@ class FetchHandler:
             lambda head: self.on_head(request, head, NOTHING_INJECTED),
             self.on_error,
             passed,
-            withhold,
+            suppress,
         )
         if not self.throttle_time_ms:  # otherwise the response's head must change
             response.on_plain = self.mirror.on_fine_response
@@ -402,12 +402,12 @@ class FetchHandler:
         return response
 
     # -- the current fetch -------------------------------------------------------------------------
-    def split_at_once(self) -> Split | None:
+    def plan_at_once(self) -> FetchPlan | None:
         """None: there are too many partitions for one step of the loop."""
-        marks = self.judging.marks
-        if not (marks.marks or marks.permits) and self.mirror.in_lockstep:
-            return NOTHING_WITHHELD  # nearly always: no partition was out of range lately
-        return self.judging.split_at_once()
+        routes = self.routing.routes
+        if not (routes.routes or routes.permits) and self.mirror.in_lockstep:
+            return ALL_FROM_BROKERS  # nearly always: no partition was out of range lately
+        return self.routing.plan_at_once()
 
     def expect(self, request: FetchRequest) -> PendingFetch:
         if self.tail.is_read:
@@ -421,7 +421,7 @@ class FetchHandler:
     def drop_response(self) -> None:
         """Do not send the broker's current answer: it has no records, and another one follows."""
         assert self.head is not None
-        self.mirror.on_withheld_response(self.head.session_id)
+        self.mirror.on_suppressed_response(self.head.session_id)
         self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
 
     def on_head(
@@ -441,14 +441,14 @@ class FetchHandler:
         )
 
     def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
-        """Show a partition that is out of range as empty, and have it judged."""
+        """Show a partition that is out of range as empty, and have its route decided."""
         key = (topic, partition)
         asked = self.mirror.asked.get(key)
         if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
             self.tail.refused.add(topic)
             return None
         self.tail.caught = True
-        return self.judging.catch(key, asked, self.session.client)
+        return self.routing.catch(key, asked, self.session.client)
 
     async def discard_parked(self) -> None:
         """Discard a parked poll's answer; the broker sends its data again when asked."""
@@ -500,52 +500,52 @@ class ServedFetch:
         self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
         self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
 
-    async def run(self, split: Split | None, waited: bool) -> None:
-        """`split`: None if not yet known. It is made anew if the fetch `waited` for its turn."""
+    async def run(self, plan: FetchPlan | None, waited: bool) -> None:
+        """`plan`: None if not yet known. It is made anew if the fetch `waited` for its turn."""
         on = self._on
         try:
-            if waited or split is None:
-                split = await on.judging.split()  # a permit may have run out meanwhile
-            while not await self._respond(split):
-                split = await on.judging.split()
+            if waited or plan is None:
+                plan = await on.routing.plan()  # a permit may have run out meanwhile
+            while not await self._respond(plan):
+                plan = await on.routing.plan()
         finally:
             on.share.to_store()
         await on.share.pay()
 
-    async def _respond(self, split: Split) -> bool:
-        """False: nothing was answered yet, and the fetch must be split anew."""
+    async def _respond(self, plan: FetchPlan) -> bool:
+        """False: nothing was answered yet, and the fetch must be planned anew."""
         on, clock = self._on, self._on.clock
         tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
-        split, held = await on.judging.confirmed(split, tail_deadline, self._archive_deadline)
+        plan, held = await on.routing.confirmed(plan, tail_deadline, self._archive_deadline)
         side = self._remote_side(on.share.owed_s())
-        alone, views = on.judging.alone(split), split.remote
+        alone, views = on.routing.alone(plan), plan.remote
         patience = self._archive_deadline if alone else self._deadline
         if side.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            entered = await on.share.enter(side.asked_bytes(split.withheld), patience)
+            entered = await on.share.enter(side.asked_bytes(plan.archive_keys), patience)
             if await on.steps.begin() or entered:
                 views = NOT_LOOKED_AT  # the views may be old by now
-        side.watch(zip(split.remote, split.tps, strict=True), patience, views, held)
-        await breathe(len(split.remote))
+        side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, held)
+        await breathe(len(plan.remote))
         ready = side.ready
         if not ready:
             on.share.to_store()
         try:
-            poll = await self._poll_upstream(split, ready)
-            if await self._first_ready(split, side, poll, patience):
+            poll = await self._poll_upstream(plan, ready)
+            if await self._first_ready(plan, side, poll, patience):
                 return False
-            await self._hold_refusal(split, side, poll)
+            await self._hold_refusal(plan, side, poll)
             turn = on.cut_short and any(result.records for _, result in side.results().values())
             if poll is not None and side.ready and not turn and not poll.arrived.is_set():
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
             if poll is None or turn or not poll.arrived.is_set():
-                await self._respond_alone(split, side)
-            elif not await self._merge(split, side, poll, patience):
+                await self._respond_alone(plan, side)
+            elif not await self._merge(plan, side, poll, patience):
                 return False
         finally:
             side.cancel()
-        await on.judging.refresh_log_offsets(split.tps)
+        await on.routing.refresh_log_offsets(plan.tps)
         return True
 
     def _remote_side(self, owed_s: float) -> ArchivedReads:
@@ -558,36 +558,36 @@ class ServedFetch:
         )
 
     async def _hold_refusal(
-        self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None
+        self, plan: FetchPlan, side: ArchivedReads, poll: UpstreamPoll | None
     ) -> None:
         """Hold back a mere refusal until the client's deadline: some clients retry at once, and
         for ever.
         """
-        if self._on.shared.refuses_lost and self._only_refuses(split, side):
+        if self._on.shared.refuses_lost and self._only_refuses(plan, side):
             waits = [] if poll is None else [poll.arrived.wait()]
             await first_of(waits, self._deadline - self._on.clock())
 
-    def _only_refuses(self, split: Split, side: ArchivedReads) -> bool:
+    def _only_refuses(self, plan: FetchPlan, side: ArchivedReads) -> bool:
         """True: the response would say only that offsets are lost."""
-        judgements = map(self._on.judging.judgement, split.judging)
-        verdicts = {judgement.verdict for judgement in judgements if judgement is not None}
+        decisions = map(self._on.routing.decision, plan.undecided)
+        decisions_so_far = {decision.outcome for decision in decisions if decision is not None}
         results = side.results().values()
         return (
-            bool(results or Verdict.REFUSED in verdicts)
-            and verdicts <= {Verdict.REFUSED, *HELD_VERDICTS}
+            bool(results or Route.REFUSED in decisions_so_far)
+            and decisions_so_far <= {Route.REFUSED, *WAITING_ROUTES}
             and all(isinstance(result.error, OffsetLost) for _, result in results)
         )
 
-    async def _poll_upstream(self, split: Split, ready: bool) -> UpstreamPoll | None:
-        """Ask the broker for the partitions that are not withheld, or take up a parked poll that
+    async def _poll_upstream(self, plan: FetchPlan, ready: bool) -> UpstreamPoll | None:
+        """Ask the broker for the partitions of the tail, or take up a parked poll that
         asks for the same.
         """
         parked, request = self._on.parked, self._request
         if parked is not None:
-            if parked.serves(request) and self._on.mirror.take_up(split.withheld):
+            if parked.serves(request) and self._on.mirror.take_up(plan.archive_keys):
                 return parked
             await self._on.discard_parked()
-        upstream = self._on.mirror.upstream_request(split.withheld)
+        upstream = self._on.mirror.upstream_request(plan.archive_keys)
         if upstream is None:
             return None
         now = self._on.clock()
@@ -603,66 +603,68 @@ class ServedFetch:
         return poll
 
     async def _first_ready(
-        self, split: Split, side: ArchivedReads, poll: UpstreamPoll | None, deadline: float
+        self, plan: FetchPlan, side: ArchivedReads, poll: UpstreamPoll | None, deadline: float
     ) -> bool:
-        """Wait until something can be answered, or `deadline` has passed. True: split the fetch
+        """Wait until something can be answered, or `deadline` has passed. True: plan the fetch
         anew, as a partition was found to be the broker's.
 
         The wait for a poll ends no earlier than its `due_at` if nothing can be answered. If nothing
-        is withheld, it lasts until the broker answers, as in a relay.
+        comes from the archive, it lasts until the broker answers, as without a proxy.
         """
-        if poll is not None and not split.withheld:
+        if poll is not None and not plan.archive_keys:
             await poll.arrived.wait()
             return False
         if poll is not None:
             deadline = max(deadline, poll.due_at)
-        elif side.ready and not split.judging:
+        elif side.ready and not plan.undecided:
             return False
-        judging = dict.fromkeys(split.judging)
+        undecided = dict.fromkeys(plan.undecided)
         while True:
-            self._on.judging.judged.clear()
-            found = await self._on.judging.verdicts(judging)
+            self._on.routing.decided.clear()
+            found = await self._on.routing.decisions_so_far(undecided)
             side.watch(found.remote.items(), deadline)
             if not (found.undecided or side.watched):  # only an archiver can bring something now
                 deadline = min(deadline, self._deadline)
             left = deadline - self._on.clock()
-            if side.ready or found.told or (poll and poll.arrived.is_set()):
+            if side.ready or found.has_error or (poll and poll.arrived.is_set()):
                 return False
             if found.ask_broker:
                 return True
             if left <= 0:
                 return False
             waits = [side.completed.wait()]
-            if judging:
-                waits.append(self._on.judging.judged.wait())
+            if undecided:
+                waits.append(self._on.routing.decided.wait())
             if poll is not None:
                 waits.append(poll.arrived.wait())
             await first_of(waits, left)
 
     async def _responses(
-        self, split: Split, side: ArchivedReads, room: ResponseRoom
+        self, plan: FetchPlan, side: ArchivedReads, room: ResponseRoom
     ) -> list[PartitionResponse]:
-        """The entries of withheld partitions that must be listed, with the records that fit."""
-        on, marks, results = self._on, self._on.judging.marks, side.results()
-        withheld = [item for item in marks.marks.items() if item[0] in split.withheld]
-        if len(split.withheld) > PARTITIONS_READ_MAX:
+        """The entries of the archive's partitions that must be listed, with the records that
+        fit.
+        """
+        on, routes, results = self._on, self._on.routing.routes, side.results()
+        archive_keys = [item for item in routes.routes.items() if item[0] in plan.archive_keys]
+        if len(plan.archive_keys) > PARTITIONS_READ_MAX:
             for key in side.read_for():
-                marks.had_its_turn(key)
+                routes.had_its_turn(key)
         named: list[PartitionResponse] = []
-        for piece in pieces(withheld):
-            for key, mark in piece:
+        for piece in pieces(archive_keys):
+            for key, route in piece:
                 _, result = results.get(key, (None, None))
-                response = room.fit(self._response_of(key, mark.judgement, split, result))
-                now = marks.marks[key]  # a new mark if the partition is judged again
+                response = room.fit(self._response_of(key, route.decision, plan, result))
+                now = routes.routes[key]  # a new route if the partition is decided again
                 if self._kind.lists_all or response.has_news(now.shown):
                     now.shown = response.watermarks
                     named.append(response)
                 if response.records:
-                    marks.had_its_turn(key)
-                    if response.skipped is not None and (tp := on.judging.identify(*key)):
+                    routes.had_its_turn(key)
+                    if response.skipped is not None and (tp := on.routing.identify(*key)):
                         on.shared.skipped.note(tp, *response.skipped)
                 if response.error_code:
-                    marks.told(key)
+                    routes.error_sent(key)
             await breathe(len(piece))
         if room.left_off or any(response.records for response in named):
             on.cut_short = room.left_off  # otherwise the archive still waits for its turn
@@ -671,23 +673,23 @@ class ServedFetch:
     def _response_of(
         self,
         key: PartitionKey,
-        judgement: Judgement | None,
-        split: Split,
+        decision: RouteDecision | None,
+        plan: FetchPlan,
         result: RemoteReadResult | None,
     ) -> PartitionResponse:
         offset, watermarks = fetch_offset(self._on.mirror.asked[key]), self._on.shared.watermarks
-        if judgement and (response := judged_response(key, offset, judgement, watermarks)):
+        if decision and (response := decided_response(key, offset, decision, watermarks)):
             return response
-        view = split.remote.get(key)
-        tp = view.tp if view else judgement.tp if judgement else None
+        view = plan.remote.get(key)
+        tp = view.tp if view else decision.tp if decision else None
         shown = watermarks(tp, result and result.view)
-        response = read_response(key, shown, result, may_fail=self._on.judging.alone(split))
+        response = read_response(key, shown, result, may_fail=self._on.routing.alone(plan))
         if result is not None and isinstance(result.error, OffsetNotArchived):
-            self._on.judging.again(key)
+            self._on.routing.again(key)
         return response
 
     async def _merge(
-        self, split: Split, side: ArchivedReads, poll: UpstreamPoll, deadline: float
+        self, plan: FetchPlan, side: ArchivedReads, poll: UpstreamPoll, deadline: float
     ) -> bool:
         """Stream the broker's response to the client, with the archive's part in front of it.
 
@@ -695,30 +697,30 @@ class ServedFetch:
         """
         left = self._request.bytes_max - poll.response.frame_bytes
         room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
-        responses = await self._responses(split, side, ResponseRoom(room, first_whole=False))
+        responses = await self._responses(plan, side, ResponseRoom(room, first_whole=False))
         injected = await in_steps(encode_topics(self._request, responses))
         listed = self._listed_by_broker(injected)
         self._on.share.charge(sum(a.size for a in responses), told=False)
         side.forget()
-        marks = self._on.judging.marks.marks
-        withheld = False
+        routes = self._on.routing.routes.routes
+        archive_keys = False
 
-        def withhold(patched: bool, errors_left: bool) -> bool:
-            nonlocal withheld
+        def suppress(patched: bool, errors_left: bool) -> bool:
+            nonlocal archive_keys
             if any(a.records or a.error_code for a in responses) or self._on.clock() >= deadline:
                 return False
-            waits = bool(split.withheld) and self._request.min_bytes > 0 and not errors_left
+            waits = bool(plan.archive_keys) and self._request.min_bytes > 0 and not errors_left
             if not (patched or waits) or (self._on.head is not None and self._on.head.error_code):
                 return False
-            withheld = True
+            archive_keys = True
             self._on.drop_response()
             for response in responses:
-                marks[response.key].shown = None  # the client has not seen it
+                routes[response.key].shown = None  # the client has not seen it
             return True
 
         def done() -> None:
             self._on.tail.responded(
-                self._kind.lists_all, self._on.mirror.asked.keys() - split.withheld
+                self._kind.lists_all, self._on.mirror.asked.keys() - plan.archive_keys
             )
             poll.done.set()
 
@@ -726,13 +728,13 @@ class ServedFetch:
             lambda head: self._on.on_head(self._request, head, injected, listed),
             self._on.on_error,
             done,
-            withhold,
+            suppress,
         )
         with self._on.share.sending([p for each in injected.values() for p in each.pieces]):
             self._on.session.link_go_on()
             await poll.done.wait()
         self._on.parked = None
-        return not withheld
+        return not archive_keys
 
     def _listed_by_broker(self, injected: EncodedTopics) -> Mapping[TopicRef, int]:
         """Topics that the client must see as one entry for both tiers → the broker's partitions.
@@ -746,19 +748,19 @@ class ServedFetch:
         counts = self._on.mirror.listed_upstream()
         return {topic: counts[topic] for topic in injected if counts[topic]}
 
-    async def _respond_alone(self, split: Split, side: ArchivedReads) -> None:
+    async def _respond_alone(self, plan: FetchPlan, side: ArchivedReads) -> None:
         """Answer without the broker. If the broker was asked, its response is parked.
 
         A client waits for what it owes by its byte rate only if it reads the archive alone: the
         connection is muted meanwhile, and tail data never waits for the archive.
         """
         of_tail: list[PartitionResponse] = []
-        alone = self._on.judging.alone(split)
+        alone = self._on.routing.alone(plan)
         if self._kind.lists_all and not alone:
-            rest = [key for key in self._on.mirror.asked if key not in split.withheld]
+            rest = [key for key in self._on.mirror.asked if key not in plan.archive_keys]
             of_tail = await self._on.tail.responses(rest)
         room, first_whole = self._on.share.room(self._request.bytes_max)
-        responses = await self._responses(split, side, ResponseRoom(room, first_whole))
+        responses = await self._responses(plan, side, ResponseRoom(room, first_whole))
         self._on.cut_short &= not any(response.records for response in responses)
         owed_ms = self._on.share.charge(sum(a.size for a in responses), told=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
@@ -774,38 +776,38 @@ class ServedFetch:
 
 
 def read_response(
-    key: PartitionKey, marks: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
+    key: PartitionKey, routes: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
 ) -> PartitionResponse:
-    """The archive's answer for one withheld partition. `result` None: nothing is read yet.
+    """The archive's response for one of its partitions. `result` None: nothing is read yet.
 
     `may_fail`: the client sees a storage error. False if tail partitions share the response: some
     clients throw a whole response away for one partition's error.
     """
     if result is None or isinstance(result.error, OffsetNotArchived):
-        return PartitionResponse(key, marks)
+        return PartitionResponse(key, routes)
     if result.error is not None:
         shown = may_fail or isinstance(result.error, OffsetLost)
-        return PartitionResponse(key, marks, kafka_error_code(result.error) if shown else 0)
-    return PartitionResponse(key, marks, 0, result.records, result.aborted_txns, result.skipped)
+        return PartitionResponse(key, routes, kafka_error_code(result.error) if shown else 0)
+    return PartitionResponse(key, routes, 0, result.records, result.aborted_txns, result.skipped)
 
 
-def judged_response(
+def decided_response(
     key: PartitionKey,
     offset: int,
-    judgement: Judgement,
+    decision: RouteDecision,
     watermarks: Callable[[TopicIdPartition | None], PartitionPatch],
 ) -> PartitionResponse | None:
-    """The answer for verdicts by which no tier has anything at `offset`; None: another verdict.
+    """The response for decisions by which no tier has anything at `offset`; None: another decision.
 
     If only lost offsets lie between the reader and the log's end, `offset` is shown as the end. So
     the reader has no lag, and a reader that waits for the end has reached it.
     """
-    if judgement.verdict is Verdict.PASS_ON:
+    if decision.outcome is Route.RELAY_ERROR:
         return PartitionResponse(key, PartitionPatch(), ErrorCode.OFFSET_OUT_OF_RANGE)
-    if judgement.verdict is Verdict.REFUSED:
-        lost = OffsetLost(f"{judgement.tp}: offset {offset} is in neither tier")
-        return PartitionResponse(key, watermarks(judgement.tp), kafka_error_code(lost))
-    if judgement.verdict is Verdict.END:
-        log_start = watermarks(judgement.tp).log_start_offset
+    if decision.outcome is Route.REFUSED:
+        lost = OffsetLost(f"{decision.tp}: offset {offset} is in neither tier")
+        return PartitionResponse(key, watermarks(decision.tp), kafka_error_code(lost))
+    if decision.outcome is Route.END:
+        log_start = watermarks(decision.tp).log_start_offset
         return PartitionResponse(key, PartitionPatch(offset, offset, log_start))
     return None

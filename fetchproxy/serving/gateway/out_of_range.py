@@ -27,28 +27,28 @@ UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
 
 # A client that gets OffsetOutOfRange skips data for good, so the error is passed on only with fresh
 # knowledge: the log's ends, the archivers' positions, and the view of the archive, each read
-# *after* the broker answered and in this order. `decide` is the rule, pure; `Judging` gets the
-# knowledge, for all partitions of a fetch at once.
+# *after* the broker answered and in this order. `decide` is the rule, pure; `RouteDecisions` gets
+# the knowledge, for all partitions of a fetch at once.
 
-# How long a judgement waits for a new leader's word about the archive.
+# How long a decision waits for a new leader's word about the archive.
 COMPARE_WAIT_MAX_S = 2.0
 # Maximum age of archivers' positions if the topic has no archive: a group with stale offsets on a
 # topic that is not archived asks the store no more often than this.
 POSITIONS_AGE_MAX_S = 1.0
 
 
-class Verdict(Enum):
+class Route(Enum):
     REMOTE = "remote"  # the archive has it, or the records after its recorded gap
     LOCAL = "local"  # the broker has it (again): ask it
-    PASS_ON = "passed_on"  # above the end, below both tiers, never archived: the client's error
-    HOLD = "held_stale"  # not known, or an archiver is accumulating it: no data and no error
-    LOST = "lost"  # neither tier has it or will: the broker goes on at `Judgement.forward_to`
+    RELAY_ERROR = "passed_on"  # above the end, below both tiers, never archived: the client's error
+    WAIT = "held_stale"  # not known, or an archiver is accumulating it: no data and no error
+    LOST = "lost"  # neither tier has it or will: the broker goes on at `RouteDecision.forward_to`
     END = "at_end"  # as LOST, and the broker is empty there: the reader is at the log's end
     REFUSED = "refused"  # LOST or END, for readers that prefer to stop (`gateway.gap_policy`)
 
 
 # The reader waits for the archiver, or for records.
-HELD_VERDICTS = (Verdict.HOLD, Verdict.END)
+WAITING_ROUTES = (Route.WAIT, Route.END)
 
 
 class Wait(Enum):
@@ -82,18 +82,18 @@ UNCERTAIN_WAITS = frozenset(wait for wait, (_, limit) in ENDS.items() if limit =
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """`forward_to`: the broker's log start, for LOST. `waits_for`: for HELD_VERDICTS."""
+class RouteDecision:
+    """`forward_to`: the broker's log start, for LOST. `waits_for`: for WAITING_ROUTES."""
 
-    verdict: Verdict
+    outcome: Route
     tp: TopicIdPartition | None = None
     forward_to: int = -1
     waits_for: Wait | None = None
 
 
-def _held(tp: TopicIdPartition | None, waits_for: Wait) -> Judgement:
-    verdict = Verdict.END if waits_for is Wait.RECORDS else Verdict.HOLD
-    return Judgement(verdict, tp, waits_for=waits_for)
+def _held(tp: TopicIdPartition | None, waits_for: Wait) -> RouteDecision:
+    outcome = Route.END if waits_for is Wait.RECORDS else Route.WAIT
+    return RouteDecision(outcome, tp, waits_for=waits_for)
 
 
 def decide(
@@ -103,34 +103,32 @@ def decide(
     archiver_position: int | None,
     *,
     patient: bool = True,
-) -> Verdict:
-    """The verdict on an offset that was out of the broker's range.
+) -> Route:
+    """The route for an offset that was out of the broker's range.
 
     `archiver_position`: an archiver accumulates the partition from there on; None: no archiver
     does.
     `patient`: wait for records on their way.
     """
     if view.covers_offset(offset):
-        return Verdict.REMOTE
+        return Route.REMOTE
     if offset > log_offsets.high_watermark:
         # At the end of an archive whose log has begun again: the log may get there.
         at_end = offset == view.log_end_offset
-        return Verdict.HOLD if at_end and patient else Verdict.PASS_ON
+        return Route.WAIT if at_end and patient else Route.RELAY_ERROR
     if offset >= log_offsets.log_start_offset:
-        return Verdict.LOCAL
+        return Route.LOCAL
     if offset < view.raised_log_start:
-        return Verdict.PASS_ON  # deleted on purpose
+        return Route.RELAY_ERROR  # deleted on purpose
     start = view.log_start_offset
     if start is not None and offset < start:
-        return Verdict.PASS_ON
+        return Route.RELAY_ERROR
     # Between the archive's end and the broker's log start: on its way, or lost.
     if patient and _is_more_coming(offset, view, log_offsets, archiver_position):
-        return Verdict.HOLD
+        return Route.WAIT
     if start is None:
-        return Verdict.PASS_ON  # never archived: the client begins at the log start
-    return (
-        Verdict.END if log_offsets.log_start_offset == log_offsets.high_watermark else Verdict.LOST
-    )
+        return Route.RELAY_ERROR  # never archived: the client begins at the log start
+    return Route.END if log_offsets.log_start_offset == log_offsets.high_watermark else Route.LOST
 
 
 def what_is_waited_for(offset: int, log_offsets: LogOffsets, archiver_position: int | None) -> Wait:
@@ -164,7 +162,7 @@ Tps = Mapping[PartitionKey, TopicIdPartition]
 
 
 @dataclass(slots=True)
-class Judging:
+class RouteDecisions:
     """One look for all of `offsets`: brokers and store are not asked partition by partition.
 
     `refuses_lost`: a reader of lost offsets gets an error instead of going on after them.
@@ -177,11 +175,11 @@ class Judging:
     offsets: Mapping[PartitionKey, int]
     caught_at: float
     impatient: Collection[PartitionKey] = ()
-    found: dict[PartitionKey, Judgement] = field(default_factory=dict)
+    found: dict[PartitionKey, RouteDecision] = field(default_factory=dict)
     # Topics that may or may not be archived: the store has never answered.
     unlisted: set[UUID] = field(default_factory=set)
 
-    async def run(self) -> dict[PartitionKey, Judgement]:
+    async def run(self) -> dict[PartitionKey, RouteDecision]:
         """Raises nothing: if store or cluster does not answer, nothing is known (HOLD)."""
         tps = await self._identify()
         await self._from_memory(tps)
@@ -197,8 +195,8 @@ class Judging:
         left = self._left(archived)
         if left:
             await self._from_fresh(left)
-        for judgement in self.found.values():
-            CATCH_OUTCOMES.labels(judgement.verdict.value).inc()
+        for decision in self.found.values():
+            CATCH_OUTCOMES.labels(decision.outcome.value).inc()
         return self.found
 
     def _left(self, tps: Tps) -> dict[PartitionKey, TopicIdPartition]:
@@ -234,13 +232,13 @@ class Judging:
             }
         return {ref: topics[key] for ref, key in keys.items()}
 
-    def _unidentified(self, ref: TopicRef, error: ClusterError) -> Judgement:
+    def _unidentified(self, ref: TopicRef, error: ClusterError) -> RouteDecision:
         if error.error_code in UNKNOWN_TOPIC:
-            return Judgement(Verdict.LOCAL)  # asked again, the broker says so itself
+            return RouteDecision(Route.LOCAL)  # asked again, the broker says so itself
         if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             name = str(topic_key(self.by_id, ref))
             self.archive.warnings.warn("topic_not_described", name, topic=name)
-            return Judgement(Verdict.PASS_ON)  # this user cannot archive it either
+            return RouteDecision(Route.RELAY_ERROR)  # this user cannot archive it either
         self._warn(None, None, error)
         return _held(None, Wait.RESPONSE)
 
@@ -256,11 +254,11 @@ class Judging:
                 if tp in held:
                     self.found[key] = _held(tp, Wait.RESPONSE)
                 elif view is not None and view.covers_offset(self.offsets[key]):
-                    self.found[key] = Judgement(Verdict.REMOTE, tp)
+                    self.found[key] = RouteDecision(Route.REMOTE, tp)
             await asyncio.sleep(0)
 
     async def _archived(self, tps: Tps) -> Tps:
-        """Partitions of topics that have, or will soon have, an archive; judges the others.
+        """Partitions of topics that have, or will soon have, an archive; decides on the others.
 
         Topics without an archive behave as without a proxy, even during an outage of the store.
         """
@@ -281,12 +279,12 @@ class Judging:
             if may_be[tp.topic_id] or archive.positions.archiver_position(tp) is not None:
                 archived[key] = tp
             else:
-                self.found[key] = Judgement(Verdict.PASS_ON, tp)
+                self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)
         return archived
 
     async def _outside_the_log(self, tps: Tps) -> None:
-        """Judges offsets that are not below a log that has no archive, as far as memory knows. Asks
-        the brokers, and no store.
+        """Decides on offsets that are not below a log that has no archive, as far as memory knows.
+        Asks the brokers, and no store.
         """
         archive = self.archive
         try:
@@ -356,7 +354,7 @@ class Judging:
             # A log start never falls, but a person may declare a log another one's history.
             settled = not archive.views.begins_again(tp)
             if settled and seen is not None and offset < seen.raised_log_start:
-                self.found[key] = Judgement(Verdict.PASS_ON, tp)  # deleted on purpose
+                self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)  # deleted on purpose
             elif waits and key not in self.impatient and isinstance(known, LogOffsets):
                 self.found[key] = _held(tp, what_is_waited_for(offset, known, archiver_position))
             else:
@@ -378,7 +376,7 @@ class Judging:
     async def _by_log_offsets(
         self, tps: Tps, log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError]
     ) -> None:
-        """Judges the partitions that need no look at the store."""
+        """Decides on the partitions that need no look at the store."""
         async for key, tp in each_of(tps.items()):
             known, offset = log_offsets[tp], self.offsets[key]
             if isinstance(known, ClusterError):
@@ -386,32 +384,32 @@ class Judging:
             elif offset > known.high_watermark:
                 view = self.archive.views.view(tp)
                 if view is None or view.log_end_offset != offset:
-                    self.found[key] = Judgement(Verdict.PASS_ON, tp)
+                    self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)
             elif offset >= known.log_start_offset:
-                self.found[key] = Judgement(Verdict.LOCAL, tp)
+                self.found[key] = RouteDecision(Route.LOCAL, tp)
 
     def _decided(
         self, key: PartitionKey, tp: TopicIdPartition, log_offsets: LogOffsets
-    ) -> Judgement:
+    ) -> RouteDecision:
         archive = self.archive
         view = archive.views.view(tp) or build_view(tp, (), self.caught_at)
         archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
         patient = key not in self.impatient
-        verdict = decide(offset, view, log_offsets, archiver_position, patient=patient)
-        forward_to = log_offsets.log_start_offset if verdict is Verdict.LOST else -1
-        if verdict is Verdict.HOLD:
+        outcome = decide(offset, view, log_offsets, archiver_position, patient=patient)
+        forward_to = log_offsets.log_start_offset if outcome is Route.LOST else -1
+        if outcome is Route.WAIT:
             return _held(tp, what_is_waited_for(offset, log_offsets, archiver_position))
-        if verdict in (Verdict.LOST, Verdict.END):
+        if outcome in (Route.LOST, Route.END):
             stored = archive.rlmm.view(tp)
             hidden = stored is not None and stored.covers_offset(self.offsets[key])
             if hidden and key not in self.impatient:
                 # Hidden since an election: leader or archiver will settle it (`LeaderViews`).
                 return _held(tp, Wait.LEADER)
             if self.refuses_lost:
-                verdict = Verdict.REFUSED
-        if verdict is Verdict.END:
+                outcome = Route.REFUSED
+        if outcome is Route.END:
             return _held(tp, Wait.RECORDS)
-        return Judgement(verdict, tp, forward_to)
+        return RouteDecision(outcome, tp, forward_to)
 
     def _not_known(self, key: PartitionKey, tp: TopicIdPartition, error: FetchProxyError) -> None:
         self._warn(tp, self.offsets[key], error)

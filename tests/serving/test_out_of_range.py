@@ -21,14 +21,14 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.gateway.judgement import (
-    Judgement,
-    Verdict,
+from fetchproxy.serving.gateway.fetch_routes import FetchPlan, FetchRoutes, Knowledge
+from fetchproxy.serving.gateway.out_of_range import (
+    Route,
+    RouteDecision,
     Wait,
     decide,
     what_is_waited_for,
 )
-from fetchproxy.serving.gateway.withheld import FetchMarks, Knowledge, Split
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
@@ -50,36 +50,36 @@ def view(*ranges: tuple[int, int], copying: tuple[int, int] | None = None) -> Pa
 LOG_OFFSETS = LogOffsets(log_start_offset=500, high_watermark=900, last_stable_offset=900)
 NOBODY = None  # no archiver accumulates the partition
 
-LOST, END = Verdict.LOST, Verdict.END
-REMOTE, LOCAL, PASS_ON, HOLD = Verdict.REMOTE, Verdict.LOCAL, Verdict.PASS_ON, Verdict.HOLD
+LOST, END = Route.LOST, Route.END
+REMOTE, LOCAL, RELAY_ERROR, WAIT = Route.REMOTE, Route.LOCAL, Route.RELAY_ERROR, Route.WAIT
 CASES = {
     "archived": (7, view((0, 499)), NOBODY, REMOTE),
     "archived and still local": (600, view((0, 700)), NOBODY, REMOTE),
-    "above the end": (901, view((0, 499)), NOBODY, PASS_ON),
-    "the archive's end, above that of a log that began again": (990, view((0, 989)), NOBODY, HOLD),
-    "above the end, nothing archived": (901, view(), NOBODY, PASS_ON),
+    "above the end": (901, view((0, 499)), NOBODY, RELAY_ERROR),
+    "the archive's end, above that of a log that began again": (990, view((0, 989)), NOBODY, WAIT),
+    "above the end, nothing archived": (901, view(), NOBODY, RELAY_ERROR),
     "the broker has it": (600, view((0, 499)), NOBODY, LOCAL),
     "at the end": (900, view((0, 499)), NOBODY, LOCAL),
-    "below both tiers": (7, view((100, 499)), NOBODY, PASS_ON),
+    "below both tiers": (7, view((100, 499)), NOBODY, RELAY_ERROR),
     "in a recorded gap": (150, view((0, 99), (200, 499)), NOBODY, REMOTE),
     "in what cannot be read": (150, build_view(TP, view((0, 99)).segments, 0, (100,)), 0, REMOTE),
-    "deleted": (7, build_view(TP, view((0, 499)).segments, 0.0, (), 8), NOBODY, PASS_ON),
-    "deleted before a first copy": (7, build_view(TP, (), 0.0, (), 8), 8, PASS_ON),
+    "deleted": (7, build_view(TP, view((0, 499)).segments, 0.0, (), 8), NOBODY, RELAY_ERROR),
+    "deleted before a first copy": (7, build_view(TP, (), 0.0, (), 8), 8, RELAY_ERROR),
     # Between the archive's end and the broker's log start.
-    "an archiver has it": (450, view((0, 399)), 400, HOLD),
-    "an archiver has not looked yet": (450, view((0, 399)), -1, HOLD),
+    "an archiver has it": (450, view((0, 399)), 400, WAIT),
+    "an archiver has not looked yet": (450, view((0, 399)), -1, WAIT),
     "nobody accumulates the partition": (450, view((0, 399)), NOBODY, LOST),
     "the archiver is past it": (450, view((0, 399)), 500, LOST),
-    "the archiver has what comes next": (420, view((0, 399)), 450, HOLD),
-    "its copy is under way": (450, view((0, 399), copying=(400, 499)), NOBODY, HOLD),
-    "a copy of what comes next is": (420, view((0, 399), copying=(450, 499)), NOBODY, HOLD),
+    "the archiver has what comes next": (420, view((0, 399)), 450, WAIT),
+    "its copy is under way": (450, view((0, 399), copying=(400, 499)), NOBODY, WAIT),
+    "a copy of what comes next is": (420, view((0, 399), copying=(450, 499)), NOBODY, WAIT),
     "a copy that was left below it": (450, view((0, 399), copying=(380, 420)), NOBODY, LOST),
     # Nothing of the partition is archived.
-    "never archived": (7, view(), NOBODY, PASS_ON),
-    "its first copy is under way": (7, view(copying=(0, 99)), NOBODY, HOLD),
-    "its first segment is accumulated": (7, view(), 0, HOLD),
-    "stale, and the archiver began behind it": (7, view(), 500, PASS_ON),
-    "and the log has gone on since": (7, view(), 400, PASS_ON),
+    "never archived": (7, view(), NOBODY, RELAY_ERROR),
+    "its first copy is under way": (7, view(copying=(0, 99)), NOBODY, WAIT),
+    "its first segment is accumulated": (7, view(), 0, WAIT),
+    "stale, and the archiver began behind it": (7, view(), 500, RELAY_ERROR),
+    "and the log has gone on since": (7, view(), 400, RELAY_ERROR),
 }
 
 
@@ -118,14 +118,14 @@ def test_what_a_held_reader_waits_for(
 
 
 def test_an_end_that_the_log_does_not_reach_again_is_not_waited_for_for_ever() -> None:
-    assert decide(990, view((0, 989)), LOG_OFFSETS, NOBODY, patient=False) == PASS_ON
+    assert decide(990, view((0, 989)), LOG_OFFSETS, NOBODY, patient=False) == RELAY_ERROR
 
 
 def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:
     empty = LogOffsets(log_start_offset=500, high_watermark=500, last_stable_offset=500)
     assert decide(450, view((0, 399)), empty, NOBODY) == END
     assert decide(450, view((0, 399)), empty, 500) == END
-    assert decide(450, view((0, 399)), empty, 400) == HOLD, "an archiver has it in its spool"
+    assert decide(450, view((0, 399)), empty, 400) == WAIT, "an archiver has it in its spool"
 
 
 @given(
@@ -139,13 +139,13 @@ def test_what_any_tier_has_is_never_called_out_of_range(
     offset: int, archive_start: int, archive_end: int, archiver_position: int | None, patient: bool
 ) -> None:
     seen = view((archive_start, archive_end))
-    verdict = decide(offset, seen, LOG_OFFSETS, archiver_position, patient=patient)
+    outcome = decide(offset, seen, LOG_OFFSETS, archiver_position, patient=patient)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
-        assert verdict in (Verdict.REMOTE, Verdict.LOCAL)
-    if verdict is Verdict.PASS_ON:
+        assert outcome in (Route.REMOTE, Route.LOCAL)
+    if outcome is Route.RELAY_ERROR:
         assert offset < archive_start or offset > 900
-    if verdict is Verdict.LOST:
+    if outcome is Route.LOST:
         assert archive_end < offset < 500, "only ever forward, past nothing that is"
         assert not patient or archiver_position is None or archiver_position >= 500
 
@@ -160,118 +160,118 @@ class Known:
         )
 
 
-def tps_of(split: Split) -> dict[PartitionKey, TopicIdPartition]:
-    return {key: view.tp for key, view in split.remote.items()}
+def tps_of(plan: FetchPlan) -> dict[PartitionKey, TopicIdPartition]:
+    return {key: view.tp for key, view in plan.remote.items()}
 
 
 def asked(offset: int) -> dict[PartitionKey, FetchEntry]:
     return {KEY: entry(0, offset)}
 
 
-def caught(offset: int, verdict: Verdict, now: float = 0.0) -> FetchMarks:
-    marks = FetchMarks(permit_ttl_s=60)
-    mark = marks.catch(KEY, offset, now)
-    assert mark is not None
-    assert mark.judgement is None
-    mark.judgement = Judgement(verdict, TP)
-    return marks
+def caught(offset: int, outcome: Route, now: float = 0.0) -> FetchRoutes:
+    routes = FetchRoutes(permit_ttl_s=60)
+    route = routes.catch(KEY, offset, now)
+    assert route is not None
+    assert route.decision is None
+    route.decision = RouteDecision(outcome, TP)
+    return routes
 
 
 def test_a_partition_is_withheld_while_it_is_judged_and_only_at_that_offset() -> None:
-    marks = FetchMarks(permit_ttl_s=60)
-    marks.catch(KEY, 7, 0.0)
+    routes = FetchRoutes(permit_ttl_s=60)
+    routes.catch(KEY, 7, 0.0)
     known = Known(None, None).knowledge()
-    assert at_once(marks.split_in_steps(asked(7), 1.0, known)).judging == {KEY}
-    assert not at_once(marks.split_in_steps(asked(8), 1.0, known)).withheld
+    assert at_once(routes.plan_in_steps(asked(7), 1.0, known)).undecided == {KEY}
+    assert not at_once(routes.plan_in_steps(asked(8), 1.0, known)).archive_keys
 
 
 def test_a_reader_of_the_archive_crosses_to_the_broker_at_its_log_start() -> None:
-    marks = caught(7, Verdict.REMOTE)
+    routes = caught(7, Route.REMOTE)
     known = Known(view((0, 600)), LOG_OFFSETS).knowledge()
-    assert tps_of(at_once(marks.split_in_steps(asked(499), 1.0, known))) == {KEY: TP}
-    assert not at_once(marks.split_in_steps(asked(500), 1.0, known)).withheld
+    assert tps_of(at_once(routes.plan_in_steps(asked(499), 1.0, known))) == {KEY: TP}
+    assert not at_once(routes.plan_in_steps(asked(500), 1.0, known)).archive_keys
 
 
 def test_a_permit_runs_out_and_the_next_catch_renews_it_without_a_judgement() -> None:
-    marks = caught(7, Verdict.REMOTE)
+    routes = caught(7, Route.REMOTE)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
-    assert at_once(marks.split_in_steps(asked(20), 59.0, known)).remote
-    assert not at_once(marks.split_in_steps(asked(30), 61.0, known)).withheld, (
+    assert at_once(routes.plan_in_steps(asked(20), 59.0, known)).remote
+    assert not at_once(routes.plan_in_steps(asked(30), 61.0, known)).archive_keys, (
         "one fetch must pass for a new permit"
     )
-    mark = marks.catch(KEY, 30, 61.0)
-    assert mark is not None
-    assert mark.judgement is not None
-    assert tps_of(at_once(marks.split_in_steps(asked(30), 62.0, known))) == {KEY: TP}
+    route = routes.catch(KEY, 30, 61.0)
+    assert route is not None
+    assert route.decision is not None
+    assert tps_of(at_once(routes.plan_in_steps(asked(30), 62.0, known))) == {KEY: TP}
 
 
 def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
-    marks = caught(7, Verdict.REMOTE)
+    routes = caught(7, Route.REMOTE)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     other = (b"t", 5)
     both = {**asked(7), other: entry(5, 3)}
-    assert set(at_once(marks.split_in_steps(both, 1.0, known)).remote) == {KEY, other}
-    assert set(at_once(marks.split_in_steps(both, 61.0, known)).remote) == set()
+    assert set(at_once(routes.plan_in_steps(both, 1.0, known)).remote) == {KEY, other}
+    assert set(at_once(routes.plan_in_steps(both, 61.0, known)).remote) == set()
 
 
 def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
-    marks = caught(7, Verdict.PASS_ON)
+    routes = caught(7, Route.RELAY_ERROR)
     known = Known(view(), LOG_OFFSETS).knowledge()
-    assert not at_once(marks.split_in_steps(asked(7), 0.1, known)).withheld
-    assert marks.catch(KEY, 7, 0.2) is None
-    assert marks.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
+    assert not at_once(routes.plan_in_steps(asked(7), 0.1, known)).archive_keys
+    assert routes.catch(KEY, 7, 0.2) is None
+    assert routes.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
 
 
-@pytest.mark.parametrize("verdict", [Verdict.HOLD, Verdict.END, Verdict.REFUSED])
-def test_what_the_broker_cannot_answer_is_not_asked_of_it(verdict: Verdict) -> None:
-    marks = caught(7, verdict)
+@pytest.mark.parametrize("outcome", [Route.WAIT, Route.END, Route.REFUSED])
+def test_what_the_broker_cannot_answer_is_not_asked_of_it(outcome: Route) -> None:
+    routes = caught(7, outcome)
     known = Known(view(), None).knowledge()
-    assert at_once(marks.split_in_steps(asked(7), 0.4, known)).judging == {KEY}
-    assert at_once(marks.split_in_steps(asked(7), 59.0, known)).judging == {KEY}
-    assert not at_once(marks.split_in_steps(asked(8), 0.4, known)).withheld, (
+    assert at_once(routes.plan_in_steps(asked(7), 0.4, known)).undecided == {KEY}
+    assert at_once(routes.plan_in_steps(asked(7), 59.0, known)).undecided == {KEY}
+    assert not at_once(routes.plan_in_steps(asked(8), 0.4, known)).archive_keys, (
         "the client has gone elsewhere"
     )
 
 
 def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> None:
-    marks = FetchMarks(permit_ttl_s=60)
-    mark = marks.catch(KEY, 450, 0.0)
-    assert mark is not None
-    mark.judgement = Judgement(Verdict.LOST, TP, forward_to=500)
+    routes = FetchRoutes(permit_ttl_s=60)
+    route = routes.catch(KEY, 450, 0.0)
+    assert route is not None
+    route.decision = RouteDecision(Route.LOST, TP, forward_to=500)
     known = Known(view((0, 399)), LOG_OFFSETS).knowledge()
-    split = at_once(marks.split_in_steps(asked(450), 0.1, known))
-    assert (split.ahead, split.withheld) == ({KEY: 500}, frozenset())
-    assert not marks.led_on, "it has nothing yet"
-    assert not at_once(marks.split_in_steps(asked(520), 0.2, known)).ahead
-    assert marks.led_on == [(TP, 450, 499)]
-    assert not marks.marks
+    plan = at_once(routes.plan_in_steps(asked(450), 0.1, known))
+    assert (plan.ahead, plan.archive_keys) == ({KEY: 500}, frozenset())
+    assert not routes.led_on, "it has nothing yet"
+    assert not at_once(routes.plan_in_steps(asked(520), 0.2, known)).ahead
+    assert routes.led_on == [(TP, 450, 499)]
+    assert not routes.routes
 
 
 def test_what_the_broker_has_again_is_its_to_answer_at_once() -> None:
-    marks = caught(7, Verdict.LOCAL)
+    routes = caught(7, Route.LOCAL)
     known = Known(view(), None).knowledge()
-    assert not at_once(marks.split_in_steps(asked(7), 0.1, known)).withheld
+    assert not at_once(routes.plan_in_steps(asked(7), 0.1, known)).archive_keys
 
 
 def test_what_the_client_was_told_is_judged_anew_when_it_asks_again() -> None:
-    for verdict in (Verdict.PASS_ON, Verdict.REFUSED):
-        marks = caught(7, verdict)
-        marks.told(KEY)
-        assert not marks.marks
-    marks = caught(7, Verdict.REMOTE)
-    marks.told(KEY)
-    assert marks.marks, "an error of the store says nothing about the offset"
+    for outcome in (Route.RELAY_ERROR, Route.REFUSED):
+        routes = caught(7, outcome)
+        routes.error_sent(KEY)
+        assert not routes.routes
+    routes = caught(7, Route.REMOTE)
+    routes.error_sent(KEY)
+    assert routes.routes, "an error of the store says nothing about the offset"
 
 
 def test_partitions_take_turns() -> None:
-    marks = FetchMarks(permit_ttl_s=60)
+    routes = FetchRoutes(permit_ttl_s=60)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     keys = [(b"t", n) for n in range(3)]
     wanted = {key: entry(key[1], 3) for key in keys}
     for key in keys:
-        mark = marks.catch(key, 3, 0.0)
-        assert mark is not None
-        mark.judgement = Judgement(Verdict.REMOTE, TP)
-    assert list(at_once(marks.split_in_steps(wanted, 1.0, known)).remote) == keys
-    marks.had_its_turn(keys[0])
-    assert list(at_once(marks.split_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]
+        route = routes.catch(key, 3, 0.0)
+        assert route is not None
+        route.decision = RouteDecision(Route.REMOTE, TP)
+    assert list(at_once(routes.plan_in_steps(wanted, 1.0, known)).remote) == keys
+    routes.had_its_turn(keys[0])
+    assert list(at_once(routes.plan_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]

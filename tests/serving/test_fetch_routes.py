@@ -19,8 +19,8 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.loop import at_once
-from fetchproxy.serving.gateway.judgement import Judgement, Verdict
-from fetchproxy.serving.gateway.withheld import FetchMarks, Knowledge
+from fetchproxy.serving.gateway.fetch_routes import FetchRoutes, Knowledge
+from fetchproxy.serving.gateway.out_of_range import Route, RouteDecision
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)
@@ -45,18 +45,18 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     offset: int, is_remote: bool
 ) -> None:
     """The broker would say "out of range" again, so empty rounds would follow at network speed."""
-    marks = FetchMarks(permit_ttl_s=60)
-    mark = marks.catch(KEY, 100, 0.0)
-    assert mark is not None
-    mark.judgement = Judgement(Verdict.REMOTE, TP)
+    routes = FetchRoutes(permit_ttl_s=60)
+    route = routes.catch(KEY, 100, 0.0)
+    assert route is not None
+    route.decision = RouteDecision(Route.REMOTE, TP)
     asked = {KEY: entry(0, offset)}
-    split = at_once(marks.split_in_steps(asked, 1.0, knowledge(STALE)))
-    assert (KEY in split.remote) is is_remote
+    plan = at_once(routes.plan_in_steps(asked, 1.0, knowledge(STALE)))
+    assert (KEY in plan.remote) is is_remote
 
 
 def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
     """A permit is not a reason to go through a large session at each fetch."""
-    marks = FetchMarks(permit_ttl_s=60)
+    routes = FetchRoutes(permit_ttl_s=60)
     asked_of: list[int] = []
 
     def identify(topic: bytes, partition: int) -> TopicIdPartition:
@@ -66,61 +66,61 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
     known = knowledge(STALE)
     known = Knowledge(known.view, known.log_offsets, identify)
     asked = {(b"t", n): entry(n, 600) for n in range(100)}
-    marks.catch((b"t", 0), 600, 0.0)
-    at_once(marks.split_in_steps(asked, 1.0, known, []))
+    routes.catch((b"t", 0), 600, 0.0)
+    at_once(routes.plan_in_steps(asked, 1.0, known, []))
     assert len(asked_of) == 99, "once, as the permit is new"
-    marks.catch((b"t", 0), 600, 2.0)
-    at_once(marks.split_in_steps(asked, 3.0, known, [(b"t", 5)]))
+    routes.catch((b"t", 0), 600, 2.0)
+    at_once(routes.plan_in_steps(asked, 3.0, known, [(b"t", 5)]))
     assert len(asked_of) == 100
 
 
 def test_a_broker_that_lacks_what_the_leader_has_is_not_judged_twice() -> None:
-    marks = FetchMarks(permit_ttl_s=60)
-    mark = marks.catch(KEY, 100, 0.0)
-    assert mark is not None
-    mark.judgement = Judgement(Verdict.LOCAL, TP)
+    routes = FetchRoutes(permit_ttl_s=60)
+    route = routes.catch(KEY, 100, 0.0)
+    assert route is not None
+    route.decision = RouteDecision(Route.LOCAL, TP)
     asked = {KEY: entry(0, 100)}
     known = knowledge(STALE)
-    assert not marks.denied_again(KEY, 101)
-    assert not at_once(marks.split_in_steps(asked, 0.5, known)).withheld, (
+    assert not routes.denied_again(KEY, 101)
+    assert not at_once(routes.plan_in_steps(asked, 0.5, known)).archive_keys, (
         "the broker is asked again"
     )
-    assert marks.denied_again(KEY, 100)
-    assert not marks.denied_again(KEY, 100), "that was said: then it is judged anew"
+    assert routes.denied_again(KEY, 100)
+    assert not routes.denied_again(KEY, 100), "that was said: then it is judged anew"
 
 
 def test_a_permit_that_ran_out_permits_nothing() -> None:
-    marks = FetchMarks(permit_ttl_s=60)
-    assert not marks.permitted(b"t", 0.0)
-    marks.catch(KEY, 100, 0.0)
-    assert marks.permitted(b"t", 59.0)
-    assert not marks.permitted(b"t", 61.0)
+    routes = FetchRoutes(permit_ttl_s=60)
+    assert not routes.permitted(b"t", 0.0)
+    routes.catch(KEY, 100, 0.0)
+    assert routes.permitted(b"t", 59.0)
+    assert not routes.permitted(b"t", 61.0)
 
 
 def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> None:
     """It answers FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, or "out of range", which is a catch."""
-    marks = FetchMarks(permit_ttl_s=60)
+    routes = FetchRoutes(permit_ttl_s=60)
     known = knowledge(LogOffsets(500, 900, 900))
     other = (b"t", 1)
 
-    def withheld(*leader_epochs: int) -> frozenset[PartitionKey]:
+    def archive_keys(*leader_epochs: int) -> frozenset[PartitionKey]:
         asked = {
             (b"t", number): entry(number, 100, leader_epoch=epoch)
             for number, epoch in enumerate(leader_epochs)
         }
-        return at_once(marks.split_in_steps(asked, 1.0, known)).withheld
+        return at_once(routes.plan_in_steps(asked, 1.0, known)).archive_keys
 
     def caught(leader_epoch: int) -> None:
-        mark = marks.catch(KEY, 100, 0.0, leader_epoch)
-        assert mark is not None
-        mark.judgement = Judgement(Verdict.REMOTE, TP)
+        route = routes.catch(KEY, 100, 0.0, leader_epoch)
+        assert route is not None
+        route.decision = RouteDecision(Route.REMOTE, TP)
 
     caught(5)
-    assert withheld(5) == {KEY}
-    assert not withheld(6)
-    assert withheld(5, 5) == {KEY}, "of the other partition no epoch has been checked"
-    assert withheld(-1, -1) == {KEY, other}, "nothing to check"
-    assert not withheld(4, 4)
+    assert archive_keys(5) == {KEY}
+    assert not archive_keys(6)
+    assert archive_keys(5, 5) == {KEY}, "of the other partition no epoch has been checked"
+    assert archive_keys(-1, -1) == {KEY, other}, "nothing to check"
+    assert not archive_keys(4, 4)
     caught(6)
-    assert not withheld(5)
-    assert withheld(6) == {KEY}
+    assert not archive_keys(5)
+    assert archive_keys(6) == {KEY}
