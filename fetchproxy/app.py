@@ -24,7 +24,7 @@ from fetchproxy.brokers.broker_watch import BrokerWatch
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.schema import Config
-from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
+from fetchproxy.console.collect import ConsoleLimits, StatusCollector, StatusSources
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
 from fetchproxy.metadata.forgetting import Forgetting, TopicTable
@@ -355,7 +355,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     # Loaded only here: it brings an HTTP server, which takes a tenth of a start.
     from fetchproxy.console.server import ConsoleServer
 
-    around = Surroundings(
+    around = StatusSources(
         mode=parts.mode,
         health=parts.health,
         listeners=parts.listeners,

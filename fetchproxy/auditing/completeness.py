@@ -21,7 +21,7 @@ from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
-    OffsetsLook,
+    OffsetsProbe,
     in_no_segment,
     look_at_offsets,
     metadata_in_words,
@@ -93,7 +93,7 @@ class CompletenessCheck:
         what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
         return [Fault.of(self.tp, key, f"{what}, not in this one", stated.end_offset)]
 
-    def _unknown(self, look: OffsetsLook) -> list[NotKnown]:
+    def _unknown(self, look: OffsetsProbe) -> list[NotKnown]:
         whats = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in look.found.not_known

@@ -23,7 +23,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.loop import for_each
-from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
+from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent, Restore
 
 State = RemoteLogSegmentState
 # Each partition waits until its event is read back. Several at once hide the brokers' latency.
@@ -85,7 +85,7 @@ async def _missing_events(
     # Written before the segments, so deleted or hidden segments are never shown.
     is_told = view.history == table.history
     if not is_told:
-        events.append(LogHistorySaid(tp, view.history, now_ms))
+        events.append(LogHistoryRecord(tp, view.history, now_ms))
     if view.raised_log_start > (table.raised_log_start if is_told else 0):
         events.append(LogStartOffset(tp, view.raised_log_start, now_ms, view.history.after_epoch))
     for segment in stored.list_remote_log_segments(tp):

@@ -32,7 +32,7 @@ from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, LogOffsets, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
-from fetchproxy.runtime.loop import chosen, each_of
+from fetchproxy.runtime.loop import chosen, cooperative
 from fetchproxy.runtime.single_flight import SingleFlight, first_success
 from fetchproxy.tls.contexts import ReloadingContext, upstream_context
 
@@ -161,7 +161,7 @@ class Cluster:
         oldest = self._oldest(max_age_ms)
         found: dict[K, TopicInfo | ClusterError] = {}
         asked: list[K] = []
-        async for key in each_of(keys):
+        async for key in cooperative(keys):
             topic = self._metadata.get(key, oldest)
             if topic is None:
                 asked.append(key)
@@ -170,7 +170,7 @@ class Cluster:
         if asked:
             response = await self._ask_metadata(asked)
             told = {key: topic for topic in response.topics for key in (topic.name, topic.topic_id)}
-            async for key in each_of(asked):
+            async for key in cooperative(asked):
                 found[key] = told.get(key) or _refused(key, response)
         return found
 

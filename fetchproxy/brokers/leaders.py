@@ -23,7 +23,7 @@ from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogOffsets, TopicIdPartition
-from fetchproxy.runtime.loop import chosen, collected, each_of, forget
+from fetchproxy.runtime.loop import chosen, collected, cooperative, forget
 from fetchproxy.runtime.retrying import Backoff
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Leaders:
         while True:
             known = await self._topics_of(waiting, found)
             await self._ask_once(known, ask, found, tell)
-            waiting = [tp async for tp in each_of(waiting) if _may_pass(found[tp], tp in known)]
+            waiting = [tp async for tp in cooperative(waiting) if _may_pass(found[tp], tp in known)]
             for name in {known[tp].name for tp in waiting if tp in known}:
                 self._metadata.expire(name)
             tries += 1
@@ -88,13 +88,13 @@ class Leaders:
         found: dict[TopicIdPartition, T | ClusterError],
     ) -> dict[TopicIdPartition, TopicInfo]:
         """The topics of existing partitions; the errors of the others go into `found`."""
-        keys = {_key(tp) async for tp in each_of(tps)}
+        keys = {_key(tp) async for tp in cooperative(tps)}
         try:
             topics = await self._topics(keys)
         except ClusterError as error:  # no broker has answered
             topics = dict.fromkeys(keys, error)
         known: dict[TopicIdPartition, TopicInfo] = {}
-        async for tp in each_of(tps):
+        async for tp in cooperative(tps):
             topic = topics[_key(tp)]
             if isinstance(topic, ClusterError):
                 found[tp] = topic
@@ -113,7 +113,7 @@ class Leaders:
         tell: Callable[[TopicIdPartition, T | ClusterError], None] | None,
     ) -> None:
         by_leader: dict[HostPort, dict[TopicIdPartition, TopicInfo]] = {}
-        async for tp, topic in each_of(known.items()):
+        async for tp, topic in cooperative(known.items()):
             leader = self._metadata.brokers.get(topic.leaders[tp.partition][0])
             if leader is None:
                 what = f"{topic.name}-{tp.partition} has no leader"
@@ -141,7 +141,7 @@ async def _tell_all(
     tell: Callable[[TopicIdPartition, T | ClusterError], None],
 ) -> None:
     """A few at a time, because the called function has work to do."""
-    async for tp in each_of(tps, TOLD_AT_ONCE):
+    async for tp in cooperative(tps, TOLD_AT_ONCE):
         tell(tp, found[tp])
 
 
@@ -207,7 +207,7 @@ class LogOffsetsReads:
             call, theirs = _Call(), set[_Call]()
             self._single_flights.append(call)
             try:
-                async for tp in each_of(due):
+                async for tp in cooperative(due):
                     other = next((f for f in self._single_flights if tp in f.tps), None)
                     if other is None:
                         call.tps.add(tp)
@@ -227,7 +227,7 @@ class LogOffsetsReads:
                     failed.update({tp: errors[tp] for tp in due if tp in errors})
         gone = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
         found: FoundLogOffsets = {}
-        async for tp in each_of(tps):
+        async for tp in cooperative(tps):
             known = self._known.get(tp)
             found[tp] = failed.get(tp) or (gone if known is None else known[0])
         return found
@@ -238,7 +238,7 @@ class LogOffsetsReads:
         """
         failed: FoundLogOffsets = {}
         found = await self._leaders.ask(tps, self._ask_leader)
-        async for tp, log_offsets in each_of(found.items()):
+        async for tp, log_offsets in cooperative(found.items()):
             if isinstance(log_offsets, ClusterError):
                 failed[tp] = log_offsets
                 if log_offsets.error_code in _GONE:
@@ -258,7 +258,7 @@ class LogOffsetsReads:
             (list_offsets.LATEST, IsolationLevel.READ_UNCOMMITTED),
         )
         asked: dict[str, list[tuple[int, int]]] = {}
-        async for tp, topic in each_of(topics.items()):
+        async for tp, topic in cooperative(topics.items()):
             epoch = topic.leaders[tp.partition][1]
             asked.setdefault(topic.name, []).append((tp.partition, epoch))
         bodies = []
@@ -271,7 +271,7 @@ class LogOffsetsReads:
             for payload in payloads
         ]
         found: FoundLogOffsets = {}
-        async for tp, topic in each_of(topics.items()):
+        async for tp, topic in cooperative(topics.items()):
             key = (topic.name, tp.partition)
             log_offsets = _log_offsets_of(starts.get(key), stables.get(key), ends.get(key))
             found[tp] = log_offsets
@@ -311,7 +311,7 @@ async def epoch_ends(
     if api_key not in connection.versions:
         return found
     asked: dict[str, list[tuple[int, int, int]]] = {}
-    async for tp, topic in each_of(topics.items()):
+    async for tp, topic in cooperative(topics.items()):
         current = topic.leaders[tp.partition][1]
         if current >= 0:
             asked.setdefault(topic.name, []).append((tp.partition, current, epochs[tp]))
@@ -321,7 +321,7 @@ async def epoch_ends(
     body = b"".join(await collected(offset_for_leader_epoch.write_request(version, asked)))
     [payload] = await connection.send(api_key, version, [body])
     told = await _results(payload, api_key, version, offset_for_leader_epoch.results_in)
-    async for tp, topic in each_of(topics.items()):
+    async for tp, topic in cooperative(topics.items()):
         current = topic.leaders[tp.partition][1]
         if current >= 0:
             missing = ClusterError("OffsetForLeaderEpoch was answered without the partition")
@@ -344,7 +344,9 @@ async def _results(
     api = "".join(map(str.capitalize, api_key.name.split("_")))
     found: dict[tuple[str, int], R | ClusterError] = {}
     try:
-        async for result in each_of(results_in(response_body(payload, api_key, version), version)):
+        async for result in cooperative(
+            results_in(response_body(payload, api_key, version), version)
+        ):
             code, topic = result.error_code, result.topic
             error = ClusterError(f"{api} of {topic}: {error_text(code)}", code) if code else None
             found[topic, result.partition] = error or result

@@ -17,7 +17,7 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.observability.metrics import forget_counts
-from fetchproxy.runtime.loop import collected, each_of
+from fetchproxy.runtime.loop import collected, cooperative
 
 # Each step may read the leaders of a hundred partitions, some 30 µs.
 STEPS_AT_ONCE = 10
@@ -31,7 +31,7 @@ async def decode_metadata(payload: memoryview, version: int) -> ClusterMetadata:
     response = ClusterMetadata()
     try:
         body = response_body(payload, ApiKey.METADATA, version)
-        async for _ in each_of(response.read(body, version), STEPS_AT_ONCE):
+        async for _ in cooperative(response.read(body, version), STEPS_AT_ONCE):
             pass
     except WireError as error:
         raise ClusterError(f"Metadata version {version} is malformed: {error}") from None

@@ -130,7 +130,7 @@ def backfill(
         unit=_records,
     )
     for partition in copied.results:
-        left_out = passed_over({topics: (partition.passed_over, partition.faults)})
+        left_out = skipped_records({topics: (partition.skipped_records, partition.faults)})
         typer.echo(
             f"{to_topic}-{partition.partition}: {partition.records:,} records, up to offset "
             f"{partition.source_end} of the source{left_out}"
@@ -146,9 +146,10 @@ def _print_written(written: Sequence[Manifest], ranges_before: int) -> None:
     left_out: dict[str, tuple[int, int]] = {}
     for one in written:
         records, faults = left_out.get(one.range.topic, (0, 0))
-        left_out[one.range.topic] = records + one.passed_over, faults + one.faults
+        left_out[one.range.topic] = records + one.skipped_records, faults + one.faults
     typer.echo(
-        f"{rows:,} records in {ranges} written, {size} of Parquet; {there}{passed_over(left_out)}"
+        f"{rows:,} records in {ranges} written, {size} of Parquet; "
+        f"{there}{skipped_records(left_out)}"
     )
 
 
@@ -156,7 +157,7 @@ def names_in(topics: str) -> list[str]:
     return [name.strip() for name in topics.split(",") if name.strip()]
 
 
-def passed_over(records: Mapping[str, tuple[int, int]]) -> str:
+def skipped_records(records: Mapping[str, tuple[int, int]]) -> str:
     """`records`: by topic, the records passed over, and the batches and objects that held them."""
     found = [
         f"{topic}: up to {count(held, 'record')} of {count(faults, 'damaged or missing object')}"

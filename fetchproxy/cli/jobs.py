@@ -32,7 +32,7 @@ from fetchproxy.cli.running import (
     EXIT_FAULTS,
     EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
-    for_people,
+    operator_notes,
     run_to_end,
     users_errors,
 )
@@ -155,7 +155,7 @@ def end_job(failures: Sequence[Failure], *, faults: bool = False) -> None:
     first. Otherwise exit code 1 if the archive has faults.
     """
     for failure in failures:
-        typer.echo(f"failed: {for_people(str(failure))}", err=True)
+        typer.echo(f"failed: {operator_notes(str(failure))}", err=True)
     if failures:
         raise typer.Exit(EXIT_USER_ERROR)
     if faults:

@@ -40,7 +40,7 @@ _OF_SOURCE = re.compile(
 )
 
 
-def for_people(text: str) -> str:
+def operator_notes(text: str) -> str:
     """The message on one line, harmless to a terminal, with secrets masked and data source options
     in command line form.
     """
@@ -57,7 +57,7 @@ def users_errors() -> Iterator[None]:
         if not all(_is_users(leaf) for leaf in leaves(error)):
             raise
         line = " ".join("; ".join(dict.fromkeys(messages)).split())
-        typer.echo(f"fetchproxy: {for_people(line)}", err=True)
+        typer.echo(f"fetchproxy: {operator_notes(line)}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
 
 

@@ -22,7 +22,7 @@ from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, run_over
-from fetchproxy.cli.running import for_people, users_errors
+from fetchproxy.cli.running import operator_notes, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs import merge as merge_job
@@ -154,20 +154,22 @@ def _repaired(
 
 def print_repaired(report: RepairReport, dry_run: bool) -> None:
     for repair in report.repairs:
-        typer.echo(f"{'would be repaired' if dry_run else 'repaired'}: {for_people(str(repair))}")
+        typer.echo(
+            f"{'would be repaired' if dry_run else 'repaired'}: {operator_notes(str(repair))}"
+        )
     for refusal in report.refusals:
-        typer.echo(f"not repaired: {for_people(str(refusal))}")
+        typer.echo(f"not repaired: {operator_notes(str(refusal))}")
 
 
 def print_fault(fault: Fault) -> None:
-    typer.echo(f"fault: {for_people(str(fault))}")
+    typer.echo(f"fault: {operator_notes(str(fault))}")
 
 
 def print_summary(report: VerifyReport, failures: Iterable[Failure] = ()) -> None:
     for conditions_object in report.published_conditions:
         typer.echo(str(conditions_object))
     for what in report.not_known:
-        typer.echo(f"not known: {for_people(str(what))}")
+        typer.echo(f"not known: {operator_notes(str(what))}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
     plain = report.segments_not_encrypted
     typer.echo(
@@ -289,7 +291,7 @@ def merge(
     refused = [reason for partition in done.results for reason in partition.refused]
     overtaken = sum(partition.overtaken for partition in done.results)
     for reason in refused:
-        typer.echo(f"not merged: {for_people(str(reason))}")
+        typer.echo(f"not merged: {operator_notes(str(reason))}")
     typer.echo(
         f"{'to be merged' if dry_run else 'merged'}: {count(replaced, 'segment')} into {merged}, "
         f"{size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"

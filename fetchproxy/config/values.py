@@ -248,11 +248,11 @@ def _parse_place(text: str) -> NodePlace:
         told = text
         listen = text.rpartition(":")[2]
     if told.isascii() and told.isdigit():
-        told_host, told_port = None, _port(told)
+        advertised_host, advertised_port = None, _port(told)
     else:
         address = parse_host_port(told)
-        told_host, told_port = parse_host(address.host), _port(str(address.port))
-    return NodePlace(_port(listen), told_host, told_port)
+        advertised_host, advertised_port = parse_host(address.host), _port(str(address.port))
+    return NodePlace(_port(listen), advertised_host, advertised_port)
 
 
 def _port(text: str) -> int:

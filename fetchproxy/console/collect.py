@@ -53,7 +53,7 @@ from fetchproxy.observability.health import (
     worst_first,
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
-from fetchproxy.runtime.loop import each_of, forget
+from fetchproxy.runtime.loop import cooperative, forget
 from fetchproxy.serving.consumer_pacing import ClientStatus, ConsumerPaces
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -77,7 +77,7 @@ Archiver = tuple[LeadershipState, tuple[int, int], Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class StatusSources:
     """Facts that only the whole process knows. Each status calls these, so none may block.
 
     `health`: all conditions except those from the archive, which the collector adds. `work`: what
@@ -143,7 +143,7 @@ class StatusCollector:
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager
     cluster: Cluster | None
-    around: Surroundings
+    around: StatusSources
     events: RecentEvents = RECENT_EVENTS
     limits: ConsoleLimits = ConsoleLimits()
 
@@ -191,7 +191,9 @@ class StatusCollector:
             archiver=self._archiver(),
             headlines=found.headlines,
             brokers=self.around.brokers(),
-            conditions=tuple([one.as_json_at(now) async for one in each_of(shown, LINES_AT_ONCE)]),
+            conditions=tuple(
+                [one.as_json_at(now) async for one in cooperative(shown, LINES_AT_ONCE)]
+            ),
             condition_counts=found.counts,
             clients=clients,
             clients_total=clients_total,
@@ -226,7 +228,7 @@ class StatusCollector:
         if self.cluster is not None:
             log_offsets_s = self.limits.refresh_interval_ms / 1000
             await self.cluster.fetch_log_offsets(self._tps, not_older_than=now - log_offsets_s)
-        async for tp in each_of(self._tps, LINES_AT_ONCE):
+        async for tp in cooperative(self._tps, LINES_AT_ONCE):
             self._partition_line(tp)  # for the gauges
         if all_of_it:
             await self._look_at_partitions()
@@ -259,7 +261,7 @@ class StatusCollector:
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
                     raise
-        async for tp in each_of(tps):
+        async for tp in cooperative(tps):
             try:
                 await self.rlmm.refresh(tp, not_older_than)
             except RemoteStorageError as error:
@@ -299,7 +301,7 @@ class StatusCollector:
 
     async def _choose_probed(self) -> None:
         self._probed, least = None, float("inf")
-        async for tp in each_of(self._archived):
+        async for tp in cooperative(self._archived):
             if (count := self._segment_count(tp)) < least:
                 self._probed, least = tp, count
 
@@ -352,7 +354,7 @@ class StatusCollector:
         return StoreStatus(url, True if responded else None, operations=operations)
 
     async def _fill(self, table: PartitionTable) -> None:
-        async for tp in each_of(self._tps, LINES_AT_ONCE):
+        async for tp in cooperative(self._tps, LINES_AT_ONCE):
             now = asyncio.get_running_loop().time()
             table.add(with_work(self._partition_line(tp), self.around.work(tp), now))
 
@@ -393,7 +395,7 @@ class StatusCollector:
     async def _withdraw_gauges(self, gone: Sequence[TopicIdPartition]) -> None:
         """A partition that was made again under the name of one that is gone sets its own anew."""
         places = {(tp.topic, tp.partition) for tp in gone}
-        async for tp in each_of(gone):
+        async for tp in cooperative(gone):
             if self.around.work(tp) is None:
                 for gauge in _GAUGES:
                     gauge.remove(tp.topic, tp.partition)

@@ -28,7 +28,7 @@ from fetchproxy.console.limited_connections import LimitedConnection
 from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Kind
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 
 # Which requests of browsers the console answers, and what its page may do in a browser.
 #
@@ -149,7 +149,7 @@ async def _as_json(status: Status) -> bytes:
         if not isinstance(value, tuple):
             text = _json(value)
         else:
-            items = [_json(item) async for item in each_of(value, ITEMS_A_STEP)]
+            items = [_json(item) async for item in cooperative(value, ITEMS_A_STEP)]
             text = f"[{','.join(items)}]"
         parts.append(f'"{field.name}":{text}')
     return f"{{{','.join(parts)}}}".encode()

@@ -23,7 +23,7 @@ from fetchproxy.observability.health import (
     first_of_each_kind,
 )
 from fetchproxy.observability.logs import RecentEvent
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.serving.consumer_pacing import ClientStatus, Consumer
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import partition_health
@@ -412,7 +412,7 @@ class PartitionsHealth:
         """
         looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
-        async for tp in each_of(tps, _PARTITIONS_AT_ONCE):
+        async for tp in cooperative(tps, _PARTITIONS_AT_ONCE):
             view, before = self.rlmm.view(tp), self._looked.get(tp)
             if view is None:
                 continue

@@ -23,7 +23,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
-from fetchproxy.remotelog.task_reader import PassedOver, read_task, too_large_for
+from fetchproxy.remotelog.task_reader import SkippedRecords, read_task, too_large_for
 
 # Stored bytes of a range: a task reads that many, and a lost task has to read them again.
 RANGE_BYTES_MAX = 128 * 1024 * 1024
@@ -161,11 +161,11 @@ def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
     folder, before = target.folder, target.folder.manifest(wanted.range.name)
     if before is not None and before.is_whole:
         return before
-    passed_over = PassedOver(too_large=[])
+    skipped_records = SkippedRecords(too_large=[])
     batches: Iterator[Any] = iter(())
     if wanted.task.parts:
-        batches = read_task(target.options, wanted.task, COLUMNS, passed_over=passed_over)
-    return write_range(folder, wanted.range, batches, target.compression, passed_over, before)
+        batches = read_task(target.options, wanted.task, COLUMNS, skipped_records=skipped_records)
+    return write_range(folder, wanted.range, batches, target.compression, skipped_records, before)
 
 
 def _settings(options: SourceOptions) -> dict[str, str]:
@@ -198,4 +198,4 @@ def _read_task(view: PartitionView | None, one: BackfillRange) -> ReadTask:
 
 def _row(m: Manifest) -> tuple[str, int, int, int, int, int, int, list[str]]:
     place = (m.range.topic, m.range.partition, m.range.first, m.range.end - 1)
-    return (*place, m.rows, m.passed_over, m.size_bytes, [file.path for file in m.files])
+    return (*place, m.rows, m.skipped_records, m.size_bytes, [file.path for file in m.files])

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_plan import BackfillRange, Plan
 from fetchproxy.remotelog.file_names import file_stem
-from fetchproxy.remotelog.task_reader import PassedOver
+from fetchproxy.remotelog.task_reader import SkippedRecords
 
 #     topic_folder=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
 #                                     (`file_names` says for which topics the name is another)
@@ -199,15 +199,15 @@ class WrittenFile:
 class Manifest:
     """`rows` may be fewer than offsets: markers and aborted batches are not rows.
 
-    `passed_over`: the maximum number of records missing because of damage. `faults`: the number of
-    damaged or missing batches and objects. `too_large`: first and last offsets of batches that were
-    left out because they are too large to unpack.
+    `skipped_records`: the maximum number of records missing because of damage. `faults`: the number
+    of damaged or missing batches and objects. `too_large`: first and last offsets of batches that
+    were left out because they are too large to unpack.
     """
 
     range: BackfillRange
     rows: int
     files: tuple[WrittenFile, ...]
-    passed_over: int = 0
+    skipped_records: int = 0
     faults: int = 0
     too_large: tuple[tuple[int, int], ...] = ()
 
@@ -222,7 +222,7 @@ class Manifest:
     def encode(self) -> bytes:
         files = [asdict(file) for file in self.files]
         document = {"range": self.range, "rows": self.rows, "files": files}
-        document |= {"passed_over": self.passed_over, "faults": self.faults}
+        document |= {"passed_over": self.skipped_records, "faults": self.faults}
         document |= {"too_large": self.too_large} if self.too_large else {}
         return json.dumps(document).encode()
 
@@ -232,10 +232,10 @@ class Manifest:
         try:
             document = json.loads(raw)
             files = tuple(WrittenFile(**file) for file in document["files"])
-            passed_over = document.get("passed_over", 0), document.get("faults", 0)
+            skipped_records = document.get("passed_over", 0), document.get("faults", 0)
             too_large = tuple((first, last) for first, last in document.get("too_large", ()))
             place = BackfillRange(*document["range"])
-            return cls(place, document["rows"], files, *passed_over, too_large)
+            return cls(place, document["rows"], files, *skipped_records, too_large)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{where} is not a manifest of a backfill: {error!r}: restore it from a copy, or "
@@ -259,11 +259,11 @@ def write_range(
     wanted: BackfillRange,
     batches: Iterable[Any],
     compression: str,
-    passed_over: PassedOver,
+    skipped_records: SkippedRecords,
     before: Manifest | None = None,
 ) -> Manifest:
     """`batches`: pyarrow.RecordBatches with a `timestamp` column. Their source counts
-    up `passed_over`. `before`: the manifest of an earlier, incomplete version of the range.
+    up `skipped_records`. `before`: the manifest of an earlier, incomplete version of the range.
 
     Files get their names after all are written; on S3 each appears once it is written. Raises
     OSError, and the errors of `batches`.
@@ -287,9 +287,9 @@ def write_range(
         wanted,
         sum(file.rows for file in written),
         tuple(written),
-        passed_over.records,
-        passed_over.faults,
-        tuple(passed_over.too_large or ()),
+        skipped_records.records,
+        skipped_records.faults,
+        tuple(skipped_records.too_large or ()),
     )
     folder.put_manifest(manifest)
     return manifest

@@ -16,7 +16,7 @@ from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, Place, SourceOptions
-from fetchproxy.remotelog.planning import PASSED_OVER, Asked, OffsetSpan
+from fetchproxy.remotelog.planning import SKIPPED_RECORDS, Asked, OffsetSpan
 from fetchproxy.remotelog.planning_processes import Failing
 from fetchproxy.remotelog.rate_limits import Views
 from fetchproxy.storage.listings import Unlisted
@@ -61,7 +61,7 @@ async def _input(options: SourceOptions) -> BackfillInput:
         sound = [(view, span) for view, span in asked if view.tp not in losses]
         losses |= await reading.holes((view, reading.looked_at(span)) for view, span in sound)
     failures += [
-        Failure(str(tp), f"{said}; {PASSED_OVER}", False) for tp, said in sorted(losses.items())
+        Failure(str(tp), f"{said}; {SKIPPED_RECORDS}", False) for tp, said in sorted(losses.items())
     ]
     return [(view, span) for view, span in sound if view.tp not in losses], tuple(failures)
 

@@ -39,7 +39,7 @@ from fetchproxy.jobs.runner import Done, Failure, Runner, Work
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
-from fetchproxy.remotelog.task_reader import PassedOver, read_task
+from fetchproxy.remotelog.task_reader import SkippedRecords, read_task
 
 # The work that a killed task has to do again, and the data that waits in the producer's memory.
 TRANSACTION_RECORDS_MAX = 20_000
@@ -83,15 +83,15 @@ class TopicTarget:
 class CopiedPartition:
     """`records`: copied in this run. `source_end`: the target has all source records below it.
 
-    `passed_over`: the maximum number of records that were left out. `faults`: the damaged batches
-    and missing objects that held them. They are not copied later, as the target already has the
-    records after them.
+    `skipped_records`: the maximum number of records that were left out. `faults`: the damaged
+    batches and missing objects that held them. They are not copied later, as the target already has
+    the records after them.
     """
 
     partition: int
     records: int
     source_end: int
-    passed_over: int = 0
+    skipped_records: int = 0
     faults: int = 0
 
 
@@ -159,7 +159,7 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
     tp, place = wanted.task.tp, TopicPartition(target.topic, wanted.task.tp.partition)
     group = f"fetchproxy-backfill-{tp.topic}"
     origin = _Origin(str(tp.topic_id), wanted.target_id)
-    copied, passed_over = _Transactions(place, group, origin.encode()), PassedOver()
+    copied, skipped_records = _Transactions(place, group, origin.encode()), SkippedRecords()
     try:
         # Closing the producer aborts an open transaction.
         with closing(_producer(target, wanted)) as producer:
@@ -171,7 +171,7 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
                 end = max(wanted.end, done or 0)
                 if (task := from_offset(wanted.task, done or 0)) is not None:
                     for batch in read_task(
-                        target.options, task, COLUMNS, passed_over=passed_over, exact=True
+                        target.options, task, COLUMNS, skipped_records=skipped_records, exact=True
                     ):
                         copied.add(batch)
                 copied.end(end)
@@ -183,7 +183,7 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
         raise _in_words(error, target, wanted, copied.refused_from) from error
     if (said := _moved(target, wanted.target_id)) is not None:
         raise ClusterError(f"{tp}: {said}")
-    left_out = passed_over.records, passed_over.faults
+    left_out = skipped_records.records, skipped_records.faults
     return CopiedPartition(place.partition, copied.records, end, *left_out)
 
 

@@ -65,7 +65,7 @@ Positions = Mapping[tuple[UUID, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class ForPeople:
+class OperatorNotes:
     """An archiver's sentences beside its positions. `troubles`: what keeps it from archiving.
     `retention`: what the brokers do with records that no archiver archives.
     """
@@ -75,7 +75,7 @@ class ForPeople:
 
 
 async def encode_positions(
-    positions: Positions, beat: int, for_people: ForPeople = ForPeople()
+    positions: Positions, beat: int, operator_notes: OperatorNotes = OperatorNotes()
 ) -> bytes:
     """Encodes topic by topic: 10,000 partitions at once would block the event loop for ms."""
     topics: dict[UUID, dict[int, int]] = {}
@@ -85,7 +85,9 @@ async def encode_positions(
     for piece in pieces(sorted(topics)):
         texts += [f'"{uuid_text(topic_id)}":{_json(topics[topic_id])}' for topic_id in piece]
         await asyncio.sleep(0)
-    said = f'"troubles":{_json(for_people.troubles)},"retention":{_json(for_people.retention)}'
+    said = (
+        f'"troubles":{_json(operator_notes.troubles)},"retention":{_json(operator_notes.retention)}'
+    )
     return (
         f'{{"version":{VERSION},"beat":{beat},{said},"positions":{{{",".join(texts)}}}}}\n'
     ).encode()
@@ -95,17 +97,17 @@ def _json(value: Mapping[int, int] | tuple[str, ...] | str) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
-def decode_positions(raw: bytes, key: str) -> tuple[dict[tuple[UUID, int], int], ForPeople]:
+def decode_positions(raw: bytes, key: str) -> tuple[dict[tuple[UUID, int], int], OperatorNotes]:
     """Raises CorruptSegment, naming `key`."""
-    return decode_document(raw, key, VERSION, lambda f: (dict(_entries(f)), _for_people(f)))
+    return decode_document(raw, key, VERSION, lambda f: (dict(_entries(f)), _operator_notes(f)))
 
 
-def _for_people(fields: Fields) -> ForPeople:
+def _operator_notes(fields: Fields) -> OperatorNotes:
     """Cut to fit on a page. Older archivers write neither field."""
     names = fields.names()
     troubles = fields.texts("troubles")[:TROUBLES_MAX] if "troubles" in names else []
     retention = fields.text("retention") if "retention" in names else ""
-    return ForPeople(
+    return OperatorNotes(
         tuple(trouble[:SENTENCE_CHARS_MAX] for trouble in troubles), retention[:SENTENCE_CHARS_MAX]
     )
 
@@ -135,7 +137,7 @@ class _Said:
     seen_at: float
     positions: Positions
     topics: frozenset[UUID]  # that have positions
-    for_people: ForPeople
+    operator_notes: OperatorNotes
     watched_from: float
 
 
@@ -211,7 +213,7 @@ class ArchiverPositions:
         whose = "its partition is" if partitions == 1 else f"its {partitions} partitions are"
         since_s = int(self._clock() - silent.seen_at)
         for_ = f"{since_s // 5 * 5} s" if since_s < 60 else f"{since_s // 60} min"
-        until = f"; {silent.for_people.retention}" if silent.for_people.retention else ""
+        until = f"; {silent.operator_notes.retention}" if silent.operator_notes.retention else ""
         return (
             f"An archiver has not been heard of for {for_}: it was killed, or cannot write to the "
             f"store. Until it is back, or another takes over, {whose} not archived{until}"
@@ -257,17 +259,17 @@ class ArchiverPositions:
                 said[stored.key] = _unchanged(known, began_at, apart_s)
                 continue
             positions: Positions = {}
-            for_people = ForPeople()
+            operator_notes = OperatorNotes()
             try:
                 raw = await self._rsm.objects.get_archiver_positions(stored.key)
-                positions, for_people = decode_positions(raw, stored.key)
+                positions, operator_notes = decode_positions(raw, stored.key)
             except ObjectNotFound:
                 continue  # its archiver has ended since
             except CorruptSegment as error:
                 log.warning("archiver_positions_unreadable", key=stored.key, error=str(error))
             topics = frozenset(topic_id for topic_id, _ in positions)
             said[stored.key] = _Said(
-                stored.version, began_at, positions, topics, for_people, began_at
+                stored.version, began_at, positions, topics, operator_notes, began_at
             )
         return said
 
@@ -293,7 +295,7 @@ class ArchiverPositions:
         self._health.keep(Kind.ARCHIVER_SILENT, silent)
         # Archivers report only a full disk. Two on one disk are reported once.
         own, disk = self._own_key(), Kind.ARCHIVER_DISK_FAILING
-        others = {o.for_people.troubles: key for key, o in heard.items() if key != own}
+        others = {o.operator_notes.troubles: key for key, o in heard.items() if key != own}
         self._health.keep(
             disk, [Condition(disk, "; ".join(texts), key) for texts, key in others.items() if texts]
         )

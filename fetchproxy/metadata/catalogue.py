@@ -25,7 +25,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.description import check_deletion, check_update
 from fetchproxy.segments.overlaps import add_in_order
-from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent, Restore
+from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent, Restore
 
 _STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -184,7 +184,7 @@ class PartitionTable:
             if event.offset > known:
                 self._raised[event.after_epoch] = event.offset
                 self._shown = None
-        elif isinstance(event, LogHistorySaid):
+        elif isinstance(event, LogHistoryRecord):
             self.history = event.history
             self._shown = None
         elif isinstance(event, Restore):

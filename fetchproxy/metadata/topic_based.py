@@ -44,7 +44,7 @@ from fetchproxy.observability.metrics import (
     METADATA_LAG,
     METADATA_UNREADABLE,
 )
-from fetchproxy.runtime.loop import each_of, for_each, forget, pieces
+from fetchproxy.runtime.loop import cooperative, for_each, forget, pieces
 from fetchproxy.runtime.retrying import within
 from fetchproxy.runtime.single_flight import FreshReads
 from fetchproxy.segments.description import (
@@ -54,7 +54,7 @@ from fetchproxy.segments.description import (
     encode_segment,
 )
 from fetchproxy.segments.records import (
-    LogHistorySaid,
+    LogHistoryRecord,
     LogStartOffset,
     MetadataEvent,
     decode_message,
@@ -173,7 +173,7 @@ class TopicFollower:
 
     async def topic_names(self) -> set[str]:
         every = chain.from_iterable(map(_known, self._partitions))
-        return {tp.topic async for tp in each_of(every)}
+        return {tp.topic async for tp in cooperative(every)}
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
         """An empty table is as good as none: the topic's next event makes a new one."""
@@ -583,7 +583,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._fresh(tp)
         content = encode_log_history(tp, history)
         await self._rsm.put_partition_note(tp, content)
-        await self._append(LogHistorySaid(tp, history, self._wall_clock_ms()))
+        await self._append(LogHistoryRecord(tp, history, self._wall_clock_ms()))
         return self._show(tp)
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:

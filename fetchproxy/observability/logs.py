@@ -146,9 +146,9 @@ _FIRST_KEYS = ("timestamp", "level", "event", "logger")
 
 def configure_logging(config: LogConfig, stream: TextIO) -> None:
     """Send every log of the process to `stream`; a second call replaces the first."""
-    for_people = config.format == "console" or (config.format == "auto" and stream.isatty())
+    operator_notes = config.format == "console" or (config.format == "auto" and stream.isatty())
     structlog.configure(
-        processors=list(_processors(for_people, colors=stream.isatty())),
+        processors=list(_processors(operator_notes, colors=stream.isatty())),
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
         logger_factory=lambda *names: _NamedLogger(stream, names[0] if names else ""),
         # Off, so that a later call also changes existing loggers. There is no log line per request.
@@ -159,7 +159,7 @@ def configure_logging(config: LogConfig, stream: TextIO) -> None:
     logging.captureWarnings(True)
 
 
-def _processors(for_people: bool, colors: bool) -> Iterator[Processor]:
+def _processors(operator_notes: bool, colors: bool) -> Iterator[Processor]:
     yield structlog.contextvars.merge_contextvars
     yield structlog.processors.add_log_level
     yield _add_logger_name
@@ -167,7 +167,7 @@ def _processors(for_people: bool, colors: bool) -> Iterator[Processor]:
     yield structlog.processors.format_exc_info
     yield mask_secrets  # after `format_exc_info` has made the traceback a text
     yield RECENT_EVENTS.processor
-    if for_people:
+    if operator_notes:
         plain = structlog.dev.plain_traceback
         yield structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
         return

@@ -188,7 +188,7 @@ def check_chunk(
     # A segment may begin inside a batch, so its first epoch also holds below that epoch's start.
     epoch = epochs[0].epoch if epochs else NOT_COUNTED
     epoch_until = later_epochs[0].start_offset if later_epochs else _OFFSET_MAX
-    before, pos, breathe_at = first_offset - 1, 0, STEP_BYTES
+    before, pos, checkpoint_at = first_offset - 1, 0, STEP_BYTES
     while limit - pos >= HEADER_BYTES:
         base, length, its_epoch, magic, crc, delta = unpack_from(content, pos)
         end = pos + length + LOG_OVERHEAD_BYTES
@@ -207,8 +207,8 @@ def check_chunk(
         last_offsets.append(before)
         ends.append(end)
         pos = end
-        if pos + _BATCH_COST_BYTES * len(ends) >= breathe_at:
-            breathe_at = pos + _BATCH_COST_BYTES * len(ends) + STEP_BYTES
+        if pos + _BATCH_COST_BYTES * len(ends) >= checkpoint_at:
+            checkpoint_at = pos + _BATCH_COST_BYTES * len(ends) + STEP_BYTES
             yield
     if pos != limit or not ends:
         raise CorruptSegment(f"no whole batch at byte {pos} of {limit}")

@@ -56,7 +56,7 @@ PACKING_RESERVED_BYTES = 32 * 1024
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Permit:
+class Slot:
     """One read's place, first in the queue, then at the store. `client`: the client it is for."""
 
     size_bytes: int
@@ -73,8 +73,8 @@ class ReadBudget:
         self._tasks_max = tasks_max
         self._ahead_max = max(1, tasks_max // 2)
         self._bytes_max = bytes_max
-        self._asked: FairQueue[Permit] = FairQueue()
-        self._ahead: FairQueue[Permit] = FairQueue()
+        self._asked: FairQueue[Slot] = FairQueue()
+        self._ahead: FairQueue[Slot] = FairQueue()
         self._ahead_taken = 0
         self.tasks_taken = 0
         self.bytes_taken = 0
@@ -83,7 +83,7 @@ class ReadBudget:
     def waiting(self) -> int:
         return len(self._asked) + len(self._ahead)
 
-    async def acquire(self, permit: Permit) -> None:
+    async def acquire(self, permit: Slot) -> None:
         """Wait for a place; clients take turns. If cancelled, it passes the place on."""
         self._enter_queue(permit)
         self._grant()
@@ -97,26 +97,26 @@ class ReadBudget:
                 self._grant()
             raise
 
-    def try_acquire(self, permit: Permit) -> bool:
+    def try_acquire(self, permit: Slot) -> bool:
         """Take a place without waiting. False: none is free, or another read waits for one."""
         if self.waiting or not self._fits(permit):
             return False
         self._take(permit)
         return True
 
-    def release(self, permit: Permit) -> None:
+    def release(self, permit: Slot) -> None:
         self.tasks_taken -= 1
         self.bytes_taken -= permit.size_bytes
         self._ahead_taken -= permit.ahead
         self._grant()
 
-    def join(self, permit: Permit, client: Hashable) -> None:
+    def join(self, permit: Slot, client: Hashable) -> None:
         """Another client waits for the same read, which goes at the first turn of any of them. Does
         nothing if the permit is not in the queue.
         """
         (self._ahead if permit.ahead else self._asked).join(permit, client)
 
-    def promote(self, permit: Permit, client: Hashable = None) -> None:
+    def promote(self, permit: Slot, client: Hashable = None) -> None:
         """A fetch of `client` now waits for this read, which began as a read ahead."""
         if not permit.ahead:
             return
@@ -136,27 +136,27 @@ class ReadBudget:
         READERS_WAITING.set(self._asked.clients)
         INFLIGHT_BYTES.set(self.bytes_taken)
 
-    def _grant_from(self, queue: FairQueue[Permit]) -> None:
+    def _grant_from(self, queue: FairQueue[Slot]) -> None:
         """A permit that does not fit keeps its turn, or large reads would starve."""
         while (permit := queue.head()) is not None and self._fits(permit):
             if permit.ahead and self._ahead_taken >= self._ahead_max:
                 return
             self._take(queue.pop())
 
-    def _fits(self, permit: Permit) -> bool:
+    def _fits(self, permit: Slot) -> bool:
         """A read larger than the whole budget runs alone, or it would wait for ever."""
         if self.tasks_taken >= self._tasks_max:
             return False
         return not self.bytes_taken or self.bytes_taken + permit.size_bytes <= self._bytes_max
 
-    def _enter_queue(self, permit: Permit) -> None:
+    def _enter_queue(self, permit: Slot) -> None:
         queue = self._ahead if permit.ahead else self._asked
         queue.push(permit.client, permit, max(permit.size_bytes, COST_BYTES_MIN))
 
-    def _leave_queue(self, permit: Permit) -> bool:
+    def _leave_queue(self, permit: Slot) -> bool:
         return (self._ahead if permit.ahead else self._asked).remove(permit)
 
-    def _take(self, permit: Permit) -> None:
+    def _take(self, permit: Slot) -> None:
         if permit.granted.cancelled():
             return  # its task was cancelled and has not run since
         permit.taken = True
@@ -214,7 +214,7 @@ class HedgedReads:
         self._saved = min(self._saved + self._share, SAVED_MAX)
         clock = asyncio.get_running_loop().time
         began_at = clock()
-        hedge = Permit(size_bytes, False, client)
+        hedge = Slot(size_bytes, False, client)
         try:
             async with asyncio.TaskGroup() as tasks:
                 requests = [tasks.create_task(_outcome(begin), name="range-read")]
@@ -236,7 +236,7 @@ class HedgedReads:
         self._times_s.append(clock() - began_at)
         return content
 
-    def _may_hedge(self, permit: Permit) -> bool:
+    def _may_hedge(self, permit: Slot) -> bool:
         if self._saved < 1:
             _LIMITED.inc()
             return False
@@ -322,7 +322,7 @@ class Load:
         default_factory=lambda: StorageUnavailable("the read side is closed")
     )
     chunk: Chunk | None = None
-    permit: Permit | None = None
+    permit: Slot | None = None
     corrupt_reads: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -467,7 +467,7 @@ class FetcherPool:
         self, load: Load, work: Callable[[], Awaitable[Chunk | None]], size_bytes: int
     ) -> FetchProxyError | None:
         """Under a permit and a time-out."""
-        permit = load.permit = Permit(size_bytes, load.ahead, load.client)
+        permit = load.permit = Slot(size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
             await self.budget.acquire(permit)

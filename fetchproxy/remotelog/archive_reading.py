@@ -39,7 +39,7 @@ from fetchproxy.remotelog.options import (
 )
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
-    PASSED_OVER,
+    SKIPPED_RECORDS,
     Asked,
     DataLoss,
     OffsetSpan,
@@ -227,7 +227,7 @@ class ArchiveReading:
         """
         if self._options.fail_on_data_loss:
             for tp, said in sorted((await self.holes(asked)).items()):
-                raise DataLoss(f"{tp}: {said}; {PASSED_OVER}")
+                raise DataLoss(f"{tp}: {said}; {SKIPPED_RECORDS}")
 
     async def holes(self, asked: Iterable[Asked]) -> dict[TopicIdPartition, str]:
         """As `planning.holes_of`, which has the one rule for holes."""
@@ -620,5 +620,5 @@ def _check_ends(view: PartitionView, span: OffsetSpan, first: int) -> None:
     if span.end > end:
         raise DataLoss(
             f"{view.tp}: offset {span.end - 1} is not in the archive any more, which ends at "
-            f"{end - 1}; {PASSED_OVER}"
+            f"{end - 1}; {SKIPPED_RECORDS}"
         )

@@ -33,7 +33,7 @@ class DataLoss(FetchProxyError):
     """Requested offsets are not in the archive, and `failOnDataLoss` is set."""
 
 
-PASSED_OVER = "with failOnDataLoss=false it is passed over"
+SKIPPED_RECORDS = "with failOnDataLoss=false it is passed over"
 
 
 class OffsetSpan(NamedTuple):

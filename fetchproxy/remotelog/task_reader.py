@@ -30,7 +30,7 @@ from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.remotelog.planning import (
-    PASSED_OVER,
+    SKIPPED_RECORDS,
     OffsetSpan,
     ReadTask,
     SegmentPart,
@@ -91,7 +91,7 @@ class _Range:
 
 
 @dataclass(slots=True)
-class PassedOver:
+class SkippedRecords:
     """Data that a task skipped by its options. `records`: an upper bound that includes markers."""
 
     # Damaged batches and indexes (corruptBatches=skip); missing objects, reads beyond their ends,
@@ -109,11 +109,12 @@ def read_task(
     task: ReadTask,
     columns: Sequence[str],
     rows: RowLimits = RowLimits(),  # noqa: B008 - frozen
-    passed_over: PassedOver | None = None,
+    skipped_records: SkippedRecords | None = None,
     *,
     exact: bool = False,
 ) -> Iterator[Any]:
-    """Yields pyarrow.RecordBatches in the order of offsets. Counts skipped data in `passed_over`.
+    """Yields pyarrow.RecordBatches in the order of offsets. Counts skipped data in
+    `skipped_records`.
 
     `exact`: see ArrowBatches.
 
@@ -124,7 +125,7 @@ def read_task(
     arrow = ArrowBatches(columns, task.tp.topic, task.tp.partition, exact=exact)
     rsm = opened_store(options)
     with closing(LoopThread("store", rsm)) as loop:
-        reading = _TaskReading(options, task, rsm, loop, arrow, passed_over or PassedOver())
+        reading = _TaskReading(options, task, rsm, loop, arrow, skipped_records or SkippedRecords())
         for each in _fetched_ahead(reading.ranges()):
             yield from reading.decoded(each, rows)
     reading.report()
@@ -162,7 +163,7 @@ class _TaskReading:
         rsm: RemoteStorageManager,
         loop: LoopThread,
         arrow: ArrowBatches,
-        passed_over: PassedOver,
+        skipped_records: SkippedRecords,
     ) -> None:
         self._options = options
         self._task = task
@@ -176,7 +177,7 @@ class _TaskReading:
             on_too_large=self._too_large,
             unpacked_bytes_max=options.unpacked_bytes_max,
         )
-        self._passed_over = passed_over
+        self._skipped_records = skipped_records
         self._gone: set[bytes] = set()  # segments of which an object is missing
         self._key = ""  # of the object whose content is being looked at
         self._faults: list[dict[str, Any]] = []
@@ -305,7 +306,7 @@ class _TaskReading:
             self._damaged(span.position + len(data), span.last_offset, what)
             if decoder.next_offset:
                 decoder.records_skipped += span.last_offset + 1 - decoder.next_offset
-        self._passed_over.records += decoder.records_skipped
+        self._skipped_records.records += decoder.records_skipped
         decoder.records_skipped = 0
 
     def _damaged(self, position: int, offset: int, what: str) -> None:
@@ -322,19 +323,19 @@ class _TaskReading:
             raise CorruptSegment(
                 f"{self._task.tp}, offset {offset}: {self._key}, byte {position}: {what}; the "
                 "batch's checksum is right, so the broker had these records, which no Kafka client "
-                f"can read ({PASSED_OVER})"
+                f"can read ({SKIPPED_RECORDS})"
             )
         self._note(offset, what, position)
 
     def _too_large(self, position: int, first: int, last: int) -> None:
         """Neither a fault of the archive nor a loss: a task with more memory reads the batch."""
-        left_out = self._passed_over.too_large
+        left_out = self._skipped_records.too_large
         if not self._options.fail_on_data_loss:
             self._note(first, f"the batch is {too_large_for(self._options)}", position)
         elif left_out is None:
             raise RecordsTooLarge(
                 f"{self._task.tp}, offsets {first} to {last}: {self._key}, byte {position}: the "
-                f"batch is {too_large_for(self._options)} ({PASSED_OVER})"
+                f"batch is {too_large_for(self._options)} ({SKIPPED_RECORDS})"
             )
         else:
             left_out.append((first, last))
@@ -348,17 +349,17 @@ class _TaskReading:
         # Of a DamagedObject the store gives nothing, as of one that is missing.
         may_lose = isinstance(error, RemoteStorageError) and not self._options.fail_on_data_loss
         if not (may_skip or may_lose):
-            way = "corruptBatches=skip leaves its offsets out" if damaged else PASSED_OVER
+            way = "corruptBatches=skip leaves its offsets out" if damaged else SKIPPED_RECORDS
             raise type(error)(f"{error} ({way})") from error
         log.warning("archived_data_lost", error=str(error))
         self._note(offset_from, str(error))
-        self._passed_over.records += offset_end - offset_from
+        self._skipped_records.records += offset_end - offset_from
 
     def _note(self, offset: int, what: str, byte: int | None = None) -> None:
         tp = self._task.tp
         place = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
         self._faults.append({**place, "object": self._key, "byte": byte, "what": what})
-        self._passed_over.faults += 1
+        self._skipped_records.faults += 1
 
     def report(self) -> None:
         """Writes one line in the worker's log and, if the options name a folder, JSON lines."""

@@ -292,7 +292,7 @@ async def a_turn() -> None:
     await turns.next()
 
 
-async def breathe(partitions: int) -> None:
+async def checkpoint(partitions: int) -> None:
     """Yield after a step over many partitions. The usual fetch of a few goes on at once."""
     if partitions >= MANY_PARTITIONS:
         await a_turn()
@@ -311,7 +311,7 @@ def pieces(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> Iterator[list[T]
         yield piece
 
 
-async def each_of(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> AsyncIterator[T]:
+async def cooperative(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> AsyncIterator[T]:
     """All items. Yields to the event loop after each piece."""
     for piece in pieces(items, at_once):
         for item in piece:
@@ -334,7 +334,7 @@ async def chosen(
 
 async def forget(table: MutableMapping[T, Any], gone: Callable[[T], bool]) -> None:
     """Remove the entries whose keys are `gone`. No other work comes between test and removal."""
-    async for key in each_of(list(table)):
+    async for key in cooperative(list(table)):
         if key in table and gone(key):
             del table[key]
 

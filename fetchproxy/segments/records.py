@@ -146,7 +146,7 @@ class LogStartOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class LogHistorySaid:
+class LogHistoryRecord:
     """A person's statement about a log that began again. The last statement counts."""
 
     topic_id_partition: TopicIdPartition
@@ -167,7 +167,7 @@ MetadataEvent = (
     RemoteLogSegmentMetadata
     | RemotePartitionDeleteMetadata
     | LogStartOffset
-    | LogHistorySaid
+    | LogHistoryRecord
     | Restore
 )
 
@@ -288,7 +288,7 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
         if event.after_epoch < 0:
             return record_head(kind, 0), _LOG_START.pack(event.offset, at_ms)
         return record_head(kind), _LOG_START_AFTER.pack(event.offset, at_ms, event.after_epoch)
-    if isinstance(event, LogHistorySaid):
+    if isinstance(event, LogHistoryRecord):
         said = event.history
         data = _LOG_HISTORY.pack(said.after_epoch, said.kept_below, said.kept_epoch, at_ms)
         if not said.earlier:
@@ -348,7 +348,7 @@ def _decode(fields: _Fields, kind: RecordType, version: int, tp: TopicIdPartitio
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
         if version:
             history = replace(history, earlier=_decode_earlier(fields))
-        return LogHistorySaid(tp, history, at_ms)
+        return LogHistoryRecord(tp, history, at_ms)
     if kind is RecordType.RESTORE:
         restoring = fields.boolean("restoring")
         return Restore(tp, restoring, fields.integer("eventTimestamp", Cursor.int64, -1))
@@ -469,7 +469,7 @@ def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:
         elif isinstance(event, LogStartOffset):
             known = log_starts.get(event.after_epoch, (-1, b""))
             log_starts[event.after_epoch] = max(known, (event.offset, raw))
-        elif isinstance(event, LogHistorySaid):
+        elif isinstance(event, LogHistoryRecord):
             history = raw
         elif isinstance(event, Restore):
             restore = raw if event.restoring else b""

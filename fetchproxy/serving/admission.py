@@ -284,7 +284,7 @@ class Admission(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Share:
+class ClientQuota:
     """The admission of one connection, which has one fetch at a time. `payer`: `payer_of` its
     transport once it is connected, or the user who has logged in.
 

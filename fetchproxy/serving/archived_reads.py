@@ -32,7 +32,7 @@ from fetchproxy.serving.admission import Client
 
 log = structlog.get_logger(__name__)
 
-NOT_LOOKED_AT: Mapping[PartitionKey, PartitionView] = {}
+NO_VIEWS_READ: Mapping[PartitionKey, PartitionView] = {}
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class ArchivedReads:
         self,
         remote: Iterable[tuple[PartitionKey, TopicIdPartition]],
         deadline: float,
-        views: Mapping[PartitionKey, PartitionView] = NOT_LOOKED_AT,
+        views: Mapping[PartitionKey, PartitionView] = NO_VIEWS_READ,
         held: Set[TopicIdPartition] = frozenset(),
     ) -> None:
         """Begin to read up to PARTITIONS_READ_MAX of `remote`, except those in `held`. Completes at

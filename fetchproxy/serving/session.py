@@ -33,7 +33,7 @@ from fetchproxy.config.schema import GatewayConfig, KiB
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.runtime.loop import MESSAGES_A_TURN, LoopSteps, a_turn
-from fetchproxy.serving.admission import Admission, Share, payer_of
+from fetchproxy.serving.admission import Admission, ClientQuota, payer_of
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
 from fetchproxy.tls.contexts import other_protocol
@@ -85,7 +85,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._steps = steps
         self.warnings = owner.warnings
         self.client = ""  # set when it has connected
-        self.share = Share(admission)
+        self.share = ClientQuota(admission)
         self._transport: asyncio.Transport | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self.closing = False

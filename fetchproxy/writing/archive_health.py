@@ -106,7 +106,7 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetsLook:
+class OffsetsProbe:
     """`stated`: the archivers' record. None: there is none, or it is damaged. `damaged`: how."""
 
     stated: FinishedOffsets | None
@@ -120,7 +120,7 @@ async def look_at_offsets(
     tp: TopicIdPartition,
     refresh: Callable[[], Awaitable[PartitionView]] | None = None,
     also: Callable[[], Iterable[Offsets]] = tuple,
-) -> OffsetsLook:
+) -> OffsetsProbe:
     """Find the offsets that are in no segment, and their records: one listing and one small read.
 
     `refresh`: reads the metadata anew. None: as the manager does it.
@@ -129,7 +129,7 @@ async def look_at_offsets(
     Raises RemoteStorageError.
     """
 
-    async def look() -> OffsetsLook:
+    async def look() -> OffsetsProbe:
         """Reads expected offsets, then segments, then gaps: so a copy under way is not a fault."""
         stated: FinishedOffsets | None = None
         damaged: CorruptSegment | None = None
@@ -147,7 +147,7 @@ async def look_at_offsets(
             newest_epoch=max((s.last_epoch for s in done), default=-1),
         )
         gaps = [gap async for gap in records.list_archive_gaps(tp)]
-        return OffsetsLook(stated, damaged, not_held(held, stated, gaps))
+        return OffsetsProbe(stated, damaged, not_held(held, stated, gaps))
 
     found = await look()
     if found.found.missing:

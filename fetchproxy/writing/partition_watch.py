@@ -25,7 +25,7 @@ from fetchproxy.brokers.open_transactions import (
 )
 from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import ClusterError
-from fetchproxy.metadata.archiver_positions import ForPeople
+from fetchproxy.metadata.archiver_positions import OperatorNotes
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Kind, of_partition
@@ -304,7 +304,7 @@ class PartitionWatch:
         )
         health.report(Condition(kind, what, since=min(long.values())))
 
-    def for_people(self, configs: Iterable[Mapping[str, str] | None]) -> ForPeople:
+    def operator_notes(self, configs: Iterable[Mapping[str, str] | None]) -> OperatorNotes:
         """Texts for people. `configs`: of the topics that this archiver accumulates. Never
         blocks.
         """
@@ -313,7 +313,7 @@ class PartitionWatch:
         ages = [limit.ms for limit in limits if limit.ms is not None]
         sizes = [limit.bytes for limit in limits if limit.bytes is not None]
         retention = retention_in_words(min(ages, default=None), min(sizes, default=None))
-        return ForPeople(() if failing is None else (failing.what,), retention)
+        return OperatorNotes(() if failing is None else (failing.what,), retention)
 
     def least_deleted_in_ms(self) -> int | None:
         """Least time until the brokers delete unarchived records, over all partitions."""

@@ -13,7 +13,7 @@ from fetchproxy.errors import CorruptSegment, ObjectNotReadable, RemoteStorageEr
 from fetchproxy.metadata.archiver_positions import (
     BEAT_INTERVAL_S,
     SILENT_MAX_S,
-    ForPeople,
+    OperatorNotes,
     Positions,
     encode_positions,
 )
@@ -52,14 +52,14 @@ _WITHDRAW_MAX_S = 2.0
 @dataclass(eq=False, repr=False)
 class PublishedPositions:
     """One per archiver. `tps` are its partitions; `archiver_position` as in ArchiverPositions.
-    `for_people`: texts about this archiver, given the topics that it accumulates.
+    `operator_notes`: texts about this archiver, given the topics that it accumulates.
     """
 
     rsm: RemoteStorageManager
     instance: UUID
     tps: Callable[[], Iterable[TopicIdPartition]]
     archiver_position: Callable[[TopicIdPartition], int | None]
-    for_people: Callable[[Collection[UUID]], ForPeople] = lambda topics: ForPeople()
+    operator_notes: Callable[[Collection[UUID]], OperatorNotes] = lambda topics: OperatorNotes()
 
     def __post_init__(self) -> None:
         self.key = self.rsm.objects.archiver_positions_key(self.instance)
@@ -70,7 +70,7 @@ class PublishedPositions:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         clock = asyncio.get_running_loop().time
-        told: tuple[Positions, ForPeople] | None = None
+        told: tuple[Positions, OperatorNotes] | None = None
         told_at = looked_at = float("-inf")
         try:
             while True:
@@ -89,7 +89,7 @@ class PublishedPositions:
             except (RemoteStorageError, TimeoutError) as error:
                 log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
-    async def _current(self) -> tuple[Positions, ForPeople]:
+    async def _current(self) -> tuple[Positions, OperatorNotes]:
         found: dict[tuple[UUID, int], int] = {}
         for piece in pieces(list(self.tps())):
             for tp in piece:
@@ -97,13 +97,13 @@ class PublishedPositions:
                 if at is not None:
                     found[tp.topic_id, tp.partition] = at
             await asyncio.sleep(0)
-        return found, self.for_people({topic_id for topic_id, _ in found})
+        return found, self.operator_notes({topic_id for topic_id, _ in found})
 
-    async def _tell(self, positions: Positions, for_people: ForPeople) -> bool:
+    async def _tell(self, positions: Positions, operator_notes: OperatorNotes) -> bool:
         self._beat += 1
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
-                content = await encode_positions(positions, self._beat, for_people)
+                content = await encode_positions(positions, self._beat, operator_notes)
                 await self.rsm.objects.put_archiver_positions(self.instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage

@@ -23,7 +23,7 @@ from fetchproxy.errors import (
     LogTruncated,
     RemoteStorageError,
 )
-from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ForPeople
+from fetchproxy.metadata.archiver_positions import NOT_KNOWN, OperatorNotes
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
@@ -229,7 +229,7 @@ class RemoteLogManager(Archiver):
             self.uuid_factory(),
             lambda: self._partitions,
             self.archiver_position,
-            self._for_people,
+            self._operator_notes,
         )
 
     async def run(self) -> None:
@@ -277,8 +277,8 @@ class RemoteLogManager(Archiver):
             return None
         return partition.archiver.position
 
-    def _for_people(self, topics: Iterable[UUID]) -> ForPeople:
-        return self.watch.for_people(map(self.topic_config, topics))
+    def _operator_notes(self, topics: Iterable[UUID]) -> OperatorNotes:
+        return self.watch.operator_notes(map(self.topic_config, topics))
 
     @property
     def leadership_state(self) -> LeadershipState:

@@ -11,7 +11,7 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import each_of, for_each
+from fetchproxy.runtime.loop import cooperative, for_each
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.discovery import partitions_of
@@ -67,7 +67,7 @@ class TopicRecorder:
             await self._rsm.identity.check_to_put()
             await self._rsm.objects.put_topic_description(said.topic_id, encode_topic(said))
 
-        wanted = [described(topic) async for topic in each_of(topics)]
+        wanted = [described(topic) async for topic in cooperative(topics)]
         changed = [said for said in wanted if known.get(said.topic_id) != said]
         await for_each(changed, write, WRITTEN_AT_ONCE)
         await self._forget_deleted(cluster_id)

@@ -92,7 +92,8 @@ class BufferedFetchResponse:
     def keep(self, pieces: list[Buffer], whole: bool) -> list[Buffer] | None:
         """The bytes that may leave, ending with `pieces`; None: no bytes may leave yet.
 
-        `whole`: `pieces` end the response; then an empty list means that the response is suppressed.
+        `whole`: `pieces` end the response; then an empty list means that the response is
+        suppressed.
         """
         if whole and not self.records and (self.patched or self.any_empty):
             if self._suppress(self.patched, self.errors_left):

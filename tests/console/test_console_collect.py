@@ -16,7 +16,7 @@ from test_partition_watch import LAGGING
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
-from fetchproxy.console.collect import ConsoleLimits, StatusCollector, Surroundings
+from fetchproxy.console.collect import ConsoleLimits, StatusCollector, StatusSources
 from fetchproxy.console.status import (
     CLIENTS_MAX,
     NO_PARTITIONS,
@@ -102,7 +102,7 @@ class Process:
             StoreBackedRemoteLogMetadataManager(rsm, CONFIG.metadata)
         )
         cluster = await self.exits.enter_async_context(Cluster(CONFIG.cluster))
-        around = Surroundings(
+        around = StatusSources(
             mode="serve",
             health=self.health,
             listeners=lambda: ["127.0.0.1:9192"],

@@ -22,7 +22,7 @@ from fetchproxy.config.schema import (
     ConsoleConfig,
     StoreConfig,
 )
-from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.collect import StatusCollector, StatusSources
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.errors import StorageDenied
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -52,7 +52,7 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
         parts = Parts(CONFIG, Limits(), planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
         published_conditions = PublishedConditions(planted.rsm.objects)
         published_conditions.hold(Kind.PARTITION_STOPPED, TP, f"{TP}: it begins again")
-        around = Surroundings(
+        around = StatusSources(
             parts.mode, parts.health, published_conditions=lambda: published_conditions
         )
         collector = StatusCollector(CONFIG, planted.rsm, rlmm, cluster, around)

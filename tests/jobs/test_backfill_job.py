@@ -29,7 +29,7 @@ from fetchproxy.jobs.runner import Failure, attempt
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import parse_options
-from fetchproxy.remotelog.task_reader import PassedOver
+from fetchproxy.remotelog.task_reader import SkippedRecords
 from fetchproxy.segments.object_keys import SegmentFile
 
 DAY_MS = 86_400_000
@@ -255,7 +255,7 @@ def test_what_was_skipped_is_written_once_it_is_mended(
     path.write_bytes(sound[:-5] + bytes([sound[-5] ^ 0xFF]) + sound[-4:])
     missing.unlink()
     done = run(to)
-    assert sum(m.passed_over for m in done) == 300 - len(rows(out)) == 110
+    assert sum(m.skipped_records for m in done) == 300 - len(rows(out)) == 110
     assert sum(m.faults for m in done) == 3  # a batch, and the log in each of its two ranges
     again = run(to)  # as it is still damaged: the same, and nothing else is done again
     assert again == [m for m in done if not m.is_whole]
@@ -264,7 +264,7 @@ def test_what_was_skipped_is_written_once_it_is_mended(
     for task in plan_backfill(to, 1_500).tasks:
         with pytest.raises(KeyboardInterrupt):
             backfill_range(_dying(to, 0), task)
-    assert sum(m.passed_over for m in run(to)) == 0
+    assert sum(m.skipped_records for m in run(to)) == 0
     assert run(to) == []
     to.folder.remove_parts()
     assert files(out) == files(clean)
@@ -289,7 +289,7 @@ def test_a_batch_that_is_too_large_is_named_and_the_rest_of_its_range_is_written
     lenient = target(archive, out, maxUnpackedBytes="100000", failOnDataLoss="false")
     [done] = run(lenient)
     assert not list(too_large_in(lenient.options, [done]))
-    assert (done.passed_over, done.faults) == (10, 2)
+    assert (done.skipped_records, done.faults) == (10, 2)
     [done] = run(target(archive, out))  # with more memory
     assert done.is_whole
     assert [row["offset"] for row in rows(out)] == list(range(30))
@@ -306,8 +306,8 @@ def test_files_that_a_mended_range_has_not_any_more_go(
     for batches_of, faults in (([days, days], 1), ([days], 0)):
         before = to.folder.manifest(one.name)
         made = [batch_of(times) for times in batches_of]
-        passed_over = PassedOver(faults=faults)
-        done = parquet_range.write_range(to.folder, one, made, "snappy", passed_over, before)
+        skipped_records = SkippedRecords(faults=faults)
+        done = parquet_range.write_range(to.folder, one, made, "snappy", skipped_records, before)
         there = {p.relative_to(tmp_path / "out").as_posix() for p in parquet_of(tmp_path / "out")}
         assert there == {file.path for file in done.files}
 
@@ -406,7 +406,7 @@ def test_more_dates_at_once_than_files_may_be_open(archive: WrittenArchive, tmp_
     days = OPEN_DATES_MAX + 3
     batch = batch_of([START_MS + day * DAY_MS for day in range(days)])
     manifest = parquet_range.write_range(
-        to.folder, tasks[0].range, [batch] * 4, "snappy", PassedOver()
+        to.folder, tasks[0].range, [batch] * 4, "snappy", SkippedRecords()
     )
     assert len(manifest.files) == 4 * days
     assert len({file.path for file in manifest.files}) == 4 * days
@@ -632,6 +632,6 @@ def test_rows_can_be_iterated_only_once_they_are_all_there(
         raise ObjectNotFound("gone")
 
     with pytest.raises(ObjectNotFound):
-        parquet_range.write_range(to.folder, tasks[0].range, half(), "snappy", PassedOver())
+        parquet_range.write_range(to.folder, tasks[0].range, half(), "snappy", SkippedRecords())
     assert not list((tmp_path / "out").rglob("*.parquet*"))
     assert TP.topic == tasks[0].range.topic

@@ -14,8 +14,8 @@ import pytest
 from spark_commands import PROJECT, environment, small_segments
 from written_archive import WrittenArchive
 
-from fetchproxy.cli.backfill import passed_over
-from fetchproxy.cli.running import for_people
+from fetchproxy.cli.backfill import skipped_records
+from fetchproxy.cli.running import operator_notes
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.session import check_master, master_places
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic
@@ -173,17 +173,17 @@ def test_of_several_masters_one_has_to_answer() -> None:
 
 
 def test_hints_name_what_the_command_line_has() -> None:
-    assert for_people("a hole; with failOnDataLoss=false it is passed over") == (
+    assert operator_notes("a hole; with failOnDataLoss=false it is passed over") == (
         "a hole; with --option failOnDataLoss=false it is passed over"
     )
-    assert for_people("x (corruptBatches=skip leaves such batches out)") == (
+    assert operator_notes("x (corruptBatches=skip leaves such batches out)") == (
         "x (--option corruptBatches=skip leaves such batches out)"
     )
 
 
 def test_what_is_passed_over_is_told_by_topic() -> None:
-    assert passed_over({"a": (0, 0)}) == ""
-    assert passed_over({"b": (167, 1), "a": (2, 2), "c": (0, 0)}) == (
+    assert skipped_records({"a": (0, 0)}) == ""
+    assert skipped_records({"b": (167, 1), "a": (2, 2), "c": (0, 0)}) == (
         "; passed over: a: up to 2 records of 2 damaged or missing objects, "
         "b: up to 167 records of 1 damaged or missing object"
     )

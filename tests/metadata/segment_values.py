@@ -20,7 +20,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.segments.description import check_deletion, check_update
-from fetchproxy.segments.records import LogHistorySaid, LogStartOffset, MetadataEvent
+from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent
 
 TP = TopicIdPartition(UUID(int=0x0102030405060708090A0B0C0D0E0F10), "orders", 3)
 INT64_MAX = 2**63 - 1
@@ -95,7 +95,7 @@ def any_events(tp: TopicIdPartition = TP) -> st.SearchStrategy[MetadataEvent]:
         any_segments(tp)
         | deletions
         | st.builds(LogStartOffset, st.just(tp), offsets, timestamps, st.integers(-1, 9))
-        | st.builds(LogHistorySaid, st.just(tp), log_histories, timestamps)
+        | st.builds(LogHistoryRecord, st.just(tp), log_histories, timestamps)
     )
 
 

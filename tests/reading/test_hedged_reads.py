@@ -20,8 +20,8 @@ from fetchproxy.reading.fetcher_pool import (
     SAVED_MAX,
     TIMES_MIN,
     HedgedReads,
-    Permit,
     ReadBudget,
+    Slot,
     slow_after_s,
 )
 from fetchproxy.reading.limits import ReadingLimits
@@ -162,7 +162,7 @@ def test_what_is_saved_up_is_bounded() -> None:
 def test_only_where_the_budget_has_a_place() -> None:
     async def test(budget: ReadBudget) -> None:
         _, read = await hedging(budget)
-        taken = [Permit(SIZE, False), Permit(SIZE, False)]
+        taken = [Slot(SIZE, False), Slot(SIZE, False)]
         for permit in taken:
             await budget.acquire(permit)
         line = Line(0.3)
@@ -180,7 +180,7 @@ def test_only_where_the_budget_has_a_place() -> None:
 def test_only_where_nobody_waits_for_a_place() -> None:
     async def test(budget: ReadBudget) -> None:
         _, read = await hedging(budget)
-        small, large = Permit(SIZE, False), Permit(2 * MiB, False)
+        small, large = Slot(SIZE, False), Slot(2 * MiB, False)
         await budget.acquire(small)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(budget.acquire(large))

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.reading.fetcher_pool import Permit, ReadBudget
+from fetchproxy.reading.fetcher_pool import ReadBudget, Slot
 
 
 async def turns() -> None:
@@ -14,7 +14,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def granted(*permits: Permit) -> list[bool]:
+def granted(*permits: Slot) -> list[bool]:
     return [permit.taken for permit in permits]
 
 
@@ -22,7 +22,7 @@ def test_tasks_and_bytes_are_limited_and_the_queue_is_fair() -> None:
     async def main() -> None:
         budget = ReadBudget(tasks_max=2, bytes_max=100)
         async with asyncio.TaskGroup() as group:
-            permits = [Permit(size, ahead=False) for size in (60, 50, 30, 40)]
+            permits = [Slot(size, ahead=False) for size in (60, 50, 30, 40)]
             for permit in permits:
                 group.create_task(budget.acquire(permit))
             await turns()
@@ -45,7 +45,7 @@ def test_a_read_above_the_budget_goes_alone(size: int) -> None:
     async def main() -> None:
         budget = ReadBudget(tasks_max=9, bytes_max=100)
         async with asyncio.TaskGroup() as group:
-            small, large, after = Permit(1, False), Permit(size, False), Permit(1, False)
+            small, large, after = Slot(1, False), Slot(size, False), Slot(1, False)
             for permit in (small, large, after):
                 group.create_task(budget.acquire(permit))
             await turns()
@@ -62,12 +62,12 @@ def test_reads_ahead_come_last_and_take_half_of_the_places() -> None:
     async def main() -> None:
         budget = ReadBudget(tasks_max=4, bytes_max=1000)
         async with asyncio.TaskGroup() as group:
-            ahead = [Permit(1, ahead=True) for _ in range(4)]
+            ahead = [Slot(1, ahead=True) for _ in range(4)]
             for permit in ahead:
                 group.create_task(budget.acquire(permit))
             await turns()
             assert granted(*ahead) == [True, True, False, False]
-            asked = [Permit(1, ahead=False) for _ in range(3)]
+            asked = [Slot(1, ahead=False) for _ in range(3)]
             for permit in asked:
                 group.create_task(budget.acquire(permit))
             await turns()
@@ -96,7 +96,7 @@ def test_cancelled_at_any_moment_nothing_is_lost(seed: int) -> None:
         budget = ReadBudget(tasks_max=3, bytes_max=50)
 
         async def reader() -> None:
-            permit = Permit(rng.randint(1, 60), ahead=rng.random() < 0.5)
+            permit = Slot(rng.randint(1, 60), ahead=rng.random() < 0.5)
             await budget.acquire(permit)
             try:
                 await asyncio.sleep(rng.choice([0, 0, 1]))

@@ -34,7 +34,7 @@ from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
-from fetchproxy.remotelog.task_reader import PassedOver, read_task
+from fetchproxy.remotelog.task_reader import SkippedRecords, read_task
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic
@@ -79,13 +79,13 @@ def tasks_of(options: SourceOptions) -> list[ReadTask]:
 
 
 def offsets_read(
-    archive: WrittenArchive, passed_over: PassedOver | None = None, **options: str
+    archive: WrittenArchive, skipped_records: SkippedRecords | None = None, **options: str
 ) -> list[int]:
     chosen = options_of(archive, **options)
     return [
         offset
         for task in tasks_of(chosen)
-        for batch in read_task(chosen, task, ["offset"], passed_over=passed_over)
+        for batch in read_task(chosen, task, ["offset"], skipped_records=skipped_records)
         for offset in batch.column("offset").to_pylist()
     ]
 
@@ -285,27 +285,27 @@ def test_a_log_that_ends_early(archive: WrittenArchive) -> None:
 def test_what_is_passed_over_is_counted(archive: WrittenArchive) -> None:
     """A damaged record, a broken header, a log that ends early, a missing object."""
 
-    def counted(**options: str) -> tuple[int, PassedOver]:
-        passed_over = PassedOver()
-        found = offsets_read(archive, passed_over=passed_over, **options)
-        return 300 - len(found), passed_over
+    def counted(**options: str) -> tuple[int, SkippedRecords]:
+        skipped_records = SkippedRecords()
+        found = offsets_read(archive, skipped_records=skipped_records, **options)
+        return 300 - len(found), skipped_records
 
-    assert counted(corruptBatches="skip") == (0, PassedOver())
+    assert counted(corruptBatches="skip") == (0, SkippedRecords())
     path = archive.path(archive.segments[1], SegmentFile.LOG)
     sizes = [len(batch) for batch in batches_of(100)]
     damage(path, sizes[0] + 65)
     lost, found = counted(corruptBatches="skip")
-    assert (lost, found) == (10, PassedOver(faults=1, records=10))
+    assert (lost, found) == (10, SkippedRecords(faults=1, records=10))
     damage(path, sum(sizes[:4]) + 16)
     lost, found = counted(corruptBatches="skip")
-    assert found == PassedOver(faults=2, records=lost)
+    assert found == SkippedRecords(faults=2, records=lost)
     last = archive.path(archive.segments[2], SegmentFile.LOG)
     last.write_bytes(last.read_bytes()[: -len(batches_of(200)[-1])])
     lost, found = counted(corruptBatches="skip")
-    assert found == PassedOver(faults=3, records=lost)
+    assert found == SkippedRecords(faults=3, records=lost)
     archive.path(archive.segments[0], SegmentFile.LOG).unlink()
     lost, found = counted(corruptBatches="skip", failOnDataLoss="false")
-    assert found == PassedOver(faults=4, records=lost)
+    assert found == SkippedRecords(faults=4, records=lost)
 
 
 @pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])
@@ -330,14 +330,16 @@ def test_segments_that_were_merged_since_they_were_planned(
     chosen = options_of(archive, failOnDataLoss=fails)
     [planned] = tasks_of(chosen)
     merged(archive, deleted)
-    passed_over = PassedOver()
+    skipped_records = SkippedRecords()
     found = [
         offset
-        for batch in read_task(chosen, planned, ["offset", "value"], passed_over=passed_over)
+        for batch in read_task(
+            chosen, planned, ["offset", "value"], skipped_records=skipped_records
+        )
         for offset in batch.column("offset").to_pylist()
     ]
     assert found == list(range(300))
-    assert passed_over == PassedOver()
+    assert skipped_records == SkippedRecords()
 
 
 def test_a_piece_of_a_segment_that_was_merged_is_not_passed_over(archive: WrittenArchive) -> None:
@@ -354,10 +356,10 @@ def test_what_retention_has_deleted_since_it_was_planned(archive: WrittenArchive
     [planned] = tasks_of(chosen)
     for file in SegmentFile:
         archive.path(archive.segments[0], file).unlink(missing_ok=True)
-    passed_over = PassedOver()
-    read = list(read_task(chosen, planned, ["offset"], passed_over=passed_over))
+    skipped_records = SkippedRecords()
+    read = list(read_task(chosen, planned, ["offset"], skipped_records=skipped_records))
     assert [o for batch in read for o in batch.column("offset").to_pylist()] == [*range(100, 300)]
-    assert passed_over == PassedOver(faults=1, records=100)
+    assert skipped_records == SkippedRecords(faults=1, records=100)
     failing = options_of(archive)
     with pytest.raises(ObjectNotFound, match="orders-0, offsets 0 to 99: "):
         list(read_task(failing, planned, ["offset"]))
@@ -386,10 +388,10 @@ def test_a_damaged_index_is_named_with_what_helps(tmp_path: Path, file: SegmentF
     with pytest.raises(CorruptSegment, match=r"verify --repair.*corruptBatches=skip") as raised:
         offsets_read(archive, **committed)
     assert f"orders-0, offsets 0 to 10: {path.relative_to(archive.folder)}: " in str(raised.value)
-    passed_over = PassedOver()
+    skipped_records = SkippedRecords()
     options = {**committed, "corruptBatches": "skip"}
-    assert offsets_read(archive, passed_over=passed_over, **options) == list(range(11, 21))
-    assert passed_over == PassedOver(faults=1, records=11)
+    assert offsets_read(archive, skipped_records=skipped_records, **options) == list(range(11, 21))
+    assert skipped_records == SkippedRecords(faults=1, records=11)
     with pytest.raises(CorruptSegment):  # it is there, and damaged
         offsets_read(archive, **committed, failOnDataLoss="false")
 
@@ -416,10 +418,12 @@ def test_an_object_that_the_store_does_not_give_out_is_named_and_passed_over(
     with pytest.raises(ObjectNotReadable, match=said):
         offsets_read(archive)
     for number, option in enumerate(({"corruptBatches": "skip"}, {"failOnDataLoss": "false"})):
-        passed_over, report = PassedOver(), tmp_path / f"report-{number}"
-        found = offsets_read(archive, passed_over=passed_over, corruptReport=str(report), **option)
+        skipped_records, report = SkippedRecords(), tmp_path / f"report-{number}"
+        found = offsets_read(
+            archive, skipped_records=skipped_records, corruptReport=str(report), **option
+        )
         assert found == [*range(100), *range(200, 300)]
-        assert passed_over == PassedOver(faults=1, records=100)
+        assert skipped_records == SkippedRecords(faults=1, records=100)
         [line] = [json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()]
         assert (line["object"], line["offset"], line["byte"]) == (key, 100, None)
 
@@ -471,13 +475,13 @@ def test_records_that_nobody_can_read_are_no_damage(tmp_path: Path) -> None:
     with pytest.raises(CorruptSegment, match=r"orders-0, offset 10: .*no Kafka client can read"):
         list(read_task(chosen, task, ["offset", "value"]))
     assert offsets_read(archive) == list(range(30))  # nobody asks for the records
-    lenient, passed_over = options_of(archive, failOnDataLoss="false"), PassedOver()
-    found = list(read_task(lenient, task, ["offset", "value"], passed_over=passed_over))
+    lenient, skipped_records = options_of(archive, failOnDataLoss="false"), SkippedRecords()
+    found = list(read_task(lenient, task, ["offset", "value"], skipped_records=skipped_records))
     assert [o for b in found for o in b.column("offset").to_pylist()] == [
         *range(10),
         *range(20, 30),
     ]
-    assert passed_over == PassedOver(faults=1, records=10)
+    assert skipped_records == SkippedRecords(faults=1, records=10)
 
 
 @pytest.mark.parametrize("codec", CODECS[1:])
@@ -500,14 +504,14 @@ def test_a_batch_that_is_too_large_to_unpack_is_no_damage(tmp_path: Path, codec:
     report = tmp_path / "report"
     more = {"failOnDataLoss": "false", "corruptReport": str(report)}
     for options, left_out in (
-        (options_of(archive, **limit, **more), PassedOver(1, 10)),
-        (chosen, PassedOver(0, 10, [(10, 19)])),
+        (options_of(archive, **limit, **more), SkippedRecords(1, 10)),
+        (chosen, SkippedRecords(0, 10, [(10, 19)])),
     ):
-        passed_over = PassedOver(too_large=None if left_out.too_large is None else [])
-        found = list(read_task(options, task, ["offset", "value"], passed_over=passed_over))
+        skipped_records = SkippedRecords(too_large=None if left_out.too_large is None else [])
+        found = list(read_task(options, task, ["offset", "value"], skipped_records=skipped_records))
         offsets = [o for b in found for o in b.column("offset").to_pylist()]
         assert offsets == [*range(10), *range(20, 30)]
-        assert passed_over == left_out
+        assert skipped_records == left_out
     [line] = [json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()]
     assert (line["offset"], line["byte"]) == (10, size)
     whole = options_of(archive, maxUnpackedBytes="160000")

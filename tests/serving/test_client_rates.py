@@ -10,10 +10,10 @@ from fetchproxy.serving.admission import (
     CLIENTS_MAX,
     PAUSE_MAX_S,
     Admission,
+    ClientQuota,
     ClientRates,
     ResponseBudget,
     ResponseTurns,
-    Share,
     payer_of,
 )
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
@@ -31,9 +31,11 @@ class Clock:
         return self.now
 
 
-def share_of(rates: ClientRates) -> Share:
+def share_of(rates: ClientRates) -> ClientQuota:
     consumer_paces = ConsumerPaces(asyncio.get_running_loop().time)
-    return Share(Admission(ResponseBudget(1, 1), ResponseTurns(1, 1.0), rates, consumer_paces), A)
+    return ClientQuota(
+        Admission(ResponseBudget(1, 1), ResponseTurns(1, 1.0), rates, consumer_paces), A
+    )
 
 
 def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:

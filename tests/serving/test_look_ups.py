@@ -37,7 +37,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import EpochEnd, LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
@@ -112,7 +112,7 @@ class FakeCluster:
         self, tps: Collection[TopicIdPartition], *, not_older_than: float
     ) -> dict[TopicIdPartition, LogOffsets | ClusterError]:
         self.log_offsets_requests.append(len(tps))
-        return {tp: self.failure or self.log_offsets async for tp in each_of(tps)}
+        return {tp: self.failure or self.log_offsets async for tp in cooperative(tps)}
 
 
 CLIENT = "127.0.0.1", "a client"

@@ -111,7 +111,7 @@ class FetchCheck:
         cache_bytes_max = world.config.remote_fetch.chunk_cache_bytes_max
         if cache_bytes_max < 8 * world.limits.reading.chunk_bytes:
             return
-        passed_over = consumer.passed_over
+        skipped_records = consumer.skipped_records
         served = [tp for tp, part in found.items() if part.records]
         archived = {
             tp
@@ -123,11 +123,11 @@ class FetchCheck:
         well = self.responded.began_at > world.fair_since + world.recovery_s + judged_s
         if not well or not archived.intersection(served):
             return
-        passed_over.update(archived.difference(served))
-        for tp in {*served, *(tp for tp in passed_over if tp not in archived)}:
-            passed_over.pop(tp, None)
+        skipped_records.update(archived.difference(served))
+        for tp in {*served, *(tp for tp in skipped_records if tp not in archived)}:
+            skipped_records.pop(tp, None)
         turns_max = PASSED_OVER_MAX * len(self.wanted)
-        for tp, turns in passed_over.items():
+        for tp, turns in skipped_records.items():
             assert turns <= turns_max, f"{consumer.name}: {tp} was passed over {turns} times"
 
     def _check_not_in_a_loop(self, has_news: bool) -> None:

@@ -76,7 +76,7 @@ class SimulatedConsumer:
     positions: dict[TopicIdPartition, int]
     early: int = 0
     turns: int = 0
-    passed_over: Counter[TopicIdPartition] = field(default_factory=Counter)
+    skipped_records: Counter[TopicIdPartition] = field(default_factory=Counter)
     starving_since: dict[TopicIdPartition, float] = field(default_factory=dict)
     above: set[TopicIdPartition] = field(default_factory=set)
     _paused: set[TopicIdPartition] = field(default_factory=set)

@@ -24,7 +24,7 @@ from fetchproxy.metadata.archiver_positions import (
     SILENT_MAX_S,
     TROUBLES_MAX,
     ArchiverPositions,
-    ForPeople,
+    OperatorNotes,
     decode_positions,
     encode_positions,
 )
@@ -88,18 +88,18 @@ async def now() -> float:
 def test_positions_come_back_as_they_were_written() -> None:
     positions = {(UUID(int=i), p): i * p - 1 for i in range(30) for p in range(30)}
     raw = asyncio.run(encode_positions(positions, 17))
-    assert decode_positions(raw, "key") == (positions, ForPeople())
+    assert decode_positions(raw, "key") == (positions, OperatorNotes())
     assert asyncio.run(encode_positions(positions, 18)) != raw, "a beat is a change"
 
 
 def test_sentences_for_people_are_cut_to_what_a_page_shows() -> None:
-    said = ForPeople(('no "room"', "x" * 5_000) * TROUBLES_MAX, "y" * 5_000)
+    said = OperatorNotes(('no "room"', "x" * 5_000) * TROUBLES_MAX, "y" * 5_000)
     read = decode_positions(asyncio.run(encode_positions({}, 1, said)), "key")[1]
     assert len(read.troubles) == TROUBLES_MAX
     assert read.troubles[:2] == ('no "room"', "x" * SENTENCE_CHARS_MAX)
     assert len(read.retention) == SENTENCE_CHARS_MAX
     older = b'{"version": 1, "beat": 1, "positions": {}}'
-    assert decode_positions(older, "key") == ({}, ForPeople())
+    assert decode_positions(older, "key") == ({}, OperatorNotes())
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_none_is_named_in_an_outage_nor_after_it(outage_s: int, faults: Faults) 
 
 def test_what_an_archiver_says_is_shown_elsewhere() -> None:
     async def main() -> None:
-        world, said = World(), [ForPeople(("The disk fails",), "the brokers delete nothing")]
+        world, said = World(), [OperatorNotes(("The disk fails",), "the brokers delete nothing")]
         told = PublishedPositions(
             world.rsm, UUID(int=1), lambda: [T0], lambda tp: 100, lambda topics: said[0]
         )
@@ -368,7 +368,7 @@ def test_what_an_archiver_says_is_shown_elsewhere() -> None:
             world.own_key = told.key
             await asyncio.sleep(LOOK_INTERVAL_S)
             assert world.headlines() == [], "by itself it says it itself"
-            said[0] = ForPeople((), "the brokers delete nothing")
+            said[0] = OperatorNotes((), "the brokers delete nothing")
             await asyncio.sleep(2 + LOOK_INTERVAL_S)
             assert world.headlines() == []
             await world.kill(task)

@@ -11,7 +11,7 @@ from calm_replay import BOOTSTRAP, GATEWAY, Replay, run_replay
 from client_connection import ClientConnection, metadata_request
 
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
-from fetchproxy.runtime.loop import MANY_PARTITIONS, breathe
+from fetchproxy.runtime.loop import MANY_PARTITIONS, checkpoint
 from fetchproxy.serving import listener
 from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits
@@ -96,5 +96,5 @@ async def test_a_fetch_of_many_partitions_breathes_between_its_steps(
 ) -> None:
     others: list[int] = []
     asyncio.get_running_loop().call_soon(others.append, 1)
-    await breathe(partitions)
+    await checkpoint(partitions)
     assert len(others) == breathes

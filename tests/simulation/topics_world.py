@@ -45,7 +45,7 @@ from fetchproxy import app
 from fetchproxy.app import LIMITS, Parts, serve
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config, LogConfig, MetadataConfig
-from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.collect import StatusCollector, StatusSources
 from fetchproxy.metadata import forgetting
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager as Rlmm
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -299,7 +299,7 @@ def _metadata(
 
 
 def _collector(parts: Parts) -> StatusCollector:
-    around = Surroundings(
+    around = StatusSources(
         mode=parts.mode, health=parts.health, listeners=parts.listeners,
         brokers=parts.brokers.status, work=parts.work, archiver=parts.archiver,
         published_conditions=parts.published_conditions, consumer_paces=parts.consumer_paces,

@@ -32,7 +32,7 @@ from test_unclean_histories import world as unclean_world
 from fetchproxy.cli.segments import read_archive
 from fetchproxy.cli.verify import print_summary, report_json
 from fetchproxy.config.schema import ArchiveConfig, Config, StoreConfig
-from fetchproxy.console.collect import StatusCollector, Surroundings
+from fetchproxy.console.collect import StatusCollector, StatusSources
 from fetchproxy.console.status import PartitionsHealth, Status
 from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
@@ -292,7 +292,7 @@ def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
 
 async def shown(config: Config) -> Status:
     """The status page of a proxy that archives nothing."""
-    nothing = Surroundings("serve", Health())
+    nothing = StatusSources("serve", Health())
     assert config.store.url is not None
     async with (
         open_store(config.store.url, config.store) as rsm,

@@ -22,7 +22,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.serving.archive_only.groups import OFFSET_BYTES, GroupMemory
 from fetchproxy.storage.stores.filesystem import sync
 
@@ -160,7 +160,7 @@ class CommittedOffsets:
 
     async def _add_keys(self, offsets: Offsets, commits: Iterable[_Commit]) -> None:
         """Before the offsets themselves count: `of_group` passes over keys without an offset."""
-        async for key in each_of(key for commit in commits for key in commit.changes):
+        async for key in cooperative(key for commit in commits for key in commit.changes):
             if key in offsets:
                 self._keys.setdefault(key.group, {})[key] = None
 
@@ -188,14 +188,14 @@ def _size_bytes(key: OffsetKey, value: CommittedOffset | None) -> int:
 async def _growth(changes: Changes, offsets: Offsets) -> tuple[int, int]:
     """How many bytes more the changes take, and how many offsets are new."""
     more = new = 0
-    async for key, value in each_of(changes.items()):
+    async for key, value in cooperative(changes.items()):
         more += _size_bytes(key, value) - _size_bytes(key, offsets.get(key))
         new += value is not None and key not in offsets
     return more, new
 
 
 async def _apply(changes: Changes, offsets: dict[OffsetKey, CommittedOffset]) -> None:
-    async for key, value in each_of(changes.items()):
+    async for key, value in cooperative(changes.items()):
         if value is None:
             offsets.pop(key, None)
         else:

@@ -20,7 +20,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.loop import a_turn, in_steps
-from fetchproxy.serving.admission import Admission, Client, Share
+from fetchproxy.serving.admission import Admission, Client, ClientQuota
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
 from fetchproxy.serving.archive_only.groups import GroupCoordinator
 from fetchproxy.serving.archive_only.logins import Logins, User
@@ -72,7 +72,7 @@ class Request:
     client_id: str
     client_host: str
     user: User
-    share: Share
+    share: ClientQuota
     host: str
     port: int
 

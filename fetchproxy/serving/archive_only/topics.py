@@ -24,7 +24,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
-from fetchproxy.runtime.loop import each_of, for_each
+from fetchproxy.runtime.loop import cooperative, for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.segments.topic_description import TopicDescription
 from fetchproxy.storage.listings import Unlisted
@@ -166,7 +166,7 @@ class ArchiveWatch:
         """As `view`, for all of them at once; a topic with many of them is listed once."""
         found: dict[TopicIdPartition, PartitionView | RemoteStorageError] = {}
         by_topic: dict[UUID, set[TopicIdPartition]] = {}
-        async for tp in each_of(tps):
+        async for tp in cooperative(tps):
             by_topic.setdefault(tp.topic_id, set()).add(tp)
 
         async def look(tp: TopicIdPartition) -> None:
@@ -183,11 +183,11 @@ class ArchiveWatch:
                     await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
-                    async for tp in each_of(its, VIEWS_AT_ONCE):
+                    async for tp in cooperative(its, VIEWS_AT_ONCE):
                         found[tp] = self._rlmm.view(tp) or error
                     return
                 # One partition's folder cannot be listed: the others are looked at alone.
-            async for tp in each_of(its, VIEWS_AT_ONCE):
+            async for tp in cooperative(its, VIEWS_AT_ONCE):
                 await look(tp)
 
         async with asyncio.TaskGroup() as tasks:

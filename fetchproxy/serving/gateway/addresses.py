@@ -189,7 +189,7 @@ def in_words(nodes: Mapping[int, Address]) -> list[str]:
     return said
 
 
-class ToldAddresses:
+class AdvertisedAddresses:
     """`reached`: the proxy's own address on the asking client's connection. A proxy that listens on
     all addresses and has no name to give tells the client this one: it works there.
     """
@@ -200,10 +200,10 @@ class ToldAddresses:
 
     def lookup(self, node_id: int, host: str, port: int) -> Address:
         """For the splicers: the client's address instead of (host, port)."""
-        told_host, told_port = self._nodes.proxied.get(node_id, (host, port))
-        if self.reached is not None and is_any_address(told_host):
-            return self.reached, told_port
-        return told_host, told_port
+        advertised_host, advertised_port = self._nodes.proxied.get(node_id, (host, port))
+        if self.reached is not None and is_any_address(advertised_host):
+            return self.reached, advertised_port
+        return advertised_host, advertised_port
 
     def rewrite(
         self, payload: bytes, api_key: int, version: int

@@ -35,7 +35,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.loop import breathe, each_of, in_steps, pieces
+from fetchproxy.runtime.loop import checkpoint, cooperative, in_steps, pieces
 from fetchproxy.serving.gateway.fetch_routes import (
     LOG_OFFSETS_AGE_MAX_MS,
     FetchPlan,
@@ -173,12 +173,12 @@ class FetchRouting:
         """
         if not self._unchecked:
             return None
-        tps = [tp async for tp in each_of(plan.tps) if tp in self._unchecked]
+        tps = [tp async for tp in cooperative(plan.tps) if tp in self._unchecked]
         return await self._shared.archive.views.check(tps, deadline) if tps else None
 
     async def _still_held(self, undecided: Iterable[PartitionKey]) -> None:
         """The client asks for these again: tell `HeldReaders`, or have it hold them anew."""
-        async for key in each_of(undecided):
+        async for key in cooperative(undecided):
             route = self.routes.routes.get(key)
             if route is None or route.decision is None:
                 continue
@@ -261,7 +261,7 @@ class FetchRouting:
         offsets = {key: route.offset for key, route in batch.items()}
         remote: list[TopicIdPartition] = []
         decided = await shared.decide_routes(by_id, offsets, caught_at)
-        async for key, decision in each_of(decided.items()):
+        async for key, decision in cooperative(decided.items()):
             route = batch[key]
             route.decision = decision
             if decision.outcome in WAITING_ROUTES:
@@ -299,7 +299,7 @@ class FetchRouting:
         found: dict[PartitionKey, TopicIdPartition] = {}
         has_error = ask_broker = undecided = False
         now = self._clock()
-        async for key in each_of(list(keys)):
+        async for key in cooperative(list(keys)):
             route = self.routes.routes.get(key)
             if route is None or route.decision is None:
                 undecided = undecided or route is not None
@@ -338,7 +338,7 @@ class FetchRouting:
             for tp in piece:
                 if tp not in self._refreshing and not cluster.knows_log_offsets(tp, oldest):
                     old.append(tp)
-            await breathe(len(piece))
+            await checkpoint(len(piece))
         if old:
             self._refreshing.update(old)
             self._spawn(self._ask_log_offsets(old, oldest), "refresh-log-edges")

@@ -14,7 +14,7 @@ from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.serving.gateway.out_of_range import (
     ENDS,
     UNCERTAIN_WAITS,
@@ -127,7 +127,7 @@ class HeldReaders:
             by_id = left[0][0]
             offsets: dict[PartitionKey, int] = {}
             later = []
-            async for held in each_of(left):
+            async for held in cooperative(left):
                 if held[0] is by_id and held[1] not in offsets:
                     offsets[held[1]] = held[2]
                 else:
@@ -140,7 +140,7 @@ class HeldReaders:
     ) -> None:
         now = self._clock()
         too_long, for_nothing = set(), set()
-        async for key, offset in each_of(offsets.items()):
+        async for key, offset in cooperative(offsets.items()):
             held = self._held.get((by_id, key, offset))
             if held is None:
                 continue
@@ -153,7 +153,7 @@ class HeldReaders:
         except Exception as error:  # the readers stay held; the gateway must not fail by them
             log.exception("held_readers_not_judged", error=repr(error))
             return
-        async for key, decision in each_of(decided.items()):
+        async for key, decision in cooperative(decided.items()):
             self._settle(by_id, key, offsets[key], decision, key in too_long)
 
     def _settle(
@@ -196,7 +196,7 @@ class HeldReaders:
 
     async def _forget_absent(self) -> None:
         oldest = self._clock() - ABSENT_MAX_S
-        async for where, held in each_of(list(self._held.items())):
+        async for where, held in cooperative(list(self._held.items())):
             for reader in [r for r, at in held.readers.items() if at < oldest]:
                 self._remove(where, reader)
 

@@ -20,7 +20,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogOffsets, TopicIdPartition
-from fetchproxy.runtime.loop import a_turn, chosen, each_of, pieces
+from fetchproxy.runtime.loop import a_turn, chosen, cooperative, pieces
 from fetchproxy.serving.gateway.out_of_range import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.gateway.served_archive import ServedArchive, StartOf, archive_start
 
@@ -84,7 +84,7 @@ LISTINGS_AT_ONCE = 32
 VIEWS_AT_ONCE = 50
 
 
-class Looked(NamedTuple):
+class ViewResult(NamedTuple):
     """The archive as clients may see it. `failure`: why its present state is not known.
 
     Then `view` is the last one, if there is one that may be shown.
@@ -161,14 +161,14 @@ class ArchiveLookup:
         )
         return True
 
-    async def views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
+    async def views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, ViewResult]:
         """Views of archived topics: read a while ago, or since the response if they have no
         segment.
 
         Raises nothing.
         """
         oldest = self.archive.clock() - VIEW_AGE_MAX_S
-        found: dict[TopicIdPartition, Looked] = {}
+        found: dict[TopicIdPartition, ViewResult] = {}
         wanting = await self._settled(tps, oldest, found)
         if wanting:
             # Concurrent callers with an old view share the first one's read.
@@ -182,7 +182,7 @@ class ArchiveLookup:
         self,
         tps: Collection[TopicIdPartition],
         oldest: float,
-        found: dict[TopicIdPartition, Looked],
+        found: dict[TopicIdPartition, ViewResult],
     ) -> list[TopicIdPartition]:
         """Puts partitions that need no read and no request into `found`; returns the others.
 
@@ -190,7 +190,7 @@ class ArchiveLookup:
         """
         view_of, settled = self.archive.rlmm.view, self.archive.views.settled
         left: list[TopicIdPartition] = []
-        async for tp in each_of(tps):
+        async for tp in cooperative(tps):
             view = view_of(tp)
             shown = None
             if view is not None and view.read_at >= oldest and view.segments:
@@ -198,14 +198,14 @@ class ArchiveLookup:
             if shown is None:
                 left.append(tp)
             else:
-                found[tp] = Looked(shown, None)
+                found[tp] = ViewResult(shown, None)
         return left
 
     async def views_reaching(
         self,
         tps: Collection[TopicIdPartition],
         log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError],
-    ) -> dict[TopicIdPartition, Looked]:
+    ) -> dict[TopicIdPartition, ViewResult]:
         """As `views`, and includes records that were archived and left the broker since then.
 
         `log_offsets`: of the broker's log, asked for after the response. If the archive ends below
@@ -216,7 +216,9 @@ class ArchiveLookup:
         await self._refresh(short, self.responded_at)
         return await self._shown(tps)
 
-    async def last_views(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
+    async def last_views(
+        self, tps: Collection[TopicIdPartition]
+    ) -> dict[TopicIdPartition, ViewResult]:
         """As `views`, however old; reads partitions that were never read."""
         await self._refresh(tps, float("-inf"))
         return await self._shown(tps)
@@ -244,7 +246,7 @@ class ArchiveLookup:
     async def _refresh(self, tps: Collection[TopicIdPartition], oldest: float) -> None:
         """Refreshes the partitions that were read before `oldest`."""
         by_topic: dict[UUID, list[TopicIdPartition]] = {}
-        async for tp in each_of(await chosen(tps, lambda tp: self._is_older(tp, oldest))):
+        async for tp in cooperative(await chosen(tps, lambda tp: self._is_older(tp, oldest))):
             by_topic.setdefault(tp.topic_id, []).append(tp)
         async with asyncio.TaskGroup() as refreshing:
             for topic_id, its in by_topic.items():
@@ -263,7 +265,7 @@ class ArchiveLookup:
             # One partition's folder cannot be listed: each one is looked at alone.
             for tp in tps:
                 del self._failures[tp]
-        async for tp in each_of(tps, VIEWS_AT_ONCE):
+        async for tp in cooperative(tps, VIEWS_AT_ONCE):
             if tp not in self._failures and self._is_older(tp, oldest):
                 # It was not in the listing: this returns without another look.
                 await self._refresh_alone(tp, oldest)
@@ -286,19 +288,19 @@ class ArchiveLookup:
             failure = RemoteStorageError(f"not listed within {wait_max_s} s")
         except RemoteStorageError as error:
             failure = error
-        async for tp in each_of(tps):
+        async for tp in cooperative(tps):
             self._failures[tp] = failure
 
-    async def _shown(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, Looked]:
+    async def _shown(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, ViewResult]:
         """The views that clients may see, compared with their leaders."""
         views = self.archive.views
         held = await views.check(tps, self.archive.clock() + COMPARE_WAIT_MAX_S)
-        found: dict[TopicIdPartition, Looked] = {}
-        async for tp in each_of(tps):
+        found: dict[TopicIdPartition, ViewResult] = {}
+        async for tp in cooperative(tps):
             failure = self._failures.get(tp)
             if tp in held:
                 failure = ClusterUnavailable(f"{tp}: its new leader does not answer")
-            found[tp] = Looked(None if tp in held else views.view(tp), failure)
+            found[tp] = ViewResult(None if tp in held else views.view(tp), failure)
         return found
 
 
@@ -322,7 +324,7 @@ def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
 async def topics_above_0(payload: bytes, version: int) -> set[str]:
     """Topics with a partition that begins above 0: the others have no archived records below."""
     found: set[str] = set()
-    async for topic, rows, _, _ in each_of(rows_in(payload, version)):
+    async for topic, rows, _, _ in cooperative(rows_in(payload, version)):
         if topic in found:
             continue
         for piece in pieces(rows, ROWS_AT_ONCE):
@@ -375,7 +377,7 @@ async def patch_times(
     view_of, search = archive.starts.view_of, archive.purgatory.first_offset_in_memory
     oldest = archive.clock() - VIEW_AGE_MAX_S
     left: list[tuple[OffsetResult, int]] = []
-    async for result, timestamp in each_of(results, SEARCHED_AT_ONCE):
+    async for result, timestamp in cooperative(results, SEARCHED_AT_ONCE):
         topic = archived.get(result.topic) if timestamp >= 0 else None
         view = None if topic is None else view_of(topic, result.partition, oldest)
         record = None

@@ -18,7 +18,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogOffsets, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
-from fetchproxy.runtime.loop import each_of, pieces
+from fetchproxy.runtime.loop import cooperative, pieces
 from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
 
 # How long a re-created topic may still show its predecessor's records.
@@ -207,7 +207,7 @@ class RouteDecisions:
         """Asks again: a name may mean a re-created topic, and any topic may have a new leader."""
         topics = await self._topics({ref for ref, _ in self.offsets})
         tps: dict[PartitionKey, TopicIdPartition] = {}
-        async for key in each_of(self.offsets):
+        async for key in cooperative(self.offsets):
             topic = topics[key[0]]
             if isinstance(topic, ClusterError):
                 self.found[key] = self._unidentified(key[0], topic)
@@ -275,7 +275,7 @@ class RouteDecisions:
                 self.unlisted.add(topic_id)
         if not all(may_be.values()):
             await archive.positions.look(POSITIONS_AGE_MAX_S)
-        async for key, tp in each_of(tps.items()):
+        async for key, tp in cooperative(tps.items()):
             if may_be[tp.topic_id] or archive.positions.archiver_position(tp) is not None:
                 archived[key] = tp
             else:
@@ -341,11 +341,11 @@ class RouteDecisions:
             await self._by_log_offsets(tps, log_offsets)
             await archive.positions.refresh(self.caught_at)
         except (ClusterError, RemoteStorageError) as error:
-            async for key, tp in each_of(self._left(tps).items()):
+            async for key, tp in cooperative(self._left(tps).items()):
                 self._not_known(key, tp, error)
             return
         between: dict[PartitionKey, TopicIdPartition] = {}
-        async for key, tp in each_of(self._left(tps).items()):
+        async for key, tp in cooperative(self._left(tps).items()):
             # An archiver that has it in its spool has not copied it yet.
             archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
             known = log_offsets[tp]
@@ -377,7 +377,7 @@ class RouteDecisions:
         self, tps: Tps, log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError]
     ) -> None:
         """Decides on the partitions that need no look at the store."""
-        async for key, tp in each_of(tps.items()):
+        async for key, tp in cooperative(tps.items()):
             known, offset = log_offsets[tp], self.offsets[key]
             if isinstance(known, ClusterError):
                 self._not_known(key, tp, known)

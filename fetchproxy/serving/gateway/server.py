@@ -22,11 +22,11 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.runtime.single_flight import SingleFlight, first_success
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
-from fetchproxy.serving.gateway.addresses import AddressMap, ServerNames, ToldAddresses
+from fetchproxy.serving.gateway.addresses import AddressMap, AdvertisedAddresses, ServerNames
 from fetchproxy.serving.gateway.apis.delete_records import check_deletions
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler
 from fetchproxy.serving.gateway.apis.table import BEHAVIOURS
@@ -106,7 +106,7 @@ async def _look(archive: ServedArchive) -> None:
         tps = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
         # The views that clients may see: compared with the leaders' logs.
         await ArchiveLookup(archive, archive.clock()).views(tps)
-        async for view in each_of(partitions.values()):
+        async for view in cooperative(partitions.values()):
             segments += len(view.segments)
 
 
@@ -351,7 +351,7 @@ class _Nodes:
             listener.limits.bootstrap_stagger_ms,
         )
         self.addresses = AddressMap(config.gateway, self._listen)
-        self._told = ToldAddresses(self.addresses)
+        self._told = AdvertisedAddresses(self.addresses)
         listener.node_addresses = self.addresses.proxied.copy
 
     async def open(self) -> None:
@@ -409,7 +409,7 @@ class _Nodes:
             named = names.node_of(server_name) if names is not None else None
             node = node_id if named is None else named
             connect = partial(self._connect, node)
-            told = ToldAddresses(self.addresses) if listener.tells_reached else self._told
+            told = AdvertisedAddresses(self.addresses) if listener.tells_reached else self._told
             return GatewaySession(listener, self._gateway, told, connect, node)
 
         return new_session

@@ -40,9 +40,9 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
     RELAYED_BYTES_TO_BROKER,
 )
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, cooperative
 from fetchproxy.serving.admission import Admission
-from fetchproxy.serving.gateway.addresses import ToldAddresses
+from fetchproxy.serving.gateway.addresses import AdvertisedAddresses
 from fetchproxy.serving.gateway.broker_link import (
     BrokerLink,
     BufferedResponse,
@@ -231,7 +231,7 @@ class GatewaySession(ClientSession):
         self,
         owner: SessionOwner,
         gateway: Gateway,
-        addresses: ToldAddresses,
+        addresses: AdvertisedAddresses,
         connect: Connect,
         node_id: int | None = None,
     ) -> None:
@@ -414,7 +414,7 @@ class GatewaySession(ClientSession):
         """
 
         async def count_and_send() -> None:
-            async for _ in each_of(topics):
+            async for _ in cooperative(topics):
                 pass
             self.send_upstream(frame, expect())
 

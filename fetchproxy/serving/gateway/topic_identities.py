@@ -17,7 +17,7 @@ from uuid import UUID
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import breathe, pieces
+from fetchproxy.runtime.loop import checkpoint, pieces
 from fetchproxy.serving.gateway.out_of_range import (
     IDENTITY_AGE_MAX_MS,
     UNKNOWN_TOPIC,
@@ -46,7 +46,7 @@ class TopicIdentities:
             for tp in piece:
                 if self._looked_at.get(tp.topic_id, oldest) <= oldest:
                     due[tp.topic_id] = tp.topic
-            await breathe(len(piece))
+            await checkpoint(len(piece))
         if not due:
             return None
         self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}

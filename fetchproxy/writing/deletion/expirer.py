@@ -221,7 +221,7 @@ _REMEMBERED_MAX = 10_000
 _PARSED_INLINE_BYTES_MAX = 128 * 1024
 
 
-class SegmentLooks:
+class SegmentProbe:
     """One for each part that deletes."""
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
@@ -348,7 +348,7 @@ class Expirer:
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        self._looks = SegmentLooks(self.rsm)
+        self._looks = SegmentProbe(self.rsm)
         self._brake = RetentionBrake(
             self.rsm.objects, self.published_conditions, self.config.retention_step_grace_ms
         )

@@ -27,7 +27,7 @@ from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.deletion.expirer import SegmentLooks
+from fetchproxy.writing.deletion.expirer import SegmentProbe
 from fetchproxy.writing.deletion.retention import (
     Retention,
     SteadyClock,
@@ -99,7 +99,7 @@ class LocalRetention:
 
     def __post_init__(self) -> None:
         self._leader = LeaderLog(self.cluster)
-        self._looks = SegmentLooks(self.rsm)
+        self._looks = SegmentProbe(self.rsm)
         self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
         self._due_at: dict[TopicIdPartition, float] = {}  # loop time
         self._refused: dict[str, str] = {}

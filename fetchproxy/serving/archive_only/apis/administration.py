@@ -23,7 +23,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.serving.archive_only.apis.lookups import TOPICS_AT_ONCE
 from fetchproxy.serving.archive_only.handling import (
     NODE_ID,
@@ -178,13 +178,13 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
     else:
         wanted = {topic["topic"]: topic["partitions"] for topic in asked}
     tps: list[TopicIdPartition] = []
-    async for name, numbers in each_of(wanted.items(), TOPICS_AT_ONCE):
+    async for name, numbers in cooperative(wanted.items(), TOPICS_AT_ONCE):
         topic = by_name.get(name) if request.may_read(name) else None
         found = (topic.partition(number) for number in numbers) if topic is not None else ()
         tps += [tp for tp in found if tp is not None]
     topics: dict[str, list[Fields]] = {}
     views = await parts.archive.views(tps)
-    async for tp, view in each_of(views.items()):
+    async for tp, view in cooperative(views.items()):
         if not isinstance(view, RemoteStorageError):
             size = {"partition_index": tp.partition, "partition_size": _size_bytes(view)}
             topics.setdefault(tp.topic, []).append(size)

@@ -11,7 +11,7 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.messages import elements
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.serving.archive_only.committed_offsets import OffsetKey
 from fetchproxy.serving.archive_only.groups import (
     ClassicGroup,
@@ -183,7 +183,7 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
             "group_state": state.value,
             "group_type": _CLASSIC,
         }
-        async for group_id, (protocol_type, state) in each_of(found.items())
+        async for group_id, (protocol_type, state) in cooperative(found.items())
         if request.may_join(group_id)
         and (not states or state.value.lower() in states)
         and (not types or _CLASSIC in types)
@@ -201,7 +201,7 @@ async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequenc
     asked = elements((await request.read())["groups"])
     groups = [
         _described_group(parts, request, group_id)
-        async for group_id in each_of(dict.fromkeys(asked), GROUPS_AT_ONCE)
+        async for group_id in cooperative(dict.fromkeys(asked), GROUPS_AT_ONCE)
     ]
     return await request.respond({"groups": groups})
 
@@ -253,7 +253,9 @@ async def _delete_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     """Forgets all commits of groups that have no members, with one write for all."""
     errors: dict[str, ErrorCode] = {}
     keys: list[OffsetKey] = []
-    async for group_id in each_of(dict.fromkeys(elements((await request.read())["groups_names"]))):
+    async for group_id in cooperative(
+        dict.fromkeys(elements((await request.read())["groups_names"]))
+    ):
         errors[group_id] = ErrorCode.NONE
         if not request.may_join(group_id):
             errors[group_id] = ErrorCode.GROUP_AUTHORIZATION_FAILED

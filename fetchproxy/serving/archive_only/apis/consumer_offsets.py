@@ -11,7 +11,7 @@ from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.observability.metrics import LIMITS_REACHED
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.serving.archive_only.committed_offsets import (
     CommittedOffset,
     OffsetKey,
@@ -39,7 +39,7 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
         refused = parts.groups.check_commit(group, member)
     changes: dict[OffsetKey, CommittedOffset | None] = {}
     errors: dict[OffsetKey, ErrorCode] = {}
-    async for name, partition in each_of(_partitions(asked["topics"])):
+    async for name, partition in cooperative(_partitions(asked["topics"])):
         key = OffsetKey(group, name, partition["partition_index"])
         error, committed = _committed(parts, request, key, partition)
         errors[key] = error if refused is ErrorCode.NONE else refused
@@ -130,7 +130,7 @@ async def _fetch(
         return {"error_code": error, "topics": _refused(refused, error)}
     by_name: dict[str, list[int]] = {}
     if topics is None:
-        async for key, committed in each_of(list(parts.offsets.of_group(group))):
+        async for key, committed in cooperative(list(parts.offsets.of_group(group))):
             if not request.may_read(key.topic):
                 continue
             if _current(parts, key.topic, committed) is not None:
@@ -139,7 +139,9 @@ async def _fetch(
         by_name = {t["name"]: list(elements(t["partition_indexes"])) for t in topics}
     hidden = {n: by_name.pop(n) for n in list(by_name) if not request.may_read(n)}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in by_name}
-    async for name, number in each_of((n, p) for n, numbers in by_name.items() for p in numbers):
+    async for name, number in cooperative(
+        (n, p) for n, numbers in by_name.items() for p in numbers
+    ):
         found[name].append(_partition(parts, group, name, number))
     shown = [{"name": name, "partitions": partitions} for name, partitions in found.items()]
     return {"topics": shown + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
@@ -198,7 +200,7 @@ async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[
         return await request.respond({"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()})
     keys = [
         OffsetKey(group, name, partition["partition_index"])
-        async for name, partition in each_of(_partitions(asked["topics"]))
+        async for name, partition in cooperative(_partitions(asked["topics"]))
     ]
     if error is ErrorCode.NONE:
         try:

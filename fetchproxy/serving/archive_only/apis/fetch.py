@@ -42,7 +42,7 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadResult,
     kafka_error_code,
 )
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, each_of, in_steps, pieces
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, cooperative, in_steps, pieces
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_response import PartitionResponse, ResponseRoom, encode_proxy_response
@@ -69,14 +69,14 @@ async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]
         await asyncio.sleep(due_in)
     fetch = fetch._replace(bytes_max=share.bytes_wanted(fetch.bytes_max))
     one = _Fetch(parts, fetch, request)
-    tps = one.tps = {key: one.tp(key) async for key in each_of(fetch.partitions)}
+    tps = one.tps = {key: one.tp(key) async for key in cooperative(fetch.partitions)}
     # A client that owes by its byte rate is told at once; its connection then pauses.
     if not share.owed_s():
         await one.read()
-    every = [one.response_of(key, tp) async for key, tp in each_of(tps.items())]
+    every = [one.response_of(key, tp) async for key, tp in cooperative(tps.items())]
     room, first_whole = share.room(fetch.bytes_max)
     response_room = ResponseRoom(room, first_whole=first_whole)
-    responses = [response_room.fit(part) async for part in each_of(every)]
+    responses = [response_room.fit(part) async for part in cooperative(every)]
     for part in responses:
         if part.records and part.skipped is not None and (tp := tps[part.key]) is not None:
             parts.skipped.note(tp, *part.skipped)
@@ -162,7 +162,7 @@ class _Fetch:
     async def _judge_by_memory(self) -> None:
         """Find topics that are unknown or forbidden, and partitions that are read to their end."""
         self._forget()
-        async for key, tp in each_of(self.tps.items()):
+        async for key, tp in cooperative(self.tps.items()):
             if tp is None:
                 self._errors[key] = self._missing(key)
                 continue

@@ -17,7 +17,7 @@ from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import end_offset_for, epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import each_of, for_each
+from fetchproxy.runtime.loop import cooperative, for_each
 from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, ServedApi
 
 # The first version in which each negative timestamp has a meaning.
@@ -48,7 +48,7 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     asked: dict[tuple[str, int], int] = {}
     twice: set[tuple[str, int]] = set()
     reading = wire.asked_in(payload, request.head.body_position, request.version)
-    async for place, timestamp in each_of(reading):
+    async for place, timestamp in cooperative(reading):
         if place in asked:
             twice.add(place)
         asked[place] = timestamp
@@ -67,7 +67,7 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     once = [(place, timestamp) for place, timestamp in asked.items() if place not in twice]
     await for_each(once, look_up, min(len(once), LOOKED_UP_AT_ONCE))
     topics: dict[str, list[dict[str, Any]]] = {}
-    async for topic, partition in each_of(asked):
+    async for topic, partition in cooperative(asked):
         error, (timestamp, offset, epoch) = results[topic, partition]
         topics.setdefault(topic, []).append(
             {

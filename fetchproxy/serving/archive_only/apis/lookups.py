@@ -11,7 +11,7 @@ from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.model import ZERO_UUID
-from fetchproxy.runtime.loop import each_of
+from fetchproxy.runtime.loop import cooperative
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.archive_only.topics import ArchivedTopic, Catalogue
 
@@ -33,7 +33,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         known = catalogue.by_name.values()
         topics = [
             topic_fields(topic)
-            async for topic in each_of(known, TOPICS_AT_ONCE)
+            async for topic in cooperative(known, TOPICS_AT_ONCE)
             if request.may_read(topic.name)
         ]
     else:
@@ -41,7 +41,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         wanted = {(topic["name"], topic["topic_id"]): topic for topic in asked}
         topics = [
             _asked_topic(catalogue, topic, request)
-            async for topic in each_of(wanted.values(), TOPICS_AT_ONCE)
+            async for topic in cooperative(wanted.values(), TOPICS_AT_ONCE)
         ]
     return await request.respond(
         {
@@ -106,7 +106,7 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
     left = min(max(asked["response_partition_limit"], 1), PARTITIONS_MAX)
     topics: list[dict[str, Any]] = []
     following = None
-    async for name in each_of(name for name in sorted(shown) if name >= first):
+    async for name in cooperative(name for name in sorted(shown) if name >= first):
         if left == 0:
             following = {"topic_name": name, "partition_index": 0}
             break
@@ -157,7 +157,9 @@ async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequen
     wanted = {
         (resource["resource_type"], resource["resource_name"]): resource for resource in asked
     }
-    results = [_configs_of(parts, request, resource) async for resource in each_of(wanted.values())]
+    results = [
+        _configs_of(parts, request, resource) async for resource in cooperative(wanted.values())
+    ]
     return await request.respond({"results": results})
 
 

@@ -35,7 +35,7 @@ from fetchproxy_protocol.primitives import Buffer, Cursor
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import collected, each_of, for_each
+from fetchproxy.runtime.loop import collected, cooperative, for_each
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
 from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
@@ -65,7 +65,7 @@ def expect(
         corrected = bytearray(payload)
 
         deleted: list[tuple[DeletionResult, int]] = []
-        async for result in each_of(await collected(wire.parse_response(payload, version))):
+        async for result in cooperative(await collected(wire.parse_response(payload, version))):
             offset = asked.get((result.topic, result.partition))
             if offset is not None and not result.error_code and result.partition >= 0:
                 deleted.append((result, offset))
@@ -169,7 +169,7 @@ async def check_deletions(archive: ServedArchive) -> None:
         await asyncio.sleep(LIST_INTERVAL_S)
         read_at = min(archive.knowledge.listed_at, archive.positions.looked_at)
         due = {tp: d for tp, d in archive.deletions.items() if d.at <= read_at}
-        async for tp, deletion in each_of(due.items()):
+        async for tp, deletion in cooperative(due.items()):
             try:
                 archived = await archive.knowledge.archived_among({tp.topic_id})
                 if archived or _is_accumulated(archive, tp):

@@ -56,10 +56,16 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadResult,
     kafka_error_code,
 )
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, breathe, each_of, in_steps, pieces
+from fetchproxy.runtime.loop import (
+    READ_AT_ONCE_BYTES_MAX,
+    checkpoint,
+    cooperative,
+    in_steps,
+    pieces,
+)
 from fetchproxy.runtime.single_flight import first_of
 from fetchproxy.serving.admission import Client
-from fetchproxy.serving.archived_reads import NOT_LOOKED_AT, ArchivedReads
+from fetchproxy.serving.archived_reads import NO_VIEWS_READ, ArchivedReads
 from fetchproxy.serving.fetch_response import (
     EncodedTopics,
     PartitionResponse,
@@ -115,7 +121,7 @@ class TailMarks:
         now = self._clock()
         responses: list[PartitionResponse] = []
         shown_tps: list[TopicIdPartition] = []
-        async for key in each_of(keys):
+        async for key in cooperative(keys):
             shown = PartitionPatch()
             readable = key in self._readable and now < self._readable_until
             if readable or self._routing.routes.permitted(key[0], now):
@@ -525,9 +531,9 @@ class ServedFetch:
         elif alone:
             entered = await on.share.enter(side.asked_bytes(plan.archive_keys), patience)
             if await on.steps.begin() or entered:
-                views = NOT_LOOKED_AT  # the views may be old by now
+                views = NO_VIEWS_READ  # the views may be old by now
         side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, held)
-        await breathe(len(plan.remote))
+        await checkpoint(len(plan.remote))
         ready = side.ready
         if not ready:
             on.share.to_store()
@@ -665,7 +671,7 @@ class ServedFetch:
                         on.shared.skipped.note(tp, *response.skipped)
                 if response.error_code:
                     routes.error_sent(key)
-            await breathe(len(piece))
+            await checkpoint(len(piece))
         if room.left_off or any(response.records for response in named):
             on.cut_short = room.left_off  # otherwise the archive still waits for its turn
         return named

@@ -47,7 +47,7 @@ from fetchproxy.runtime.loop import (
     a_turn,
     chosen,
     collected,
-    each_of,
+    cooperative,
 )
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
@@ -55,7 +55,7 @@ from fetchproxy.serving.gateway.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
     Identified,
-    Looked,
+    ViewResult,
     edge_of_archive,
     found_at,
     not_known,
@@ -93,7 +93,7 @@ class _Question:
     timestamp: int
     topic: TopicInfo
     tp: TopicIdPartition
-    looked: Looked | None = None
+    looked: ViewResult | None = None
     log_offsets: LogOffsets | ClusterError | None = None
 
 
@@ -134,7 +134,7 @@ async def _correct_earliest(archive: ServedArchive, payload: bytes, version: int
     others = await _about_to_have_an_archive(archive, found.others.values())
     starts, oldest = archive.starts, archive.clock() - VIEW_AGE_MAX_S
     left: list[OffsetResult] = []
-    async for rows in each_of(rows_in(payload, version)):
+    async for rows in cooperative(rows_in(payload, version)):
         if (topic := found.archived.get(rows.topic)) is not None:
             left += await patch_starts(corrected, version, rows, starts.of(topic, oldest))
         elif rows.topic in others or rows.topic in found.unknown:
@@ -166,7 +166,7 @@ async def _correct(
     results: list[tuple[OffsetResult, int]] = []
     of_all = asked if isinstance(asked, int) else None
     by_partition = {} if isinstance(asked, int) else asked
-    async for result in each_of(wire.results_in(body, version)):
+    async for result in cooperative(wire.results_in(body, version)):
         timestamp = of_all
         if timestamp is None:
             timestamp = by_partition.get((result.topic, result.partition), wire.LATEST)
@@ -195,7 +195,7 @@ async def _patch(
     archived: list[_Question] = []
     others: list[_Question] = []
     unlisted: list[_Question] = []
-    async for result, timestamp in each_of(results):
+    async for result, timestamp in cooperative(results):
         if result.partition < 0:
             continue  # no archive has it, whatever the broker says
         topic, its = found.archived.get(result.topic), archived
@@ -209,13 +209,13 @@ async def _patch(
         elif result.topic in found.unknown:
             wire.patch(corrected, version, not_known(result))
     if unlisted:
-        async for question in each_of(await _not_whole(lookup, unlisted)):
+        async for question in cooperative(await _not_whole(lookup, unlisted)):
             wire.patch(corrected, version, not_known(question.result))
     await _look(lookup, archived, others)
     for response in await _about_to_be_archived(lookup.archive, others):
         wire.patch(corrected, version, response)
     asked_further = [*archived, *(q for q in others if q.log_offsets is not None)]
-    async for response in each_of(await _responses(lookup.archive, asked_further, client)):
+    async for response in cooperative(await _responses(lookup.archive, asked_further, client)):
         wire.patch(corrected, version, response)
 
 
@@ -242,7 +242,7 @@ async def _about_to_be_archived(
     if earliest:
         await positions.first_look()
     found = []
-    async for question in each_of(earliest):
+    async for question in cooperative(earliest):
         begin, shown = positions.archiver_position(question.tp), question.result
         if begin is not None and 0 <= begin < shown.offset:
             found.append(shown._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
@@ -256,7 +256,7 @@ async def _look(
     """Fill in the views, and the log offsets of the brokers' logs if they matter."""
     known: list[_Question] = []
     within: list[_Question] = []
-    async for question in each_of(archived):
+    async for question in cooperative(archived):
         (known if _needs_no_log_offsets(lookup.archive, question) else within).append(question)
     pending = [
         q
@@ -268,11 +268,11 @@ async def _look(
             [q.tp for q in (*within, *pending)], not_older_than=lookup.responded_at
         )
         reaching = await lookup.views_reaching([q.tp for q in within], log_offsets)
-        async for question in each_of((*within, *pending)):
+        async for question in cooperative((*within, *pending)):
             question.looked = reaching.get(question.tp)
             question.log_offsets = log_offsets[question.tp]
     looked = await lookup.views([q.tp for q in known])
-    async for question in each_of(known):
+    async for question in cooperative(known):
         question.looked = looked[question.tp]
 
 
@@ -290,7 +290,7 @@ async def _responses(
     """Answers that read records are made side by side, as many as there are fetchers."""
     responses: list[OffsetResult] = []
     reading: list[_Question] = []
-    async for question in each_of(questions, RESPONDED_AT_ONCE):
+    async for question in cooperative(questions, RESPONDED_AT_ONCE):
         if of_records(question.timestamp):
             reading.append(question)
         else:
@@ -392,7 +392,7 @@ def _earliest_pending_upload(
     )
 
 
-def _usable(looked: Looked) -> PartitionView:
+def _usable(looked: ViewResult) -> PartitionView:
     """In an outage the last view will do if it had segments: their start is still good."""
     if looked.view is not None and (looked.failure is None or looked.view.segments):
         return looked.view

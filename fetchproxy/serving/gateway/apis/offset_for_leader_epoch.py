@@ -30,7 +30,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, each_of
+from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, cooperative
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
 from fetchproxy.serving.gateway.served_archive import ServedArchive
@@ -84,10 +84,10 @@ async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: 
     corrected = bytearray(payload)
     try:
         async with asyncio.timeout_at(deadline):
-            async for response in each_of(await _both_tiers(archive, results)):
+            async for response in cooperative(await _both_tiers(archive, results)):
                 wire.patch(corrected, response)
     except TimeoutError as error:
-        async for topic in each_of({result.topic for result in results}, WARNED_AT_ONCE):
+        async for topic in cooperative({result.topic for result in results}, WARNED_AT_ONCE):
             _warn(archive, topic, error)
     return corrected
 
@@ -96,23 +96,23 @@ async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) ->
     """The results that the archive changes."""
     lookup = ArchiveLookup(archive, archive.clock(), FIRST_READ_WAIT_MAX_S)
     found = await lookup.identify({result.topic for result in results})
-    async for name, error in each_of(found.unknown.items(), WARNED_AT_ONCE):
+    async for name, error in cooperative(found.unknown.items(), WARNED_AT_ONCE):
         _warn(archive, name, error)
     asked: dict[TopicIdPartition, EpochResult] = {}
-    async for result in each_of(results):
+    async for result in cooperative(results):
         topic = found.archived.get(result.topic)
         if topic is not None and result.partition >= 0:
             asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
     lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
     looked = await lookup.last_views(asked)
-    async for tp, (view, failure) in each_of(looked.items(), LINEAGES_AT_ONCE):
+    async for tp, (view, failure) in cooperative(looked.items(), LINEAGES_AT_ONCE):
         if failure is not None:
             _warn(archive, tp.topic, failure)
         elif view is not None:
             lineages[tp] = lineage_of(view)
     local_epochs = await _local_epochs(archive, lineages, asked)
     merged = []
-    async for tp, epoch in each_of(local_epochs.items()):
+    async for tp, epoch in cooperative(local_epochs.items()):
         if not isinstance(epoch, ClusterError):
             said = asked[tp]
             broker = EpochEnd(said.leader_epoch, said.end_offset)
@@ -139,7 +139,7 @@ async def _local_epochs(
     """The epochs in which the brokers' local logs begin; asks if the archive does not settle it."""
     epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
     open_ones: list[TopicIdPartition] = []
-    async for tp, archived in each_of(lineages.items()):
+    async for tp, archived in cooperative(lineages.items()):
         requested = asked[tp].leader_epoch
         log_offsets = archive.cluster.cached_log_offsets(tp)
         if not archived or any(entry.epoch >= requested for entry in archived):
@@ -150,7 +150,7 @@ async def _local_epochs(
         else:
             open_ones.append(tp)
     told = await archive.cluster.fetch_log_offsets(open_ones, not_older_than=archive.clock())
-    async for tp, now in each_of(told.items(), LINEAGES_AT_ONCE):
+    async for tp, now in cooperative(told.items(), LINEAGES_AT_ONCE):
         if isinstance(now, ClusterError):
             epochs[tp] = now
             _warn(archive, tp.topic, now)
