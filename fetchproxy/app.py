@@ -37,25 +37,22 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.runtime.loop import (
-    give_back_freed_memory,
-    glibc_allocator,
-    publish_event_loop_time,
-    spare_collections,
-    visit_exempt_objects,
-)
+from fetchproxy.runtime.garbage import spare_collections, visit_exempt_objects
+from fetchproxy.runtime.heap import give_back_freed_memory, glibc_allocator
 from fetchproxy.runtime.retrying import keep_running
+from fetchproxy.runtime.timed_loop import publish_event_loop_time
 from fetchproxy.serving.archive_only.server import open_archive_only
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.gateway.addresses import in_words
-from fetchproxy.serving.gateway.server import FIRST_LOOKS_WAIT_MAX_S, open_gateway
+from fetchproxy.serving.gateway.first_look import FIRST_LOOKS_WAIT_MAX_S
+from fetchproxy.serving.gateway.server import open_gateway
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
-from fetchproxy.tls.contexts import (
+from fetchproxy.tls.reloading import (
     RELOAD_INTERVAL_MS,
     ReloadingContext,
     keep_fresh,

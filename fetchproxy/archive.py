@@ -22,7 +22,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
-from fetchproxy.tls.contexts import upstream_context
+from fetchproxy.tls.reloading import upstream_context
 
 
 def metadata_manager(

@@ -42,7 +42,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import (
@@ -66,7 +66,8 @@ from fetchproxy.storage.stores.object_store import (
 from fetchproxy.storage.stores.registry import open_object_store
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
-from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+from fetchproxy.writing.copy_pace import CopyPace
+from fetchproxy.writing.spool import Spool
 
 # Size of a read, a write and a comparison.
 RANGE_BYTES = 8 * MiB

@@ -22,7 +22,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent, Restore
 
 State = RemoteLogSegmentState

@@ -32,9 +32,10 @@ from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import IsolationLevel, LogOffsets, TopicIdPartition, is_topic_name
 from fetchproxy.observability.health import Condition
-from fetchproxy.runtime.loop import chosen, cooperative
-from fetchproxy.runtime.single_flight import SingleFlight, first_success
-from fetchproxy.tls.contexts import ReloadingContext, upstream_context
+from fetchproxy.runtime.cooperative import chosen, cooperative
+from fetchproxy.runtime.single_flight import SingleFlight
+from fetchproxy.runtime.waits import first_success
+from fetchproxy.tls.reloading import ReloadingContext, upstream_context
 
 __all__ = ["Cluster", "FetchedPartition", "TopicInfo"]
 

@@ -27,9 +27,11 @@ from fetchproxy.brokers.sasl import SaslCredentials
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
-from fetchproxy.runtime.loop import uninitialised
+from fetchproxy.runtime.heap import uninitialised
 from fetchproxy.runtime.single_flight import SingleFlight
-from fetchproxy.tls.contexts import ReloadingContext, dial, in_words, other_protocol
+from fetchproxy.tls.dial import dial
+from fetchproxy.tls.handshake_errors import in_words, other_protocol
+from fetchproxy.tls.reloading import ReloadingContext
 
 _SIZE_BYTES = 4
 _CORRELATION_ID_BYTES = 4

@@ -23,7 +23,7 @@ from fetchproxy.brokers.topic_metadata import MetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogOffsets, TopicIdPartition
-from fetchproxy.runtime.loop import chosen, collected, cooperative, forget
+from fetchproxy.runtime.cooperative import chosen, collected, cooperative, forget
 from fetchproxy.runtime.retrying import Backoff
 
 T = TypeVar("T")

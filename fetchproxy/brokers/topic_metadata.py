@@ -17,7 +17,7 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID
 from fetchproxy.observability.metrics import forget_counts
-from fetchproxy.runtime.loop import collected, cooperative
+from fetchproxy.runtime.cooperative import collected, cooperative
 
 # Each step may read the leaders of a hundred partitions, some 30 µs.
 STEPS_AT_ONCE = 10

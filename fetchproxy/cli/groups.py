@@ -26,7 +26,7 @@ from fetchproxy.serving.archive_only.committed_offsets import (
     read_offsets,
     write_offsets,
 )
-from fetchproxy.tls.contexts import upstream_context
+from fetchproxy.tls.reloading import upstream_context
 
 app = typer.Typer(
     help="Take the groups' committed offsets from a cluster to an archive-only node, and back.",

@@ -18,7 +18,7 @@ from fetchproxy.cli.running import EXIT_FAULTS, operator_notes, run_to_end, user
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.ciphers import KEY_BYTES
 from fetchproxy.storage.key_rings import (
     NO_KEYS,

@@ -21,7 +21,7 @@ import typer
 
 from fetchproxy.config.values import harmless, mask_text
 from fetchproxy.errors import FetchProxyError, leaves
-from fetchproxy.runtime.loop import TimedEventLoop
+from fetchproxy.runtime.timed_loop import TimedEventLoop
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ import typer
 from fetchproxy.app import run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
-from fetchproxy.runtime.loop import clients_that_fit, raise_open_files_max
+from fetchproxy.runtime.open_files import clients_that_fit, raise_open_files_max
 
 
 @options.shares("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only")

@@ -53,7 +53,7 @@ from fetchproxy.observability.health import (
     worst_first,
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
-from fetchproxy.runtime.loop import cooperative, forget
+from fetchproxy.runtime.cooperative import cooperative, forget
 from fetchproxy.serving.consumer_pacing import ClientStatus, ConsumerPaces
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager

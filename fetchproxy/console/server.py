@@ -28,7 +28,7 @@ from fetchproxy.console.limited_connections import LimitedConnection
 from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Kind
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 
 # Which requests of browsers the console answers, and what its page may do in a browser.
 #

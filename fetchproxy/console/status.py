@@ -23,7 +23,7 @@ from fetchproxy.observability.health import (
     first_of_each_kind,
 )
 from fetchproxy.observability.logs import RecentEvent
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.consumer_pacing import ClientStatus, Consumer
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import partition_health

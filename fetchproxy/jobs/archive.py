@@ -25,7 +25,7 @@ from fetchproxy.config.schema import Config
 from fetchproxy.errors import ClusterUnavailable, ConfigError
 from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, attempted
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.writing.archive_pass import (
     FAILED_IN_A_ROW_MAX,
     ArchivePass,

@@ -30,7 +30,7 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.merging import MERGED_BYTES_MAX, MergedPartition, PartitionMerger
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.spool import Spool
 
 MERGED_SCHEMA = (
     "topic string, partition int, merged int, replaced int, size_bytes bigint, overtaken int, "

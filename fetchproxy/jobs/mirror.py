@@ -30,7 +30,8 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.registry import same_place, without_secrets
-from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+from fetchproxy.writing.copy_pace import CopyPace
+from fetchproxy.writing.spool import Spool
 
 log = structlog.get_logger(__name__)
 

@@ -33,7 +33,7 @@ from fetchproxy.jobs.runner import Done, Here, Runner, StoreWork, Tell, not_done
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic

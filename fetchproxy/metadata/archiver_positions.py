@@ -31,9 +31,9 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import ARCHIVERS_HEARD, ARCHIVERS_SILENT
-from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.cooperative import pieces
+from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
-from fetchproxy.runtime.single_flight import FreshReads
 from fetchproxy.segments.description import INT32, INT64, Fields, decode_document
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager

@@ -18,7 +18,7 @@ from fetchproxy_protocol.primitives import decode_uvarint, encode_string
 
 from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.runtime.loop import forget, pieces
+from fetchproxy.runtime.cooperative import forget, pieces
 from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.records import decode_entry, encode_entry
 from fetchproxy.storage.listings import SegmentMetadataObject

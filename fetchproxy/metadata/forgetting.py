@@ -18,7 +18,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.observability.metrics import series_by_topic
-from fetchproxy.runtime.loop import chosen
+from fetchproxy.runtime.cooperative import chosen
 
 # A look lists the top level of the archive, unless a gateway has just done it, and asks the brokers
 # about topics that nobody has asked about for this long.

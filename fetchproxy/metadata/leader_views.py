@@ -34,8 +34,9 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.runtime.loop import chosen, forget, pieces
-from fetchproxy.runtime.single_flight import Batcher, SingleFlight, Tell
+from fetchproxy.runtime.batcher import Batcher, Tell
+from fetchproxy.runtime.cooperative import chosen, forget, pieces
+from fetchproxy.runtime.single_flight import SingleFlight
 
 NO_EPOCH = -1
 _ABORTED_BYTES_MAX = 1  # bytes of records, which are ignored: the first batch comes whole

@@ -24,7 +24,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
-from fetchproxy.runtime.single_flight import FreshReads
+from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.storage.listings import LogStartObject, Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 

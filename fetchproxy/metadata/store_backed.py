@@ -43,9 +43,9 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
-from fetchproxy.runtime.loop import for_each, forget, pieces
+from fetchproxy.runtime.cooperative import for_each, forget, pieces
+from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
-from fetchproxy.runtime.single_flight import FreshReads
 from fetchproxy.segments.description import (
     FinishedOffsets,
     check_deletion,

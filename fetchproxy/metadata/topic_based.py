@@ -44,9 +44,9 @@ from fetchproxy.observability.metrics import (
     METADATA_LAG,
     METADATA_UNREADABLE,
 )
-from fetchproxy.runtime.loop import cooperative, for_each, forget, pieces
+from fetchproxy.runtime.cooperative import cooperative, for_each, forget, pieces
+from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
-from fetchproxy.runtime.single_flight import FreshReads
 from fetchproxy.segments.description import (
     encode_log_history,
     encode_log_start,

@@ -9,7 +9,7 @@ import structlog
 
 from fetchproxy.errors import CorruptSegment, ObjectNotFound
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.topic_description import TopicDescription, decode_topic
 from fetchproxy.storage.archive_objects import ArchiveObjects
 

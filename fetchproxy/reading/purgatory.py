@@ -30,7 +30,8 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
 from fetchproxy.reading.disk_cache import DiskCache
-from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load
+from fetchproxy.reading.fetcher_pool import FetcherPool, Load
+from fetchproxy.reading.hedged_reads import HedgedReads
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.read_ahead import ReadAhead, ReadAheadLoads
 from fetchproxy.reading.segment_loads import SegmentLoads
@@ -50,7 +51,7 @@ from fetchproxy.reading.segment_reader import (
     Served,
 )
 from fetchproxy.reading.timestamp_lookup import TimestampLookup
-from fetchproxy.runtime.loop import LoopSteps
+from fetchproxy.runtime.loop_steps import LoopSteps
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation

@@ -18,7 +18,8 @@ from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.observability.metrics import CORRUPT_CHUNKS, REMOTE_FETCH_BYTES
 from fetchproxy.reading.chunk_cache import Chunk, check_chunk
 from fetchproxy.reading.disk_cache import CachedChunk, DiskCache
-from fetchproxy.reading.fetcher_pool import FetcherPool, HedgedReads, Load
+from fetchproxy.reading.fetcher_pool import FetcherPool, Load
+from fetchproxy.reading.hedged_reads import HedgedReads
 from fetchproxy.reading.segment_reader import (
     ArchiveMemory,
     Need,
@@ -27,7 +28,8 @@ from fetchproxy.reading.segment_reader import (
     NeedLayout,
     NeedView,
 )
-from fetchproxy.runtime.loop import LoopSteps, at_once, in_steps
+from fetchproxy.runtime.cooperative import at_once, in_steps
+from fetchproxy.runtime.loop_steps import LoopSteps
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
 from fetchproxy.segments.side_files import decode_aborted

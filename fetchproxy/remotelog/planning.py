@@ -17,7 +17,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import MetadataProblem
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.observability.health import Offsets
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
     Held,

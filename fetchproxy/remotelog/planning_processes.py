@@ -29,7 +29,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.remotelog.store_thread import opened_store, with_retries
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.retries import each_object_alone, is_each_object_alone
 

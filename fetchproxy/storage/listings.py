@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject

@@ -15,7 +15,9 @@ import structlog
 
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
-from fetchproxy.tls.contexts import SHAKING, HandshakesMax, ReloadingContext, in_words, reason_of
+from fetchproxy.tls.alerts import SHAKING
+from fetchproxy.tls.handshake_errors import HandshakesMax, in_words, reason_of
+from fetchproxy.tls.reloading import ReloadingContext
 
 log = structlog.get_logger(__name__)
 

@@ -27,13 +27,13 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.health import Kind, Offsets
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.writing.discovery import partitions_of
 from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
 from fetchproxy.writing.published import PublishedPositions
 from fetchproxy.writing.remote_log_manager import Archiver
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.spool import Spool
 
 log = structlog.get_logger(__name__)
 

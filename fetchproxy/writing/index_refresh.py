@@ -18,7 +18,7 @@ from fetchproxy.config.schema import ArchiveConfig
 from fetchproxy.errors import CorruptSegment, DamagedObject
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.index_files import LocalIndexes, LocalRemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager

@@ -34,7 +34,8 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import checked_batches
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.copier import SegmentCopier
-from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
+from fetchproxy.writing.sources.segment_writer import SegmentWriter
+from fetchproxy.writing.spool import Spool
 
 # The merger takes finished segments that follow each other without a gap, share no offset with
 # another segment, and are of one lineage whose epochs all stay known. It leaves alone segments that

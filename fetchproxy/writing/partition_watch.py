@@ -30,7 +30,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import utc_text
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.status import (
     STALLED_SHARE,

@@ -20,7 +20,7 @@ from fetchproxy.metadata.archiver_positions import (
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Offsets
-from fetchproxy.runtime.loop import pieces
+from fetchproxy.runtime.cooperative import pieces
 from fetchproxy.segments.description import (
     NOT_STATED,
     FinishedOffsets,

@@ -19,7 +19,7 @@ from fetchproxy.observability.health import (
     Subject,
     of_partition,
 )
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ArchiveObjects, ConditionsObject

@@ -29,10 +29,11 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
-from fetchproxy.runtime.loop import chosen
+from fetchproxy.runtime.cooperative import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
 from fetchproxy.writing.deletion.partition_deletion import PartitionDeletion
@@ -53,7 +54,8 @@ from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.schedule import ProcessingSchedule
 from fetchproxy.writing.sources.broker import BatchAccumulator
 from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsAccumulator, open_log_dir
-from fetchproxy.writing.sources.segment_source import CopyPace, SegmentAccumulator, Spool
+from fetchproxy.writing.sources.segment_source import SegmentAccumulator
+from fetchproxy.writing.spool import Spool
 from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 from fetchproxy.writing.topic_recorder import TopicRecorder
 

@@ -11,7 +11,7 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import cooperative, for_each
+from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.discovery import partitions_of

@@ -21,7 +21,7 @@ from test_large_requests import VERSION, fetch_of
 from test_many_connections import connected
 
 from fetchproxy.config.schema import RemoteFetchConfig
-from fetchproxy.runtime.loop import TimedEventLoop
+from fetchproxy.runtime.timed_loop import TimedEventLoop
 from fetchproxy.serving.gateway.session import GatewaySession
 
 # A collection of garbage exempts what it has passed over, and so do these tests. Objects that refer

@@ -11,12 +11,12 @@ import time
 import pytest
 
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.runtime.loop import (
+from fetchproxy.runtime.cooperative import a_turn
+from fetchproxy.runtime.timed_loop import (
     LONGEST_WITHIN_S,
     PUBLISH_INTERVAL_S,
     TimedEventLoop,
     TurnTimes,
-    a_turn,
 )
 
 

@@ -9,15 +9,15 @@ import sys
 import pytest
 
 from fetchproxy.observability.metrics import HEAP_TRIMS
-from fetchproxy.runtime import loop as freed_memory
-from fetchproxy.runtime.loop import Allocator, give_back_freed_memory, glibc_allocator
+from fetchproxy.runtime import heap as freed_memory
+from fetchproxy.runtime.heap import Allocator, give_back_freed_memory, glibc_allocator
 
 MiB = 1 << 20
 # Blocks of 60 KiB, every tenth of which stays in use: the heap cannot shrink from its end.
 A_BURST = """
 import os
 from pathlib import Path
-from fetchproxy.runtime.loop import glibc_allocator
+from fetchproxy.runtime.heap import glibc_allocator
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -33,7 +33,7 @@ print(freed, before - resident_bytes(), all(block == b"x" * 60_000 for block in 
 
 CHUNKS = """
 import resource
-from fetchproxy.runtime.loop import glibc_allocator
+from fetchproxy.runtime.heap import glibc_allocator
 
 def faults_of_chunks():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -48,7 +48,7 @@ print(made_anew, faults_of_chunks())
 
 KEPT = """
 import gc
-from fetchproxy.runtime.loop import spare_collections
+from fetchproxy.runtime.garbage import spare_collections
 
 spare_collections()
 kept = [[number] for number in range(500_000)]
@@ -57,7 +57,8 @@ print(len(gc.get_objects()), gc.isenabled())
 
 REPLACED = """
 import asyncio, gc, time
-from fetchproxy.runtime.loop import TimedEventLoop, spare_collections
+from fetchproxy.runtime.garbage import spare_collections
+from fetchproxy.runtime.timed_loop import TimedEventLoop
 
 visited = []
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fetchproxy.runtime.loop import EVENTS_AT_ONCE_MAX, FewAtOnce, TimedEventLoop
+from fetchproxy.runtime.timed_loop import EVENTS_AT_ONCE_MAX, FewAtOnce, TimedEventLoop
 
 SOCKETS = 5 * EVENTS_AT_ONCE_MAX
 

@@ -22,7 +22,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.archive_only.server import open_archive_only
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.tls.contexts import listener_context
+from fetchproxy.tls.reloading import listener_context
 
 REFRESH_MS = 100
 

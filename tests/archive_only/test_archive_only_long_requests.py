@@ -17,7 +17,7 @@ from fetchproxy_protocol.messages import ELEMENTS_A_STEP, ELEMENTS_MAX, read_req
 from served_archive import Client, serve_archive
 from test_archive_only_apis import plant
 
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only import groups, handling
 from fetchproxy.serving.archive_only.groups import ClassicGroup, JoinRequest
 from fetchproxy.serving.archive_only.handling import ELEMENTS_MAX_OF

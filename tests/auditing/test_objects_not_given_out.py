@@ -17,9 +17,10 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.packed_logs import AS_THEY_ARE
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
+from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.orphans import offsets_held
 from fetchproxy.writing.published import ArchiveRecords
-from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+from fetchproxy.writing.spool import Spool
 
 
 class Guarded(MemoryObjectStore):

@@ -37,8 +37,9 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
 from fetchproxy.storage.stores.retries import TRIES_MAX, each_object_alone, tried_once
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.merging import PartitionMerger
-from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+from fetchproxy.writing.spool import Spool
 
 T = TypeVar("T")
 SEGMENTS = 12

@@ -20,7 +20,7 @@ from fetchproxy_protocol.messages import write_response
 from hostile_broker import TOPIC, TOPIC_ID
 from victims import Victim
 
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.schemas import response_of
 
 _TEXTS = (

@@ -21,7 +21,7 @@ from fetchproxy_protocol.headers import client_id, peek_request_header
 from fetchproxy_protocol.messages import read_request, write_response
 
 from fetchproxy.brokers.connections import CLIENT_ID as PROXY
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.schemas import request_of, response_of
 
 TOPIC, TOPIC_ID, PARTITIONS = "orders", UUID(int=1), 4

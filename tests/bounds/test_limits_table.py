@@ -24,7 +24,7 @@ from fetchproxy_protocol.fetch import parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header
 from fetchproxy_protocol.primitives import Cursor
 
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.handling import ELEMENTS_MAX_OF
 
 DOCUMENT = Path(__file__).parents[2] / "docs/security.md"

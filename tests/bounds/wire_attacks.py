@@ -18,7 +18,7 @@ from frame_mutations import hostile_frames
 from hostile_broker import Script
 from victims import Victim
 
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.schemas import request_of
 from fetchproxy.serving.archive_only.table import ADVERTISED
 from fetchproxy.serving.limits import ArchiveOnlyLimits, ServingLimits

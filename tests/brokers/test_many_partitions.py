@@ -32,7 +32,7 @@ from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.model import EpochEnd, LogOffsets, TopicIdPartition
-from fetchproxy.runtime.loop import ITEMS_AT_ONCE
+from fetchproxy.runtime.cooperative import ITEMS_AT_ONCE
 
 NODES = (1, 2, 3)
 PARTITIONS = 600

@@ -13,7 +13,10 @@ from weakref import WeakSet
 import pytest
 
 from fetchproxy.errors import ClusterError, ClusterUnavailable
-from fetchproxy.runtime.single_flight import Batcher, FreshReads, SingleFlight, first_success
+from fetchproxy.runtime.batcher import Batcher
+from fetchproxy.runtime.fresh_reads import FreshReads
+from fetchproxy.runtime.single_flight import SingleFlight
+from fetchproxy.runtime.waits import first_success
 
 
 class Work:

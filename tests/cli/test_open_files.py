@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fetchproxy.runtime.loop import raise_open_files_max
+from fetchproxy.runtime.open_files import raise_open_files_max
 from lab.process import free_port
 
 ROOT = Path(__file__).parents[2]

@@ -35,7 +35,8 @@ from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AtRest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+from fetchproxy.writing.copy_pace import CopyPace
+from fetchproxy.writing.spool import Spool
 
 SEGMENT_SUFFIXES = (".log", ".index", ".epochs", ".metadata")
 DELETION = RemoteLogSegmentState.DELETE_SEGMENT_STARTED

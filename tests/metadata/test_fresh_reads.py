@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fetchproxy.errors import StorageUnavailable
-from fetchproxy.runtime.single_flight import FreshReads
+from fetchproxy.runtime.fresh_reads import FreshReads
 
 
 async def test_a_bug_in_the_read_is_raised_in_who_waits_and_harms_nobody_else() -> None:

@@ -26,11 +26,13 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.serving.limits import ArchiveOnlyLimits
+from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.broker import BatchAccumulator
-from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, Spool
+from fetchproxy.writing.sources.segment_source import LogGap
+from fetchproxy.writing.spool import Spool
 
 # Small chunks, so that small segments have several. So soon do answers of the tail show where the
 # archive begins.

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 from message_schema import encode_response, uvarint, values
 
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 
 # API -> (schema, name of the field that holds an address, name of its node id)
 PLACES = {

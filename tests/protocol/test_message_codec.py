@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
 
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.schemas import request_of, response_of
 from fetchproxy.serving.archive_only.table import ADVERTISED, API_VERSIONS_REQUEST
 

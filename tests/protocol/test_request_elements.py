@@ -9,7 +9,7 @@ import pytest
 from fetchproxy_protocol.apis import ApiKey, MalformedMessage
 from fetchproxy_protocol.messages import ELEMENTS_MAX, Fields, read_request
 
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.schemas import request_of
 
 

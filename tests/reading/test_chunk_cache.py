@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart
 from fetchproxy.reading.chunk_cache import STEP_BYTES, Chunk, ChunkCache, check_chunk
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 
 
 def checked(content: bytes, first: int, last: int, epochs: tuple[EpochStart, ...] = ()) -> Chunk:

@@ -16,15 +16,9 @@ from virtual_loop import run_virtual
 
 from fetchproxy.config.schema import MiB
 from fetchproxy.errors import ObjectNotFound, StorageThrottled, StorageUnavailable
-from fetchproxy.reading.fetcher_pool import (
-    SAVED_MAX,
-    TIMES_MIN,
-    HedgedReads,
-    ReadBudget,
-    Slot,
-    slow_after_s,
-)
+from fetchproxy.reading.hedged_reads import SAVED_MAX, TIMES_MIN, HedgedReads, slow_after_s
 from fetchproxy.reading.limits import ReadingLimits
+from fetchproxy.reading.read_budget import ReadBudget, Slot
 from fetchproxy.reading.segment_reader import CompletionReason
 
 SIZE = 1000

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.reading.fetcher_pool import ReadBudget, Slot
+from fetchproxy.reading.read_budget import ReadBudget, Slot
 
 
 async def turns() -> None:

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from virtual_loop import run_virtual
 
-from fetchproxy.reading.fetcher_pool import COST_BYTES_MIN
-from fetchproxy.serving.admission import ResponseTurns
+from fetchproxy.reading.read_budget import COST_BYTES_MIN
+from fetchproxy.serving.response_turns import ResponseTurns
 
 TURN_MAX_S = 0.5
 FOREVER = 1e9

@@ -13,7 +13,7 @@ from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, g
 from fetchproxy.errors import ClusterUnavailable, StorageUnavailable
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
 from fetchproxy.serving.gateway import server as first_looks
-from fetchproxy.serving.gateway.server import look_at_archived_topics
+from fetchproxy.serving.gateway.first_look import look_at_archived_topics
 
 
 # --- the first archived offset of all partitions ---

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from proxy_process import ProxyProcess
 
-from fetchproxy.serving.gateway.server import UpstreamDial
+from fetchproxy.serving.gateway.upstream_dial import UpstreamDial
 from fetchproxy.serving.session import Address
 from lab.mock_cluster import MockCluster
 from lab.process import free_port

@@ -18,7 +18,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.runtime.loop import at_once
+from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.gateway.fetch_routes import FetchRoutes, Knowledge
 from fetchproxy.serving.gateway.out_of_range import Route, RouteDecision
 

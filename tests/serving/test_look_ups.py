@@ -37,7 +37,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import EpochEnd, LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from fetchproxy.serving.transport import NOTHING, RecordPipe, open_record_pipe
+from fetchproxy.serving.record_pipe import NOTHING, RecordPipe, open_record_pipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "splice"), reason="no splice on this system")
 

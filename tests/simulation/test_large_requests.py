@@ -17,7 +17,7 @@ from test_many_connections import connected
 from virtual_loop import VirtualTimeLoop
 
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
-from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.runtime.cooperative import MESSAGES_A_TURN
 from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler, PendingFetch

@@ -11,7 +11,7 @@ from calm_replay import BOOTSTRAP, GATEWAY, Replay, run_replay
 from client_connection import ClientConnection, metadata_request
 
 from fetchproxy.config.schema import MiB, RemoteFetchConfig
-from fetchproxy.runtime.loop import MANY_PARTITIONS, checkpoint
+from fetchproxy.runtime.cooperative import MANY_PARTITIONS, checkpoint
 from fetchproxy.serving import listener
 from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits

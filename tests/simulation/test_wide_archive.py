@@ -18,7 +18,7 @@ from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
-from fetchproxy.runtime.loop import ITEMS_AT_ONCE
+from fetchproxy.runtime.cooperative import ITEMS_AT_ONCE
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.fetch_routes import PLAN_AT_ONCE, FetchRoutes
 

@@ -13,7 +13,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.flat_files import MetadataCache
 from fetchproxy.runtime.folders import take_folder
 from fetchproxy.serving.archive_only.committed_offsets import write_offsets
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.spool import Spool
 
 KEY = "remote_fetch.disk_cache_dir"
 

@@ -11,9 +11,9 @@ from tls_parts import client_context
 
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.admission import payer_of
+from fetchproxy.serving.client_rates import payer_of
 from fetchproxy.tls.acceptor import TlsAcceptor
-from fetchproxy.tls.contexts import listener_context
+from fetchproxy.tls.reloading import listener_context
 
 
 class Served(asyncio.BufferedProtocol):

@@ -18,18 +18,11 @@ from fetchproxy.config.values import SecretFile, is_loopback
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.serving.gateway.addresses import ServerNames
-from fetchproxy.tls.contexts import (
-    client_context,
-    first_certificate,
-    in_words,
-    listener_context,
-    not_after,
-    other_protocol,
-    reason_of,
-    server_context,
-    server_name,
-    upstream_context,
-)
+from fetchproxy.tls.certificate_dates import first_certificate, not_after
+from fetchproxy.tls.contexts import client_context, server_context
+from fetchproxy.tls.dial import server_name
+from fetchproxy.tls.handshake_errors import in_words, other_protocol, reason_of
+from fetchproxy.tls.reloading import listener_context, upstream_context
 
 PASSWORD = "open-sesame-18"
 

@@ -20,7 +20,7 @@ from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.merging import PartitionMerger
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.spool import Spool
 
 COPY_MAX_MS = 60_000
 COPIES_OLD_MS = 3 * COPY_MAX_MS  # after this time replaced segments are removed

@@ -24,7 +24,7 @@ from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.merging import MergedPartition, PartitionMerger
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.spool import Spool
 
 MINUTE_MS = 60_000
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED

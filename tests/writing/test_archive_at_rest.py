@@ -44,7 +44,8 @@ from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.orphans import find_orphans
 from fetchproxy.writing.merging import PartitionMerger
-from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
+from fetchproxy.writing.sources.segment_writer import SegmentWriter
+from fetchproxy.writing.spool import Spool
 from lab.kafka import KafkaServer
 
 CODECS = ["none", "zstd"]

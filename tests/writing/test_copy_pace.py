@@ -9,7 +9,7 @@ import pytest
 from virtual_loop import run_virtual
 
 from fetchproxy.config.schema import ArchiveConfig, KiB, MiB
-from fetchproxy.writing.sources.segment_source import CopyPace
+from fetchproxy.writing.copy_pace import CopyPace
 
 RATE = 1 * MiB
 

@@ -26,7 +26,8 @@ from fetchproxy.segments.side_files import (
     time_index_fault,
 )
 from fetchproxy.writing.merging import merged_log
-from fetchproxy.writing.sources.segment_source import SegmentWriter, Spool
+from fetchproxy.writing.sources.segment_writer import SegmentWriter
+from fetchproxy.writing.spool import Spool
 
 
 async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[Any, Any, bytes]:

@@ -16,7 +16,7 @@ from fetchproxy.model import RemoteLogSegmentState as State
 from fetchproxy.model import RemotePartitionDeleteMetadata, RemotePartitionDeleteState
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.writing.merging import MergedPartition
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.spool import Spool
 
 LAST_WORD = "before put metadata COPY_SEGMENT_FINISHED"
 

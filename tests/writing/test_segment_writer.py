@@ -19,14 +19,11 @@ from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.sources import segment_source as segment_writer
 from fetchproxy.writing.sources.broker import BatchAccumulator
-from fetchproxy.writing.sources.segment_source import (
-    CopyPace,
-    SegmentWriter,
-    Spool,
-    SpoolFull,
-)
+from fetchproxy.writing.sources.segment_writer import SegmentWriter, SpoolFull
+from fetchproxy.writing.spool import Spool
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 

@@ -9,7 +9,7 @@ from typing import IO
 
 import pytest
 
-from fetchproxy.writing.sources.segment_source import Spool
+from fetchproxy.writing.spool import Spool
 
 
 async def test_each_has_its_own_folder_and_removes_it(tmp_path: Path) -> None:

@@ -35,11 +35,13 @@ from fetchproxy.observability.metrics import ARCHIVE_END_OFFSET, ARCHIVE_TURNS_E
 from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing import remote_log_manager as module
+from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.leadership import Leadership, LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
-from fetchproxy.writing.sources.segment_source import CopyPace, LogGap, SegmentAccumulator, Spool
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
+from fetchproxy.writing.spool import Spool
 from lab.limited import section_and_limits
 from lab.mock_cluster import MockCluster
 

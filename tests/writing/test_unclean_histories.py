@@ -34,11 +34,12 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.copier import SegmentCopier
+from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.sources.broker import BatchAccumulator
-from fetchproxy.writing.sources.segment_source import CopyPace, Spool
+from fetchproxy.writing.spool import Spool
 
 SEEDS = 60
 STEPS = 40

@@ -22,7 +22,7 @@ from uuid import UUID
 import structlog
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.archive_only.groups import OFFSET_BYTES, GroupMemory
 from fetchproxy.storage.stores.filesystem import sync
 

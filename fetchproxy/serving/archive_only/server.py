@@ -29,7 +29,7 @@ from fetchproxy.serving.archive_only.topics import ArchiveWatch
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.tls.contexts import ReloadingContext
+from fetchproxy.tls.reloading import ReloadingContext
 
 log = structlog.get_logger(__name__)
 

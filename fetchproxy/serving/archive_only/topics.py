@@ -24,7 +24,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_TOPICS
-from fetchproxy.runtime.loop import cooperative, for_each
+from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.segments.topic_description import TopicDescription
 from fetchproxy.storage.listings import Unlisted

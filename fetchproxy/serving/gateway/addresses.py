@@ -29,7 +29,7 @@ from fetchproxy.config.values import (
     parse_node_names,
 )
 from fetchproxy.errors import ConfigError
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, at_once, in_steps
+from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, at_once, in_steps
 from fetchproxy.serving.session import Address
 
 

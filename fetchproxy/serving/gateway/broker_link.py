@@ -17,10 +17,11 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 
 from fetchproxy.config.schema import MiB
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
-from fetchproxy.runtime.loop import MESSAGES_A_TURN
+from fetchproxy.runtime.cooperative import MESSAGES_A_TURN
 from fetchproxy.serving.limits import AccumulatedBytes
-from fetchproxy.serving.transport import PEEK_BYTES, ReceiveBuffer, RecordPipe, plain_socket
-from fetchproxy.tls.contexts import other_protocol
+from fetchproxy.serving.receive_buffer import ReceiveBuffer
+from fetchproxy.serving.record_pipe import PEEK_BYTES, RecordPipe, plain_socket
+from fetchproxy.tls.handshake_errors import other_protocol
 
 # The answers that a connection expects from the broker, in request order: one object per answer.
 #

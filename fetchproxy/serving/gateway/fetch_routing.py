@@ -35,7 +35,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.loop import checkpoint, cooperative, in_steps, pieces
+from fetchproxy.runtime.cooperative import checkpoint, cooperative, in_steps, pieces
 from fetchproxy.serving.gateway.fetch_routes import (
     LOG_OFFSETS_AGE_MAX_MS,
     FetchPlan,

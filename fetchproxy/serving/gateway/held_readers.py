@@ -14,7 +14,7 @@ from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.gateway.out_of_range import (
     ENDS,
     UNCERTAIN_WAITS,

@@ -20,7 +20,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogOffsets, TopicIdPartition
-from fetchproxy.runtime.loop import a_turn, chosen, cooperative, pieces
+from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative, pieces
 from fetchproxy.serving.gateway.out_of_range import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.gateway.served_archive import ServedArchive, StartOf, archive_start
 

@@ -18,7 +18,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogOffsets, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
-from fetchproxy.runtime.loop import cooperative, pieces
+from fetchproxy.runtime.cooperative import cooperative, pieces
 from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
 
 # How long a re-created topic may still show its predecessor's records.

@@ -24,7 +24,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, Remo
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.runtime.loop import forget
+from fetchproxy.runtime.cooperative import forget
 
 log = structlog.get_logger(__name__)
 

@@ -1,29 +1,27 @@
-"""The parts behind the relay's listeners: the archive, and the connections to brokers."""
+"""A listener for each node of the cluster, and the parts that all their sessions share: the
+archive, and the connections to brokers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from struct import Struct
-from typing import TypeVar, cast
 
 import structlog
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, parse_bootstrap
-from fetchproxy.errors import ClusterError, RemoteStorageError
+from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.archiver_positions import ArchiverPositions
 from fetchproxy.metadata.leader_views import LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.runtime.loop import cooperative
-from fetchproxy.runtime.single_flight import SingleFlight, first_success
 from fetchproxy.serving.admission import admission_of
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.gateway.addresses import AddressMap, AdvertisedAddresses, ServerNames
@@ -31,8 +29,8 @@ from fetchproxy.serving.gateway.apis.delete_records import check_deletions
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler
 from fetchproxy.serving.gateway.apis.table import BEHAVIOURS
 from fetchproxy.serving.gateway.broker_link import BrokerLink
+from fetchproxy.serving.gateway.first_look import look_at_archived_topics
 from fetchproxy.serving.gateway.held_readers import HeldReaders
-from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
 from fetchproxy.serving.gateway.served_archive import (
     ArchivedKnowledge,
     ArchivedTopics,
@@ -41,170 +39,15 @@ from fetchproxy.serving.gateway.served_archive import (
 )
 from fetchproxy.serving.gateway.session import Gateway, GatewaySession
 from fetchproxy.serving.gateway.shared_by_fetches import SharedByFetches
+from fetchproxy.serving.gateway.upstream_dial import UpstreamDial
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener, NewSession
+from fetchproxy.serving.record_pipe import open_record_pipe
 from fetchproxy.serving.session import Address, ClientSession
-from fetchproxy.serving.transport import open_record_pipe
-from fetchproxy.tls.contexts import (
-    ReloadingContext,
-    dial,
-    in_words,
-    listener_context,
-    upstream_context,
-)
-
-# The gateway looks up the archived topics before it listens.
-#
-# A new process knows nothing of the archive. The first client that asks where thousands of
-# partitions begin would wait for all the reads. So every archived topic is looked up once, in the
-# same way as for a client's question, and later questions find the response in memory. The gateway
-# waits for this until the first attempt ends, and at most `first_looks_max_s`. Then the look-ups go
-# on while it serves, and a client's question shares the reads in progress. In an outage the
-# look-ups are tried again.
+from fetchproxy.tls.reloading import ReloadingContext, listener_context, upstream_context
 
 log = structlog.get_logger(__name__)
 
-# Stops after the metadata of this many segments: 1 KB each, in the worst case.
-SEGMENTS_MAX = 100_000
-RETRY_PAUSE_S = 5.0
-# A client that cannot connect asks another proxy, or tries again within a second. The look-up of
-# 2,000 partitions takes 0.7 s with a store 40 ms away.
-FIRST_LOOKS_WAIT_MAX_S = 2.0
-_IDENTITY_AGE_MAX_MS = 60_000
-
-
-async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) -> None:
-    """Look up one topic after the other. Ends after the last, or after SEGMENTS_MAX segments.
-
-    `tried` is set after the first attempt, whether it succeeded or not.
-    """
-    while True:
-        try:
-            await _look(archive)
-            break
-        except (ClusterError, RemoteStorageError) as error:
-            log.info("archive_not_looked_up_yet", error=str(error))
-        except Exception as error:  # no client depends on this, so the process must not fail by it
-            log.exception("archive_not_looked_up", error=repr(error))
-            break
-        tried.set()
-        await asyncio.sleep(RETRY_PAUSE_S)
-    tried.set()
-
-
-async def _look(archive: ServedArchive) -> None:
-    archived = await archive.knowledge.topics()
-    topics = await archive.cluster.topics_of(archived, _IDENTITY_AGE_MAX_MS)
-    segments = 0
-    for topic in topics.values():
-        if isinstance(topic, ClusterError):
-            continue  # it was deleted, or this user may not describe it
-        if segments >= SEGMENTS_MAX:
-            log.info("archive_looked_up_in_part", segments=segments)
-            return
-        partitions = await archive.rlmm.refresh_topic(topic.topic_id, float("-inf"))
-        tps = [TopicIdPartition(topic.topic_id, topic.name, n) for n in partitions]
-        # The views that clients may see: compared with the leaders' logs.
-        await ArchiveLookup(archive, archive.clock()).views(tps)
-        async for view in cooperative(partitions.values()):
-            segments += len(view.segments)
-
-
-# Connects to the broker for a client's connection: to a given node, or to any broker that answers.
-#
-# A broker that hangs still accepts connections, as its kernel does. So if there are several
-# brokers, the dialer first asks which of them *answers*. It knows no sessions, and caches one
-# answer for a moment.
-
-P = TypeVar("P", bound=asyncio.BaseProtocol)
-
-# So a burst of clients asks the brokers once. A broker that has just died may be dialed in vain.
-RESPONSE_AGE_MAX_S = 1.0
-
-# ApiVersions 0 without a client id: every broker answers it, before any authentication (KIP-35).
-_API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
-
-
-class UpstreamDial:
-    """`tls`: the context for TLS to brokers; None: plaintext."""
-
-    def __init__(
-        self,
-        connect_max_ms: int,
-        tls: ReloadingContext | None = None,
-        stagger_ms: int = ServingLimits.bootstrap_stagger_ms,
-    ) -> None:
-        self._connect_max_s = connect_max_ms / 1000
-        self._stagger_s = stagger_ms / 1000
-        self._tls = tls
-        self._races = SingleFlight[Address]()
-        self._responded: Address | None = None
-        self._responded_at = 0.0
-
-    async def to(self, address: Address, factory: Callable[[], P]) -> P:
-        """Raises OSError, at the latest after `connect_max_ms`."""
-        _, link = await self._connect(address, factory)
-        return link
-
-    async def _connect(
-        self, address: Address, factory: Callable[[], P]
-    ) -> tuple[asyncio.Transport, P]:
-        host, port = address
-        try:
-            async with asyncio.timeout(self._connect_max_s):
-                return await dial(factory, host, port, self._tls)
-        except TimeoutError:
-            raise OSError(f"{host}:{port} did not answer in time") from None
-        except OSError as error:
-            raise OSError(f"{host}:{port}: {in_words(error)}") from error
-
-    async def to_any(self, addresses: Sequence[Address], factory: Callable[[], P]) -> P:
-        """Connect to the first broker that answers. Raises OSError with a failure if none does."""
-        left = list(addresses)
-        while len(left) > 1:
-            address = await self._responding(left)
-            try:
-                return await self.to(address, factory)
-            except OSError:
-                self._responded = None
-                left.remove(address)
-        return await self.to(left[0], factory)
-
-    async def _responding(self, addresses: Sequence[Address]) -> Address:
-        age = asyncio.get_running_loop().time() - self._responded_at
-        if self._responded in addresses and age < RESPONSE_AGE_MAX_S:
-            return cast(Address, self._responded)
-        return await self._races.run(tuple(addresses), lambda: self._race(addresses))
-
-    async def _race(self, addresses: Sequence[Address]) -> Address:
-        """Ask the brokers in order: the next one when one fails, or is silent for `stagger_ms`."""
-        asks = [partial(self._ask, address) for address in addresses]
-        responded = await first_success(asks, self._stagger_s, OSError)
-        self._responded, self._responded_at = responded, asyncio.get_running_loop().time()
-        return responded
-
-    async def _ask(self, address: Address) -> Address:
-        """Send one ApiVersions request. Returns the address if any byte comes back; else raises
-        OSError.
-        """
-        reader = asyncio.StreamReader()
-        try:
-            async with asyncio.timeout(self._connect_max_s):
-                transport, _ = await self._connect(
-                    address, lambda: asyncio.StreamReaderProtocol(reader)
-                )
-                try:
-                    transport.write(_API_VERSIONS)
-                    if not await reader.read(1):
-                        raise ConnectionResetError("closed without an answer")
-                finally:
-                    transport.abort()
-        except TimeoutError:
-            raise OSError(f"{address[0]}:{address[1]} did not answer in time") from None
-        return address
-
-
-# A listener for each node of the cluster, and the parts that all sessions share.
 
 # Time between two looks at the brokers that the cluster names, and the age of a response that still
 # counts for a node that cannot be reached.

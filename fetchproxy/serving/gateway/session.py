@@ -40,7 +40,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
     RELAYED_BYTES_TO_BROKER,
 )
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, cooperative
+from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, cooperative
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.gateway.addresses import AdvertisedAddresses
 from fetchproxy.serving.gateway.broker_link import (
@@ -50,9 +50,9 @@ from fetchproxy.serving.gateway.broker_link import (
     Payload,
 )
 from fetchproxy.serving.gateway.served_archive import ServedArchive
+from fetchproxy.serving.record_pipe import RecordPipe
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
-from fetchproxy.serving.transport import RecordPipe
-from fetchproxy.tls.contexts import in_words
+from fetchproxy.tls.handshake_errors import in_words
 
 log = structlog.get_logger(__name__)
 

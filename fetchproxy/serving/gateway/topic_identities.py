@@ -17,7 +17,7 @@ from uuid import UUID
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import checkpoint, pieces
+from fetchproxy.runtime.cooperative import checkpoint, pieces
 from fetchproxy.serving.gateway.out_of_range import (
     IDENTITY_AGE_MAX_MS,
     UNKNOWN_TOPIC,

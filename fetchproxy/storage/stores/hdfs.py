@@ -26,7 +26,7 @@ from fetchproxy.errors import (
     too_large,
 )
 from fetchproxy.model import ByteRange
-from fetchproxy.runtime.loop import for_each
+from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.filesystem import OWN_MARK, TEMPORARY_START
 from fetchproxy.storage.stores.locations import HdfsLocation

@@ -20,7 +20,7 @@ from cachetools import TTLCache
 from fetchproxy import __version__
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
-from fetchproxy.runtime.loop import uninitialised
+from fetchproxy.runtime.heap import uninitialised
 from fetchproxy.storage.stores.object_store import responded
 from fetchproxy.storage.stores.retries import asked_pause_s
 

@@ -42,7 +42,8 @@ from fetchproxy.segments.leader_epochs import uncounted
 from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.storage.ciphers import stream_at
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator, accumulate_until
+from fetchproxy.writing.copy_pace import accumulate_until
+from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
 
 # The layout of a broker's log directory. These functions read names and small files, and write
 # nothing there.

@@ -23,7 +23,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.archive_only.apis.lookups import TOPICS_AT_ONCE
 from fetchproxy.serving.archive_only.handling import (
     NODE_ID,

@@ -11,7 +11,7 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode
 from fetchproxy_protocol.messages import elements
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.archive_only.committed_offsets import OffsetKey
 from fetchproxy.serving.archive_only.groups import (
     ClassicGroup,

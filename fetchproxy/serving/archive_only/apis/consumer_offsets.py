@@ -11,7 +11,7 @@ from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.observability.metrics import LIMITS_REACHED
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.archive_only.committed_offsets import (
     CommittedOffset,
     OffsetKey,

@@ -42,7 +42,7 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadResult,
     kafka_error_code,
 )
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, cooperative, in_steps, pieces
+from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, cooperative, in_steps, pieces
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_response import PartitionResponse, ResponseRoom, encode_proxy_response

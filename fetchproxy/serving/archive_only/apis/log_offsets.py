@@ -17,7 +17,7 @@ from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import end_offset_for, epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import cooperative, for_each
+from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, ServedApi
 
 # The first version in which each negative timestamp has a meaning.

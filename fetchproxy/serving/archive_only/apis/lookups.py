@@ -11,7 +11,7 @@ from fetchproxy_protocol.messages import Fields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.model import ZERO_UUID
-from fetchproxy.runtime.loop import cooperative
+from fetchproxy.runtime.cooperative import cooperative
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
 from fetchproxy.serving.archive_only.topics import ArchivedTopic, Catalogue
 

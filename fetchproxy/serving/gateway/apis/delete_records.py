@@ -35,7 +35,7 @@ from fetchproxy_protocol.primitives import Buffer, Cursor
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.loop import collected, cooperative, for_each
+from fetchproxy.runtime.cooperative import collected, cooperative, for_each
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
 from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten

@@ -56,16 +56,16 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadResult,
     kafka_error_code,
 )
-from fetchproxy.runtime.loop import (
+from fetchproxy.runtime.cooperative import (
     READ_AT_ONCE_BYTES_MAX,
     checkpoint,
     cooperative,
     in_steps,
     pieces,
 )
-from fetchproxy.runtime.single_flight import first_of
-from fetchproxy.serving.admission import Client
+from fetchproxy.runtime.waits import first_of
 from fetchproxy.serving.archived_reads import NO_VIEWS_READ, ArchivedReads
+from fetchproxy.serving.client_rates import Client
 from fetchproxy.serving.fetch_response import (
     EncodedTopics,
     PartitionResponse,

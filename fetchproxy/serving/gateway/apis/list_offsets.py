@@ -42,14 +42,14 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.lineage import lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogOffsets, TopicIdPartition
-from fetchproxy.runtime.loop import (
+from fetchproxy.runtime.cooperative import (
     READ_AT_ONCE_BYTES_MAX,
     a_turn,
     chosen,
     collected,
     cooperative,
 )
-from fetchproxy.serving.admission import Client
+from fetchproxy.serving.client_rates import Client
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.offset_lookup import (
     VIEW_AGE_MAX_S,

@@ -30,7 +30,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
-from fetchproxy.runtime.loop import READ_AT_ONCE_BYTES_MAX, chosen, collected, cooperative
+from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, chosen, collected, cooperative
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
 from fetchproxy.serving.gateway.served_archive import ServedArchive

@@ -1,0 +1,132 @@
+"""A full budget makes readers wait; it never refuses them. Clients that wait are served in turn
+(`fairness`). Reads that a fetch waits for go before reads ahead. Reads ahead may take at most
+half of the places, so that they do not fill a hanging store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from fetchproxy.observability.metrics import (
+    INFLIGHT_BYTES,
+    READERS_WAITING,
+)
+from fetchproxy.runtime.fairness import FairQueue
+
+# The least that a read costs its client: a small read takes a place for as long as a large one.
+COST_BYTES_MIN = 256 * 1024
+# Reserved while a packing is read, because its size is not known: one of a segment of 1 GiB.
+PACKING_RESERVED_BYTES = 32 * 1024
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Slot:
+    """One read's place, first in the queue, then at the store. `client`: the client it is for."""
+
+    size_bytes: int
+    ahead: bool
+    client: Hashable = None
+    taken: bool = False
+    granted: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class ReadBudget:
+    def __init__(self, tasks_max: int, bytes_max: int) -> None:
+        self._tasks_max = tasks_max
+        self._ahead_max = max(1, tasks_max // 2)
+        self._bytes_max = bytes_max
+        self._asked: FairQueue[Slot] = FairQueue()
+        self._ahead: FairQueue[Slot] = FairQueue()
+        self._ahead_taken = 0
+        self.tasks_taken = 0
+        self.bytes_taken = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._asked) + len(self._ahead)
+
+    async def acquire(self, permit: Slot) -> None:
+        """Wait for a place; clients take turns. If cancelled, it passes the place on."""
+        self._enter_queue(permit)
+        self._grant()
+        try:
+            await permit.granted
+        except asyncio.CancelledError:
+            if permit.taken:
+                self.release(permit)
+            else:
+                self._leave_queue(permit)
+                self._grant()
+            raise
+
+    def try_acquire(self, permit: Slot) -> bool:
+        """Take a place without waiting. False: none is free, or another read waits for one."""
+        if self.waiting or not self._fits(permit):
+            return False
+        self._take(permit)
+        return True
+
+    def release(self, permit: Slot) -> None:
+        self.tasks_taken -= 1
+        self.bytes_taken -= permit.size_bytes
+        self._ahead_taken -= permit.ahead
+        self._grant()
+
+    def join(self, permit: Slot, client: Hashable) -> None:
+        """Another client waits for the same read, which goes at the first turn of any of them. Does
+        nothing if the permit is not in the queue.
+        """
+        (self._ahead if permit.ahead else self._asked).join(permit, client)
+
+    def promote(self, permit: Slot, client: Hashable = None) -> None:
+        """A fetch of `client` now waits for this read, which began as a read ahead."""
+        if not permit.ahead:
+            return
+        permit.client = client
+        if permit.taken:
+            self._ahead_taken -= 1
+        elif self._leave_queue(permit):
+            permit.ahead = False
+            self._enter_queue(permit)
+        permit.ahead = False
+        self._grant()
+
+    def _grant(self) -> None:
+        self._grant_from(self._asked)
+        if not self._asked:
+            self._grant_from(self._ahead)
+        READERS_WAITING.set(self._asked.clients)
+        INFLIGHT_BYTES.set(self.bytes_taken)
+
+    def _grant_from(self, queue: FairQueue[Slot]) -> None:
+        """A permit that does not fit keeps its turn, or large reads would starve."""
+        while (permit := queue.head()) is not None and self._fits(permit):
+            if permit.ahead and self._ahead_taken >= self._ahead_max:
+                return
+            self._take(queue.pop())
+
+    def _fits(self, permit: Slot) -> bool:
+        """A read larger than the whole budget runs alone, or it would wait for ever."""
+        if self.tasks_taken >= self._tasks_max:
+            return False
+        return not self.bytes_taken or self.bytes_taken + permit.size_bytes <= self._bytes_max
+
+    def _enter_queue(self, permit: Slot) -> None:
+        queue = self._ahead if permit.ahead else self._asked
+        queue.push(permit.client, permit, max(permit.size_bytes, COST_BYTES_MIN))
+
+    def _leave_queue(self, permit: Slot) -> bool:
+        return (self._ahead if permit.ahead else self._asked).remove(permit)
+
+    def _take(self, permit: Slot) -> None:
+        if permit.granted.cancelled():
+            return  # its task was cancelled and has not run since
+        permit.taken = True
+        self.tasks_taken += 1
+        self.bytes_taken += permit.size_bytes
+        self._ahead_taken += permit.ahead
+        permit.granted.set_result(None)

@@ -1,0 +1,89 @@
+"""Single questions of many callers, combined into one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+)
+from typing import Generic, TypeVar
+
+from fetchproxy.errors import ClusterError
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+# Called with each key's answer as soon as it arrives.
+Tell = Callable[[K, V | ClusterError], None]
+Work = Callable[[Collection[K], Tell[K, V]], Awaitable[None]]
+
+
+class Batcher(Generic[K, V]):
+    """Combines single questions of many callers from successive turns of the loop into one call.
+
+    `work` must call `tell` once for each of its keys, and must not raise ClusterError. The first
+    caller does the work for all. If it is cancelled, another caller does the rest.
+    """
+
+    def __init__(self, work: Work[K, V]) -> None:
+        self._work = work
+        # The group that a caller may still join: by key, the future answer. None: there is none.
+        self._next: dict[K, asyncio.Future[V | ClusterError | _Left]] | None = None
+
+    async def ask(self, key: K) -> V:
+        """Raises ClusterError."""
+        response: V | ClusterError | _Left = _LEFT
+        call = None
+        try:
+            while isinstance(response, _Left):
+                if self._next is None:
+                    response = await self._lead(key)
+                else:
+                    call = self._next.get(key)
+                    if call is None:
+                        call = self._next[key] = asyncio.get_running_loop().create_future()
+                    # shield: if one waiter is cancelled, the others go on waiting.
+                    response = await asyncio.shield(call)
+            if isinstance(response, ClusterError):
+                raise response
+            return response
+        finally:
+            del call, response
+
+    async def _lead(self, key: K) -> V | ClusterError | _Left:
+        mine: asyncio.Future[V | ClusterError | _Left]
+        mine = asyncio.get_running_loop().create_future()
+        single_flights = {key: mine}
+        self._next = single_flights
+
+        def tell(asked: K, response: V | ClusterError) -> None:
+            if not single_flights[asked].done():
+                single_flights[asked].set_result(response)
+
+        try:
+            try:
+                accumulated = 0
+                while accumulated < len(
+                    single_flights
+                ):  # a caller with very many keys needs several turns
+                    accumulated = len(single_flights)
+                    await asyncio.sleep(0)
+            finally:
+                self._next = None
+            await self._work(list(single_flights), tell)
+        finally:
+            for call in single_flights.values():
+                if not call.done():
+                    call.set_result(_LEFT)
+        return mine.result()
+
+
+class _Left:
+    """The caller that did the work was cancelled before this key was answered."""
+
+
+_LEFT = _Left()
