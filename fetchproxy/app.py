@@ -70,6 +70,8 @@ from fetchproxy.writing.remote_log_manager import RemoteLogManager, open_log_dir
 from fetchproxy.writing.status import PartitionArchiveStatus
 
 log = structlog.get_logger(__name__)
+# Records that one pass has not archived; and by topic, why a matching one is not archived at all.
+Left = tuple[list[NotArchived], dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +86,6 @@ class Limits:
 
 
 LIMITS = Limits()
-
-
-# Records that one pass has not archived; and by topic, why a matching one is not archived at all.
-Left = tuple[list[NotArchived], dict[str, str]]
 
 
 @dataclass(slots=True)

@@ -24,6 +24,8 @@ from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 from fetchproxy.tls.reloading import upstream_context
 
+T = TypeVar("T")
+
 
 def metadata_manager(
     config: Config,
@@ -53,8 +55,6 @@ def metadata_manager(
 # An archive that is opened for one task: on the driver for planning, on an executor for the work.
 #
 # Jobs are plain functions for their callers and coroutines inside. `in_loop` connects the two.
-
-T = TypeVar("T")
 
 
 class StoredArchive(NamedTuple):

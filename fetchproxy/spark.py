@@ -31,6 +31,7 @@ __all__ = ["archive_then_live", "follow_archive", "read_archive", "register"]
 # If a Python source does not declare support for availableNow queries, Spark ends such a query
 # after the one batch that a crash has left. With this setting it goes on to the end.
 _TO_THE_END = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+_session = SparkSession.getActiveSession()
 
 
 def register(spark: SparkSession) -> None:
@@ -92,6 +93,5 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-_session = SparkSession.getActiveSession()
 if _session is not None:
     register(_session)

@@ -56,6 +56,7 @@ from fetchproxy.storage.stores.retries import each_object_alone
 
 # An archiver at work changes its object in each beat.
 HEARD_WITHIN_S = 3 * BEAT_INTERVAL_S
+NotCopied = list[tuple[str, DamagedObject]]
 
 
 async def begin_mirror(source: Place, target: Place, to: str) -> ArchiveIdentity:
@@ -103,9 +104,6 @@ async def _made_mirror(target: Place, said: ArchiveIdentity) -> ArchiveIdentity:
 async def is_cut_over(target: Place) -> bool:
     theirs = await read_identity(target.store, target.prefix)
     return theirs is not None and not theirs.is_mirror
-
-
-NotCopied = list[tuple[str, DamagedObject]]
 
 
 async def copy_archive_wide(source: Place, target: Place) -> NotCopied:

@@ -35,6 +35,11 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
 from fetchproxy.writing.published import read_finished_offsets
 
+# The derived objects of a segment as stored. None: missing.
+Stored = dict[SegmentFile, bytes | None]
+DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
+
+
 # Derives a segment's metadata from its log if the `.metadata` object is lost or unreadable. Pure.
 #
 # A log without metadata may be an abandoned copy, a half-deleted segment, or a log that was cut
@@ -120,10 +125,6 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
 # from a log stay a fault. The caller verifies again after a repair. A partition with faults is read
 # again from its beginning, as a later segment may say how a transaction ended, and a lineage begins
 # in an earlier segment.
-
-# The derived objects of a segment as stored. None: missing.
-Stored = dict[SegmentFile, bytes | None]
-DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
 
 
 async def repair_archive(

@@ -35,6 +35,8 @@ from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 
 Segments = list[RemoteLogSegmentMetadata]
+CHUNK_BYTES = 4 * 1024 * 1024
+Progress = Callable[[int, int], None]
 
 
 def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[Segments]:
@@ -51,10 +53,6 @@ def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[Seg
 
 # Verification only reads, so it may run beside archivers and proxies. Segments that retention
 # deletes during the run are not a fault.
-
-CHUNK_BYTES = 4 * 1024 * 1024
-
-Progress = Callable[[int, int], None]
 
 
 async def verify_partition(

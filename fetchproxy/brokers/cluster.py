@@ -52,6 +52,7 @@ _TOPIC_RESOURCE = 2  # of DescribeConfigs
 CONNECT_STAGGER_S = 1.0
 # Brokers and topics are asked for again after this age. A wrong leader is noticed at once.
 METADATA_AGE_MAX_MS = 30_000
+_REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; after it the broker answers with an error
 
 
 class Cluster:
@@ -396,9 +397,6 @@ def _refused(key: str | UUID, response: ClusterMetadata) -> ClusterError:
     code = response.failed.get(key, unknown)
     what = f"topic id {key}" if by_id else f"topic {key!r}"
     return ClusterError(f"{what}: {error_text(code)}", code)
-
-
-_REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; after it the broker answers with an error
 
 
 async def delete_records(cluster: Cluster, tp: TopicIdPartition, offset: int) -> int:

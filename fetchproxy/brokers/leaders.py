@@ -41,6 +41,10 @@ AskLeader = Callable[
     [HostPort, Mapping[TopicIdPartition, TopicInfo]],
     Awaitable[Mapping[TopicIdPartition, T | ClusterError]],
 ]
+_GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+FoundLogOffsets = dict[TopicIdPartition, LogOffsets | ClusterError]
+# (the leader's own epoch, the end it reports). None: it has no such request or reports no epochs.
+Told = tuple[int, EpochEnd] | None
 
 
 @dataclass(eq=False, repr=False)
@@ -154,10 +158,6 @@ def _may_pass(found: object, topic_is_known: bool) -> bool:
     if not isinstance(found, ClusterError):
         return False
     return found.retriable or (topic_is_known and found.error_code in RETRIABLE)
-
-
-_GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-FoundLogOffsets = dict[TopicIdPartition, LogOffsets | ClusterError]
 
 
 class _Call:
@@ -291,10 +291,6 @@ def _log_offsets_of(*results: OffsetResult | ClusterError | None) -> LogOffsets 
         known.append(result)
     start, stable, end = known
     return LogOffsets(start.offset, end.offset, stable.offset, start.leader_epoch)
-
-
-# (the leader's own epoch, the end it reports). None: it has no such request or reports no epochs.
-Told = tuple[int, EpochEnd] | None
 
 
 async def epoch_ends(

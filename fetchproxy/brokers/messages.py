@@ -37,6 +37,32 @@ RETRIABLE = frozenset(
         ErrorCode.INCONSISTENT_TOPIC_ID,
     }
 )
+_UUID_BYTES = 16
+_PREFERRED_REPLICA_FROM = 11
+# (lowest, highest) version spoken. Lower versions lack isolation level, log start or leader epochs.
+VERSIONS: dict[int, tuple[int, int]] = {
+    ApiKey.PRODUCE: (3, 13),
+    ApiKey.FETCH: (5, 17),
+    ApiKey.LIST_OFFSETS: (2, 10),
+    ApiKey.METADATA: (5, 13),
+    ApiKey.DELETE_RECORDS: (1, 2),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),  # before: from any replica, without its epoch
+    ApiKey.CREATE_TOPICS: (2, 7),
+    ApiKey.FIND_COORDINATOR: (2, 6),
+    ApiKey.LIST_GROUPS: (0, 5),
+    ApiKey.OFFSET_FETCH: (5, 7),  # before: no leader epochs; after: a list of groups
+    ApiKey.OFFSET_COMMIT: (6, 8),  # as above
+    ApiKey.JOIN_GROUP: (5, 9),  # before: no static members; the same for the next three
+    ApiKey.HEARTBEAT: (3, 4),
+    ApiKey.LEAVE_GROUP: (3, 5),
+    ApiKey.SYNC_GROUP: (3, 5),
+    ApiKey.DESCRIBE_ACLS: (1, 3),  # before: no name patterns
+    ApiKey.DESCRIBE_CONFIGS: (1, 4),
+    ApiKey.DESCRIBE_PRODUCERS: (0, 0),
+    ApiKey.SASL_HANDSHAKE: (1, 1),  # after version 0, tokens come without a header
+    ApiKey.SASL_AUTHENTICATE: (0, 2),
+}
+METADATA_BY_TOPIC_ID_VERSION = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +81,6 @@ class FetchedPartition:
     aborted: tuple[tuple[int, int], ...]  # (producer id, first offset)
     records: bytes | memoryview
     leader_epoch: int = -1
-
-
-_UUID_BYTES = 16
-_PREFERRED_REPLICA_FROM = 11
 
 
 def decode_fetch(payload: memoryview, version: int, tp: TopicIdPartition) -> FetchedPartition:
@@ -117,32 +139,6 @@ def _partition(
 
 
 # kafka-python writes only the fields of the message's version, so callers give all fields.
-
-# (lowest, highest) version spoken. Lower versions lack isolation level, log start or leader epochs.
-VERSIONS: dict[int, tuple[int, int]] = {
-    ApiKey.PRODUCE: (3, 13),
-    ApiKey.FETCH: (5, 17),
-    ApiKey.LIST_OFFSETS: (2, 10),
-    ApiKey.METADATA: (5, 13),
-    ApiKey.DELETE_RECORDS: (1, 2),
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: (2, 4),  # before: from any replica, without its epoch
-    ApiKey.CREATE_TOPICS: (2, 7),
-    ApiKey.FIND_COORDINATOR: (2, 6),
-    ApiKey.LIST_GROUPS: (0, 5),
-    ApiKey.OFFSET_FETCH: (5, 7),  # before: no leader epochs; after: a list of groups
-    ApiKey.OFFSET_COMMIT: (6, 8),  # as above
-    ApiKey.JOIN_GROUP: (5, 9),  # before: no static members; the same for the next three
-    ApiKey.HEARTBEAT: (3, 4),
-    ApiKey.LEAVE_GROUP: (3, 5),
-    ApiKey.SYNC_GROUP: (3, 5),
-    ApiKey.DESCRIBE_ACLS: (1, 3),  # before: no name patterns
-    ApiKey.DESCRIBE_CONFIGS: (1, 4),
-    ApiKey.DESCRIBE_PRODUCERS: (0, 0),
-    ApiKey.SASL_HANDSHAKE: (1, 1),  # after version 0, tokens come without a header
-    ApiKey.SASL_AUTHENTICATE: (0, 2),
-}
-
-METADATA_BY_TOPIC_ID_VERSION = 12
 
 
 def body_of(response: Any, payload: memoryview, version: int) -> Any:

@@ -23,6 +23,14 @@ from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
 # Kafka's minimum (RFC 7677 too). A fake broker that asks for one iteration gets a proof from which
 # the password can be guessed as fast as hashes are computed.
 ITERATIONS_MIN = 4_096
+# A refusal counts for every broker this long. A wrong password tried at each request would fill
+# the brokers' logs, and directories would lock the account.
+_REFUSAL_HOLDS_S = 1.0
+_SENT_AS_IT_IS = ("PLAIN", "OAUTHBEARER")
+# Raises ClusterUnavailable (worth a retry), AuthenticationRefused, ConfigError.
+Tokens = Callable[[], Awaitable[str]]
+
+log = structlog.get_logger(__name__)
 
 
 class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
@@ -39,16 +47,6 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
 
 
 # Secrets, passwords and tokens never appear in errors or logs.
-
-log = structlog.get_logger(__name__)
-
-# A refusal counts for every broker this long. A wrong password tried at each request would fill
-# the brokers' logs, and directories would lock the account.
-_REFUSAL_HOLDS_S = 1.0
-_SENT_AS_IT_IS = ("PLAIN", "OAUTHBEARER")
-
-# Raises ClusterUnavailable (worth a retry), AuthenticationRefused, ConfigError.
-Tokens = Callable[[], Awaitable[str]]
 
 
 class _GivenToken(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types

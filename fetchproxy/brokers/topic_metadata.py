@@ -24,6 +24,9 @@ STEPS_AT_ONCE = 10
 # Limits of the kept answers: a response takes 30 bytes a partition.
 KEPT_RESPONSES_MAX = 16
 KEPT_BYTES_MAX = 1024 * 1024
+NEVER = float("-inf")
+# Other errors of a topic (no leader, not authorized) say nothing about its existence.
+_GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 async def decode_metadata(payload: memoryview, version: int) -> ClusterMetadata:
@@ -36,11 +39,6 @@ async def decode_metadata(payload: memoryview, version: int) -> ClusterMetadata:
     except WireError as error:
         raise ClusterError(f"Metadata version {version} is malformed: {error}") from None
     return response
-
-
-NEVER = float("-inf")
-# Other errors of a topic (no leader, not authorized) say nothing about its existence.
-_GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 class MetadataCache:

@@ -36,6 +36,28 @@ NAMED_KEYS = {
     "console": "console.listen",
     "archive_only": "archive_only.enabled",
 }
+Topic = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_TOPIC", metavar="TOPIC", help="Only this topic, by its whole name."
+    ),
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        envvar="FETCHPROXY_DRY_RUN",
+        help="Print what would be done, and change nothing.",
+    ),
+]
+Create = Annotated[
+    bool,
+    typer.Option(
+        "--create",
+        help="Create a new archive if the expected archive is not there. Give this once, by hand.",
+    ),
+]
+Command = Callable[..., None]
 
 
 def _of_key(name: str, metavar: str, meaning: str, *flags: str) -> Any:
@@ -123,30 +145,6 @@ SHARED: dict[str, Any] = {
         ),
     ],
 }
-
-Topic = Annotated[
-    str | None,
-    typer.Option(
-        envvar="FETCHPROXY_TOPIC", metavar="TOPIC", help="Only this topic, by its whole name."
-    ),
-]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run",
-        envvar="FETCHPROXY_DRY_RUN",
-        help="Print what would be done, and change nothing.",
-    ),
-]
-Create = Annotated[
-    bool,
-    typer.Option(
-        "--create",
-        help="Create a new archive if the expected archive is not there. Give this once, by hand.",
-    ),
-]
-
-Command = Callable[..., None]
 
 
 def shares(*named_keys: str, spark: bool = False) -> Callable[[Command], Command]:

@@ -38,6 +38,10 @@ _OF_SOURCE = re.compile(
     r"\b(failOnDataLoss=false|corruptBatches=skip|startingOffsetsByTimestampStrategy=latest"
     r"|maxUnpackedBytes=[0-9]+)\b"
 )
+# asyncio's own clock stands still while a machine is suspended. An archiver would then keep using
+# its lease and the deadlines of its copies, although other archivers have taken over since.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME on Linux
+_elapsed = partial(time.clock_gettime, _CLOCK)
 
 
 def operator_notes(text: str) -> str:
@@ -77,12 +81,6 @@ def run_to_end(work: Coroutine[None, None, T]) -> T:
     if done is None:
         raise typer.Exit(EXIT_INTERRUPTED)
     return done
-
-
-# asyncio's own clock stands still while a machine is suspended. An archiver would then keep using
-# its lease and the deadlines of its copies, although other archivers have taken over since.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME on Linux
-_elapsed = partial(time.clock_gettime, _CLOCK)
 
 
 async def _until_signal(work: Coroutine[None, None, T]) -> T | None:

@@ -46,6 +46,12 @@ a unit is a string: `segment_bytes_max = "64MiB"`.
 the value in effect of each key and where it comes from. Credentials of S3 are never here: they come
 from the places where boto looks (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
 """
+_COLUMNS = 100
+_TOML_INTRODUCTION = """\
+Every setting of fetchproxy, with its default; "" means: not set. To set a key, remove the # before
+it. A size has a unit (B, KiB, MiB, GiB, TiB) or is a number of bytes; a duration has a unit (ms, s,
+m, h, d) or is a number of milliseconds.
+"""
 
 
 def document() -> str:
@@ -88,13 +94,6 @@ def _meanings() -> dict[tuple[str, str], str]:
 
 
 # The commented TOML file.
-
-_COLUMNS = 100
-_TOML_INTRODUCTION = """\
-Every setting of fetchproxy, with its default; "" means: not set. To set a key, remove the # before
-it. A size has a unit (B, KiB, MiB, GiB, TiB) or is a number of bytes; a duration has a unit (ms, s,
-m, h, d) or is a number of milliseconds.
-"""
 
 
 def commented_toml(loaded: Loaded) -> str:

@@ -48,6 +48,14 @@ _TYPE_WORDS = {
     Path: "a path",
     SecretStr: "text, which is never shown",
 }
+# Variables for the project's tests and lab, which are also set for the programs they start.
+_LAB_VARIABLE = re.compile(rf"{VARIABLE_PREFIX}(LAB_.*|REQUIRE_PARTS)")
+# Kubernetes and Docker links set these in every container next to a service of that name.
+_SERVICE_VARIABLE = re.compile(
+    rf"{VARIABLE_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)"
+)
+_TABLE = re.compile(r"\s*\[\[?\s*(?P<name>[\w.-]+)\s*\]")
+_ENTRY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=")
 
 
 def variable_of(key: str) -> str:
@@ -169,14 +177,6 @@ OPTION_VARIABLES = frozenset(
     )
 )
 
-# Variables for the project's tests and lab, which are also set for the programs they start.
-_LAB_VARIABLE = re.compile(rf"{VARIABLE_PREFIX}(LAB_.*|REQUIRE_PARTS)")
-
-# Kubernetes and Docker links set these in every container next to a service of that name.
-_SERVICE_VARIABLE = re.compile(
-    rf"{VARIABLE_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP)(_.*)?)?)"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -277,10 +277,6 @@ def _file_settings(file: Path) -> Iterator[Setting]:
             yield Setting(section, content, at(section))
         for name, value in content.items():
             yield Setting(f"{section}.{name}", value, at(f"{section}.{name}"))
-
-
-_TABLE = re.compile(r"\s*\[\[?\s*(?P<name>[\w.-]+)\s*\]")
-_ENTRY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=")
 
 
 def _lines_of_keys(text: str) -> dict[str, int]:

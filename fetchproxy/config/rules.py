@@ -11,6 +11,21 @@ from fetchproxy.config.memory_plan import CHUNK_BYTES
 from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig
 from fetchproxy.config.values import is_loopback, parse_host_port, parse_node_map, parse_paths
 
+# The reason why a key has no effect in archive-only mode, by key.
+_CONTRADICTIONS = {
+    "cluster.bootstrap": "no broker is asked in archive-only mode",
+    "archive.topics": "there is no broker to archive from in archive-only mode",
+    "gateway.sni_node_pattern": "the listener is the only node in archive-only mode",
+}
+_PASSWORD = ("sasl_password",)
+_TOKEN = ("sasl_oauthbearer_token_file", "sasl_oauthbearer_token_endpoint_url")
+_SECRET = ("sasl_oauthbearer_client_secret",)
+_ENDPOINT_ONLY = ("sasl_oauthbearer_client_id", *_SECRET, "sasl_oauthbearer_scope")
+_BY_PASSWORD = ("sasl_username", *_PASSWORD)
+_BY_TOKEN = (*_TOKEN, *_ENDPOINT_ONLY)
+_KEY = ("tls_key_file", "tls_key_password")
+_CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
+
 
 def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
     """A message for each broken rule. `places`: where the user set each key, by key."""
@@ -30,14 +45,6 @@ def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
             f"{key} = {in_flight} ({places[key]}): expected at least {CHUNK_BYTES}, a chunk"
         )
     return [fault for fault in faults if fault is not None]
-
-
-# The reason why a key has no effect in archive-only mode, by key.
-_CONTRADICTIONS = {
-    "cluster.bootstrap": "no broker is asked in archive-only mode",
-    "archive.topics": "there is no broker to archive from in archive-only mode",
-    "gateway.sni_node_pattern": "the listener is the only node in archive-only mode",
-}
 
 
 def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
@@ -104,13 +111,6 @@ def _port_faults(gateway: GatewayConfig) -> Iterator[str]:
 
 # Which `cluster.sasl_*` keys belong together.
 
-_PASSWORD = ("sasl_password",)
-_TOKEN = ("sasl_oauthbearer_token_file", "sasl_oauthbearer_token_endpoint_url")
-_SECRET = ("sasl_oauthbearer_client_secret",)
-_ENDPOINT_ONLY = ("sasl_oauthbearer_client_id", *_SECRET, "sasl_oauthbearer_scope")
-_BY_PASSWORD = ("sasl_username", *_PASSWORD)
-_BY_TOKEN = (*_TOKEN, *_ENDPOINT_ONLY)
-
 
 def _sasl_fault(cluster: ClusterConfig) -> str | None:
     """The fault, by key, with no value except the mechanism; None: no fault.
@@ -155,9 +155,6 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
 
 
 # Which `tls_*` and `sni_*` keys belong together, and which clients may use the proxy's certificate.
-
-_KEY = ("tls_key_file", "tls_key_password")
-_CLIENTS = ("tls_client_ca_file", "sni_bootstrap_host", "sni_node_pattern")
 
 
 def _gateway_fault(gateway: GatewayConfig) -> str | None:

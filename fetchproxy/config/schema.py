@@ -34,6 +34,8 @@ from fetchproxy.config.values import (
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
+# The topic of Kafka's own tiered storage, too.
+METADATA_TOPIC = "__remote_log_metadata"
 
 
 class Section(BaseModel):
@@ -183,10 +185,6 @@ class AttachConfig(Section):
     """Items NAME=STORE_URL#TOPIC, separated by spaces. With --archive-only, the proxy serves TOPIC
     of the archive at STORE_URL as NAME. Credentials and time-outs are those of `store`.
     """
-
-
-# The topic of Kafka's own tiered storage, too.
-METADATA_TOPIC = "__remote_log_metadata"
 
 
 class MetadataConfig(Section):

@@ -23,6 +23,30 @@ from fetchproxy.model import is_topic_name
 # A label of a host name, as resolvers accept it. Names of containers may contain `_`.
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _NAME_CHARS_MAX = 253
+_WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}) ?(?P<unit>[A-Za-z]+)")
+_HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*", re.IGNORECASE)
+MASK = "•••"
+# Plain "key" is not in the list: Kafka's `api_key` is a number on the wire and no secret.
+_SECRET_WORDS = (
+    "password|passwd|passphrase|secret|token|authorization|credential|cookie"
+    "|access_?key|private_?key|sasl_?auth_?bytes|jaas"
+)
+_SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
+# The repeats are bounded: these run over everything that is logged, and unbounded repeats would
+# take quadratic time.
+_ASSIGNED = re.compile(
+    rf"(?P<name>(?:{_SECRET_WORDS})[\w.-]{{0,40}})(?P<sign>\"?'?\s{{0,4}}[=:]\s{{0,4}})"
+    r"(?P<value>(?:(?:Bearer|Basic)\s+)?(?:\"[^\"]*\"|'[^']*'|[^\s&,;\"']+))",
+    re.IGNORECASE,
+)
+_USERINFO = re.compile(
+    r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)(?P<userinfo>[^/\s@]+)@", re.IGNORECASE
+)
+# Controls, marks that change the direction of writing, and halves of surrogate pairs. A terminal
+# obeys the first, a reader is misled by the second, and no encoding writes the third.
+_HARMFUL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +323,6 @@ class UnitForm(TextForm):
         return int(match["number"]) * size
 
 
-_WITH_UNIT = re.compile(r"(?P<number>[0-9]{1,18}) ?(?P<unit>[A-Za-z]+)")
-
 SIZE = UnitForm(
     "a size: 8GiB, 64MiB, 512KiB or a number of bytes",
     # No MB: it may mean 1,000,000 or 1,048,576 bytes.
@@ -412,9 +434,6 @@ def _parse_http_url(text: str) -> object:
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected a URL without credentials")
     return parts.port  # raises ValueError for an invalid port
-
-
-_HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(\.(?!-)[a-z0-9-]{1,63})*", re.IGNORECASE)
 
 
 def _parse_host_name(text: str) -> object:
@@ -557,35 +576,9 @@ def secret_from(secret: SecretStr | SecretFile | Path | None, key: str) -> str |
 
 # Which names are secrets, and how secrets in texts are masked. Logs and errors use this.
 
-MASK = "•••"
-
-# Plain "key" is not in the list: Kafka's `api_key` is a number on the wire and no secret.
-_SECRET_WORDS = (
-    "password|passwd|passphrase|secret|token|authorization|credential|cookie"
-    "|access_?key|private_?key|sasl_?auth_?bytes|jaas"
-)
-_SECRET_NAME = re.compile(_SECRET_WORDS, re.IGNORECASE)
-# The repeats are bounded: these run over everything that is logged, and unbounded repeats would
-# take quadratic time.
-_ASSIGNED = re.compile(
-    rf"(?P<name>(?:{_SECRET_WORDS})[\w.-]{{0,40}})(?P<sign>\"?'?\s{{0,4}}[=:]\s{{0,4}})"
-    r"(?P<value>(?:(?:Bearer|Basic)\s+)?(?:\"[^\"]*\"|'[^']*'|[^\s&,;\"']+))",
-    re.IGNORECASE,
-)
-_USERINFO = re.compile(
-    r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)(?P<userinfo>[^/\s@]+)@", re.IGNORECASE
-)
-
 
 def is_secret_name(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
-
-
-# Controls, marks that change the direction of writing, and halves of surrogate pairs. A terminal
-# obeys the first, a reader is misled by the second, and no encoding writes the third.
-_HARMFUL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
 
 
 def harmless(text: str) -> str:

@@ -74,6 +74,12 @@ CONDITIONS_ON_THE_LOOP_MAX = 50
 ALL_PARTITIONS = Asked()
 
 Archiver = tuple[LeadershipState, tuple[int, int], Mapping[str, str]]
+_GAUGES = (
+    metrics.ARCHIVE_START_OFFSET,
+    metrics.ARCHIVE_END_OFFSET,
+    metrics.ARCHIVE_LAG_OFFSETS,
+    metrics.ARCHIVE_MARGIN_OFFSETS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,14 +432,6 @@ def _in_words(conditions: Iterable[Condition]) -> _Found:
 
 def _masked(text: str | None) -> str | None:
     return None if text is None else mask_text(text)
-
-
-_GAUGES = (
-    metrics.ARCHIVE_START_OFFSET,
-    metrics.ARCHIVE_END_OFFSET,
-    metrics.ARCHIVE_LAG_OFFSETS,
-    metrics.ARCHIVE_MARGIN_OFFSETS,
-)
 
 
 def _set_gauges(status: PartitionStatus) -> None:

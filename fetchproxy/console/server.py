@@ -53,6 +53,17 @@ SECURITY_HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+METRICS_A_STEP = 8
+# An item takes about 40 µs.
+ITEMS_A_STEP = 50
+ROWS_DIGITS_MAX = 6
+_SHUTDOWN_SECONDS_MAX = 1.0
+_PAGE_FILES = {
+    "/": ("index.html", "text/html"),
+    "/console.css": ("console.css", "text/css"),
+    "/console.js": ("console.js", "text/javascript"),
+}
+_http_log = logging.getLogger("fetchproxy.console.http")
 
 
 def host_allowed(host_header: str, names: frozenset[str]) -> bool:
@@ -116,19 +127,6 @@ async def add_security_headers(_request: web.Request, response: web.StreamRespon
 # answer from what the process already knows.
 
 
-METRICS_A_STEP = 8
-# An item takes about 40 µs.
-ITEMS_A_STEP = 50
-ROWS_DIGITS_MAX = 6
-
-_SHUTDOWN_SECONDS_MAX = 1.0
-_PAGE_FILES = {
-    "/": ("index.html", "text/html"),
-    "/console.css": ("console.css", "text/css"),
-    "/console.js": ("console.js", "text/javascript"),
-}
-
-
 class _NotOfClients(logging.Filter):
     """Leaves out what aiohttp says of requests that are no HTTP: any client may send them."""
 
@@ -137,7 +135,6 @@ class _NotOfClients(logging.Filter):
         return not isinstance(error, HttpProcessingError)
 
 
-_http_log = logging.getLogger("fetchproxy.console.http")
 _http_log.addFilter(_NotOfClients())
 
 

@@ -30,6 +30,14 @@ from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
 
+CLIENTS_MAX = 50
+# There may be as many clients as connections; each takes about 3 µs.
+_CLIENTS_AT_ONCE = 100
+# If there are more partitions, the next looks read the rest.
+STATED_ENDS_READ_MAX = 200
+_PARTITIONS_AT_ONCE = 20
+
+
 # The console shows a `Status`, whatever accumulates it (`fetchproxy.console.collect` in the
 # product, a function in a test). Field names are the JSON names of `/api/status`.
 
@@ -293,10 +301,6 @@ class PartitionTable:
 
 # The clients of a status.
 
-CLIENTS_MAX = 50
-# There may be as many clients as connections; each takes about 3 µs.
-_CLIENTS_AT_ONCE = 100
-
 
 async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[ClientStatus, ...]:
     """The clients that read most bytes, largest first, in one pass. Some may leave meanwhile."""
@@ -384,10 +388,6 @@ def lag_offsets(archive_end: int | None, log_offsets: LogOffsets) -> int:
 # Memory shows that most partitions have none: no hole, no unreadable metadata, and an archive end
 # that has not fallen. A small object states the expected end. It is read once for each partition
 # after the start, and again when the end has fallen, for example when the newest segments are gone.
-
-# If there are more partitions, the next looks read the rest.
-STATED_ENDS_READ_MAX = 200
-_PARTITIONS_AT_ONCE = 20
 
 
 @dataclass(eq=False, repr=False)

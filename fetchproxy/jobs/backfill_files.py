@@ -39,6 +39,18 @@ from fetchproxy.remotelog.task_reader import SkippedRecords
 
 _SIDE = "_backfill"
 _MARK = "plan-"
+DAY_US = 86_400_000_000
+# A row group is large enough to scan well, and small enough for several tasks on a host.
+BUFFERED_BYTES_MAX = 24 * 1024 * 1024
+# Records are roughly in time order. Above this number of open dates, the file of the date written
+# least recently is closed. A later record of that date begins another file.
+OPEN_DATES_MAX = 16
+# Columns with a dictionary. For other columns a dictionary is useless and takes a fifth of the
+# writing time.
+_REPEATING = ["key", "topic", "partition", "timestampType"]
+# Of other columns Parquet's writer keeps the least and the greatest value, in six copies of each.
+_WITH_STATISTICS = ["topic", "partition", "offset", "timestamp", "timestampType"]
+_NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for a missing date
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +183,9 @@ def _plan_name(number: int) -> str:
 # Memory: `BUFFERED_BYTES_MAX` of rows that are not written yet, and Parquet's own state of each
 # open file.
 
-DAY_US = 86_400_000_000
-# A row group is large enough to scan well, and small enough for several tasks on a host.
-BUFFERED_BYTES_MAX = 24 * 1024 * 1024
-# Records are roughly in time order. Above this number of open dates, the file of the date written
-# least recently is closed. A later record of that date begins another file.
-OPEN_DATES_MAX = 16
-# Columns with a dictionary. For other columns a dictionary is useless and takes a fifth of the
-# writing time.
-_REPEATING = ["key", "topic", "partition", "timestampType"]
-# Of other columns Parquet's writer keeps the least and the greatest value, in six copies of each.
-_WITH_STATISTICS = ["topic", "partition", "offset", "timestamp", "timestampType"]
 # Days since 1970 that `date` can name. All others, and no timestamp, are one day without a name.
 _DAY_MIN, _DAY_MAX = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _NO_DAY = _DAY_MAX + 1
-_NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for a missing date
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from fetchproxy.writing.published import uncovered
 # The spans to write, and the partitions that are left out because some offsets are missing. A
 # partition that is left out does not stop others.
 BackfillInput = tuple[list[Asked], tuple[Failure, ...]]
+VERSION = 2  # outputs with 1 have other folders
 
 
 async def backfill_input(options: SourceOptions) -> BackfillInput:
@@ -101,8 +102,6 @@ def _outside(options: SourceOptions, view: PartitionView) -> str | None:
 # A range's name has topic, partition and offsets. Its files have the same name, so a task that
 # writes the range again replaces them. Ranges of one output never overlap: a later plan covers only
 # offsets that no earlier plan has, even if segments have been merged since.
-
-VERSION = 2  # outputs with 1 have other folders
 
 
 class BackfillRange(NamedTuple):

@@ -56,6 +56,17 @@ CLOSE_MAX_S = 5
 _TIMESTAMP_MIN, _TIMESTAMP_MAX = -(2**63), 2**63 - 1
 
 COPIED_SCHEMA = "partition int, records bigint, source_end bigint, passed_over bigint, faults int"
+# What brokers may refuse in a copy, and the topic's setting that lets it in.
+_REMEDIES = {
+    InvalidTimestampError: "; records keep their timestamps, which lie too far ahead or back for "
+    "the topic: set message.timestamp.after.max.ms and message.timestamp.before.max.ms of {topic} "
+    "to 9223372036854775807 (retention.ms=-1 keeps old records from being deleted), and run it "
+    "again",
+    MessageSizeTooLargeError: "; set max.message.bytes of {topic} to that of the source or above, "
+    "and run it again",
+    InvalidRecordError: "; a compacted topic takes no record without a key: copy into one with "
+    "cleanup.policy=delete",
+}
 
 
 class PartitionTask(NamedTuple):
@@ -498,19 +509,6 @@ def _in_words(
     kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
     remedy = _REMEDIES.get(type(error), "").format(topic=target.topic)
     return kind(f"{what}: {type(error).__name__}: {error}{remedy}")
-
-
-# What brokers may refuse in a copy, and the topic's setting that lets it in.
-_REMEDIES = {
-    InvalidTimestampError: "; records keep their timestamps, which lie too far ahead or back for "
-    "the topic: set message.timestamp.after.max.ms and message.timestamp.before.max.ms of {topic} "
-    "to 9223372036854775807 (retention.ms=-1 keeps old records from being deleted), and run it "
-    "again",
-    MessageSizeTooLargeError: "; set max.message.bytes of {topic} to that of the source or above, "
-    "and run it again",
-    InvalidRecordError: "; a compacted topic takes no record without a key: copy into one with "
-    "cleanup.policy=delete",
-}
 
 
 def _text(path: object) -> str | None:

@@ -36,6 +36,11 @@ DAY_MS = 86_400_000
 # partition. That is enough to see producers with different compression, and takes seconds at most.
 SAMPLED_SEGMENTS_MAX = 16
 SAMPLE_BYTES = 256 * 1024
+RATE_DAYS = 28  # four of each day of the week
+# A history of hours, such as one import or a night, cannot predict a year.
+HISTORY_DAYS_MIN = 2
+HORIZON_DAYS = (30, 90, 365)
+_TIMESTAMP_MAX_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +81,6 @@ class CodecFigures:
 
 # The forecast: records keep arriving at the mean rate of the last weeks. Retention by time deletes
 # existing segments. Retention by bytes limits the rest.
-
-RATE_DAYS = 28  # four of each day of the week
-# A history of hours, such as one import or a night, cannot predict a year.
-HISTORY_DAYS_MIN = 2
-HORIZON_DAYS = (30, 90, 365)
-_TIMESTAMP_MAX_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)

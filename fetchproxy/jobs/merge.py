@@ -36,6 +36,7 @@ MERGED_SCHEMA = (
     "topic string, partition int, merged int, replaced int, size_bytes bigint, overtaken int, "
     "refused array<string>"
 )
+ToMerge = tuple[StoredArchive | ManagedArchive, Spool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,6 @@ def merge(
 def _row(p: MergedPartition) -> tuple[str, int, int, int, int, int, list[str]]:
     place = (p.tp.topic, p.tp.partition)
     return (*place, p.merged, p.replaced, p.size_bytes, p.overtaken, list(p.refused))
-
-
-ToMerge = tuple[StoredArchive | ManagedArchive, Spool]
 
 
 def merge_work(

@@ -36,6 +36,8 @@ from fetchproxy.writing.spool import Spool
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+OnMirrored = Callable[[MirroredPartition], None]
+ToMirror = tuple[Place, Place, Spool, CopyPace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,6 @@ class Mirrored:
     @property
     def has_faults(self) -> bool:
         return any(partition.faults for partition in self.partitions)
-
-
-OnMirrored = Callable[[MirroredPartition], None]
 
 
 def mirror(
@@ -242,9 +241,6 @@ def _add(first: Iterable[MirroredPartition], last: Iterable[MirroredPartition]) 
             partition.removed += earlier.removed
             partition.overtaken += earlier.overtaken
             partition.faults = list(dict.fromkeys([*earlier.faults, *partition.faults]))
-
-
-ToMirror = tuple[Place, Place, Spool, CopyPace]
 
 
 def mirror_work(

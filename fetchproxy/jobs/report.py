@@ -46,6 +46,45 @@ from fetchproxy.writing.deletion.retention import effective_retention
 WIDTH, HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 80, 12, 12, 28
 _TICKS = 4
+Figures = Sequence[PartitionFigures]
+# Maximum bars of a topic in a chart. For a longer history, each bar is the sum of several days.
+BARS_MAX = 60
+_STYLE = """
+body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}
+body{color:#1d2733}
+table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}
+th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #dfe5ec}
+th:first-child,td:first-child{text-align:left}
+svg{width:100%;height:auto}.bar{fill:#2f6f9f}.ahead{fill:#a9c6dc}.grid{stroke:#e4e9ef}
+text{font:11px system-ui,sans-serif;fill:#5a6775}.scale{text-anchor:end}.label{text-anchor:middle}
+summary{cursor:pointer}.note{color:#5a6775}
+@media (prefers-color-scheme:dark){body{background:#12181f;color:#dde5ee}th,td{border-color:#2a3441}
+.grid{stroke:#26303b}text,.note{fill:#93a1b0;color:#93a1b0}.bar{fill:#5fa3d4}.ahead{fill:#2f536e}}
+"""
+_SUM_NAMES = ["segments", "records", "bytes", "packed to", "oldest", "newest", "a day"]
+_NOTES = {
+    "{:,} offsets were archived and are in no segment: see verify.": "missing_offsets",
+    "{:,} offsets were lost before they could be copied.": "gap_offsets",
+    "{:,} offsets are in no segment, and it is not known if they ever were.": "not_known_offsets",
+    "{} sampled segments could not be read: run verify for the cause.": "samples_unreadable",
+    f"{{}} sampled batches unpack to more than {decimal(SEARCHED_BYTES_MAX)}, too large to unpack "
+    "here: they are not in the figures of compression.": "samples_too_large",
+    "In {} partitions a timestamp in the future keeps retention by time from all behind it.": (
+        "held_up"
+    ),
+}
+SCHEMAS = {
+    "partitions": "topic string, topic_id string, partition int, segments int, size_bytes bigint, "
+    "records bigint, log_start_offset bigint, log_end_offset bigint, gap_offsets bigint, "
+    "missing_offsets bigint, not_known_offsets bigint, "
+    "oldest_ms bigint, newest_ms bigint, history_days double, bytes_per_day bigint, "
+    "size_bytes_30d bigint, size_bytes_90d bigint, size_bytes_365d bigint, "
+    "next_deletion_ms bigint, samples_unreadable int",
+    "days": "topic string, partition int, day date, size_bytes bigint, records bigint, "
+    "segments int",
+    "codecs": "topic string, partition int, codec string, batches bigint, packed_bytes bigint, "
+    "unpacked_bytes bigint",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +140,6 @@ def round_ticks(top: float) -> list[float]:
     return [step * i for i in range(_TICKS + 1)]
 
 
-Figures = Sequence[PartitionFigures]
-
-# Maximum bars of a topic in a chart. For a longer history, each bar is the sum of several days.
-BARS_MAX = 60
-
-_STYLE = """
-body{font:14px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}
-body{color:#1d2733}
-table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}
-th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid #dfe5ec}
-th:first-child,td:first-child{text-align:left}
-svg{width:100%;height:auto}.bar{fill:#2f6f9f}.ahead{fill:#a9c6dc}.grid{stroke:#e4e9ef}
-text{font:11px system-ui,sans-serif;fill:#5a6775}.scale{text-anchor:end}.label{text-anchor:middle}
-summary{cursor:pointer}.note{color:#5a6775}
-@media (prefers-color-scheme:dark){body{background:#12181f;color:#dde5ee}th,td{border-color:#2a3441}
-.grid{stroke:#26303b}text,.note{fill:#93a1b0;color:#93a1b0}.bar{fill:#5fa3d4}.ahead{fill:#2f536e}}
-"""
-
-
 def page(figures: Figures, now_ms: int) -> str:
     """The HTML page, topics by name. Topics with the same name (created again) are kept apart."""
     body = [
@@ -148,9 +168,6 @@ def _topics_table(figures: Figures) -> str:
         of_topic = list(group)
         rows.append([topic, str(len(of_topic)), *_sums(of_topic)])
     return _table(["topic", "partitions", *_SUM_NAMES], rows)
-
-
-_SUM_NAMES = ["segments", "records", "bytes", "packed to", "oldest", "newest", "a day"]
 
 
 def _sums(figures: Figures) -> list[str]:
@@ -217,19 +234,6 @@ def _sizes_ahead(figures: Figures) -> list[int]:
         return []
     sizes = [f.ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f in figures]
     return [sum(at) for at in zip(*sizes, strict=True)]
-
-
-_NOTES = {
-    "{:,} offsets were archived and are in no segment: see verify.": "missing_offsets",
-    "{:,} offsets were lost before they could be copied.": "gap_offsets",
-    "{:,} offsets are in no segment, and it is not known if they ever were.": "not_known_offsets",
-    "{} sampled segments could not be read: run verify for the cause.": "samples_unreadable",
-    f"{{}} sampled batches unpack to more than {decimal(SEARCHED_BYTES_MAX)}, too large to unpack "
-    "here: they are not in the figures of compression.": "samples_too_large",
-    "In {} partitions a timestamp in the future keeps retention by time from all behind it.": (
-        "held_up"
-    ),
-}
 
 
 def _notes(figures: Figures) -> str:
@@ -302,20 +306,6 @@ def _moment(at_ms: int) -> str:
         return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):
         return str(at_ms)
-
-
-SCHEMAS = {
-    "partitions": "topic string, topic_id string, partition int, segments int, size_bytes bigint, "
-    "records bigint, log_start_offset bigint, log_end_offset bigint, gap_offsets bigint, "
-    "missing_offsets bigint, not_known_offsets bigint, "
-    "oldest_ms bigint, newest_ms bigint, history_days double, bytes_per_day bigint, "
-    "size_bytes_30d bigint, size_bytes_90d bigint, size_bytes_365d bigint, "
-    "next_deletion_ms bigint, samples_unreadable int",
-    "days": "topic string, partition int, day date, size_bytes bigint, records bigint, "
-    "segments int",
-    "codecs": "topic string, partition int, codec string, batches bigint, packed_bytes bigint, "
-    "unpacked_bytes bigint",
-}
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ RESTORED_SCHEMA = (
     "topic string, partition int, segments int, restored int, unreadable int, not_in_store int, "
     "raised_log_start bigint"
 )
+ToRestore = tuple[StoredArchive, TopicFollower | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,6 @@ def grouped(tps: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tps]
     for tp in tps:
         groups.setdefault(metadata_partition(tp, topic_partitions), []).append(tp)
     return [tuple(group) for _, group in sorted(groups.items())]
-
-
-ToRestore = tuple[StoredArchive, TopicFollower | None]
 
 
 def restore_work(

@@ -53,6 +53,8 @@ _SIGNS_OF_LOSS = (
     "EOFException",
     "Connection reset",
 )
+# Called by the work on an item: the size done and the total size.
+Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,6 @@ def not_done(found: Iterable[Fault]) -> tuple[Failure, ...]:
 
 
 OnProgress = Callable[[Progress], None]
-# Called by the work on an item: the size done and the total size.
-Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)

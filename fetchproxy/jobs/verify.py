@@ -42,6 +42,7 @@ FAULT_SCHEMA = (
     "topic string, partition int, object_key string, byte_position bigint, offset bigint, "
     "what string"
 )
+ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,6 @@ def verify(
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *done.failures, *not_done(report.unread))
     return Verified(report, faults, failures, not_asked)
-
-
-ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
 
 
 def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyReport]:

@@ -69,6 +69,12 @@ _CHECKPOINT_BYTES = len(_CHECKPOINT_LEAD) + _CHECKPOINT_DATA
 
 # A file is rewritten when its appended part exceeds this size and the size before.
 APPENDED_BYTES_MIN = 16 * 1024
+SUFFIX = ".remote-log-metadata"
+COMMITTED = "committed-offsets"
+_VERSION = "1"
+_UUID_CHARS = 22
+_PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})-", re.ASCII)
+FLUSH_PAUSE_S = 1.0  # after a crash the events since the last flush are read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +275,6 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
 # On any doubt the cache is discarded, and everything is read again from the topic. Blocking.
 
 
-SUFFIX = ".remote-log-metadata"
-COMMITTED = "committed-offsets"
-_VERSION = "1"
-_UUID_CHARS = 22
-_PARTITION = re.compile(r"(0|[1-9][0-9]{0,9})-", re.ASCII)
-
-
 class MetadataCache:
     """A context manager: only this process uses the folder while it is open."""
 
@@ -391,9 +390,6 @@ def _parse(text: bytes) -> tuple[UUID, int, dict[int, int]]:
 
 # One thread at a time, never the loop's. Losing all of it costs only time, so a failing disk is
 # reported once and no longer written to.
-
-
-FLUSH_PAUSE_S = 1.0  # after a crash the events since the last flush are read again
 
 
 @dataclass(slots=True)

@@ -40,6 +40,11 @@ from fetchproxy.runtime.single_flight import SingleFlight
 
 NO_EPOCH = -1
 _ABORTED_BYTES_MAX = 1  # bytes of records, which are ignored: the first batch comes whole
+# Each comparison takes some 50 µs before it asks. Comparisons that follow in the next turns of the
+# loop share its requests.
+COMPARED_AT_ONCE = 20
+# To compare a new view with the leader's earlier answers takes some 20 µs.
+CHECKED_AT_ONCE = 50
 
 
 class LeaderLog:
@@ -180,12 +185,6 @@ async def compare_with_leader(
 # the archive differs from the leader's log. Clients then never see a dead lineage, and the broker
 # answers for all offsets above. The leader is asked once per leader epoch and partition. Its
 # answers about older epochs never change, so they also decide about new views.
-
-# Each comparison takes some 50 µs before it asks. Comparisons that follow in the next turns of the
-# loop share its requests.
-COMPARED_AT_ONCE = 20
-# To compare a new view with the leader's earlier answers takes some 20 µs.
-CHECKED_AT_ONCE = 50
 
 
 class _Checked:

@@ -31,20 +31,8 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 
-
-@dataclass(frozen=True, slots=True)
-class LogChunk:
-    """Values by rising offset. The next read begins at `next_offset`."""
-
-    values: tuple[tuple[int, bytes], ...]
-    next_offset: int
-
-
-log = structlog.get_logger(__name__)
-
 # These settings make a topic keep every event for ever.
 SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-
 _READ_WAIT_MS = 500  # for a new leader whose high watermark lags after an election
 _VISIBLE_PAUSE_S = 0.1  # all brokers know a new topic after some of these pauses
 _DENIED = (29, 31)  # TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED
@@ -53,9 +41,18 @@ _MAGIC = 2
 _NO_PRODUCER = -1
 # Too few replicas in sync: the same request succeeds once they are back. Source: Kafka's Errors.
 _NOT_ENOUGH_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
-
 # Bytes of the metadata topic per fetch. Decoding them blocks everything else for some 20 ms.
 READ_BYTES = 256 * KiB
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Values by rising offset. The next read begins at `next_offset`."""
+
+    values: tuple[tuple[int, bytes], ...]
+    next_offset: int
 
 
 class KafkaMetadataLog:

@@ -79,6 +79,8 @@ Offsets = tuple[int, int]  # first and last, both inclusive
 Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory | FinishedOffsets | None
 Contents = dict[str, tuple[str, Content]]
 Readable = SegmentMetadataObject | LogHistoryObject | FinishedOffsetsObject
+# Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.
+PARTITIONS_AT_ONCE = 50
 
 
 @dataclass(slots=True)
@@ -299,10 +301,6 @@ def _decode(
         return metadata
     except (CorruptSegment, DamagedObject) as error:
         return MetadataProblem(key, entry.base_offset, str(error), error.retriable)
-
-
-# Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.
-PARTITIONS_AT_ONCE = 50
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):

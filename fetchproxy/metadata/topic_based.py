@@ -65,6 +65,15 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
+# Kept per metadata partition. One problem proves that events are missing; more are for people.
+PROBLEMS_KEPT_MAX = 100
+State = RemoteLogSegmentState
+# How long the first list of archived topics waits for a slow store.
+IN_STORE_WAIT_MAX_S = 1.0
+# The store is listed again after this time if it had topics that the metadata topic lacks.
+IN_STORE_AGE_MAX_S = 300.0
+
+log = structlog.get_logger(__name__)
 
 
 def metadata_partition(tp: TopicIdPartition, partitions: int) -> int:
@@ -77,12 +86,6 @@ def metadata_partition(tp: TopicIdPartition, partitions: int) -> int:
         java_hash = (31 * java_hash + (part & _INT32_MASK)) & _INT32_MASK
     hashed: int = murmur2(java_hash.to_bytes(4, "big"))
     return (hashed & 0x7FFFFFFF) % partitions
-
-
-log = structlog.get_logger(__name__)
-
-# Kept per metadata partition. One problem proves that events are missing; more are for people.
-PROBLEMS_KEPT_MAX = 100
 
 
 @dataclass(slots=True)
@@ -347,14 +350,6 @@ async def _forget_empty(partition: _LogPartition, gone: Callable[[UUID], bool]) 
 def _known(partition: _LogPartition) -> list[TopicIdPartition]:
     loaded = [tp for tp, table in partition.tables.items() if not table.is_empty]
     return [*loaded, *partition.unloaded]
-
-
-State = RemoteLogSegmentState
-
-# How long the first list of archived topics waits for a slow store.
-IN_STORE_WAIT_MAX_S = 1.0
-# The store is listed again after this time if it had topics that the metadata topic lacks.
-IN_STORE_AGE_MAX_S = 300.0
 
 
 class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):

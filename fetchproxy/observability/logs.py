@@ -28,6 +28,14 @@ RECENT_EVENTS_MAX = 100
 _DETAIL_CHARS_MAX = 300
 _NOT_DETAILS = frozenset({"event", "level", "timestamp", "logger", "exception", "exc_info"})
 _SHOWN_LEVELS = frozenset({"info", "warning", "error", "critical"})
+WARNING_INTERVAL_S = 60.0
+# Lines of one event in that time, whatever they are about. A request may name thousands of topics,
+# and a line takes 0.1 ms.
+EVENT_LINES_MAX = 100
+WARNINGS_KNOWN_MAX = 1_000  # above it, the oldest is forgotten and may be logged again
+_FIRST_KEYS = ("timestamp", "level", "event", "logger")
+
+log = structlog.get_logger(__name__)
 
 
 def _wall_clock() -> str:
@@ -82,14 +90,6 @@ RECENT_EVENTS = RecentEvents()
 
 # Warnings about a state that lasts: at most one line a minute for each.
 
-log = structlog.get_logger(__name__)
-
-WARNING_INTERVAL_S = 60.0
-# Lines of one event in that time, whatever they are about. A request may name thousands of topics,
-# and a line takes 0.1 ms.
-EVENT_LINES_MAX = 100
-WARNINGS_KNOWN_MAX = 1_000  # above it, the oldest is forgotten and may be logged again
-
 
 class SparingWarnings:
     """`clock` returns loop time (s)."""
@@ -140,8 +140,6 @@ class SparingWarnings:
 # A terminal gets coloured lines, anything else one JSON object a line with the same keys
 # (`timestamp`, `level`, `event`, `logger` first). Event names are constants; varying values are in
 # the other keys. A value is masked if its key is named like a secret, whichever code logs it.
-
-_FIRST_KEYS = ("timestamp", "level", "event", "logger")
 
 
 def configure_logging(config: LogConfig, stream: TextIO) -> None:

@@ -23,6 +23,46 @@ ProcessCollector(registry=REGISTRY)  # process_cpu_seconds_total, process_reside
 
 
 _TAKING_OVER = Lock()  # two scrapes at once must not add the same counts twice
+_TOPIC = ("topic",)
+_PARTITION = (*_TOPIC, "partition")
+_BY_TOPIC: list[Counter | Gauge] = []  # their series go with their topics
+EVENT_LOOP_HELD_SECONDS = Histogram(
+    "fetchproxy_event_loop_held_seconds",
+    "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",
+    registry=REGISTRY,
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
+EVENT_LOOP_CPU_HELD_SECONDS = Histogram(
+    "fetchproxy_event_loop_cpu_seconds",
+    "CPU seconds of the same turns, without the CPU time of other threads and processes",
+    registry=REGISTRY,
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
+_BTM = "kafka_server_brokertopicmetrics"
+# Seconds, from a read of a local file in the page cache to a failing store.
+STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+STORE_REQUEST_SECONDS = Histogram(
+    "fetchproxy_store_request_seconds",
+    "Seconds for each operation of the RemoteStorageManager, by name",
+    ("operation",),
+    registry=REGISTRY,
+    buckets=STORE_SECONDS,
+)
+_RSM = "kafka_log_remote_remotestoragemanager"
+# Milliseconds, as in Kafka's RemoteLogReaderFetchRateAndTimeMs.
+_READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
+REMOTE_LOG_READER_FETCH_TIME_MS = Histogram(
+    f"{_RSM}_remotelogreaderfetchrateandtimems",
+    "Milliseconds of each remote read, with its retries (RemoteLogReaderFetchRateAndTimeMs)",
+    registry=REGISTRY,
+    buckets=_READ_MS,
+)
+METADATA_REFRESH_SECONDS = Histogram(
+    "fetchproxy_metadata_refresh_seconds",
+    "Seconds for each refresh of the view of a partition's archive",
+    registry=REGISTRY,
+    buckets=STORE_SECONDS,
+)
 
 
 class Tally:
@@ -55,11 +95,6 @@ class TalliedCounter(Counter):
                 counter.inc(total - tally.taken)
                 tally.taken = total
         return super().collect()
-
-
-_TOPIC = ("topic",)
-_PARTITION = (*_TOPIC, "partition")
-_BY_TOPIC: list[Counter | Gauge] = []  # their series go with their topics
 
 
 def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ()) -> Counter:
@@ -140,12 +175,6 @@ INFLIGHT_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.inflight_bytes_max")
 INDEX_CACHE_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.index_cache_bytes_max")
 CHUNKS_BYTES = MEMORY_USED_BYTES.labels("remote_fetch.chunk_cache_bytes_max")
 RESPONSES_BYTES = MEMORY_USED_BYTES.labels("gateway.remote_answers_bytes_max")
-EVENT_LOOP_HELD_SECONDS = Histogram(
-    "fetchproxy_event_loop_held_seconds",
-    "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",
-    registry=REGISTRY,
-    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
-)
 EVENT_LOOP_LONGEST_SECONDS = gauge(
     "fetchproxy_event_loop_longest_seconds", "The longest turn of the event loop in the last minute"
 )
@@ -153,12 +182,6 @@ EVENT_LOOP_CPU_SECONDS = gauge(
     "fetchproxy_event_loop_cpu_longest_seconds",
     "The most CPU seconds of one turn of the event loop (of 1 ms or more) in the last minute, "
     "without the CPU time of other threads and processes",
-)
-EVENT_LOOP_CPU_HELD_SECONDS = Histogram(
-    "fetchproxy_event_loop_cpu_seconds",
-    "CPU seconds of the same turns, without the CPU time of other threads and processes",
-    registry=REGISTRY,
-    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
 EVENT_LOOP_BUSY_SECONDS = counter(
     "fetchproxy_event_loop_busy_seconds",
@@ -284,7 +307,6 @@ HEDGED_READS = counter(
 
 # Deletions, in both tiers.
 
-_BTM = "kafka_server_brokertopicmetrics"
 
 REMOTE_DELETE_REQUESTS = counter(
     f"{_BTM}_remotedeleterequests",
@@ -331,8 +353,6 @@ DELETED_PARTITIONS = counter("fetchproxy_deleted_partitions", "Partitions delete
 
 # How the store answers.
 
-# Seconds, from a read of a local file in the page cache to a failing store.
-STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 STORE_UP = gauge(
     "fetchproxy_store_up",
@@ -362,13 +382,6 @@ for _operation in ("list", "read", "write", "delete"):
     STORE_UP.labels(_operation).set(1)
     STORE_REQUESTS_PER_S_MAX.labels(_operation).set(0)
     STORE_FAILING_SECONDS.labels(_operation).set(0)
-STORE_REQUEST_SECONDS = Histogram(
-    "fetchproxy_store_request_seconds",
-    "Seconds for each operation of the RemoteStorageManager, by name",
-    ("operation",),
-    registry=REGISTRY,
-    buckets=STORE_SECONDS,
-)
 STORE_REQUEST_ERRORS = counter(
     "fetchproxy_store_request_errors",
     "Operations of the RemoteStorageManager that failed, by name and error",
@@ -382,12 +395,6 @@ STORE_REQUEST_ERRORS = counter(
 # begin with `fetchproxy_`. Modules only count here and never read a metric: no decision may depend
 # on one. Labels have bounded sets of values, or are topic and partition as in Kafka; never a client
 # or an offset. Hot paths use bound children, as `labels()` costs a lookup.
-
-
-_RSM = "kafka_log_remote_remotestoragemanager"
-
-# Milliseconds, as in Kafka's RemoteLogReaderFetchRateAndTimeMs.
-_READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
 
 
 # --- Kafka's own: reading the archive -------------------------------------------------------------
@@ -406,12 +413,6 @@ REMOTE_LOG_READER_TASK_QUEUE_SIZE = gauge(
 )
 REMOTE_READS_IN_FLIGHT = gauge(
     "fetchproxy_remote_reads_in_flight", "Range reads that the store has not answered yet"
-)
-REMOTE_LOG_READER_FETCH_TIME_MS = Histogram(
-    f"{_RSM}_remotelogreaderfetchrateandtimems",
-    "Milliseconds of each remote read, with its retries (RemoteLogReaderFetchRateAndTimeMs)",
-    registry=REGISTRY,
-    buckets=_READ_MS,
 )
 DELAYED_REMOTE_FETCH_EXPIRES = counter(
     "kafka_server_delayedremotefetchmetrics_expires",
@@ -613,12 +614,6 @@ ARCHIVE_RETENTION_USED_SHARE = gauge(
 )
 
 # --- Metadata -------------------------------------------------------------------------------------
-METADATA_REFRESH_SECONDS = Histogram(
-    "fetchproxy_metadata_refresh_seconds",
-    "Seconds for each refresh of the view of a partition's archive",
-    registry=REGISTRY,
-    buckets=STORE_SECONDS,
-)
 METADATA_REFRESH_ERRORS = counter(
     "fetchproxy_metadata_refresh_errors", "Refreshes that failed; the old view stays in use"
 )

@@ -36,6 +36,13 @@ ChunkKey = tuple[int, int]
 
 _MEMORY_PER_BATCH_BYTES = 16
 _MEMORY_FIXED_BYTES = 600
+# Work between two yields to the event loop: well below 1 ms.
+STEP_BYTES = 1024 * 1024
+_BATCH_COST_BYTES = 4096  # cost of a batch besides its bytes
+_BATCH_BYTES_MIN = HEADER_BYTES - LOG_OVERHEAD_BYTES
+_OFFSET_MAX = 2**63 - 1
+# Base offset, length, leader epoch, magic, CRC, last offset delta.
+_FIELDS = Struct(">qiibI2xi")
 
 
 class Chunk:
@@ -152,15 +159,6 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
 #
 # It is one flat loop over the few header fields it needs, because it runs for every batch that is
 # read from the store. It costs a third of a walk that makes header objects.
-
-# Work between two yields to the event loop: well below 1 ms.
-STEP_BYTES = 1024 * 1024
-_BATCH_COST_BYTES = 4096  # cost of a batch besides its bytes
-_BATCH_BYTES_MIN = HEADER_BYTES - LOG_OVERHEAD_BYTES
-_OFFSET_MAX = 2**63 - 1
-
-# Base offset, length, leader epoch, magic, CRC, last offset delta.
-_FIELDS = Struct(">qiibI2xi")
 
 
 def check_chunk(

@@ -44,6 +44,16 @@ HEAD_BYTES = _HEAD.size + _CRC.size
 _MAGIC = b"chunk\x00\x00\x01"
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-([0-9]{1,19})\.chunk")
 _TEMPORARY = ".writing"
+_BUSY = DISK_CACHE_NOT_WRITTEN.labels("busy")
+_FULL = DISK_CACHE_NOT_WRITTEN.labels("full")
+_FAILED = DISK_CACHE_NOT_WRITTEN.labels("failed")
+# A chunk takes some milliseconds; a disk that needs longer is worse than the store.
+READ_MAX_S = 1.0
+# After a disk has hung or failed, it is not used for this long.
+AWAY_S = 10.0
+_READ_THREADS = 2
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +165,6 @@ def parse_name(name: str) -> CachedChunk | None:
 # The cache never holds up a reader: a reader does not wait for a write, waits for a read only
 # briefly, and treats a damaged file as absent. Memory: at most `disk_cache_writes_max` chunks that
 # wait to be written.
-
-log = structlog.get_logger(__name__)
-
-_BUSY = DISK_CACHE_NOT_WRITTEN.labels("busy")
-_FULL = DISK_CACHE_NOT_WRITTEN.labels("full")
-_FAILED = DISK_CACHE_NOT_WRITTEN.labels("failed")
-
-# A chunk takes some milliseconds; a disk that needs longer is worse than the store.
-READ_MAX_S = 1.0
-# After a disk has hung or failed, it is not used for this long.
-AWAY_S = 10.0
-_READ_THREADS = 2
 
 
 class DiskCache:

@@ -31,6 +31,7 @@ _WON = HEDGED_READS.labels("won")
 _LOST = HEDGED_READS.labels("lost")
 _REFUSED = HEDGED_READS.labels("refused")
 _LIMITED = HEDGED_READS.labels("limited")
+_Request = asyncio.Task[Content | RemoteStorageError]
 
 
 def slow_after_s(times_s: Iterable[float], floor_s: float, ceiling_s: float) -> float:
@@ -101,9 +102,6 @@ async def _outcome(begin: Callable[[], Awaitable[Content]]) -> Content | RemoteS
         return await begin()
     except RemoteStorageError as error:
         return error
-
-
-_Request = asyncio.Task[Content | RemoteStorageError]
 
 
 async def _first_response(requests: Sequence[_Request]) -> _Request:

@@ -56,6 +56,11 @@ from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 
+PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
+
+log = structlog.get_logger(__name__)
+
+
 # One waiting fetch (Kafka's DelayedRemoteFetch). It completes exactly once.
 
 
@@ -105,10 +110,6 @@ class DelayedRemoteFetch:
 # per (partition, offset, isolation) for all clients, so a client's next poll finds the work that
 # its last poll began. A pending read outlives the fetches that watch it. It ends with data in
 # memory, with an error, or when no client has asked for it for a while.
-
-log = structlog.get_logger(__name__)
-
-PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
 
 
 class PendingRead:

@@ -35,6 +35,11 @@ READ_WAIT_MIN_S = 0.5
 # Partitions that are read for one fetch. To look for one in memory takes some 10 µs of one step.
 # Fewer partitions usually fill a response. If partitions are small, the next fetches read the rest.
 PARTITIONS_READ_MAX = 200
+# Needs remembered as damaged. Beyond that, the longest unused is forgotten and found again.
+DAMAGED_MAX = 10_000
+_ABORTED_TXN_BYTES = 120
+NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
+_marker_offset = attrgetter("last_offset")
 
 
 # The next two are made for every fetch. A named tuple takes a third of a frozen dataclass's time.
@@ -98,11 +103,6 @@ class CompletionReason(Enum):
     ERROR = "error"  # an error that neither a retry nor waiting can repair
     DEADLINE = "deadline"
     CANCELLED = "cancelled"  # its client is gone, or the purgatory closes
-
-
-# Needs remembered as damaged. Beyond that, the longest unused is forgotten and found again.
-DAMAGED_MAX = 10_000
-_ABORTED_TXN_BYTES = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +213,6 @@ def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
 
 # `read` returns a result, or the one thing that it lacks. The caller loads that and calls `read`
 # again. So one synchronous function describes the whole course of a read.
-
-NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
-_marker_offset = attrgetter("last_offset")
 
 
 class Served(NamedTuple):

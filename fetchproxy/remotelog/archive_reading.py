@@ -71,6 +71,10 @@ TOPICS_NAMED_MAX = 5
 
 # Planning of most archives ends before a second process would have started.
 ALONE_S = 2.0
+# The next offset to read of each partition, as in Spark's Kafka source, and the topic's id:
+# {"topic": {"0": 23, "topicId": "5b0c…"}}. Checkpoints of earlier versions lack the id.
+StreamOffset = dict[str, dict[str, Any]]
+_TOPIC_ID = "topicId"
 
 
 class ArchiveReading:
@@ -409,12 +413,6 @@ def tasks_of(options: SourceOptions, asked: Iterable[Asked]) -> list[ReadTask]:
         partitions_min=options.partitions_min,
         records_max=options.partition_records_max,
     )
-
-
-# The next offset to read of each partition, as in Spark's Kafka source, and the topic's id:
-# {"topic": {"0": 23, "topicId": "5b0c…"}}. Checkpoints of earlier versions lack the id.
-StreamOffset = dict[str, dict[str, Any]]
-_TOPIC_ID = "topicId"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,25 @@ from fetchproxy.remotelog.source import NAME, all_columns, check_stream, registe
 from fetchproxy.remotelog.tier_boundary import Half, TierBoundary, as_assign, as_json, halves
 from fetchproxy.segments.object_keys import uuid_text
 
+T = TypeVar("T")
+_KAFKA = "kafka."
+# Kafka's own default is a minute, during which the client reports nothing.
+_PATIENCE = {"default.api.timeout.ms": "15000", "request.timeout.ms": "10000"}
+_CHOICE = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
+_BOUNDS = ("startingoffsets", "endingoffsets")
+# Options that both sources take. The Kafka source also takes those of `is_live_only`.
+_SHARED = (
+    "includeheaders",
+    "failondataloss",
+    "minpartitions",
+    "maxrecordsperpartition",
+    "maxoffsetspertrigger",
+    "minoffsetspertrigger",
+    "maxtriggerdelay",
+)
+
+log = structlog.get_logger(__name__)
+
 
 class TierBoundaryFile:
     """Keeps a stream's tier boundary in any of Hadoop's file systems.
@@ -62,13 +81,6 @@ class TierBoundaryFile:
         if kept is None:
             raise ConfigError(f"archive then live: {self._name} cannot be written")
         return kept
-
-
-T = TypeVar("T")
-
-_KAFKA = "kafka."
-# Kafka's own default is a minute, during which the client reports nothing.
-_PATIENCE = {"default.api.timeout.ms": "15000", "request.timeout.ms": "10000"}
 
 
 class KafkaAdmin:
@@ -144,21 +156,6 @@ def _asked(what: str, ask: Callable[[], T]) -> T:
 # `remotelog` reads the history, Spark's own Kafka source everything after it. The Kafka source
 # begins at the tier boundary: exactly the offset at which the archive ended when it was looked at.
 # If the brokers have deleted that offset already, Spark's source fails (`failOnDataLoss`).
-
-log = structlog.get_logger(__name__)
-
-_CHOICE = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
-_BOUNDS = ("startingoffsets", "endingoffsets")
-# Options that both sources take. The Kafka source also takes those of `is_live_only`.
-_SHARED = (
-    "includeheaders",
-    "failondataloss",
-    "minpartitions",
-    "maxrecordsperpartition",
-    "maxoffsetspertrigger",
-    "minoffsetspertrigger",
-    "maxtriggerdelay",
-)
 
 
 def archive_then_live(

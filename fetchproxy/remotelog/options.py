@@ -61,21 +61,6 @@ _KAFKA = "kafka."
 _REFUSED = {name.lower(): name for name in REFUSED}
 # Prefixes of options of the Kafka source alone, if both sources read one topic.
 _LIVE_ONLY = ("kafkaconsumer.", "fetchoffset.", "groupidprefix")
-
-
-def is_not_needed(name: str) -> bool:
-    """True: a setting of Kafka's client that changes no row of an archive."""
-    lower = name.lower()
-    return lower.startswith(_KAFKA) and lower != "kafka.isolation.level"
-
-
-def is_live_only(name: str) -> bool:
-    """True: Spark's Kafka source takes or refuses the option, and this one has no use for it."""
-    return is_not_needed(name) or name.lower().startswith(_LIVE_ONLY)
-
-
-# Any other option is refused; otherwise a mistyped one would go unnoticed.
-
 # Stored bytes of one task, as Spark's default for files (spark.sql.files.maxPartitionBytes).
 PARTITION_BYTES_MAX = 128 * 1024 * 1024
 # Unpacked bytes of one record batch. A task takes up to four times as much beside its usual memory
@@ -90,10 +75,8 @@ READ_MAX_MS = 300_000
 PLAN_MAX_MS = 600_000
 # The longest wait of a stream for `minOffsetsPerTrigger`: Spark's own default.
 TRIGGER_DELAY_MAX_MS = 15 * 60_000
-
 # Offsets as in Spark's JSON and Kafka's ListOffsets.
 LATEST, EARLIEST = -1, -2
-
 _STORE_SETTING = "store."
 _DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|min|h|d)?")
 _DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -113,19 +96,33 @@ _OWN = (
     "readMaxMs",
     "planMaxMs",
 )
-_KNOWN = {name.lower(): name for name in (*_OWN, *HONOURED) if not name.startswith(_KAFKA)}
 _OF_STREAMS = (
     "maxBytesPerTrigger",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
 )
-
-
 # Topic and number of a partition.
 Place = tuple[str, int]
 # The next offset of each partition.
 Ends = Mapping[Place, int]
+
+
+def is_not_needed(name: str) -> bool:
+    """True: a setting of Kafka's client that changes no row of an archive."""
+    lower = name.lower()
+    return lower.startswith(_KAFKA) and lower != "kafka.isolation.level"
+
+
+def is_live_only(name: str) -> bool:
+    """True: Spark's Kafka source takes or refuses the option, and this one has no use for it."""
+    return is_not_needed(name) or name.lower().startswith(_LIVE_ONLY)
+
+
+# Any other option is refused; otherwise a mistyped one would go unnoticed.
+
+
+_KNOWN = {name.lower(): name for name in (*_OWN, *HONOURED) if not name.startswith(_KAFKA)}
 
 
 def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:

@@ -28,12 +28,12 @@ from fetchproxy.writing.archive_health import (
 )
 from fetchproxy.writing.published import read_finished_offsets
 
+SKIPPED_RECORDS = "with failOnDataLoss=false it is passed over"
+PARTITIONS_AT_ONCE = 32
+
 
 class DataLoss(FetchProxyError):
     """Requested offsets are not in the archive, and `failOnDataLoss` is set."""
-
-
-SKIPPED_RECORDS = "with failOnDataLoss=false it is passed over"
 
 
 class OffsetSpan(NamedTuple):
@@ -50,7 +50,6 @@ Asked = tuple[PartitionView, OffsetSpan]
 # a gap only if the archiver has put it on record; a hole without a record was archived and is
 # gone. The look reads one small object a partition, or none if the view has all requested offsets.
 
-PARTITIONS_AT_ONCE = 32
 ALL_OFFSETS = OffsetSpan(0, 2**63)
 
 

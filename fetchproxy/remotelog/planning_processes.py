@@ -40,6 +40,8 @@ PARTITIONS_EACH = 16
 # Reads of one partition at once, within the store's own limits.
 METADATA_READS_MAX = 32
 _LENGTH = Struct(">Q")
+Views = dict[TopicIdPartition, PartitionView]
+Failing = dict[TopicIdPartition, RemoteStorageError]
 
 
 def metadata_of(
@@ -53,10 +55,6 @@ def metadata_of(
         reads_max=METADATA_READS_MAX,
         read_max_ms=options.plan_max_ms,
     )
-
-
-Views = dict[TopicIdPartition, PartitionView]
-Failing = dict[TopicIdPartition, RemoteStorageError]
 
 
 async def read_view(

@@ -17,6 +17,19 @@ from zipimport import zipimporter
 from fetchproxy.errors import ConfigError
 
 _M_ARENA_MAX = -8  # of glibc's <malloc.h>
+# A local session, like a cluster, tries a task that was lost with its worker three times more
+# (spark.task.maxFailures).
+LOCAL_TASK_FAILURES_MAX = 4
+# A running master answers within the network's own time.
+MASTER_RESPONSES_MAX_S = 5.0
+_UNDER_SUBMIT = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM
+_ALWAYS = {"spark.ui.showConsoleProgress": "false"}  # jobs show their own progress
+_LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "4",  # for results: faults and figures, not records
+}
 
 
 @cache
@@ -48,20 +61,6 @@ def keep_what_is_loaded() -> None:
 
 
 # The session is the existing one, spark-submit's, or a local one.
-
-# A local session, like a cluster, tries a task that was lost with its worker three times more
-# (spark.task.maxFailures).
-LOCAL_TASK_FAILURES_MAX = 4
-# A running master answers within the network's own time.
-MASTER_RESPONSES_MAX_S = 5.0
-_UNDER_SUBMIT = "PYSPARK_GATEWAY_PORT"  # set by spark-submit, which has started the JVM
-_ALWAYS = {"spark.ui.showConsoleProgress": "false"}  # jobs show their own progress
-_LOCAL = {
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": "4",  # for results: faults and figures, not records
-}
 
 
 def require_extra(*packages: str) -> None:

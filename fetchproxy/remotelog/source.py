@@ -43,6 +43,19 @@ from fetchproxy.remotelog.task_reader import logged, read_task
 # FETCHPROXY_LOG_LEVEL=debug the traceback is in the worker's log.
 
 log = structlog.get_logger(__name__)
+PUSHES_FILTERS = hasattr(DataSourceReader, "pushFilters")
+NAME = "remotelog"
+# As in Spark's KafkaRecordToRowConverter.
+_COLUMN_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    "headers": "array<struct<key:string,value:binary>>",
+}
 
 
 class ReadingFailed(Exception):
@@ -92,7 +105,6 @@ except ImportError:
     limits = None
 
 ADMITS = limits is not None
-PUSHES_FILTERS = hasattr(DataSourceReader, "pushFilters")
 
 
 # The base class of streams that know availableNow.
@@ -188,20 +200,6 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
 
 # Spark finds the format by the package `pyspark_remotelog`. The user's schema chooses the columns
 # to build: Spark has no other way to tell a Python data source.
-
-NAME = "remotelog"
-
-# As in Spark's KafkaRecordToRowConverter.
-_COLUMN_TYPES = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "timestampType": "int",
-    "headers": "array<struct<key:string,value:binary>>",
-}
 
 
 class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here

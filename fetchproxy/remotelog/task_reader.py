@@ -47,6 +47,12 @@ from fetchproxy.storage.stores.object_store import Content
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+# A worker's memory is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a larger batch
+# makes a range longer), the decoder's arena, one Arrow batch being made and one being sent. A range
+# above LARGE_RANGE_BYTES is alone, and is gone when its last Arrow batch is sent.
+RANGE_BYTES = 8 * 1024 * 1024
+RANGES_AHEAD_MAX = 1
+LARGE_RANGE_BYTES = 2 * RANGE_BYTES
 
 
 def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
@@ -68,14 +74,6 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
         segments=len({part.raw_id for part in task.parts}),
         stored_bytes_max=task.size_bytes,
     )
-
-
-# A worker's memory is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a larger batch
-# makes a range longer), the decoder's arena, one Arrow batch being made and one being sent. A range
-# above LARGE_RANGE_BYTES is alone, and is gone when its last Arrow batch is sent.
-RANGE_BYTES = 8 * 1024 * 1024
-RANGES_AHEAD_MAX = 1
-LARGE_RANGE_BYTES = 2 * RANGE_BYTES
 
 
 @dataclass(slots=True)

@@ -30,6 +30,9 @@ READ_AT_ONCE_BYTES_MAX = 8_192
 
 
 _turns_of: WeakKeyDictionary[asyncio.AbstractEventLoop, StepTurns] = WeakKeyDictionary()
+T = TypeVar("T")
+# A step costs up to some 10 µs an item, so a piece takes at most a few milliseconds.
+ITEMS_AT_ONCE = 100
 
 
 async def a_turn() -> None:
@@ -47,12 +50,6 @@ async def checkpoint(partitions: int) -> None:
     """Yield after a step over many partitions. The usual fetch of a few goes on at once."""
     if partitions >= MANY_PARTITIONS:
         await a_turn()
-
-
-T = TypeVar("T")
-
-# A step costs up to some 10 µs an item, so a piece takes at most a few milliseconds.
-ITEMS_AT_ONCE = 100
 
 
 def pieces(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> Iterator[list[T]]:

@@ -19,6 +19,9 @@ from fetchproxy.observability.health import Condition, Kind
 # client waited do not count against a client.
 
 T = TypeVar("T", bound=Hashable)
+# A wait of this length is shown.
+WAIT_SHOWN_S = 10.0
+_CLIENT_SHOWN_MAX = 64
 
 
 class FairQueue(Generic[T]):
@@ -107,11 +110,6 @@ class FairQueue(Generic[T]):
                 for client, served in self._served.items()
                 if client in self._lines or served > self._level
             }
-
-
-# A wait of this length is shown.
-WAIT_SHOWN_S = 10.0
-_CLIENT_SHOWN_MAX = 64
 
 
 class FairTurns:

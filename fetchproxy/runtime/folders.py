@@ -23,6 +23,11 @@ log = structlog.get_logger(__name__)
 LOCK = ".lock"
 OWNER_ONLY = 0o700
 ROOT_UID = 0
+# A file's state: ctime (ns), which changes with its mode and owner too, size, inode. None: the file
+# does not exist.
+Stamp = tuple[int, int, int] | None
+# Seconds between two looks of a `WatchedFile`.
+FILE_LOOK_INTERVAL_S = 1.0
 
 
 def make_own_folder(folder: Path, config_key: str) -> None:
@@ -60,11 +65,6 @@ def take_folder(folder: Path, config_key: str) -> IO[bytes]:
         raise ConfigError(f"{config_key} = {folder}: {error.strerror}") from error
 
 
-# A file's state: ctime (ns), which changes with its mode and owner too, size, inode. None: the file
-# does not exist.
-Stamp = tuple[int, int, int] | None
-
-
 def stamp_of(file: Path) -> Stamp:
     """Follows symbolic links, because Kubernetes swaps a secret by a link. Blocks for the disk."""
     try:
@@ -72,10 +72,6 @@ def stamp_of(file: Path) -> Stamp:
     except OSError:
         return None
     return found.st_ctime_ns, found.st_size, found.st_ino
-
-
-# Seconds between two looks of a `WatchedFile`.
-FILE_LOOK_INTERVAL_S = 1.0
 
 
 class WatchedFile:

@@ -34,6 +34,11 @@ log = structlog.get_logger(__name__)
 _uninitialised = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
 )
+LOOK_INTERVAL_S = 5.0
+# From <malloc.h>. The block size is the largest mmap threshold that glibc accepts; the trim
+# threshold follows from it.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEPT_BLOCK_BYTES_MAX = 32 * MiB
 
 
 def uninitialised(size_bytes: int) -> bytearray:
@@ -42,13 +47,6 @@ def uninitialised(size_bytes: int) -> bytearray:
     """
     buffer: bytearray = _uninitialised(None, size_bytes)
     return buffer
-
-
-LOOK_INTERVAL_S = 5.0
-# From <malloc.h>. The block size is the largest mmap threshold that glibc accepts; the trim
-# threshold follows from it.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BLOCK_BYTES_MAX = 32 * MiB
 
 
 class _MallInfo2(ctypes.Structure):

@@ -13,6 +13,14 @@ import structlog
 from fetchproxy.errors import StorageUnavailable, leaves
 from fetchproxy.observability.health import Condition, Health, Kind
 
+# Python ints do not overflow, but no `max_ms` needs more doublings than this.
+_DOUBLINGS_MAX = 30
+RESTART_PAUSE_INITIAL_S = 1.0
+RESTART_PAUSE_MAX_S = 60.0
+RESTART_JITTER = 0.2
+
+log = structlog.get_logger(__name__)
+
 
 @asynccontextmanager
 async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
@@ -22,10 +30,6 @@ async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
             yield limit
     except TimeoutError:
         raise StorageUnavailable(f"{what}: not done within {max_s:g} s") from None
-
-
-# Python ints do not overflow, but no `max_ms` needs more doublings than this.
-_DOUBLINGS_MAX = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,6 @@ class Backoff:
         nominal = self.initial_ms << min(failures - 1, _DOUBLINGS_MAX)
         spread = 1 + self.jitter * (2 * unit - 1)
         return min(min(nominal, self.max_ms) * spread, self.max_ms)
-
-
-log = structlog.get_logger(__name__)
-
-RESTART_PAUSE_INITIAL_S = 1.0
-RESTART_PAUSE_MAX_S = 60.0
-RESTART_JITTER = 0.2
 
 
 async def keep_running(

@@ -36,6 +36,11 @@ from fetchproxy.runtime.garbage import NewObjects
 HELD_S_MIN = 0.001
 PUBLISH_INTERVAL_S = 1.0
 LONGEST_WITHIN_S = 60.0
+# So many sockets are served in one turn. A thousand clients that send in the same moment would hold
+# the loop for 0.1 s, and for seconds if each begins TLS. The kernel gives the others next, in turn.
+EVENTS_AT_ONCE_MAX = 16
+# Any: typeshed does not know it.
+_SelectorSocketTransport: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
 
 
 class TurnTimes:
@@ -75,11 +80,6 @@ class TurnTimes:
         self.longest_s = self.cpu_longest_s = 0.0
         EVENT_LOOP_LONGEST_SECONDS.set(max(longest_s for longest_s, _ in self._recent))
         EVENT_LOOP_CPU_SECONDS.set(max(cpu_s for _, cpu_s in self._recent))
-
-
-# So many sockets are served in one turn. A thousand clients that send in the same moment would hold
-# the loop for 0.1 s, and for seconds if each begins TLS. The kernel gives the others next, in turn.
-EVENTS_AT_ONCE_MAX = 16
 
 
 class FewAtOnce(selectors.DefaultSelector):
@@ -131,10 +131,6 @@ class TimedSelector(FewAtOnce):
         ready = super().select(timeout)
         self._woken_at = self._clock()
         return ready
-
-
-# Any: typeshed does not know it.
-_SelectorSocketTransport: Any = selector_events._SelectorSocketTransport  # type: ignore[attr-defined]
 
 
 class _Connection(_SelectorSocketTransport):  # type: ignore[misc]

@@ -29,6 +29,9 @@ from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
+_WHERE = re.compile(r" at byte [0-9]+")  # within the bytes at hand; a Finding has the true place
+
+
 # The broker tells the archiver of aborted transactions (`aborted_txns`); this code is for callers
 # with only the log. It cannot know the end of a transaction whose marker is not in the archive,
 # nor the transactions that were open at the start of the known log.
@@ -311,8 +314,6 @@ class TxnCheck:
 # Each fault is reported once, at its place, and its consequences are not. After a broken batch the
 # walk goes on after it if that makes sense, else at the next index entry. A span that holds a
 # broken batch is not compared with its index entry.
-
-_WHERE = re.compile(r" at byte [0-9]+")  # within the bytes at hand; a Finding has the true place
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.segments.leader_epochs import NOT_COUNTED
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 
+_BLOCK_BYTES = 1024 * 1024
+
+
 # A read_committed fetch lists each aborted transaction that overlaps the fetched range as
 # (producer id, first offset), whether or not its ABORT marker lies in the range. The list is
 # complete for all offsets below the LSO, as an offset is below it only once its transaction is
@@ -151,9 +154,6 @@ def cut_reason(
     if spool_bytes >= spool_bytes_max:
         return CutReason.SPOOL
     return None
-
-
-_BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,37 @@ from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 
 PARTITION_MAX = 2**31 - 1
 _NAME_SHOWN_MAX = 80
+INT64 = 2**63
+INT32 = 2**31
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+State = RemoteLogSegmentState
+DeleteState = RemotePartitionDeleteState
+LEGAL_NEXT: dict[State | None, frozenset[State]] = {
+    None: frozenset({State.COPY_SEGMENT_STARTED}),
+    State.COPY_SEGMENT_STARTED: frozenset(
+        {State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_STARTED}
+    ),
+    State.COPY_SEGMENT_FINISHED: frozenset({State.DELETE_SEGMENT_STARTED}),
+    State.DELETE_SEGMENT_STARTED: frozenset({State.DELETE_SEGMENT_FINISHED}),
+    State.DELETE_SEGMENT_FINISHED: frozenset(),
+}
+SEGMENT_VERSION = 3
+_CLIPPED_VERSION = 2
+_UNCLIPPED_VERSION = 1
+_IN_EVERY_OBJECT = 1  # fields up to this version of the record: the first objects have them, too
+LOG_START_VERSION = 1
+PARTITION_DELETION_VERSION = 1
+FINISHED_OFFSETS_VERSION = 1
+NOT_STATED = -1
+# Each number with its least value and its upper limit (exclusive).
+_FINISHED_FIELDS = {
+    "recorded_from": (0, INT64),
+    "end_offset": (NOT_STATED, INT64),
+    "leader_epoch": (-1, INT32),
+    "log_start_offset": (0, INT64),
+}
+LOG_HISTORY_VERSION = 1
 
 
 def legal_partition(topic_id: UUID, topic: str, partition: int) -> TopicIdPartition:
@@ -59,13 +90,6 @@ def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         if epoch.start_offset > OFFSET_MAX:
             raise CorruptSegment(f"leader epoch {epoch.epoch} from offset {epoch.start_offset}")
     return said
-
-
-INT64 = 2**63
-INT32 = 2**31
-
-T = TypeVar("T")
-E = TypeVar("E", bound=Enum)
 
 
 class NewerMetadataVersion(CorruptSegment):
@@ -218,19 +242,6 @@ class Fields:
 #
 # Every state may follow itself: an update whose answer was lost is sent again.
 
-State = RemoteLogSegmentState
-DeleteState = RemotePartitionDeleteState
-
-LEGAL_NEXT: dict[State | None, frozenset[State]] = {
-    None: frozenset({State.COPY_SEGMENT_STARTED}),
-    State.COPY_SEGMENT_STARTED: frozenset(
-        {State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_STARTED}
-    ),
-    State.COPY_SEGMENT_FINISHED: frozenset({State.DELETE_SEGMENT_STARTED}),
-    State.DELETE_SEGMENT_STARTED: frozenset({State.DELETE_SEGMENT_FINISHED}),
-    State.DELETE_SEGMENT_FINISHED: frozenset(),
-}
-
 
 def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
     """Raises ValueError if `new` may not follow the `known` metadata of the segment.
@@ -339,11 +350,6 @@ FIELDS = (
 # `"copied_end_offset"`; a reader that overlooked it would take the object for damaged. Likewise,
 # version 3 is for segments with a packed log, `"packed": true`. They may be clipped too.
 
-SEGMENT_VERSION = 3
-_CLIPPED_VERSION = 2
-_UNCLIPPED_VERSION = 1
-_IN_EVERY_OBJECT = 1  # fields up to this version of the record: the first objects have them, too
-
 
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
     clipped = metadata.copied_end_offset is not None
@@ -422,8 +428,6 @@ def _json_value(
 #
 # Nothing reads it back: the object's key has all the values (`object_keys`).
 
-LOG_START_VERSION = 1
-
 
 def encode_log_start(tp: TopicIdPartition, offset: int) -> bytes:
     return json_document(of_partition(tp, LOG_START_VERSION) | {"log_start_offset": offset})
@@ -433,8 +437,6 @@ def encode_log_start(tp: TopicIdPartition, offset: int) -> bytes:
 #
 # {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "state":
 # "DELETE_PARTITION_MARKED", "event_timestamp_ms": …, "epoch": -1}
-
-PARTITION_DELETION_VERSION = 1
 
 
 def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
@@ -469,16 +471,6 @@ def _deletion(fields: Fields) -> RemotePartitionDeleteMetadata:
 #
 # The checksum covers the other values, as nothing else repeats them. The content of an
 # `.archive-gap` object is below, too. Nothing reads it back, as its key has all the values.
-
-FINISHED_OFFSETS_VERSION = 1
-NOT_STATED = -1
-# Each number with its least value and its upper limit (exclusive).
-_FINISHED_FIELDS = {
-    "recorded_from": (0, INT64),
-    "end_offset": (NOT_STATED, INT64),
-    "leader_epoch": (-1, INT32),
-    "log_start_offset": (0, INT64),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,8 +527,6 @@ def _checksum(finished: FinishedOffsets) -> str:
 #
 # {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
 # "kept_below": 4000, "kept_epoch": 7, "earlier": []}
-
-LOG_HISTORY_VERSION = 1
 
 
 def encode_log_history(tp: TopicIdPartition, history: LogHistory) -> bytes:

@@ -18,6 +18,42 @@ from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
 KEY_BYTES_MAX = 1024  # S3's limit
 
 _PART = re.compile(r"[A-Za-z0-9!_.=+@-]+")
+LAYOUT_VERSION = 1
+LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders; has the version
+_UUID_CHARS = 22
+_OFFSET_DIGITS = 20
+_OFFSET_MAX = 2**63 - 1  # a log start may be above the last offset
+_PARTITION_MAX = 2**31 - 1
+# 22 characters hold 132 bits; the lower four bits of the last character are not among the 128.
+_UUID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]", re.ASCII)
+_DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+_DELETION_OBJECT = "delete-partition-state"
+_CLUSTER_OBJECT = "cluster-id"
+_FINISHED_OBJECT = "finished-offsets"
+_RETENTION_STEP_OBJECT = "retention-step"
+_LOG_HISTORY_OBJECT = "log-history"
+_PARTITION_OBJECTS = (
+    _FINISHED_OBJECT,
+    _DELETION_OBJECT,
+    _RETENTION_STEP_OBJECT,
+    _LOG_HISTORY_OBJECT,
+)
+_CLUSTERS_FOLDER = "clusters/"
+_LOG_START_SUFFIX = ".log-start-offset"
+_LOG_START = re.compile(
+    r"([0-9]{20})(?:\.after-epoch-(0|[1-9][0-9]{0,9}))?\.log-start-offset", re.ASCII
+)
+_EPOCH_MAX = 2**31 - 1
+_GAP_SUFFIX = ".archive-gap"
+_GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.archive-gap", re.ASCII)
+_ARCHIVERS_FOLDER = "archivers/"
+_POSITIONS_SUFFIX = ".positions"
+_COLLECTED_FOLDER = "collected-metadata/"
+_CONDITIONS_FOLDER = "concerns/"
+_TOPICS_FOLDER = "topics/"
+_MIRRORS_FOLDER = "mirrors/"
+_CONDITIONS_KEY = re.compile(r"[a-z_]{1,64}", re.ASCII)
+_LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
 
 def check_key(key: str) -> str:
@@ -94,44 +130,6 @@ def check_folder_prefix(prefix: str) -> str:
 # `topics/` says of each topic how many partitions it has, also of topics without a record.
 # `collected-metadata/` can be deleted at any time. No topic's folder can have these folders' names,
 # as they are shorter than an id.
-
-LAYOUT_VERSION = 1
-LAYOUT_OBJECT = "remote-log-layout"  # beside the topics' folders; has the version
-
-_UUID_CHARS = 22
-_OFFSET_DIGITS = 20
-_OFFSET_MAX = 2**63 - 1  # a log start may be above the last offset
-_PARTITION_MAX = 2**31 - 1
-# 22 characters hold 132 bits; the lower four bits of the last character are not among the 128.
-_UUID = re.compile(r"[A-Za-z0-9_-]{21}[AQgw]", re.ASCII)
-_DECIMAL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
-_DELETION_OBJECT = "delete-partition-state"
-_CLUSTER_OBJECT = "cluster-id"
-_FINISHED_OBJECT = "finished-offsets"
-_RETENTION_STEP_OBJECT = "retention-step"
-_LOG_HISTORY_OBJECT = "log-history"
-_PARTITION_OBJECTS = (
-    _FINISHED_OBJECT,
-    _DELETION_OBJECT,
-    _RETENTION_STEP_OBJECT,
-    _LOG_HISTORY_OBJECT,
-)
-_CLUSTERS_FOLDER = "clusters/"
-_LOG_START_SUFFIX = ".log-start-offset"
-_LOG_START = re.compile(
-    r"([0-9]{20})(?:\.after-epoch-(0|[1-9][0-9]{0,9}))?\.log-start-offset", re.ASCII
-)
-_EPOCH_MAX = 2**31 - 1
-_GAP_SUFFIX = ".archive-gap"
-_GAP = re.compile(r"([0-9]{20})-([0-9]{20})\.archive-gap", re.ASCII)
-_ARCHIVERS_FOLDER = "archivers/"
-_POSITIONS_SUFFIX = ".positions"
-_COLLECTED_FOLDER = "collected-metadata/"
-_CONDITIONS_FOLDER = "concerns/"
-_TOPICS_FOLDER = "topics/"
-_MIRRORS_FOLDER = "mirrors/"
-_CONDITIONS_KEY = re.compile(r"[a-z_]{1,64}", re.ASCII)
-_LAYOUT = re.compile(rb"remote-log-layout ([0-9]{1,9})\n")
 
 
 class SegmentFile(StrEnum):

@@ -77,6 +77,24 @@ from fetchproxy.segments.description import (
 
 T = TypeVar("T")
 S = TypeVar("S", bound=IntEnum)
+NO_OFFSET = -1
+NO_EPOCH = -1
+_BEFORE_EPOCHS = FIELDS[: FIELDS.index(EPOCHS_FIELD)]
+_BEHIND_EPOCHS = FIELDS[FIELDS.index(EPOCHS_FIELD) + 1 :]
+_FORMATS = {FieldKind.SIZE: "q", FieldKind.OPTIONAL_INT64: "q"}
+SEGMENT_EPOCH = Struct(">iq")
+_TAIL_SINCE = 1  # the first version with such a tail; each later one has further fields at its end
+_DELETION = Struct(">iqb")
+_LOG_START = Struct(">qq")
+_LOG_START_AFTER = Struct(">qqi")
+_LOG_HISTORY = Struct(">iqiq")
+_RESTORE = Struct(">?q")
+# The bytes at which an entry begins, its record begins (after the length), and the entry ends.
+# Then, for a segment's metadata in a version of `SEGMENT_TAILS`, the number of leader epochs; -1
+# for other entries and for entries of a wrong length. Plain numbers, as there may be millions.
+Entry = tuple[int, int, int, int]
+_FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+_GONE = int(RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 
 
 class RecordType(IntEnum):
@@ -98,12 +116,6 @@ NEWEST_VERSION = {
     RecordType.LOG_HISTORY: 1,
     RecordType.RESTORE: 0,
 }
-NO_OFFSET = -1
-NO_EPOCH = -1
-
-_BEFORE_EPOCHS = FIELDS[: FIELDS.index(EPOCHS_FIELD)]
-_BEHIND_EPOCHS = FIELDS[FIELDS.index(EPOCHS_FIELD) + 1 :]
-_FORMATS = {FieldKind.SIZE: "q", FieldKind.OPTIONAL_INT64: "q"}
 
 
 def _struct_of(fields: Iterable[StoredField], more: str = "") -> Struct:
@@ -112,11 +124,9 @@ def _struct_of(fields: Iterable[StoredField], more: str = "") -> Struct:
 
 # A segment's record in its newest version: up to the number of leader epochs, each epoch, the rest.
 SEGMENT_HEAD = _struct_of(_BEFORE_EPOCHS, "i")
-SEGMENT_EPOCH = Struct(">iq")
 # The names of the structs' values. leaderEpoch and the number of epochs belong to no field.
 HEAD_FIELDS = (*(f.attribute if f.json else f.record for f in _BEFORE_EPOCHS), "epochs")
 TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
-_TAIL_SINCE = 1  # the first version with such a tail; each later one has further fields at its end
 
 
 # By version: the struct after the epochs, and the values of later versions' fields.
@@ -128,11 +138,6 @@ SEGMENT_TAILS: dict[int, tuple[Struct, tuple[Any, ...]]] = {
     for version in range(_TAIL_SINCE, NEWEST_VERSION[RecordType.REMOTE_LOG_SEGMENT_METADATA] + 1)
 }
 START_AT = _struct_of(FIELDS[:1]).size  # byte of the start offset, after the id
-_DELETION = Struct(">iqb")
-_LOG_START = Struct(">qq")
-_LOG_START_AFTER = Struct(">qqi")
-_LOG_HISTORY = Struct(">iqiq")
-_RESTORE = Struct(">?q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,10 +410,6 @@ def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
     )
 
 
-# The bytes at which an entry begins, its record begins (after the length), and the entry ends.
-# Then, for a segment's metadata in a version of `SEGMENT_TAILS`, the number of leader epochs; -1
-# for other entries and for entries of a wrong length. Plain numbers, as there may be millions.
-Entry = tuple[int, int, int, int]
 EPOCHS_AT = 2 + SEGMENT_HEAD.size  # from the record's start to the first leader epoch
 
 _STATE_AT = _struct_of(_BEHIND_EPOCHS[:1]).size
@@ -438,10 +439,6 @@ def walk_entries(entries: bytes, where: str) -> Iterator[Entry]:
                 epochs = counted
         yield at, body, end, epochs
         at = end
-
-
-_FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
-_GONE = int(RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 
 
 def compact(entries: bytes, tp: TopicIdPartition, where: str) -> bytes:

@@ -41,6 +41,7 @@ ENTRY_BYTES_MAX = 2**15 - 1  # length is an int16
 HEAD = Struct(">hhI")
 _BODY = Struct(">qqqqih")
 FIXED_BYTES = HEAD.size + _BODY.size
+INTERVAL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,6 @@ def _checked_length(raw: Buffer, at: int) -> int:
 
 
 # Entries follow each other in offsets and without a hole in bytes, and the first is at byte 0.
-
-INTERVAL_BYTES = 64 * 1024
 
 
 class RemoteLogIndex:

@@ -32,6 +32,10 @@ from fetchproxy.model import AbortedTxn, EpochStart
 VERSION = 0
 _ENTRY = Struct(">hqqqq")
 ENTRY_BYTES = _ENTRY.size
+_DIGITS_MAX = 19  # of an int64
+_OFFSET_ENTRY = Struct(">ii")
+_TIME_ENTRY = Struct(">qi")
+_SNAPSHOT_HEAD = Struct(">hI")
 
 
 def encode_aborted(entries: Iterable[AbortedTxn]) -> bytes:
@@ -98,9 +102,6 @@ def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[Aborte
 # Epochs and offsets both rise from line to line.
 
 
-_DIGITS_MAX = 19  # of an int64
-
-
 def encode_epochs(epochs: Iterable[EpochStart]) -> bytes:
     entries = list(epochs)
     lines = [str(VERSION), str(len(entries)), *(f"{e.epoch} {e.start_offset}" for e in entries)]
@@ -145,10 +146,6 @@ def _numbers(lines: list[str], i: int, count: int) -> list[int]:
 # log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
 # snapshot: int16 version, CRC-32C of all that follows, entries. All big-endian. Source: Kafka's
 # OffsetIndex, TimeIndex, ProducerStateManager.
-
-_OFFSET_ENTRY = Struct(">ii")
-_TIME_ENTRY = Struct(">qi")
-_SNAPSHOT_HEAD = Struct(">hI")
 
 
 def offset_index_fault(raw: bytes, base_offset: int, end_offset: int, size_bytes: int) -> str:

@@ -33,6 +33,8 @@ from fetchproxy.serving.client_rates import Client
 log = structlog.get_logger(__name__)
 
 NO_VIEWS_READ: Mapping[PartitionKey, PartitionView] = {}
+# Logged losses that are remembered. Beyond this the oldest is forgotten and may be logged again.
+LOSSES_KNOWN_MAX = 1_000
 
 
 @dataclass(slots=True)
@@ -117,10 +119,6 @@ class ArchivedReads:
                 key, tp = keys[index]
                 found[key] = (tp, result)
         return found
-
-
-# Logged losses that are remembered. Beyond this the oldest is forgotten and may be logged again.
-LOSSES_KNOWN_MAX = 1_000
 
 
 class SkippedOffsets:

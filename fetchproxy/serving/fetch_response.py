@@ -24,6 +24,13 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.model import AbortedTxn, IsolationLevel
 from fetchproxy.serving.transport import first_bytes
 
+EncodedTopics = Mapping[TopicRef, PartitionEntries]
+# A batch (v2) up to the offset of its last record: base offset, length, …, last offset delta.
+_BATCH_START = Struct(">qi11xi")
+_BATCH_PREFIX_BYTES = 12  # not counted in the batch's length
+# Partitions encoded in one step, some 3 µs each.
+_ENCODED_AT_ONCE = 400
+
 
 class PartitionResponse(NamedTuple):
     """`skipped`: the lost offsets in front of `records`, as (first, last), both inclusive."""
@@ -45,14 +52,6 @@ class PartitionResponse(NamedTuple):
         `shown`: the log ends that the client last saw.
         """
         return bool(self.records) or self.error_code != 0 or self.watermarks != shown
-
-
-EncodedTopics = Mapping[TopicRef, PartitionEntries]
-
-
-# A batch (v2) up to the offset of its last record: base offset, length, …, last offset delta.
-_BATCH_START = Struct(">qi11xi")
-_BATCH_PREFIX_BYTES = 12  # not counted in the batch's length
 
 
 @dataclass(slots=True)
@@ -108,10 +107,6 @@ def _peek(pieces: Iterable[memoryview], position: int) -> bytes:
                 break
         position = max(position - len(piece), 0)
     return start
-
-
-# Partitions encoded in one step, some 3 µs each.
-_ENCODED_AT_ONCE = 400
 
 
 def encode_topics(

@@ -9,6 +9,9 @@ from typing import Protocol, TypeVar
 from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
 from fetchproxy.config.schema import KiB, MiB
 
+T = TypeVar("T")
+
+
 # Limits that an operator has no reason to change. Tests pass smaller ones.
 
 
@@ -87,8 +90,6 @@ class ArchiveOnlyLimits(ServingLimits):
 
 # Requests and answers that are accumulated grow as fast as the other side sends. So they are
 # counted while they grow, and the others at intervals.
-
-T = TypeVar("T")
 
 
 class Holder(Protocol):

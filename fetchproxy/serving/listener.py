@@ -53,6 +53,8 @@ _ACCEPTED_AT_ONCE = 32
 
 # A refusal is shown for this long: clients try again sooner.
 REFUSED_SHOWN_S = 900.0
+# Makes a session from the server name (SNI), or None if the client gave none.
+NewSession = Callable[[str | None], ClientSession]
 
 
 class _Refused(NamedTuple):
@@ -62,10 +64,6 @@ class _Refused(NamedTuple):
     last_at: float
     times: int
     what: str
-
-
-# Makes a session from the server name (SNI), or None if the client gave none.
-NewSession = Callable[[str | None], ClientSession]
 
 
 class Listener:

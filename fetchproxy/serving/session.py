@@ -43,6 +43,8 @@ from fetchproxy.tls.handshake_errors import other_protocol
 
 Address = tuple[str, int]
 Handling = TypeVar("Handling")  # how a server handles a request
+# Smaller incomplete requests count at the listener's intervals alone.
+COUNTED_BYTES_MIN = 64 * KiB
 
 
 class SessionOwner(Protocol):
@@ -377,10 +379,6 @@ class ClientSession(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is not None and not transport.is_closing():
             (transport.pause_reading if self._held_back else transport.resume_reading)()
-
-
-# Smaller incomplete requests count at the listener's intervals alone.
-COUNTED_BYTES_MIN = 64 * KiB
 
 
 class RequestFraming(ABC, Generic[Handling]):

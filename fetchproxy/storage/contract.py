@@ -64,6 +64,8 @@ ODD_KEYS = sorted(
 )
 
 ILLEGAL_KEYS = ["", "/", "/etc/passwd", "../x", "..", "a/../../x", "a/./b", "a//b", "a/", "~put-1"]
+TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
+
 ILLEGAL_KEYS += ["a\0b", "ä", "a b", "a\\b", "a%2fb", "a\n", "x" * 1025]
 
 
@@ -441,8 +443,6 @@ class AwayStoreContract:
 
 
 # An archive in the store.
-
-TOPIC_ID = UUID("fbffbffb-ffbf-4fbf-bfbf-fbffbffbffbf")  # base64 with many "-" and "_"
 
 
 def segment(

@@ -69,6 +69,14 @@ POSITION_MAX = 2**31 - 1
 #     timestamp       int64   lastTimestamp of a remoteLogIndex entry, later than in all before it
 #     relativeOffset  int32   firstOffset of that entry, less the file's base offset
 TIME_ENTRY = Struct(">qi")
+_NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})")
+P = ParamSpec("P")
+T = TypeVar("T")
+# A look-up takes a few milliseconds.
+READ_MAX_S = 0.25
+_THREADS = 2
+
+log = structlog.get_logger(__name__)
 
 
 def segment_mark(object_key: str) -> int:
@@ -218,11 +226,6 @@ class LocalIndexFiles:
         """The remoteLogIndex goes first: without it the other files are unused. Raises OSError."""
         for path in self._paths.values():
             path.unlink(missing_ok=True)
-
-
-log = structlog.get_logger(__name__)
-
-_NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})")
 
 
 class IndexedSegment(NamedTuple):
@@ -408,14 +411,6 @@ class LocalRemoteLogIndex:
 def remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # it is missing or not empty
         folder.rmdir()
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-# A look-up takes a few milliseconds.
-READ_MAX_S = 0.25
-_THREADS = 2
 
 
 class LocalIndexes:

@@ -40,6 +40,8 @@ _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 # The context that a wrapped key is bound to. Key services require text for names and values.
 KeyContext = Mapping[str, str]
+# A changed file is noticed this soon, also while no key is used.
+LOOK_INTERVAL_S = 1.0
 
 
 def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
@@ -256,10 +258,6 @@ def write_keys(path: Path, keys: Keys, *, new: bool) -> None:
         raise ConfigError(f"the key ring {path} exists already and was not changed") from None
     except OSError as error:
         raise ConfigError(f"the key ring {path}: {error.strerror}") from None
-
-
-# A changed file is noticed this soon, also while no key is used.
-LOOK_INTERVAL_S = 1.0
 
 
 class FileKeyRing(KeyRing):

@@ -16,6 +16,13 @@ from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
 _METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
 _OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
+# Ten thousand topics, listed one after the other from a store 40 ms away, would take 400 s.
+LISTINGS_AT_ONCE = 16
+# By name: why the topic's partitions are not known.
+Unlisted = dict[str, RemoteStorageError]
+PAGES_AT_ONCE = 32
+# Objects between two pauses for the event loop; parsing so many takes less than 1 ms.
+_TAKEN_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +91,6 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
     return None
 
 
-# Ten thousand topics, listed one after the other from a store 40 ms away, would take 400 s.
-LISTINGS_AT_ONCE = 16
-
-
-# By name: why the topic's partitions are not known.
-Unlisted = dict[str, RemoteStorageError]
-
-
 async def listed_partitions(
     store: ObjectStore,
     prefix: str,
@@ -130,10 +129,6 @@ async def listed_partitions(
 # Pages of one listing come one after the other: 40 trips for 10,000 partitions. But partitions'
 # folders are numbers. After each page, the rest is divided by the next digit, and each part is
 # listed separately.
-
-PAGES_AT_ONCE = 32
-# Objects between two pauses for the event loop; parsing so many takes less than 1 ms.
-_TAKEN_AT_ONCE = 100
 
 
 async def take_topic_objects(

@@ -47,6 +47,32 @@ from fetchproxy.segments.object_keys import SegmentFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# Only the metrics show shorter failures, such as one throttled request.
+REPORTED_AFTER_S = 1.0
+# Any working store answers small objects, ranges and listings faster. The console looks every 5 s,
+# so it names a silent store within 15 s.
+SILENT_AFTER_S = 8.0
+LOOK_INTERVAL_S = 1.0
+# A store that refuses a lower rate has another problem; fewer requests would only delay readers.
+PER_S_MIN = 50.0
+GROWTH_PER_S = 1.1
+FORGOTTEN_AFTER_S = 60.0
+# The store refuses concurrent requests together: this counts as one refusal.
+_SAME_REFUSAL_S = 1.0
+# A few refusals, or a small share, are no limit of the store: the requests are sent again. Of 25
+# requests in two seconds and 2 % refused, the chance of as many refusals is below 10⁻⁷.
+REFUSED_MIN = 8
+REFUSED_SHARE_MIN = 0.2
+# Locked segments that are counted, for each key.
+LOCKED_MAX = 10_000
+# A locked segment that nobody has tried to read for this long is forgotten: it may be deleted.
+LOCKED_FORGOTTEN_S = 600.0
+# A reader that waits for an object asks for it again every minute. If none has for this long, none
+# waits, and nobody would notice that the object can be read again.
+REFUSED_FORGOTTEN_AFTER_S = 600.0
+# Objects of one partition that are remembered. A reader asks for a few at a time; a job that meets
+# more names each of them itself.
+REFUSED_OF_PARTITION_MAX = 100
 
 
 def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -76,34 +102,10 @@ def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 # the first failed request began. The answer "no such object" is a success. A request without an
 # answer fails after SILENT_AFTER_S. The callers pass loop times (s).
 
-# Only the metrics show shorter failures, such as one throttled request.
-REPORTED_AFTER_S = 1.0
-# Any working store answers small objects, ranges and listings faster. The console looks every 5 s,
-# so it names a silent store within 15 s.
-SILENT_AFTER_S = 8.0
-LOOK_INTERVAL_S = 1.0
-
 
 # S3 answers `503 SlowDown` above some thousand requests per second and prefix, Cloud Storage 429,
 # Azure `503 ServerBusy`. The process then sends at most half as many as in the second before. This
 # limit grows by a tenth each second, and ends when the store has refused nothing for a minute.
-
-# A store that refuses a lower rate has another problem; fewer requests would only delay readers.
-PER_S_MIN = 50.0
-GROWTH_PER_S = 1.1
-FORGOTTEN_AFTER_S = 60.0
-# The store refuses concurrent requests together: this counts as one refusal.
-_SAME_REFUSAL_S = 1.0
-# A few refusals, or a small share, are no limit of the store: the requests are sent again. Of 25
-# requests in two seconds and 2 % refused, the chance of as many refusals is below 10⁻⁷.
-REFUSED_MIN = 8
-REFUSED_SHARE_MIN = 0.2
-
-
-# Locked segments that are counted, for each key.
-LOCKED_MAX = 10_000
-# A locked segment that nobody has tried to read for this long is forgotten: it may be deleted.
-LOCKED_FORGOTTEN_S = 600.0
 
 
 class RequestBudget:
@@ -297,14 +299,6 @@ class OperationHealth:
         if isinstance(error, StorageThrottled):
             now = asyncio.get_running_loop().time()
             self._budget.refused(now, object() if name is None else name)
-
-
-# A reader that waits for an object asks for it again every minute. If none has for this long, none
-# waits, and nobody would notice that the object can be read again.
-REFUSED_FORGOTTEN_AFTER_S = 600.0
-# Objects of one partition that are remembered. A reader asks for a few at a time; a job that meets
-# more names each of them itself.
-REFUSED_OF_PARTITION_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ import ssl
 from contextvars import ContextVar
 from typing import Protocol, cast
 
+# The peer whose TLS begins: asyncio calls `wrap_bio` without our arguments.
+SHAKING: ContextVar[Peer] = ContextVar("shaking")
+
 
 class Peer(Protocol):
     """An accepted connection whose handshake is under way."""
@@ -19,10 +22,6 @@ class Peer(Protocol):
     def send(self, data: bytes) -> None: ...
 
     def knows(self, server_name: str | None) -> bool: ...
-
-
-# The peer whose TLS begins: asyncio calls `wrap_bio` without our arguments.
-SHAKING: ContextVar[Peer] = ContextVar("shaking")
 
 
 class ServerSideObject(ssl.SSLObject):

@@ -38,6 +38,16 @@ _WORDS = {
     "timeout": "the handshake was not finished in time",
     "closed": "closed within the handshake",
 }
+# The first four bytes of what people connect to a Kafka port by mistake.
+_PROXY_PROTOCOL = "the PROXY protocol, which its load balancer must not add"
+_FIRST_BYTES = {
+    b"\r\n\r\n": _PROXY_PROTOCOL,  # version 2
+    b"PROX": _PROXY_PROTOCOL,  # version 1
+    b"PRI ": "HTTP/2",
+    b"SSH-": "SSH",
+    **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"CONN", b"DELE"), "HTTP"),
+    b"HTTP": "HTTP",  # a response
+}
 
 
 class HandshakesMax(OSError):
@@ -65,18 +75,6 @@ def in_words(error: OSError) -> str:
     if words is None or not isinstance(error, ssl.SSLError):
         return str(error) or words or type(error).__name__
     return f"{words} ({error.reason or error})"
-
-
-# The first four bytes of what people connect to a Kafka port by mistake.
-_PROXY_PROTOCOL = "the PROXY protocol, which its load balancer must not add"
-_FIRST_BYTES = {
-    b"\r\n\r\n": _PROXY_PROTOCOL,  # version 2
-    b"PROX": _PROXY_PROTOCOL,  # version 1
-    b"PRI ": "HTTP/2",
-    b"SSH-": "SSH",
-    **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"CONN", b"DELE"), "HTTP"),
-    b"HTTP": "HTTP",  # a response
-}
 
 
 def other_protocol(size: int) -> str | None:

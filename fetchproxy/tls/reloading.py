@@ -21,6 +21,11 @@ from fetchproxy.tls.protocol import RECEIVE_BYTES, TlsProtocol
 log = structlog.get_logger(__name__)
 
 EXPIRY_WARNING_INTERVAL_S = 86_400.0
+# Time between two looks at the files of certificates, keys and authorities. A look is a stat each.
+RELOAD_INTERVAL_MS = 10_000
+# A certificate with less time left than this causes a warning once a day. ACME renews 30 days
+# ahead; at half of that, renewing has failed, and there is time to repair it.
+EXPIRY_WARNING_MS = 14 * 24 * 3_600_000
 
 
 @dataclass(eq=False, repr=False)
@@ -125,13 +130,6 @@ def upstream_context(config: ClusterConfig, tls: TlsConfig) -> ReloadingContext 
     if not config.security_protocol.endswith("SSL"):
         return None
     return ReloadingContext("upstream", lambda: client_context(config, tls), files_of(config))
-
-
-# Time between two looks at the files of certificates, keys and authorities. A look is a stat each.
-RELOAD_INTERVAL_MS = 10_000
-# A certificate with less time left than this causes a warning once a day. ACME renews 30 days
-# ahead; at half of that, renewing has failed, and there is time to repair it.
-EXPIRY_WARNING_MS = 14 * 24 * 3_600_000
 
 
 async def keep_fresh(

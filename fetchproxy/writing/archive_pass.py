@@ -44,6 +44,8 @@ PAUSES = Backoff(1_000, 30_000, 0.2)
 # If so many partitions fail one after the other for such a reason, store or brokers are away: the
 # others are not asked, because each would wait for its time-outs.
 FAILED_IN_A_ROW_MAX = 20
+_GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+_DENIED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +287,6 @@ def _lost(tp: TopicIdPartition, offsets: Offsets) -> NotArchived:
         "the brokers deleted them before they could be copied",
         "they cannot be recovered: raise the brokers' retention, or archive more often",
     )
-
-
-_GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-_DENIED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
 
 def _remedy(error: FetchProxyError | OSError) -> str:

@@ -22,6 +22,14 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 
+Partition = tuple[str, int]  # topic, number
+_SUBSCRIPTION_VERSION = 2  # has owned partitions (KIP-429) and their generation
+_ASSIGNMENT_VERSION = 1
+_MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, for all members
+
+log = structlog.get_logger(__name__)
+
+
 # Leadership saves work; it is not a lock. Two leaders of one partition (one was paused, or has not
 # heard of the change yet) do no harm: segments have ids of their own, and each copy begins with a
 # fresh look at the archive.
@@ -65,8 +73,6 @@ class Leadership:
 # The cooperative protocol (KIP-429): a partition that is to move is first given back by its owner
 # and assigned to the new one in the next round, so no two members are told to lead it. The assignor
 # of kafka-python is not used: for some thousand partitions it holds the loop for seconds.
-
-Partition = tuple[str, int]  # topic, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +132,6 @@ def _kept(
 #
 # The members consume nothing. The brokers' group coordinator notices a member that is gone. The
 # members speak the consumer protocol, so `kafka-consumer-groups.sh --describe` shows the leaders.
-
-log = structlog.get_logger(__name__)
-
-_SUBSCRIPTION_VERSION = 2  # has owned partitions (KIP-429) and their generation
-_ASSIGNMENT_VERSION = 1
-_MEMBER_COUNT = struct.Struct(">I")  # in an assignment's user data, for all members
 
 
 class ConsumerGroupLeadership(Leadership, GroupDuties):

@@ -49,6 +49,9 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 # clipped in its metadata, and its objects stay unchanged (KIP-405, "log truncation").
 
 Transaction = tuple[int, int]  # producer id, first offset
+_GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +181,6 @@ class Resumed:
 
 # The archiver begins anew after a truncation. The objects of dropped segments stay until the
 # expirer's grace for current readers is over.
-
-log = structlog.get_logger(__name__)
-
-_GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 
 
 @dataclass(eq=False, repr=False)

@@ -54,6 +54,14 @@ MERGED_OFFSETS_MAX = 2**31 - 1
 # The largest segment of a group holds at most this share of its bytes. So a byte is copied again
 # only if its segment grows by a third: a logarithmic number of times.
 LARGEST_SHARE_MAX = 0.75
+_NOT_ENCRYPTED = (
+    "it is not encrypted, and other segments of the partition are: somebody without a key may have "
+    "put it there. Compare it with its source; --encrypt-plain then merges and encrypts it"
+)
+CHUNK_BYTES = 4 * 1024 * 1024
+MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segment.bytes)
+
+log = structlog.get_logger(__name__)
 
 
 def plan_merges(
@@ -261,15 +269,6 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
 # get each offset once. The replaced segments stay until the rule for spare copies deletes them. A
 # merger that is killed leaves a dangling attempt, which is removed like any other, or a finished
 # merge.
-
-log = structlog.get_logger(__name__)
-
-_NOT_ENCRYPTED = (
-    "it is not encrypted, and other segments of the partition are: somebody without a key may have "
-    "put it there. Compare it with its source; --encrypt-plain then merges and encrypts it"
-)
-CHUNK_BYTES = 4 * 1024 * 1024
-MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segment.bytes)
 
 
 @dataclass(slots=True)

@@ -38,6 +38,15 @@ from fetchproxy.writing.discovery import matching_topics, partitions_of
 log = structlog.get_logger(__name__)
 
 _NAME_START = "fetchproxy-archive-seen-"
+# The listener waits at most this time (s), because clients wait for it. `run` does the rest.
+AT_START_MAX_S = 3.0
+RETRY_PAUSE_S = 1.0
+# Time (s) within which the writer notices a lost archive. Each check is one small read.
+LOOK_INTERVAL_S = 30.0
+_OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
+    Kind.ARCHIVE_MISSING: ArchiveMissing,
+    Kind.ARCHIVE_MISMATCH: ArchiveMismatch,
+}
 
 
 def _marker(spool_dir: Path | None, cluster_id: str | None, url: str) -> Path:
@@ -67,17 +76,6 @@ def _remember(marker: Path) -> None:
 # records that only the archive has. So an operator has to confirm (`--create`) that there is none
 # if this machine has seen one, or if brokers lack records that archivers delete there
 # (docs/adr/0037).
-
-# The listener waits at most this time (s), because clients wait for it. `run` does the rest.
-AT_START_MAX_S = 3.0
-RETRY_PAUSE_S = 1.0
-# Time (s) within which the writer notices a lost archive. Each check is one small read.
-LOOK_INTERVAL_S = 30.0
-
-_OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
-    Kind.ARCHIVE_MISSING: ArchiveMissing,
-    Kind.ARCHIVE_MISMATCH: ArchiveMismatch,
-}
 
 
 @dataclass(eq=False, repr=False)

@@ -59,6 +59,16 @@ from fetchproxy.writing.spool import Spool
 from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 from fetchproxy.writing.topic_recorder import TopicRecorder
 
+# heartbeat.interval.ms, or a sixth of a short session: a few lost heartbeats cost no partition.
+HEARTBEAT_INTERVAL_MS = 3_000
+HEARTBEATS_PER_SESSION = 6
+# Unfinished uploads of killed copies cost money but harm nothing: a rare check is enough.
+_STALE_UPLOADS_INTERVAL_S = 3600.0
+# Without jitter all instances of a restarted fleet would look for topics in the same moment.
+_DISCOVERY_JITTER = 0.1
+
+log = structlog.get_logger(__name__)
+
 
 def open_source(
     config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int
@@ -80,11 +90,6 @@ def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
 
-# heartbeat.interval.ms, or a sixth of a short session: a few lost heartbeats cost no partition.
-HEARTBEAT_INTERVAL_MS = 3_000
-HEARTBEATS_PER_SESSION = 6
-
-
 def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random) -> Leadership:
     if config.log_dirs is not None:
         return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
@@ -101,8 +106,6 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
 
 # Each of a bounded number of workers takes one due partition at a time (`schedule`) and gives it
 # one turn (`partition_archiver`). The instance follows the partitions that it does not lead.
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False, repr=False)
@@ -181,12 +184,6 @@ class Archiver:
             records=ArchiveRecords(self.rsm, tp),
             **more,
         )
-
-
-# Unfinished uploads of killed copies cost money but harm nothing: a rare check is enough.
-_STALE_UPLOADS_INTERVAL_S = 3600.0
-# Without jitter all instances of a restarted fleet would look for topics in the same moment.
-_DISCOVERY_JITTER = 0.1
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -10,6 +10,18 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability import metrics
 from fetchproxy.writing.copier import CopyProgress
 
+# By field of the status.
+_GAUGES = {
+    "archive_start": metrics.ARCHIVE_START_OFFSET,
+    "archive_end": metrics.ARCHIVE_END_OFFSET,
+    "lag_offsets": metrics.ARCHIVE_LAG_OFFSETS,
+    "margin_offsets": metrics.ARCHIVE_MARGIN_OFFSETS,
+    "accumulated_bytes": metrics.REMOTE_COPY_LAG_BYTES,
+    "closed_segments": metrics.REMOTE_COPY_LAG_SEGMENTS,
+}
+# A copy that has used up this share of its time is reported while it is still running.
+STALLED_SHARE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerRetention:
@@ -36,19 +48,6 @@ def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
         return None if value is None or int(value) < 0 else int(value)
 
     return BrokerRetention(ms=limit("retention.ms"), bytes=limit("retention.bytes"))
-
-
-# By field of the status.
-_GAUGES = {
-    "archive_start": metrics.ARCHIVE_START_OFFSET,
-    "archive_end": metrics.ARCHIVE_END_OFFSET,
-    "lag_offsets": metrics.ARCHIVE_LAG_OFFSETS,
-    "margin_offsets": metrics.ARCHIVE_MARGIN_OFFSETS,
-    "accumulated_bytes": metrics.REMOTE_COPY_LAG_BYTES,
-    "closed_segments": metrics.REMOTE_COPY_LAG_SEGMENTS,
-}
-# A copy that has used up this share of its time is reported while it is still running.
-STALLED_SHARE = 0.5
 
 
 class Step(StrEnum):

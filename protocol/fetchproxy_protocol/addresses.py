@@ -27,6 +27,18 @@ Lookup = Callable[[int, str, int], tuple[str, int]]
 
 # (node id, host, port)
 NodeAddress = tuple[int, str, int]
+# Nodes that a response may name. The largest clusters have a few hundred brokers, and the proxy
+# opens a port for each.
+NODES_MAX = 1_000
+# Coordinators in a response: one for each group, of which admin clients name all at once.
+COORDINATORS_MAX = 100_000
+# A step over this many elements takes up to a millisecond.
+ELEMENTS_A_STEP = 100
+Steps = Generator[None, None, None]
+PRODUCE_ENDPOINTS_FROM = 10
+_TRANSACTIONAL_ID_FROM = 3
+# How a partition without an error ends: null or empty record errors, null message, no tags.
+_QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
 
 
 class Place(NamedTuple):
@@ -37,15 +49,6 @@ class Place(NamedTuple):
     port: int
     start: int
     end: int
-
-
-# Nodes that a response may name. The largest clusters have a few hundred brokers, and the proxy
-# opens a port for each.
-NODES_MAX = 1_000
-# Coordinators in a response: one for each group, of which admin clients name all at once.
-COORDINATORS_MAX = 100_000
-# A step over this many elements takes up to a millisecond.
-ELEMENTS_A_STEP = 100
 
 
 class Located:
@@ -62,9 +65,6 @@ class Located:
         if _is_address(place):
             self.places.append(place)
             self.nodes[place[:3]] = None
-
-
-Steps = Generator[None, None, None]
 
 
 def locate_addresses(
@@ -289,12 +289,6 @@ def _behind_share_topics(
 
 
 # Produce: NodeEndpoints are a tagged field of the whole response (KIP-951). Records are not read.
-
-PRODUCE_ENDPOINTS_FROM = 10
-_TRANSACTIONAL_ID_FROM = 3
-
-# How a partition without an error ends: null or empty record errors, null message, no tags.
-_QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
 
 
 def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None) -> int | None:

@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+NEVER_FLEXIBLE = 0x7FFF
+
+
 # A peer's errors on the wire. All functions of `protocol` raise these and no others.
 #
 # WireError
@@ -210,8 +213,6 @@ class ApiKey(IntEnum):
     STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE = 93
     UNREGISTER_CONTROLLER = 94
 
-
-NEVER_FLEXIBLE = 0x7FFF
 
 # The first version with compact strings and tagged fields (KIP-482), from `flexibleVersions`.
 FLEXIBLE_FROM: dict[int, int] = dict.fromkeys(map(int, ApiKey), 0) | {

@@ -59,6 +59,29 @@ _LIMITS = Struct(">iiiBii")  # max wait, min bytes, max bytes, isolation level, 
 _COUNT = Struct(">I")
 _LENGTH = Struct(">H")
 _NO_TAGS = b"\x00"
+_Read = tuple[dict[PartitionKey, FetchEntry], bytes, bytes]  # partitions, rack and tags
+WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
+WATERMARKS_V4 = Struct(">qq")
+_SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
+# Error code, session id, topics; after the size prefix, correlation id and throttle time.
+_HEAD_V7 = Struct(">12xhiI")
+# The position of the number of topics in a framed answer (v12+), and the byte for one topic: a
+# count is encoded as count + 1.
+_TOPICS_AT, _ONE = 19, 2
+# A response of one topic and partition (v13+) up to its records, without unused values of the
+# partition.
+_ONE_V13 = Struct(">8xB4xhix16sB4xh16xqB4xB")
+_ONE_PARTITION_AT = 37
+# A partition up to its records: aborted transactions, (preferred replica,) bytes of records.
+_PARTITION_V5 = Struct(">ihqqqiI")
+_PARTITION_V11 = Struct(">ihqqqiiI")
+_LOG_START_AT = 22  # in a partition's entry (v5+)
+# A partition up to the count of its aborted transactions, which takes one byte if they are few.
+_PARTITION_V12 = Struct(">ihqqqB")
+# From a partition to its log start offset for clients. -1: not known. None: the broker's own.
+LogStart = Callable[[int], int | None]
+# By topic, for topics whose log may begin below the broker's log start.
+LogStarts = Mapping[TopicRef, LogStart]
 
 
 def fetch_offset(entry: FetchEntry) -> int:
@@ -140,9 +163,6 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
     except (IndexError, StructError):
         return None
     return tuple.__new__(FetchRequest, values)
-
-
-_Read = tuple[dict[PartitionKey, FetchEntry], bytes, bytes]  # partitions, rack and tags
 
 
 def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
@@ -408,33 +428,6 @@ def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> 
 
 # FetchResponse v4–18. This module never touches records: the caller puts them between
 # `encode_partition_start` and `no_tags`. Layout: Kafka's FetchResponse.json.
-
-WATERMARKS = Struct(">qqq")  # high watermark, last stable offset, log start offset (v5+)
-WATERMARKS_V4 = Struct(">qq")
-_SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
-# Error code, session id, topics; after the size prefix, correlation id and throttle time.
-_HEAD_V7 = Struct(">12xhiI")
-# The position of the number of topics in a framed answer (v12+), and the byte for one topic: a
-# count is encoded as count + 1.
-_TOPICS_AT, _ONE = 19, 2
-# A response of one topic and partition (v13+) up to its records, without unused values of the
-# partition.
-_ONE_V13 = Struct(">8xB4xhix16sB4xh16xqB4xB")
-_ONE_PARTITION_AT = 37
-
-
-# A partition up to its records: aborted transactions, (preferred replica,) bytes of records.
-_PARTITION_V5 = Struct(">ihqqqiI")
-_PARTITION_V11 = Struct(">ihqqqiiI")
-_LOG_START_AT = 22  # in a partition's entry (v5+)
-# A partition up to the count of its aborted transactions, which takes one byte if they are few.
-_PARTITION_V12 = Struct(">ihqqqB")
-
-
-# From a partition to its log start offset for clients. -1: not known. None: the broker's own.
-LogStart = Callable[[int], int | None]
-# By topic, for topics whose log may begin below the broker's log start.
-LogStarts = Mapping[TopicRef, LogStart]
 
 
 # Made once per answer. A named tuple takes a third of a frozen dataclass's time.

@@ -30,6 +30,17 @@ REQUEST_HEADER_BYTES_MIN = _START.size
 REQUEST_HEADER_BYTES_MAX = 64 * 1024
 
 _flexible_from = FLEXIBLE_FROM.get
+_SOFTWARE_FROM = 3  # ApiVersions; KIP-511
+_RANGE = Struct(">hhh")
+_REFUSAL = Struct(">ihihhh")
+_HANDSHAKE_REFUSAL = Struct(">ihi")
+_FLEXIBLE_FROM = 3
+_ERROR_END = 6  # correlation id and error code; the header is always v0
+_INT16_BYTES = 2
+# Kafka has 90 APIs. The whole list is read in one step.
+APIS_MAX = 1_000
+# With the broker's features and tags, some 1 KiB. Some answers are kept.
+_API_VERSIONS_BYTES_MAX = 64 * 1024
 
 
 class RequestHead(NamedTuple):
@@ -88,9 +99,6 @@ def request_header(api_key: int, api_version: int, correlation_id: int, client_i
     return _START.pack(api_key, api_version, correlation_id, len(raw)) + raw + tags
 
 
-_SOFTWARE_FROM = 3  # ApiVersions; KIP-511
-
-
 def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]:
     """The client library's name and version in an ApiVersions request; else ""."""
     if head.api_version < _SOFTWARE_FROM:
@@ -131,17 +139,6 @@ def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
 # ApiVersions answers are cut down to the versions that the broker and this proxy share (KIP-511).
 # Only the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged
 # fields keep their bytes.
-
-_RANGE = Struct(">hhh")
-_REFUSAL = Struct(">ihihhh")
-_HANDSHAKE_REFUSAL = Struct(">ihi")
-_FLEXIBLE_FROM = 3
-_ERROR_END = 6  # correlation id and error code; the header is always v0
-_INT16_BYTES = 2
-# Kafka has 90 APIs. The whole list is read in one step.
-APIS_MAX = 1_000
-# With the broker's features and tags, some 1 KiB. Some answers are kept.
-_API_VERSIONS_BYTES_MAX = 64 * 1024
 
 
 def intersect_response(payload: Buffer, api_version: int) -> bytes:

@@ -41,6 +41,8 @@ _PLACE_WITH_EPOCH = Struct(">ii")
 _RESULT = Struct(">hqq")
 _RESULT_WITH_EPOCH = Struct(">hqqi")
 _ASKED = ">iiq"  # from v4 on: partition, leader epoch, timestamp
+# Each takes 11 µs of one turn of the event loop, and clients name a few.
+TOPICS_AT_ONCE = 1_000
 
 
 class OffsetResult(NamedTuple):
@@ -76,10 +78,6 @@ def topics_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[TopicRow
         entry = _ASKED
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     return cursor.by_topic(entry, flexible, ELEMENTS_MAX)
-
-
-# Each takes 11 µs of one turn of the event loop, and clients name a few.
-TOPICS_AT_ONCE = 1_000
 
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:

@@ -26,6 +26,37 @@ _GZIP_UNPACKED_BYTES = 1024 * 1024
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _GZIP_MAGIC = b"\x1f\x8b"
+# The first bytes of the records up to a limit, and whether these are all bytes.
+Unpacked = tuple[Buffer, bool]
+# The number of bytes in the room, and whether these are all.
+Filled = tuple[int, bool]
+LOG_OVERHEAD_BYTES = 12
+HEADER_BYTES = 61
+MAGIC = 2
+MAGIC_POSITION = 16
+CRC_COVERS_FROM = 21
+COMPRESSION_MASK = 0x07
+TIMESTAMP_TYPE_MASK = 0x08
+TRANSACTIONAL_MASK = 0x10
+CONTROL_MASK = 0x20
+CONTROL_ABORT = 0
+CONTROL_COMMIT = 1
+CONTROL_EMPTY = -1  # compaction has taken the marker's record, after all data of its transaction
+_HEADER = Struct(">qiixIhiqqqhii")  # all fields except the magic
+# base offset, length, magic, last offset delta: enough for a walk that returns positions.
+_BOUNDS = Struct(">qi4xb6xi")
+_CONTROL_KEY = Struct(">hh")
+_VARLONG_BYTES_MAX = 10
+# A search by time reads at most this much of one batch. Batches usually have 1 MiB and unpack to
+# 20 MiB; a search up to this limit takes 0.05 to 0.2 s.
+SEARCHED_BYTES_MAX = 32 * 1024 * 1024
+SEARCHED_RECORDS_MAX = 200_000
+# Records between two pauses of a search. They take 0.2 ms, up to 2 ms if each timestamp fits.
+RECORDS_A_STEP = 1_000
+# To look at a record takes about as long as to unpack this much.
+_RECORD_WORK_BYTES = 100
+_FIRST_ROOM_BYTES = 64 * 1024
+_ROOM_GROWTH = 8
 
 
 class CompressionType(IntEnum):
@@ -40,12 +71,6 @@ class CompressionType(IntEnum):
 
 class TooLargeToUnpack(WireError):
     """Records unpack to more bytes than the caller has room for. They are not damaged."""
-
-
-# The first bytes of the records up to a limit, and whether these are all bytes.
-Unpacked = tuple[Buffer, bool]
-# The number of bytes in the room, and whether these are all.
-Filled = tuple[int, bool]
 
 
 def _gzip(data: Buffer, room: memoryview) -> Filled:
@@ -193,38 +218,6 @@ def decompress(codec: int, data: Buffer, bytes_max: int) -> Buffer:
 
 # Record batches (magic 2), read by their fixed 61-byte header. Layout: Kafka's DefaultRecordBatch.
 # Records are read in two cases only: for a control batch's type, and in a search by timestamp.
-
-LOG_OVERHEAD_BYTES = 12
-HEADER_BYTES = 61
-MAGIC = 2
-MAGIC_POSITION = 16
-CRC_COVERS_FROM = 21
-
-COMPRESSION_MASK = 0x07
-TIMESTAMP_TYPE_MASK = 0x08
-TRANSACTIONAL_MASK = 0x10
-CONTROL_MASK = 0x20
-
-CONTROL_ABORT = 0
-CONTROL_COMMIT = 1
-CONTROL_EMPTY = -1  # compaction has taken the marker's record, after all data of its transaction
-
-_HEADER = Struct(">qiixIhiqqqhii")  # all fields except the magic
-# base offset, length, magic, last offset delta: enough for a walk that returns positions.
-_BOUNDS = Struct(">qi4xb6xi")
-_CONTROL_KEY = Struct(">hh")
-_VARLONG_BYTES_MAX = 10
-
-# A search by time reads at most this much of one batch. Batches usually have 1 MiB and unpack to
-# 20 MiB; a search up to this limit takes 0.05 to 0.2 s.
-SEARCHED_BYTES_MAX = 32 * 1024 * 1024
-SEARCHED_RECORDS_MAX = 200_000
-# Records between two pauses of a search. They take 0.2 ms, up to 2 ms if each timestamp fits.
-RECORDS_A_STEP = 1_000
-# To look at a record takes about as long as to unpack this much.
-_RECORD_WORK_BYTES = 100
-_FIRST_ROOM_BYTES = 64 * 1024
-_ROOM_GROWTH = 8
 
 
 class BatchHeader(NamedTuple):

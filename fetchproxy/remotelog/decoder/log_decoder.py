@@ -40,6 +40,14 @@ from fetchproxy.remotelog.decoder.header_scan import (
 from fetchproxy.remotelog.decoder.record_rows import OFFSET_MAX, RowLimits
 from fetchproxy.remotelog.options import UNPACKED_BYTES_MAX
 
+# Holds many batches, so that compiled code is called seldom. A larger batch makes it grow.
+ARENA_BYTES = 8 * 1024 * 1024
+_ROOM_BYTES = 4 * 1024 * 1024  # enough for a batch of usual size
+# Arguments: byte position in the log, offset, text of the fault. If it raises, decoding ends.
+OnFault = Callable[[int, int, str], None]
+# Arguments: byte position in the log, the batch's first and last offset.
+OnTooLarge = Callable[[int, int, int], None]
+
 
 class AbortedBatches:
     """Finds aborted batches by the rule of Kafka's consumer (CompletedFetch).
@@ -77,11 +85,6 @@ class AbortedBatches:
                 place = np.searchsorted(firsts, bases[of_it], side="right") - 1
                 aborted[of_it] = (place >= 0) & (bases[of_it] <= lasts[place])
         return aborted & headers.has(TRANSACTIONAL_MASK)
-
-
-# Holds many batches, so that compiled code is called seldom. A larger batch makes it grow.
-ARENA_BYTES = 8 * 1024 * 1024
-_ROOM_BYTES = 4 * 1024 * 1024  # enough for a batch of usual size
 
 
 class Arena:
@@ -140,12 +143,6 @@ class Arena:
 def _outside(begin: int, end: int, limits: RowLimits) -> bool:
     """True: nobody asks for offsets of `begin` … `end - 1`, nor for `begin`."""
     return begin >= limits.offset_end or max(end, begin + 1) <= limits.offset_from
-
-
-# Arguments: byte position in the log, offset, text of the fault. If it raises, decoding ends.
-OnFault = Callable[[int, int, str], None]
-# Arguments: byte position in the log, the batch's first and last offset.
-OnTooLarge = Callable[[int, int, int], None]
 
 
 class LogDecoder:

@@ -22,6 +22,14 @@ R = TypeVar("R")
 
 Protocols = tuple[tuple[str, bytes], ...]  # (name, metadata), in order of preference
 NO_GENERATION = -1
+NewMemberId = Callable[[str], str]  # from a client id or an instance id
+# Protocols of one member. Clients send one for each assignor, four at most.
+PROTOCOLS_MAX = 100
+# Overhead of each, without its names, measured on 64-bit Python 3.11 and rounded up.
+GROUP_BYTES = 2_048
+MEMBER_BYTES = 1_024
+PROTOCOL_BYTES = 64
+OFFSET_BYTES = 512
 
 
 class GroupState(Enum):
@@ -136,10 +144,6 @@ class Member:
 # member is left. Rules: Kafka's GroupMetadataManager (ClassicGroup). The caller passes the time,
 # and calls `advance` at `next_deadline`.
 
-NewMemberId = Callable[[str], str]  # from a client id or an instance id
-
-# Protocols of one member. Clients send one for each assignor, four at most.
-PROTOCOLS_MAX = 100
 
 _PREPARING = GroupState.PREPARING_REBALANCE
 _COMPLETING = GroupState.COMPLETING_REBALANCE
@@ -544,12 +548,6 @@ def _names(request: JoinRequest) -> set[str]:
 
 
 # All client data that stays is counted, including names: Kafka allows ids of 32 KiB.
-
-# Overhead of each, without its names, measured on 64-bit Python 3.11 and rounded up.
-GROUP_BYTES = 2_048
-MEMBER_BYTES = 1_024
-PROTOCOL_BYTES = 64
-OFFSET_BYTES = 512
 
 
 class GroupMemory:

@@ -41,6 +41,22 @@ _KEYS = {"salt", "stored_key", "server_key", "iterations"}
 _FIRST = re.compile(r"(?P<header>[ny],(?:a=(?P<authzid>[^,]*))?,)(?P<bare>n=(?P<name>[^,]*),r=.+)")
 _FINAL = re.compile(r"(?P<bare>c=(?P<binding>[^,]*),r=(?P<nonce>[^,]*).*),p=(?P<proof>[^,]*)")
 _NONCE = re.compile(r"[!-+\--~]+")  # printable ASCII except the comma
+_ANY_ENDING = "*"
+_TOPICS, _GROUPS = "topics", "groups"
+PLAIN = "PLAIN"
+# With one name from one address, over time; two may follow at once.
+FAILED_LOGINS_PER_S_MAX = 1
+# From one address. A check of PLAIN takes some 10 ms, so one address takes a fifth of a core.
+ADDRESS_FAILED_LOGINS_PER_S_MAX = 20
+# Some 1 KB each.
+_LINES_MAX = 10_000
+# What waits longer is shown.
+WAIT_SHOWN_S = 5.0
+_NAME_SHOWN_MAX = 64
+# A user who is removed from the file can read on for this long.
+LOOK_INTERVAL_S = 2.0
+
+log = structlog.get_logger(__name__)
 
 
 class LoginRefused(Exception):
@@ -201,9 +217,6 @@ def _decoded(text: str) -> bytes:
         raise _malformed("it is not base64") from None
 
 
-_ANY_ENDING = "*"
-
-
 @dataclass(frozen=True, slots=True)
 class Names:
     """Whole names, and beginnings of names."""
@@ -254,8 +267,6 @@ NOBODY = User("", Names.of(()), Names.of(()))
 #     topics = ["orders", "payments-*"]
 #     groups = ["alice-*"]
 #     SCRAM-SHA-256 = "salt=…,stored_key=…,server_key=…,iterations=16384"
-
-_TOPICS, _GROUPS = "topics", "groups"
 
 
 Users = Mapping[str, User]  # by name
@@ -338,21 +349,6 @@ def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
 # load balancer, so wrong passwords for one name delay no other name there; and clients with the
 # same name take turns by their ids. The names of an address share a second, higher rate, in turn,
 # because a guesser may use many names. Names of users and other names are treated alike.
-
-log = structlog.get_logger(__name__)
-
-PLAIN = "PLAIN"
-# With one name from one address, over time; two may follow at once.
-FAILED_LOGINS_PER_S_MAX = 1
-# From one address. A check of PLAIN takes some 10 ms, so one address takes a fifth of a core.
-ADDRESS_FAILED_LOGINS_PER_S_MAX = 20
-# Some 1 KB each.
-_LINES_MAX = 10_000
-# What waits longer is shown.
-WAIT_SHOWN_S = 5.0
-_NAME_SHOWN_MAX = 64
-# A user who is removed from the file can read on for this long.
-LOOK_INTERVAL_S = 2.0
 
 
 class _Line:

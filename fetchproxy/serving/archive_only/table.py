@@ -47,6 +47,12 @@ API_VERSIONS_REQUEST = Structure(
     Field("cluster_id", NULLABLE_TEXT, since=5),
     Field("node_id", I32, since=5, default=_ANY_NODE),
 )
+# Both inclusive. The handshake's v0 is answered but not advertised.
+LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
+    ApiKey.SASL_HANDSHAKE: (1, 1),
+    ApiKey.SASL_AUTHENTICATE: (0, 2),
+}
+_FAILED = "Authentication failed: invalid credentials with SASL mechanism"
 
 
 async def _api_versions(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -75,14 +81,6 @@ def too_new(head: RequestHead) -> Sequence[Buffer] | None:
         return None
     payload = unsupported_version_response(head.correlation_id)
     return [INT32.pack(len(payload)), payload]
-
-
-# Both inclusive. The handshake's v0 is answered but not advertised.
-LOGIN_VERSIONS: Mapping[ApiKey, tuple[int, int]] = {
-    ApiKey.SASL_HANDSHAKE: (1, 1),
-    ApiKey.SASL_AUTHENTICATE: (0, 2),
-}
-_FAILED = "Authentication failed: invalid credentials with SASL mechanism"
 
 
 async def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:

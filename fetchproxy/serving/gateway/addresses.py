@@ -32,6 +32,11 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, at_once, in_steps
 from fetchproxy.serving.session import Address
 
+PORTS = 1 << 16
+OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port) -> its server
+
+log = structlog.get_logger(__name__)
+
 
 class ServerNames:
     """One port for all brokers: maps server names (SNI) to them. Names are compared without regard
@@ -64,12 +69,6 @@ class ServerNames:
     def knows(self, name: str | None) -> bool:
         is_bootstrap = name is None or name.lower() == self._bootstrap
         return is_bootstrap or self.node_of(name) is not None
-
-
-log = structlog.get_logger(__name__)
-
-PORTS = 1 << 16
-OpenListener = Callable[[int, int], Awaitable[asyncio.Server]]  # (node id, port) -> its server
 
 
 class AddressMap:

@@ -32,6 +32,18 @@ from fetchproxy.tls.handshake_errors import other_protocol
 
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
+# Of one response that is read as a whole: far more than the Metadata of 200,000 partitions, which a
+# cluster can have.
+HELD_BYTES_MAX = 16 * MiB
+# While a response is rewritten there are so many copies of it: as it came, as it leaves, and
+# framed.
+HELD_COPIES = 3
+_FRAME_START = Struct(">ii")
+# A response up to this size leaves in one piece.
+WHOLE_BYTES_MAX = 16 * 1024
+# Received at a time of a response with more than WALKED_AT_ONCE partitions: some 250 partitions
+# without records, which cost 10 µs each if all are out of range.
+WALKED_BYTES = 8 * 1024
 
 
 class ExpectedResponse:
@@ -84,20 +96,11 @@ class ScannedResponse(ExpectedResponse, ABC):
     def begin(self) -> FetchResponseScan: ...
 
 
-# Of one response that is read as a whole: far more than the Metadata of 200,000 partitions, which a
-# cluster can have.
-HELD_BYTES_MAX = 16 * MiB
-# While a response is rewritten there are so many copies of it: as it came, as it leaves, and
-# framed.
-HELD_COPIES = 3
-
 # The link reads the answers from the broker's socket, in request order.
 #
 # A large response goes to the client as it arrives, a small one in one piece. Reading pauses while
 # the client is slow, while a response is being rewritten, and while a parked answer waits for a
 # fetch that wants it.
-
-_FRAME_START = Struct(">ii")
 
 
 class LinkOwner(Protocol):
@@ -127,13 +130,6 @@ class LinkOwner(Protocol):
     def link_closed(self, error: Exception | None) -> None: ...
 
     def broker_slow(self, slow: bool) -> None: ...
-
-
-# A response up to this size leaves in one piece.
-WHOLE_BYTES_MAX = 16 * 1024
-# Received at a time of a response with more than WALKED_AT_ONCE partitions: some 250 partitions
-# without records, which cost 10 µs each if all are out of range.
-WALKED_BYTES = 8 * 1024
 
 
 @dataclass(eq=False, repr=False)

@@ -40,6 +40,16 @@ EPOCH_MAX = (1 << 31) - 1
 # Memory per partition: its key, its entry and its places in maps; and one more place in a map.
 ASKED_BYTES = 300
 TOLD_BYTES = 50
+# The fields that `FetchSessionMirror.on_response` changes.
+_CHANGED_BY_RESPONSES = (
+    "_client_id",
+    "_client_epoch",
+    "_upstream_epoch",
+    "_stale",
+    "_told",
+    "_dirty",
+    "_archive_keys",
+)
 
 
 class FetchKind(Enum):
@@ -68,18 +78,6 @@ class FetchKind(Enum):
         False,
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
     )
-
-
-# The fields that `FetchSessionMirror.on_response` changes.
-_CHANGED_BY_RESPONSES = (
-    "_client_id",
-    "_client_epoch",
-    "_upstream_epoch",
-    "_stale",
-    "_told",
-    "_dirty",
-    "_archive_keys",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,22 @@ from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative, pieces
 from fetchproxy.serving.gateway.out_of_range import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.gateway.served_archive import ServedArchive, StartOf, archive_start
 
+# Maximum age of a view with segments. The archive's start only rises, and a client that begins at a
+# start that is gone gets OffsetOutOfRange and asks again, which uses a view read since then.
+VIEW_AGE_MAX_S = 60.0
+# An older view is read again in the background: no client waits for that.
+VIEW_RENEWED_AFTER_S = 20.0
+# How long to wait for a store that does not answer, if an older view will do.
+REFRESH_WAIT_MAX_S = 2.0
+LISTINGS_AT_ONCE = 32
+# Comparing a view with its leader's responses takes some 20 µs, building one takes longer.
+VIEWS_AT_ONCE = 50
+# Some 2 µs each.
+ROWS_AT_ONCE = 400
+# Records searched for in memory, some 20 µs each.
+SEARCHED_AT_ONCE = 50
+
+
 # ListOffsets results with the archive's values instead of the broker's. Pure.
 
 
@@ -71,17 +87,6 @@ def found_at(result: OffsetResult, offset: int, timestamp_ms: int, epoch: int) -
 # One Metadata request identifies the topics, and one list says which of them may be archived; the
 # store is not asked about the others. An archived topic is listed once, several topics at the same
 # time, and a list of some seconds' age serves every connection. Decides nothing about the answers.
-
-# Maximum age of a view with segments. The archive's start only rises, and a client that begins at a
-# start that is gone gets OffsetOutOfRange and asks again, which uses a view read since then.
-VIEW_AGE_MAX_S = 60.0
-# An older view is read again in the background: no client waits for that.
-VIEW_RENEWED_AFTER_S = 20.0
-# How long to wait for a store that does not answer, if an older view will do.
-REFRESH_WAIT_MAX_S = 2.0
-LISTINGS_AT_ONCE = 32
-# Comparing a view with its leader's responses takes some 20 µs, building one takes longer.
-VIEWS_AT_ONCE = 50
 
 
 class ViewResult(NamedTuple):
@@ -308,11 +313,6 @@ class ArchiveLookup:
 #
 # Known values overwrite the broker's, result by result. This decides nothing and waits only for the
 # event loop: results that memory cannot settle go the longer way.
-
-# Some 2 µs each.
-ROWS_AT_ONCE = 400
-# Records searched for in memory, some 20 µs each.
-SEARCHED_AT_ONCE = 50
 
 
 def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:

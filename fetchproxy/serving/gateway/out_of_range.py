@@ -35,6 +35,7 @@ COMPARE_WAIT_MAX_S = 2.0
 # Maximum age of archivers' positions if the topic has no archive: a group with stale offsets on a
 # topic that is not archived asks the store no more often than this.
 POSITIONS_AGE_MAX_S = 1.0
+Tps = Mapping[PartitionKey, TopicIdPartition]
 
 
 class Route(Enum):
@@ -156,9 +157,6 @@ def _is_more_coming(
     if archiver_position is None or archiver_position >= log_offsets.log_start_offset:
         return False
     return archiver_position <= offset or view.log_start_offset is not None
-
-
-Tps = Mapping[PartitionKey, TopicIdPartition]
 
 
 @dataclass(slots=True)

@@ -43,6 +43,16 @@ RETRY_PAUSE_S = 1.0
 # Longest wait of a caller for a list: if there is an older list, and if there is none.
 WAIT_MAX_S = 0.5
 FIRST_WAIT_MAX_S = 2.0
+# Topics that are looked up together, in some 10 ms, and how many of them one client brings at once.
+LOOK_UPS_AT_ONCE = 500
+LOOK_UPS_A_CLIENT = 100
+# Topics of one client that are dealt with in one turn of the loop, at some 1.5 µs each.
+TOPICS_AT_ONCE = 2_000
+# A topic as clients name it: (is it an id, id or name), as 16 bytes may be either.
+TopicName = tuple[bool, TopicRef]
+LogStartOf = Callable[[int], int | None]  # by partition; None: the broker's log start is right
+# A partition's first archived offset and its leader epoch; None: it must be looked up.
+StartOf = Callable[[int], tuple[int, int] | None]
 
 
 @dataclass(eq=False, repr=False)
@@ -123,16 +133,6 @@ class ArchivedKnowledge:
 # is known, clients see -1 in place of the broker's log start if an archive may lie below it.
 # librdkafka takes a log start that it was shown for the beginning, without asking: with the
 # broker's own it would skip the archive. No client waits for these look-ups.
-
-# Topics that are looked up together, in some 10 ms, and how many of them one client brings at once.
-LOOK_UPS_AT_ONCE = 500
-LOOK_UPS_A_CLIENT = 100
-# Topics of one client that are dealt with in one turn of the loop, at some 1.5 µs each.
-TOPICS_AT_ONCE = 2_000
-
-# A topic as clients name it: (is it an id, id or name), as 16 bytes may be either.
-TopicName = tuple[bool, TopicRef]
-LogStartOf = Callable[[int], int | None]  # by partition; None: the broker's log start is right
 
 
 class Names(NamedTuple):
@@ -407,9 +407,6 @@ class TopicsOfConnection:
 # Clients ask for thousands of partitions at once, and nearly always nothing has changed since the
 # last time. An entry is valid for the view that it was found in and for the leaders with which that
 # view was compared. Everything else takes the longer way (`offset_lookup`).
-
-# A partition's first archived offset and its leader epoch; None: it must be looked up.
-StartOf = Callable[[int], tuple[int, int] | None]
 
 
 def archive_start(view: PartitionView) -> tuple[int, int]:

@@ -60,6 +60,10 @@ log = structlog.get_logger(__name__)
 # How the gateway handles a request, by API key and version.
 
 VERSION_MAX = 32_767
+Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
+# Kafka's default of sasl.server.max.receive.size.
+SASL_REQUEST_BYTES_MAX = 512 * 1024
+_READ_BEFORE = frozenset((ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE))
 
 
 class Treatment(StrEnum):
@@ -152,8 +156,6 @@ def handling_of(apis: ApiTable, head: RequestHead) -> Passes | Held:
 
 
 # The session.
-
-Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 
 
 class Upstream(NamedTuple):
@@ -482,10 +484,6 @@ class GatewaySession(ClientSession):
 # parses and keeps nothing of it. The proxy itself refuses two kinds of requests by their head, so
 # that they reach no broker: those larger than brokers accept before authentication (some 30 ms of a
 # broker's CPU), and those before any SaslHandshake.
-
-# Kafka's default of sasl.server.max.receive.size.
-SASL_REQUEST_BYTES_MAX = 512 * 1024
-_READ_BEFORE = frozenset((ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE))
 
 
 class SaslProgress:

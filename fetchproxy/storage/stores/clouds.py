@@ -22,6 +22,17 @@ from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import Clients, NativeObjectStore, Renewal, make_clients
 
 _PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # per answer: the vendors' limits
+_OF_CONNECTION_STRING = {
+    "accountname": "account_name",
+    "accountkey": "account_key",
+    "sharedaccesssignature": "sas_key",
+    "blobendpoint": "endpoint",
+}
+_CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
+# A process's environment stays as it is, so keys and signatures that are replaced are in a file.
+_CONNECTION_FILE = f"{_CONNECTION_STRING}_FILE"
+# Variables of Azure's command line, for which the library uses other names.
+_OF_COMMAND_LINE = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY": "account_key"}
 
 
 def open_cloud_store(
@@ -69,19 +80,6 @@ def gcs_settings(environment: Mapping[str, str]) -> dict[str, Any]:
     # The library requires a token for writes; an emulator ignores it.
     token = environment.get("GOOGLE_BEARER_TOKEN", "emulator")
     return {"base_url": emulator.rstrip("/"), "bearer_token": token}
-
-
-_OF_CONNECTION_STRING = {
-    "accountname": "account_name",
-    "accountkey": "account_key",
-    "sharedaccesssignature": "sas_key",
-    "blobendpoint": "endpoint",
-}
-_CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
-# A process's environment stays as it is, so keys and signatures that are replaced are in a file.
-_CONNECTION_FILE = f"{_CONNECTION_STRING}_FILE"
-# Variables of Azure's command line, for which the library uses other names.
-_OF_COMMAND_LINE = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY": "account_key"}
 
 
 def azure_settings(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -54,6 +54,15 @@ _KINDS = {
     stat.S_IFCHR: "device",
     stat.S_IFLNK: "symbolic link",
 }
+T = TypeVar("T")
+# "~" is illegal in keys (`segments.object_keys`), so no object has such a name.
+OWN_MARK = "~"
+MARKER_NAME = "~fetchproxy-store"
+TEMPORARY_START = "~put-"
+_FOLDER_RACES_MAX = 8
+_LIST_PAGE_OBJECTS = 1000
+# Threads for blocking file calls: a hanging disk or NFS server blocks these, never the event loop.
+THREADS_MAX = 8
 
 
 def check_no_link(root: Path, key: str) -> None:
@@ -170,15 +179,6 @@ def sync(path: Path) -> None:
     finally:
         os.close(fd)
 
-
-T = TypeVar("T")
-
-# "~" is illegal in keys (`segments.object_keys`), so no object has such a name.
-OWN_MARK = "~"
-MARKER_NAME = "~fetchproxy-store"
-TEMPORARY_START = "~put-"
-
-_FOLDER_RACES_MAX = 8
 
 # What a bad sector, a broken inode, or a file that another host has replaced says when it is read.
 # A disk or a mount that has gone says the same of every file.
@@ -556,11 +556,6 @@ def storage_error(
     unavailable = StorageUnavailable(text)
     unavailable.may_be_of_object = error.errno in _MAY_BE_OF_ONE_FILE
     return unavailable
-
-
-_LIST_PAGE_OBJECTS = 1000
-# Threads for blocking file calls: a hanging disk or NFS server blocks these, never the event loop.
-THREADS_MAX = 8
 
 
 class FilesystemObjectStore(ObjectStore):

@@ -62,6 +62,15 @@ _ABSENT = ("NoSuchKey", "BlobNotFound")
 # S3 and Cloud Storage; Azure.
 _COMPLETED_ALREADY = ("NoSuchUpload", "InvalidBlockList")
 _BLOB_ABSENT = "The specified blob does not exist"  # in a batch answer, which has no code
+_NEVER_THERE = "fetchproxy-puts-nothing-here"
+# Longer than any response: the library has no value for "no limit".
+_UNLIMITED = timedelta(days=30)
+# A connection that was idle for longer is not reused: servers close idle ones after 5 s or more.
+_IDLE_MAX = timedelta(seconds=4)
+PARTS_MAX = 10_000  # of an upload to S3 and Cloud Storage; Azure allows 50,000
+_SLICE_BYTES = 1024 * 1024  # of a file, passed to the library at once
+# The legal characters of a key in their order, without `/`.
+_ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 
 def native_error(error: Exception, what: str) -> RemoteStorageError:
@@ -129,13 +138,6 @@ class Clients(NamedTuple):
     uploader: Any
 
 
-_NEVER_THERE = "fetchproxy-puts-nothing-here"
-# Longer than any response: the library has no value for "no limit".
-_UNLIMITED = timedelta(days=30)
-# A connection that was idle for longer is not reused: servers close idle ones after 5 s or more.
-_IDLE_MAX = timedelta(seconds=4)
-
-
 def make_clients(
     make: Callable[..., Any], config: StoreConfig, *, plain_http: bool, trusted: bytes | None = None
 ) -> Clients:
@@ -177,18 +179,9 @@ def _tries(request_max_ms: int) -> dict[str, Any]:
     }
 
 
-PARTS_MAX = 10_000  # of an upload to S3 and Cloud Storage; Azure allows 50,000
-
-_SLICE_BYTES = 1024 * 1024  # of a file, passed to the library at once
-
-
 def part_size(size_bytes: int, part_bytes: int) -> int:
     """Bytes of a part: larger than `part_bytes` if there would be more than PARTS_MAX parts."""
     return max(part_bytes, -(-size_bytes // PARTS_MAX))
-
-
-# The legal characters of a key in their order, without `/`.
-_ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 
 def shortly_before(prefix: str) -> str:

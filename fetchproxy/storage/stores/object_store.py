@@ -23,48 +23,6 @@ from fetchproxy.errors import (
 from fetchproxy.model import SEGMENT_BYTES_MAX, ByteRange, TopicIdPartition
 from fetchproxy.segments.object_keys import KEY_BYTES_MAX, SegmentFile
 
-
-def http_date_ms(date: str | None) -> int | None:
-    """Epoch ms from a response's Date header; None: it is missing or unreadable."""
-    try:
-        return None if date is None else round(parsedate_to_datetime(date).timestamp() * 1000)
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def whole(content: bytes, length: int, what: str) -> bytes:
-    """`content`. Raises StorageUnavailable if it does not have `length` bytes."""
-    if len(content) != length:
-        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
-    return content
-
-
-def file_bytes(path: Path) -> int:
-    """The size of a local file. Raises RemoteStorageError. Blocks."""
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-
-
-def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> Iterator[bytes]:
-    """The first `size_bytes` of a local file; None: all of it. Raises RemoteStorageError if the
-    file cannot be read or became shorter. Blocks.
-    """
-    left = sys.maxsize if size_bytes is None else size_bytes
-    try:
-        with path.open("rb", buffering=0) as file:
-            while left and (part := file.read(min(left, part_bytes))):
-                left -= len(part)
-                yield part
-    except OSError as error:
-        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
-    if left and size_bytes is not None:
-        raise RemoteStorageError(f"{path} became shorter while it was stored")
-
-
-# The meaning of HTTP error answers. Pure.
-
 # Codes that are more exact than their status (S3, Cloud Storage and Azure: API references).
 _BY_CODE: dict[str, type[RemoteStorageError]] = {
     "NoSuchKey": ObjectNotFound,
@@ -108,8 +66,6 @@ _BY_CODE: dict[str, type[RemoteStorageError]] = {
     "IncompleteBody": StorageUnavailable,
     "InternalError": StorageUnavailable,
 }
-
-
 # What to do.
 REMEDIES: Mapping[str, str] = {
     "RequestTimeTooSkewed": "correct this machine's clock",
@@ -118,19 +74,80 @@ REMEDIES: Mapping[str, str] = {
     "BlobArchived": "it is in the archive tier: set its tier to hot or cool",
     "BlobBeingRehydrated": "it is being brought back from the archive tier: it takes hours",
 }
-
-
 # Also a remedy, of answers that send the client elsewhere.
 ELSEWHERE = (
     "the server sends requests elsewhere: correct address (https?) and region in `store.url`"
 )
-
-
 # With status 404, only these say that an object is absent. Any other code is about something else:
 # readers would skip records, if an access key that is unknown made every object look lost.
 _ABSENT = frozenset(
     {"", "404", "NotFound", "NoSuchKey", "NoSuchVersion", "BlobNotFound", "ResourceNotFound"}
 )
+# Of a file's or a folder's name, on Linux file systems and on HDFS
+# (`dfs.namenode.fs-limits.max-component-length`).
+FILE_NAME_BYTES_MAX = 255
+KiB = 1024
+MiB = 1024 * KiB
+# Objects with few values: `.metadata` with 10,000 leader epochs, notes, records, concerns.
+SMALL_OBJECT_BYTES_MAX = MiB
+# Objects that name every topic of a cluster or partition of an archiver: about two million names.
+OBJECT_BYTES_MAX = 64 * MiB
+# An index has an entry for every 64 KiB of the log: the log's key and fewer bytes than this. A
+# small log may also have an entry for each batch.
+_INDEX_BYTES = 8 * MiB
+_INDEX_INTERVAL_BYTES = 64 * KiB
+_INDEX_ENTRY_BYTES = 80
+# An abort marker takes 78 bytes of the log, its entry 34. Another 200,000 aborted transactions may
+# have begun before the segment and end after it.
+_ABORTED_AROUND_BYTES = 8 * MiB
+# One line for every leader election that the partition has had.
+_EPOCHS_BYTES = 8 * MiB
+# A broker makes its index files this large and truncates them when it rolls the segment. With
+# `index.interval.bytes = 0` each batch has an entry: 12 bytes for a batch of at least 61.
+_KAFKA_INDEX_BYTES = 16 * MiB
+Content = bytes | bytearray  # an object's bytes, as received; never modified
+
+
+def http_date_ms(date: str | None) -> int | None:
+    """Epoch ms from a response's Date header; None: it is missing or unreadable."""
+    try:
+        return None if date is None else round(parsedate_to_datetime(date).timestamp() * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def whole(content: bytes, length: int, what: str) -> bytes:
+    """`content`. Raises StorageUnavailable if it does not have `length` bytes."""
+    if len(content) != length:
+        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
+    return content
+
+
+def file_bytes(path: Path) -> int:
+    """The size of a local file. Raises RemoteStorageError. Blocks."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+
+
+def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> Iterator[bytes]:
+    """The first `size_bytes` of a local file; None: all of it. Raises RemoteStorageError if the
+    file cannot be read or became shorter. Blocks.
+    """
+    left = sys.maxsize if size_bytes is None else size_bytes
+    try:
+        with path.open("rb", buffering=0) as file:
+            while left and (part := file.read(min(left, part_bytes))):
+                left -= len(part)
+                yield part
+    except OSError as error:
+        raise RemoteStorageError(f"cannot read {path} to store it: {error}") from error
+    if left and size_bytes is not None:
+        raise RemoteStorageError(f"{path} became shorter while it was stored")
+
+
+# The meaning of HTTP error answers. Pure.
 
 
 def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
@@ -172,32 +189,6 @@ def responded(
 # under such a name is damaged: it is refused before any of it is read (`errors.DamagedObject`).
 # Logs are read only in ranges.
 
-# Of a file's or a folder's name, on Linux file systems and on HDFS
-# (`dfs.namenode.fs-limits.max-component-length`).
-FILE_NAME_BYTES_MAX = 255
-
-KiB = 1024
-MiB = 1024 * KiB
-
-# Objects with few values: `.metadata` with 10,000 leader epochs, notes, records, concerns.
-SMALL_OBJECT_BYTES_MAX = MiB
-# Objects that name every topic of a cluster or partition of an archiver: about two million names.
-OBJECT_BYTES_MAX = 64 * MiB
-
-# An index has an entry for every 64 KiB of the log: the log's key and fewer bytes than this. A
-# small log may also have an entry for each batch.
-_INDEX_BYTES = 8 * MiB
-_INDEX_INTERVAL_BYTES = 64 * KiB
-_INDEX_ENTRY_BYTES = 80
-# An abort marker takes 78 bytes of the log, its entry 34. Another 200,000 aborted transactions may
-# have begun before the segment and end after it.
-_ABORTED_AROUND_BYTES = 8 * MiB
-# One line for every leader election that the partition has had.
-_EPOCHS_BYTES = 8 * MiB
-# A broker makes its index files this large and truncates them when it rolls the segment. With
-# `index.interval.bytes = 0` each batch has an entry: 12 bytes for a batch of at least 61.
-_KAFKA_INDEX_BYTES = 16 * MiB
-
 
 def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     """The largest size of the object `key` beside a log of `log_bytes`."""
@@ -224,8 +215,6 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
 # leaves no readable half-object. Methods take no time-out: callers use `asyncio.timeout`. If the
 # bucket, folder or server is missing, every method raises StorageUnavailable: the store never looks
 # empty.
-
-Content = bytes | bytearray  # an object's bytes, as received; never modified
 
 
 @dataclass(frozen=True, slots=True)

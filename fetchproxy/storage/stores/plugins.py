@@ -24,6 +24,10 @@ from fetchproxy.storage.stores.object_store import ObjectStore, WrappedObjectSto
 
 GROUP = "fetchproxy.stores"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_CHECKS: Mapping[str, Callable[[str], object]] = {
+    "list": check_prefix,
+    "list_folders": check_folder_prefix,
+}
 
 
 @lru_cache(maxsize=1)
@@ -86,12 +90,6 @@ def _named(point: EntryPoint) -> str:
 
 def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-_CHECKS: Mapping[str, Callable[[str], object]] = {
-    "list": check_prefix,
-    "list_folders": check_folder_prefix,
-}
 
 
 class GuardedObjectStore(WrappedObjectStore):

@@ -61,6 +61,23 @@ if TYPE_CHECKING:
 # Parsed between two pauses for the event loop: about 50 objects, below 1 ms.
 PARSED_AT_ONCE_BYTES = 16 * 1024
 _SHOWN = ("Key", "Size", "ETag")
+_ABORT_MAX_S = 5.0  # the caller has failed or is cancelled, and should not wait for long
+_ABORT_PAUSES_S = (0.0, 0.1, 0.5)
+# Whole objects are first requested as this range, which is larger than metadata and most indexes.
+# An absent, empty or larger object takes a second request.
+SMALL_OBJECT = ByteRange(0, 256 * 1024)
+PAGE_OBJECTS = 1000  # of a listing, at most
+_REGION_OF_ALL = "us-east-1"
+# Error codes of a server if a request names another region than the bucket's.
+_ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect")
+# A CRC of zero, which the probe's body does not have.
+_WRONG_CRC64 = "AAAAAAAAAAA="
+_BAD_CHECKSUM = ("BadDigest", "XAmzContentChecksumMismatch")
+T = TypeVar("T")
+# The assumed lifetime of credentials from boto, which renews them earlier than this.
+_CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
+
+log = structlog.get_logger(__name__)
 
 
 async def _take_objects(
@@ -108,31 +125,12 @@ def _shown(element: ElementTree.Element) -> dict[str, str]:
 # A failed upload is aborted, so that its parts do not stay stored (and billed). If the abort fails
 # too, `S3ObjectStore.abort_stale_uploads` finds the upload later.
 
-log = structlog.get_logger(__name__)
-
-_ABORT_MAX_S = 5.0  # the caller has failed or is cancelled, and should not wait for long
-_ABORT_PAUSES_S = (0.0, 0.1, 0.5)
-
 
 # Two clients. aiobotocore is made at the first call or by `async with`, without contacting the
 # server. It finds credentials, region and endpoint, and sends all requests except puts. obstore,
 # made at the first put, sends contents (ADR 0055). The module `retries` tells who repeats a
 # request. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the SHA-256 in their
 # signature protects them.
-
-# Whole objects are first requested as this range, which is larger than metadata and most indexes.
-# An absent, empty or larger object takes a second request.
-SMALL_OBJECT = ByteRange(0, 256 * 1024)
-PAGE_OBJECTS = 1000  # of a listing, at most
-_REGION_OF_ALL = "us-east-1"
-# Error codes of a server if a request names another region than the bucket's.
-_ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect")
-
-# A CRC of zero, which the probe's body does not have.
-_WRONG_CRC64 = "AAAAAAAAAAA="
-_BAD_CHECKSUM = ("BadDigest", "XAmzContentChecksumMismatch")
-
-T = TypeVar("T")
 
 
 def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, bool, str]:
@@ -164,10 +162,6 @@ def _asked_once(request_dict: dict[str, Any], response: Any, **_: Any) -> None:
     about = response[1].get("ResponseMetadata", {}) if response is not None else {}
     if "x-amz-bucket-region" not in about.get("HTTPHeaders", {}):
         request_dict["context"].setdefault("s3_redirect", {})["redirected"] = True
-
-
-# The assumed lifetime of credentials from boto, which renews them earlier than this.
-_CREDENTIALS_GOOD_FOR = timedelta(minutes=10)
 
 
 class S3ObjectStore(ObjectStore):

@@ -40,6 +40,14 @@ _CONTENT_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(\d+|\*)")
 _RECODED = (b"transfer-encoding", b"content-encoding")
 
 Address = tuple[str, int, bool]  # host, port, whether by TLS
+# A URL is used for one minute and valid for ten: clocks may differ by the rest.
+URL_AGE_MAX_S = 60
+_URL_VALID_S = 600
+_URLS_MAX = 10_000  # half a KiB each
+# After so many refusals in a row, each repeated by the client with success, no more URLs are used.
+NEEDLESS_MAX = 3
+
+log = structlog.get_logger(__name__)
 
 
 class OtherResponse(Exception):
@@ -340,15 +348,6 @@ class RangeRequests:
 # The S3 client signs one URL for many reads of an object. After any other answer the request is
 # repeated through the client, which handles redirects, regions and errors. If a server refuses
 # signed URLs (a bucket policy may do so), they are no longer used.
-
-log = structlog.get_logger(__name__)
-
-# A URL is used for one minute and valid for ten: clocks may differ by the rest.
-URL_AGE_MAX_S = 60
-_URL_VALID_S = 600
-_URLS_MAX = 10_000  # half a KiB each
-# After so many refusals in a row, each repeated by the client with success, no more URLs are used.
-NEEDLESS_MAX = 3
 
 
 class S3RangeReads:

@@ -31,6 +31,26 @@ from fetchproxy.storage.stores.retries import asked_pause_s
 S3Response = Mapping[str, Any]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_UNAVAILABLE = (
+    boto.HTTPClientError,  # connection closed, streaming broke off
+    boto.ConnectionError,  # refused, reset, unresolved, connect time-out, TLS, proxy
+    boto.IncompleteReadError,
+    boto.ChecksumError,
+    boto.FlexibleChecksumError,
+    boto.CredentialRetrievalError,  # the credential service is unreachable
+    boto.MetadataRetrievalError,
+    aiohttp.ClientError,  # the body's own reader does not translate all of them
+    ResponseParserError,  # a response cut short, or not from an S3 server
+    OSError,  # includes TimeoutError
+)
+_DENIED = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.ProfileNotFound,
+    boto.NoAuthTokenError,
+    boto.TokenRetrievalError,
+    boto.SSOError,
+)
 
 
 def object_length(response: S3Response, what: str) -> int:
@@ -79,28 +99,6 @@ def next_page(page: S3Response, what: str) -> str | None:
     if not page.get("NextContinuationToken"):
         raise StorageUnavailable(f"{what}: the listing breaks off")
     return str(page["NextContinuationToken"])
-
-
-_UNAVAILABLE = (
-    boto.HTTPClientError,  # connection closed, streaming broke off
-    boto.ConnectionError,  # refused, reset, unresolved, connect time-out, TLS, proxy
-    boto.IncompleteReadError,
-    boto.ChecksumError,
-    boto.FlexibleChecksumError,
-    boto.CredentialRetrievalError,  # the credential service is unreachable
-    boto.MetadataRetrievalError,
-    aiohttp.ClientError,  # the body's own reader does not translate all of them
-    ResponseParserError,  # a response cut short, or not from an S3 server
-    OSError,  # includes TimeoutError
-)
-_DENIED = (
-    boto.NoCredentialsError,
-    boto.PartialCredentialsError,
-    boto.ProfileNotFound,
-    boto.NoAuthTokenError,
-    boto.TokenRetrievalError,
-    boto.SSOError,
-)
 
 
 def error_code(error: BaseException | None) -> str:

@@ -78,6 +78,13 @@ _LASTING = frozenset(
 
 
 _TOKEN = re.compile(r"(delegation(?:=|%3d))[^&\s\"'<>)]+", re.IGNORECASE)
+_REDIRECTS = frozenset({301, 302, 307, 308})
+# A NameNode answers SecurityException for an expired or unknown token; the other names are more
+# specific.
+_NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken", "SecurityException"})
+# The limit for a response without file content; a page of a listing has a thousand names.
+_RESPONSE_BYTES_MAX = 16 * 1024 * 1024
+_FAULT_BYTES_MAX = 64 * 1024
 
 
 def without_token(text: str) -> str:
@@ -259,14 +266,6 @@ def list_after(start_after: str, name_start: str) -> str:
 # If a NameNode requires Kerberos, the client uses that once to get a delegation token. With a
 # ticket or a cookie in each request, the NameNode would make a token for every redirect to a
 # DataNode, log it and keep it for a day.
-
-_REDIRECTS = frozenset({301, 302, 307, 308})
-# A NameNode answers SecurityException for an expired or unknown token; the other names are more
-# specific.
-_NO_SUCH_TOKEN = frozenset({"InvalidToken", "SecretManager$InvalidToken", "SecurityException"})
-# The limit for a response without file content; a page of a listing has a thousand names.
-_RESPONSE_BYTES_MAX = 16 * 1024 * 1024
-_FAULT_BYTES_MAX = 64 * 1024
 
 
 class LongerThanWanted(StorageUnavailable):

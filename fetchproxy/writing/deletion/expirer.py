@@ -77,6 +77,21 @@ STEP_SHARE_MAX = 0.5
 # Older ones do not count: their settings are forgotten. A weekly `archive --once` finds its own.
 FORGOTTEN_AFTER_GRACES = 30
 VERSION = 1
+# Twenty replaced segments need one check of their replacement. Less than `retention_grace_ms`, so
+# segments that were checked before hiding are checked again before deletion.
+LOOK_LASTS_S = 60.0
+_REMEMBERED_MAX = 10_000
+# The index of a segment of 64 MiB. Parsing a larger one would hold the loop for a noticeable time.
+_PARSED_INLINE_BYTES_MAX = 128 * 1024
+State = RemoteLogSegmentState
+# A turn leaves the rest to the next one after this time (s): the copies need the slow store too.
+_TURN_ENOUGH_S = 5.0
+_GAUGES = (
+    metrics.REMOTE_DELETE_LAG_BYTES,
+    metrics.REMOTE_DELETE_LAG_SEGMENTS,
+    metrics.REMOTE_LOG_METADATA_COUNT,
+    metrics.REMOTE_LOG_SIZE_BYTES,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +228,6 @@ def _announcement(fields: Fields) -> Announcement:
 # but leave their metadata, and a listing may be old. So the checks request the objects in small
 # reads. They do not read the records: `verify` does.
 
-# Twenty replaced segments need one check of their replacement. Less than `retention_grace_ms`, so
-# segments that were checked before hiding are checked again before deletion.
-LOOK_LASTS_S = 60.0
-_REMEMBERED_MAX = 10_000
-# The index of a segment of 64 MiB. Parsing a larger one would hold the loop for a noticeable time.
-_PARSED_INLINE_BYTES_MAX = 128 * 1024
-
 
 class SegmentProbe:
     """One for each part that deletes."""
@@ -297,18 +305,6 @@ class SegmentProbe:
 # 2. segments below it, stale attempts and spare copies become DELETE_SEGMENT_STARTED;
 # 3. `retention_grace_ms` after that, by the time stored with it, a segment's objects are deleted,
 #   then its metadata. If others hold its offsets, those must be seen to be in the store.
-
-State = RemoteLogSegmentState
-
-# A turn leaves the rest to the next one after this time (s): the copies need the slow store too.
-_TURN_ENOUGH_S = 5.0
-
-_GAUGES = (
-    metrics.REMOTE_DELETE_LAG_BYTES,
-    metrics.REMOTE_DELETE_LAG_SEGMENTS,
-    metrics.REMOTE_LOG_METADATA_COUNT,
-    metrics.REMOTE_LOG_SIZE_BYTES,
-)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,9 @@ from fetchproxy.storage.stores.object_store import StoredObject
 # until then a copy may be finished that continues one that looked spare.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
+Objects = dict[SegmentFile, StoredObject]
+
+log = structlog.get_logger(__name__)
 
 
 def spare_copies(
@@ -146,10 +149,6 @@ def _chain(together: Segments) -> Segments:
 # Finds objects in the store without metadata by listing, and deletes them once they are old.
 #
 # They come from crashes between two steps, and from uploads whose answer was lost.
-
-log = structlog.get_logger(__name__)
-
-Objects = dict[SegmentFile, StoredObject]
 
 
 async def find_orphans(

@@ -44,6 +44,9 @@ VERSION = 1
 # Share of the archived topics. If two or more, and a larger share, are gone at once, an operator
 # must confirm that they were deleted.
 GONE_SHARE_MAX = 0.5
+Deletion = RemotePartitionDeleteState
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +117,6 @@ def decode_cluster_topics(raw: bytes) -> ClusterTopics:
 #   A topic of the same name that was created again has another id, and is another log;
 # - the cluster has denied it at every look for `topic_deletion_grace_ms`;
 # - other topics of the cluster were there when this topic disappeared (see above).
-
-log = structlog.get_logger(__name__)
-
-Deletion = RemotePartitionDeleteState
 
 
 @dataclass(eq=False, repr=False)

@@ -33,6 +33,20 @@ _SETTINGS = (
     "local_retention_ms",
     "local_retention_bytes",
 )
+# A store tells its time to about a second, in a response that may take minutes.
+STORE_AHEAD_MAX_MS = 3_600_000
+# A weekend and a holiday may pass without a record. A wrong clock may be off by more or by less.
+RECORDS_AHEAD_MAX_MS = 7 * 86_400_000
+# Kafka's default of message.timestamp.after.max.ms (KIP-937): what is further ahead of the clock is
+# a producer's mistake. It says nothing about the clock.
+FUTURE_MIN_MS = 3_600_000
+# Segments of one partition that are searched for one with a sane timestamp.
+_SEARCHED_MAX = 1_000
+# Time synchronisation without a jump changes far less than this between two looks.
+JUMP_MIN_MS = 10_000
+State = RemoteLogSegmentState
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +130,6 @@ def _tiered(topic_config: Mapping[str, str]) -> bool:
 # store that tells its own time settles the matter. Otherwise only the timestamps of records are
 # left. They prove little, because an old one may only mean that no client writes.
 
-# A store tells its time to about a second, in a response that may take minutes.
-STORE_AHEAD_MAX_MS = 3_600_000
-# A weekend and a holiday may pass without a record. A wrong clock may be off by more or by less.
-RECORDS_AHEAD_MAX_MS = 7 * 86_400_000
-# Kafka's default of message.timestamp.after.max.ms (KIP-937): what is further ahead of the clock is
-# a producer's mistake. It says nothing about the clock.
-FUTURE_MIN_MS = 3_600_000
-# Segments of one partition that are searched for one with a sane timestamp.
-_SEARCHED_MAX = 1_000
-
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
@@ -184,12 +188,6 @@ def _ahead(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None
     return Doubt(f"this machine's clock is {hours} hours ahead of {of}", sure)
 
 
-log = structlog.get_logger(__name__)
-
-# Time synchronisation without a jump changes far less than this between two looks.
-JUMP_MIN_MS = 10_000
-
-
 class SteadyClock:
     """Compares the wall clock with the loop's clock, which cannot be set. `settle_ms`: how long
     both must have run evenly before the wall clock is trusted; 0: it is trusted at once.
@@ -217,8 +215,6 @@ class SteadyClock:
 # As Kafka's RemoteLogManager (RetentionSizeData, RetentionTimeData): deletes the oldest segments
 # first and stops at the first one that stays, by its newest record's timestamp and by the bytes
 # above the limit. Offsets that two finished segments hold count once.
-
-State = RemoteLogSegmentState
 
 
 def retained_from(view: PartitionView, retention: Retention, now_ms: int) -> int | None:

@@ -65,6 +65,9 @@ TXN_INDEX = "txnindex"
 SNAPSHOT = "snapshot"
 
 _NUMBERED = re.compile(r"([0-9]{20})\.(log|txnindex)", re.ASCII)
+_BLOCK_BYTES = 4 * 1024 * 1024
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +166,6 @@ def _topic_id(content: str) -> UUID | None:
 # The broker may delete, rename or truncate its files at any time, so everything is read through one
 # open file. The later copy uses a hard link to that file, or a copy of it if no link can be made or
 # only a part is wanted. All functions block.
-
-log = structlog.get_logger(__name__)
-
-_BLOCK_BYTES = 4 * 1024 * 1024
 
 
 class Stopped(Exception):

@@ -38,6 +38,9 @@ Handler = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
 _NO_ACLS = "an archive has no ACLs; its users and what they may read are in archive_only.users_file"
 _REFUSAL = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": READ_ONLY}
 _SECURITY_DISABLED = {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": _NO_ACLS}
+_TOPIC, _BROKER = 2, 4  # ConfigResource.Type
+# The name of the one log dir. The store's URL is not shown to clients.
+_LOG_DIR = "archive"
 
 
 def _each(asked: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL) -> Handler:
@@ -148,9 +151,6 @@ async def _describe_transactions(parts: ArchiveOnlyParts, request: Request) -> S
     )
 
 
-_TOPIC, _BROKER = 2, 4  # ConfigResource.Type
-
-
 async def _list_config_resources(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     asked = elements((await request.read()).get("resource_types"))
     if request.version == 0:
@@ -161,10 +161,6 @@ async def _list_config_resources(parts: ArchiveOnlyParts, request: Request) -> S
             found.append({"resource_name": name, "resource_type": _TOPIC})
     shown = [one for one in found if not asked or one["resource_type"] in asked]
     return await request.respond({"config_resources": shown})
-
-
-# The name of the one log dir. The store's URL is not shown to clients.
-_LOG_DIR = "archive"
 
 
 async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:

@@ -33,6 +33,15 @@ from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 _GROUP, _TRANSACTION = 0, 1  # key types; 2: share groups
 _MANY_GROUPS_FROM = 4
+_MEMBER_ID_REQUIRED_FROM = 4
+_NULL_PROTOCOL_FROM = 7
+_SKIP_ASSIGNMENT_FROM = 9
+_REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group with zero does not spin
+_MANY_MEMBERS_FROM = 3
+_CLASSIC = "classic"
+# Groups described in a step: a group has 1,000 members at most.
+GROUPS_AT_ONCE = 2
+_NOT_FOUND_FROM = 6  # before, an unknown group is Dead without an error
 
 
 async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -64,12 +73,6 @@ async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequen
 
 def _no_coordinator(error: ErrorCode, message: str) -> dict[str, Any]:
     return {"node_id": -1, "host": "", "port": -1, "error_code": error, "error_message": message}
-
-
-_MEMBER_ID_REQUIRED_FROM = 4
-_NULL_PROTOCOL_FROM = 7
-_SKIP_ASSIGNMENT_FROM = 9
-_REBALANCE_TIMEOUT_MIN_S = 0.1  # so that a group with zero does not spin
 
 
 async def _join_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -141,9 +144,6 @@ async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buff
     return await request.respond({"error_code": error})
 
 
-_MANY_MEMBERS_FROM = 3
-
-
 async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Members leave, from v3 on several at once; static ones may leave by their instance id."""
     asked = await request.read()
@@ -163,9 +163,6 @@ async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
         for (member_id, instance), error in zip(members, errors, strict=True)
     ]
     return await request.respond({"members": results})
-
-
-_CLASSIC = "classic"
 
 
 async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -189,11 +186,6 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
         and (not types or _CLASSIC in types)
     ]
     return await request.respond({"groups": groups})
-
-
-# Groups described in a step: a group has 1,000 members at most.
-GROUPS_AT_ONCE = 2
-_NOT_FOUND_FROM = 6  # before, an unknown group is Dead without an error
 
 
 async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:

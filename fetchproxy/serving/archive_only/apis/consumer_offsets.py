@@ -21,6 +21,9 @@ from fetchproxy.serving.archive_only.groups import Membership
 from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, ServedApi
 
 log = structlog.get_logger(__name__)
+_MANY_GROUPS_FROM = 8
+_ALL_TOPICS_FROM = 2
+_ERROR_OF_GROUP_FROM = 2  # before: for each partition
 
 
 async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -95,11 +98,6 @@ def _by_topic(errors: dict[OffsetKey, ErrorCode]) -> list[dict[str, Any]]:
         entry = {"partition_index": key.partition, "error_code": error}
         topics.setdefault(key.topic, []).append(entry)
     return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-
-
-_MANY_GROUPS_FROM = 8
-_ALL_TOPICS_FROM = 2
-_ERROR_OF_GROUP_FROM = 2  # before: for each partition
 
 
 async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:

@@ -18,6 +18,24 @@ from fetchproxy.serving.archive_only.topics import ArchivedTopic, Catalogue
 _BY_ID_FROM = 12
 # Topics described in a step: some with thousands of partitions, of which each takes 0.1 µs.
 TOPICS_AT_ONCE = 20
+# Kafka's max.request.partition.size.limit.
+PARTITIONS_MAX = 2000
+_TOPIC, _BROKER = 2, 4  # ConfigResource.Type
+_STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, because clients cannot change it
+_BOOLEAN, _TEXT, _LONG, _LIST = 1, 2, 5, 7  # ConfigType
+Setting = tuple[str, str, int]
+_TOPIC_SETTINGS: tuple[Setting, ...] = (
+    ("cleanup.policy", "delete", _LIST),
+    ("compression.type", "producer", _TEXT),
+    ("remote.storage.enable", "true", _BOOLEAN),
+    ("retention.bytes", "-1", _LONG),
+    ("retention.ms", "-1", _LONG),
+)
+_BROKER_SETTINGS: tuple[Setting, ...] = (
+    ("auto.create.topics.enable", "false", _BOOLEAN),
+    ("remote.log.storage.system.enable", "true", _BOOLEAN),
+)
+_BROKERS = 1  # endpoint type; 2: controllers
 
 
 async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -91,10 +109,6 @@ def partition_fields(number: int) -> Mapping[str, Any]:
     }
 
 
-# Kafka's max.request.partition.size.limit.
-PARTITIONS_MAX = 2000
-
-
 async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """The archive's topics page by page, by name."""
     asked = await request.read()
@@ -127,25 +141,6 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
             following = {"topic_name": name, "partition_index": end}
             break
     return await request.respond({"topics": topics, "next_cursor": following})
-
-
-_TOPIC, _BROKER = 2, 4  # ConfigResource.Type
-_STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, because clients cannot change it
-_BOOLEAN, _TEXT, _LONG, _LIST = 1, 2, 5, 7  # ConfigType
-
-Setting = tuple[str, str, int]
-
-_TOPIC_SETTINGS: tuple[Setting, ...] = (
-    ("cleanup.policy", "delete", _LIST),
-    ("compression.type", "producer", _TEXT),
-    ("remote.storage.enable", "true", _BOOLEAN),
-    ("retention.bytes", "-1", _LONG),
-    ("retention.ms", "-1", _LONG),
-)
-_BROKER_SETTINGS: tuple[Setting, ...] = (
-    ("auto.create.topics.enable", "false", _BOOLEAN),
-    ("remote.log.storage.system.enable", "true", _BOOLEAN),
-)
 
 
 async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -189,9 +184,6 @@ def _configs_of(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> 
             if wanted is None or key in wanted
         ]
     }
-
-
-_BROKERS = 1  # endpoint type; 2: controllers
 
 
 async def _describe_cluster(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:

@@ -38,6 +38,9 @@ from fetchproxy.serving.gateway.session import (
     rewritten,
 )
 
+_FIRST, _LAST = PROXIED_VERSIONS[ApiKey.PRODUCE]
+_SHARED = "Addresses in NodeEndpoints become the proxy's"
+
 
 def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> ExpectedResponse:
     api_key, version, told = head.api_key, head.api_version, session.addresses
@@ -61,7 +64,6 @@ def _expect_produced(
 
 _REWRITTEN = Passes(_expect)
 _PRODUCED = Passes(_expect_produced)
-_FIRST, _LAST = PROXIED_VERSIONS[ApiKey.PRODUCE]
 _PRODUCE = Api(
     ApiKey.PRODUCE,
     (
@@ -81,7 +83,6 @@ _PRODUCE = Api(
         ),
     ),
 )
-_SHARED = "Addresses in NodeEndpoints become the proxy's"
 APIS = (
     rewritten(ApiKey.METADATA, _REWRITTEN, "Brokers' addresses become the proxy's."),
     rewritten(ApiKey.FIND_COORDINATOR, _REWRITTEN, "Coordinators' addresses become the proxy's."),

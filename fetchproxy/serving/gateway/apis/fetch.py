@@ -82,6 +82,22 @@ from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
 from fetchproxy.serving.gateway.session import GatewaySession, InTurn, Muting, Upstream
 from fetchproxy.serving.gateway.shared_by_fetches import SharedByFetches
 
+# The broker's session id → the client's session id.
+OnPlain = Callable[[int], int]
+NOTHING_INJECTED: EncodedTopics = {}
+# A response with more partitions is received in small pieces. Each partition costs the loop a
+# microsecond or two, and a piece is walked in one turn.
+WALKED_AT_ONCE = 1_000
+PARTITION_BYTES_MIN = 16  # of a request (v4)
+# A poll that may be parked waits at the broker no longer than this: it delays later requests, and a
+# reader's change from the archive back to the broker.
+PARKED_WAIT_MAX_MS = 500
+# Longest that one tier waits for the other: for a response that is due at once, or for Metadata.
+TAIL_GRACE_S = 0.05
+# Most archived bytes in front of a broker's response. More go in a response of their own, which is
+# written no faster than the client takes it.
+MERGED_BYTES_MAX = 1024 * 1024
+
 
 class TailMarks:
     """The broker's partitions, as the proxy's own answers show them. Waits for no broker.
@@ -132,10 +148,6 @@ class TailMarks:
             responses.append(PartitionResponse(key, shown))
         await self._routing.refresh_log_offsets(shown_tps)
         return responses
-
-
-# The broker's session id → the client's session id.
-OnPlain = Callable[[int], int]
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -239,13 +251,6 @@ class UpstreamPoll:
             self.response.version == request.version
             and self.isolation_level == request.isolation_level
         )
-
-
-NOTHING_INJECTED: EncodedTopics = {}
-# A response with more partitions is received in small pieces. Each partition costs the loop a
-# microsecond or two, and a piece is walked in one turn.
-WALKED_AT_ONCE = 1_000
-PARTITION_BYTES_MIN = 16  # of a request (v4)
 
 
 class FetchHandler:
@@ -476,15 +481,6 @@ class FetchHandler:
 
 # A fetch is answered when its time is over or when there is something to answer. If the broker was
 # asked and its response is not needed yet, that response stays parked for the next fetch.
-
-# A poll that may be parked waits at the broker no longer than this: it delays later requests, and a
-# reader's change from the archive back to the broker.
-PARKED_WAIT_MAX_MS = 500
-# Longest that one tier waits for the other: for a response that is due at once, or for Metadata.
-TAIL_GRACE_S = 0.05
-# Most archived bytes in front of a broker's response. More go in a response of their own, which is
-# written no faster than the client takes it.
-MERGED_BYTES_MAX = 1024 * 1024
 
 
 class ServedFetch:

@@ -36,6 +36,8 @@ from fetchproxy.serving.gateway.session import (
     relayed,
 )
 
+_FIRST, _LAST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
+
 
 def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> ExpectedResponse:
     version = head.api_version
@@ -57,7 +59,6 @@ def _refuse_v0(session: GatewaySession, frame: bytes, head: RequestHead, body_at
     return True
 
 
-_FIRST, _LAST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
 API_VERSIONS = Api(
     ApiKey.API_VERSIONS,
     (
