@@ -155,8 +155,33 @@ def test_every_decision_is_in_the_list() -> None:
         title = text.splitlines()[0]
         assert title.startswith(f"# {number} ")
         assert title.removeprefix(f"# {number} ") in index, name
+        assert re.fullmatch(
+            r"\*(Accepted|Accepted, in part replaced), \d{4}-\d\d-\d\d\.\*", text.splitlines()[2]
+        )
         for part in ("**Situation.**", "**Decision.**", "**Rejected.**"):
             assert part in text, f"{name}: {part}"
+
+
+RELATIONS = {
+    "Replaces in part": "Replaced in part by",
+    "Limits": "Limited by",
+    "Adds to": "Added to by",
+    "Builds on": "Basis of",
+}
+
+
+def test_a_decision_that_changes_another_is_linked_both_ways() -> None:
+    either = "|".join([*RELATIONS, *RELATIONS.values()])
+    found = {
+        (path.name, relation, other)
+        for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")
+        for relation, other in re.findall(
+            rf"^({either}) \[\d{{4}}\]\(([^)]+)\)", path.read_text(encoding="utf-8"), re.M
+        )
+    }
+    back = RELATIONS | {passive: active for active, passive in RELATIONS.items()}
+    assert len(found) >= 16
+    assert found == {(other, back[relation], name) for name, relation, other in found}
 
 
 def test_every_package_is_on_the_readmes_map() -> None:
