@@ -121,6 +121,7 @@ def test_a_backfill_of_a_topic_that_the_archive_does_not_have(
     assert not out.exists()
 
 
+@pytest.mark.usefixtures("spark_set_up")
 def test_a_topic_without_records_stops_no_other(tmp_path: Path) -> None:
     archive = small_segments(tmp_path / "archive", 1, 1)
 
