@@ -94,7 +94,7 @@ def broker(responses: list[dict[int, tuple[int, bytes]]]) -> Iterator[tuple[str,
                 frame = incoming.read(struct.unpack(">i", incoming.read(4))[0])
                 topic = FetchRequest[VERSION].decode(frame, header=True).topics[0]
                 asked.append([each.partition for each in topic.partitions])
-                body = response(number, partitions)
+                body = encoded_response(number, partitions)
                 connection.sendall(struct.pack(">i", len(body)) + body)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
