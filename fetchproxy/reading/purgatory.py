@@ -51,7 +51,7 @@ from fetchproxy.reading.segment_reader import (
     Served,
 )
 from fetchproxy.reading.timestamp_lookup import TimestampLookup
-from fetchproxy.runtime.loop_steps import LoopSteps
+from fetchproxy.runtime.cooperative import LoopSteps
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation

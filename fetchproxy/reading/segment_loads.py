@@ -28,8 +28,7 @@ from fetchproxy.reading.segment_reader import (
     NeedLayout,
     NeedView,
 )
-from fetchproxy.runtime.cooperative import at_once, in_steps
-from fetchproxy.runtime.loop_steps import LoopSteps
+from fetchproxy.runtime.cooperative import LoopSteps, at_once, in_steps
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
 from fetchproxy.segments.side_files import decode_aborted

@@ -24,9 +24,8 @@ from fetchproxy.observability.metrics import TIMESTAMP_SEARCHES, TIMESTAMP_SEARC
 from fetchproxy.reading.chunk_cache import Chunk
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import ArchiveMemory, Need, NeedChunk, NeedLayout, NeedView
-from fetchproxy.runtime.cooperative import at_once, in_steps, pieces
+from fetchproxy.runtime.cooperative import LoopSteps, at_once, in_steps, pieces
 from fetchproxy.runtime.fairness import FairTurns
-from fetchproxy.runtime.loop_steps import LoopSteps
 from fetchproxy.segments.remote_log_index import SegmentLayout
 
 # (offset, timestamp in ms, leader epoch)

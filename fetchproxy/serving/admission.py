@@ -1,13 +1,40 @@
-"""Decides which clients get archived records now, how many, and how fast."""
+"""Decides which clients get archived records now, how many, and how fast.
+
+*How many*: records leave as views of the chunks they were read in, and a view keeps its whole chunk
+(block) in memory, cached or not. So the blocks behind all responses are counted, each once, however
+many clients read it (`ResponseBudget`). Responses are cut to the room that is left. The last
+quarter is kept for single batches: with many slow readers, responses first become small before any
+client gets none. When the last quarter is full too, the archive's part waits. A client that takes
+nothing is closed after `ServingLimits.client_stall_max_ms`.
+
+*When*: consumers that replay the same history share the reads from the store only while all their
+positions are within one cache. Without turns they drift apart: a slightly faster consumer always
+finds its next chunk ready, and after a while the others read everything again. So only a few
+responses are made and written at once (`ResponseTurns`). The waiting connection that was given the
+fewest bytes goes next (`fairness`). No connection waits while a turn is free. A turn is only for
+work that uses CPU: it ends when the response must wait for the store, and after a while if the
+client is slow. Turns are by connection and not by client: many consumers of one host may share a
+client id.
+
+*How fast*: a client's byte rate is limited like Kafka's consumer quota (KIP-13, KIP-219). Bytes are
+counted as they are sent (`ClientRates`). A client that owes gets its response at once, with
+`throttle_time_ms`, and its next request is not read before that time is over. Bytes count over all
+connections of a payer, which the client cannot choose (`payer_of`): the subject of a verified
+certificate, else the address. The proxy does not read the client's name at the broker, and a client
+id can be anything.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import NamedTuple, cast
 
+from cachetools import LRUCache
 from fetchproxy_protocol.fetch import FetchEntry, PartitionKey
 from fetchproxy_protocol.primitives import Buffer
 
@@ -15,12 +42,234 @@ from fetchproxy.config.schema import Config
 from fetchproxy.observability.metrics import (
     CLIENT_THROTTLE_SECONDS,
     CLIENT_THROTTLES,
+    LIMITS_REACHED,
+    REMOTE_RESPONSE_BYTES,
+    REMOTE_RESPONSES_WAITING,
+    RESPONSES_BYTES,
 )
-from fetchproxy.serving.client_rates import PAUSE_MAX_S, Client, ClientRates
+from fetchproxy.reading.read_budget import COST_BYTES_MIN
+from fetchproxy.runtime.fairness import FairQueue, TokenBucket
 from fetchproxy.serving.consumer_pacing import SOFTWARE_SHOWN_MAX, ConsumerPaces, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.serving.response_budget import ResponseBudget
-from fetchproxy.serving.response_turns import ResponseTurns
+
+_CUT_SHARE = 0.75
+# Above this share, a response's piece of a block is copied if it uses less than half of the block.
+_PRESSED_SHARE = 0.5
+# (address, client id): clients take turns at reading the store by it. It limits nothing.
+Client = tuple[str, str]
+# Half of a Java consumer's request.timeout.ms. The next answer tells the rest of a longer debt.
+PAUSE_MAX_S = 15.0
+# Leading bits of an IPv6 address that stand for one host (RFC 6177): it may use all others freely.
+_IPV6_HOST_BITS = 64
+# Payers remembered. A forgotten payer owes nothing any more.
+CLIENTS_MAX = 10_000
+
+
+class ResponseBudget:
+    """Both limits in bytes: `response_max` for one response, `total_max` for all being sent."""
+
+    def __init__(self, response_max: int, total_max: int) -> None:
+        self._response_max = response_max
+        self._total_max = total_max
+        self._blocks: dict[int, list[int]] = {}  # id of a block -> [size, holders]
+        self._waiting: deque[asyncio.Event] = deque()
+        self.taken = 0
+        for gauge in (REMOTE_RESPONSE_BYTES, RESPONSES_BYTES):
+            gauge.set_function(lambda: self.taken)
+
+    @property
+    def full(self) -> bool:
+        return self.taken >= self._total_max
+
+    def room(self) -> int:
+        """Bytes for one more answer now; 0: one batch may go, unless the budget is `full`."""
+        left = max(int(self._total_max * _CUT_SHARE) - self.taken, 0)
+        if left < self._response_max:
+            LIMITS_REACHED.labels("remote_answers_bytes_max").inc()
+            return left
+        return self._response_max
+
+    async def wait_for_room(self, deadline: float) -> bool:
+        """While the budget is full, wait for a turn, at most until `deadline` (loop time, s).
+
+        True: it waited.
+        """
+        if not self.full:
+            return False
+        turn = asyncio.Event()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await turn.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if not turn.is_set():
+                self._waiting.remove(turn)
+        return True
+
+    @contextmanager
+    def taking(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
+        """Count a response until it has left or its client is gone. The caller must send the pieces
+        that this yields, and drop its own.
+        """
+        pieces = self._light(pieces)
+        blocks = self._hold(pieces)
+        try:
+            yield pieces
+        finally:
+            self._let_go(blocks)
+
+    def _light(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
+        """When memory is short, copy pieces out of blocks that the response uses less than half."""
+        if self.taken < self._total_max * _PRESSED_SHARE:
+            return pieces
+        used: dict[int, int] = {}
+        for piece in pieces:
+            used[id(_block(piece))] = used.get(id(_block(piece)), 0) + len(piece)
+        return [
+            piece if 2 * used[id(_block(piece))] >= len(_block(piece)) else bytes(piece)
+            for piece in pieces
+        ]
+
+    def _hold(self, pieces: Iterable[Buffer]) -> list[int]:
+        blocks = {id(block): len(block) for block in map(_block, pieces)}
+        for block, size in blocks.items():
+            held = self._blocks.setdefault(block, [size, 0])
+            held[1] += 1
+            self.taken += size if held[1] == 1 else 0
+        self._wake_next()
+        return list(blocks)
+
+    def _let_go(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            held = self._blocks[block]
+            held[1] -= 1
+            if not held[1]:
+                del self._blocks[block]
+                self.taken -= held[0]
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        """Wake one waiter per answer that comes or goes: if all woke, most would find it full."""
+        if self._waiting and not self.full:
+            self._waiting.popleft().set()
+
+
+def _block(piece: Buffer) -> Sized:
+    """The block that stays in memory as long as `piece`."""
+    return cast(Sized, piece.obj) if isinstance(piece, memoryview) else piece
+
+
+class ResponseTurns:
+    """At most `turns_max` turns at once, each at most `turn_max_s` long while others wait. A
+    connection has one fetch at a time; any object may stand for it.
+    """
+
+    def __init__(self, turns_max: int, turn_max_s: float) -> None:
+        self._turns_max = turns_max
+        self._turn_max_s = turn_max_s
+        self._queue: FairQueue[Hashable] = FairQueue()
+        self._begun: dict[Hashable, asyncio.Event] = {}  # for the connections in the queue
+        self._taken: dict[Hashable, float] = {}  # begin of each turn (loop time, s), oldest first
+        self._timer: asyncio.TimerHandle | None = None  # ends the oldest; only while others wait
+
+    async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> bool:
+        """Wait for a turn; after `deadline` (loop time, s), go on without one. `give_back` must
+        follow. True: it waited.
+
+        `size_bytes`: most bytes of the response; they count as given to the connection.
+        """
+        if len(self._taken) < self._turns_max:  # then the queue is empty
+            self._taken[connection] = asyncio.get_running_loop().time()
+            return False
+        LIMITS_REACHED.labels("remote_answer_turns_max").inc()
+        begun = self._begun[connection] = asyncio.Event()
+        self._queue.push(connection, connection, max(size_bytes, COST_BYTES_MIN))
+        self._grant()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await begun.wait()
+        except TimeoutError:
+            self.give_back(connection)
+        return True
+
+    def give_back(self, connection: Hashable) -> None:
+        """Give back its turn or its place in the queue; does nothing if it has neither."""
+        if self._taken.pop(connection, None) is None and self._queue.remove(connection):
+            del self._begun[connection]
+        if self._timer is not None:
+            self._grant()
+
+    def _grant(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while len(self._queue) and len(self._taken) < self._turns_max:
+            connection = self._queue.pop()
+            self._taken[connection] = now
+            self._begun.pop(connection).set()
+        REMOTE_RESPONSES_WAITING.set(len(self._queue))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if len(self._queue):
+            oldest = next(iter(self._taken.values()))
+            due_at = oldest + self._turn_max_s
+            self._timer = asyncio.get_running_loop().call_at(due_at, self._end_oldest)
+
+    def _end_oldest(self) -> None:
+        del self._taken[next(iter(self._taken))]
+        self._grant()
+
+
+def payer_of(transport: asyncio.BaseTransport) -> str:
+    """The payer for archived bytes on this connection. Only a verified certificate counts."""
+    certificate = transport.get_extra_info("peercert") or {}
+    names = certificate.get("subject") or certificate.get("subjectAltName")
+    if names:
+        return repr(names)
+    peer = transport.get_extra_info("peername")
+    return host_of(str(peer[0])) if peer else "unknown"
+
+
+def host_of(address: str) -> str:
+    """The address; of an IPv6 address, the network of its host."""
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(ip, IPv6Address):
+        return address
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(IPv6Network((int(ip), _IPV6_HOST_BITS), strict=False))
+
+
+class ClientRates:
+    """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`; 0: no limit. `clock`: in s."""
+
+    def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
+        self._bytes_per_s_max = bytes_per_s_max
+        self._clock = clock
+        self._buckets: LRUCache[str, TokenBucket] = LRUCache(CLIENTS_MAX)
+
+    def room(self, bytes_max: int) -> int:
+        """Bytes for one response: at most one second's worth, so that no client owes for long."""
+        return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
+
+    def owed_s(self, payer: str) -> float:
+        """For how long the payer may get no archived records; 0: it may have them now."""
+        bucket = self._buckets.get(payer)
+        return 0.0 if bucket is None else min(bucket.owed_s(self._clock()), PAUSE_MAX_S)
+
+    def spend(self, payer: str, size_bytes: int) -> float:
+        """Count archived bytes that are sent to the payer now. Returns `owed_s`."""
+        if not self._bytes_per_s_max or not size_bytes:
+            return self.owed_s(payer)
+        now = self._clock()
+        bucket = self._buckets.get(payer)
+        if bucket is None:
+            bucket = self._buckets[payer] = TokenBucket(self._bytes_per_s_max, now)
+        return min(bucket.spend(size_bytes, now), PAUSE_MAX_S)
 
 
 class Admission(NamedTuple):

@@ -28,7 +28,7 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadRequest,
     RemoteReadResult,
 )
-from fetchproxy.serving.client_rates import Client
+from fetchproxy.serving.admission import Client
 
 log = structlog.get_logger(__name__)
 

@@ -33,8 +33,8 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits, to_close
-from fetchproxy.serving.receive_buffer import ReceiveBuffer
 from fetchproxy.serving.session import Address, ClientSession
+from fetchproxy.serving.transport import ReceiveBuffer
 from fetchproxy.tls.acceptor import TlsAcceptor, ip_of
 from fetchproxy.tls.reloading import ReloadingContext
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from asyncio import Transport
 from asyncio.trsock import TransportSocket
 from contextlib import suppress
 from typing import NamedTuple
@@ -72,11 +71,3 @@ class RecordPipe:
 def open_record_pipe(bytes_min: int) -> RecordPipe | None:
     """None: it is not wanted (0), or the system has no splice."""
     return RecordPipe(bytes_min) if bytes_min and hasattr(os, "splice") else None
-
-
-def plain_socket(transport: Transport) -> TransportSocket | None:
-    """The socket whose bytes the peer sees unchanged; None: under TLS, or without a socket."""
-    if transport.get_extra_info("sslcontext") is not None:
-        return None
-    found: TransportSocket | None = transport.get_extra_info("socket")
-    return found

@@ -32,13 +32,10 @@ from fetchproxy_protocol.primitives import INT32, Buffer
 from fetchproxy.config.schema import GatewayConfig, KiB
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
-from fetchproxy.runtime.cooperative import MESSAGES_A_TURN, a_turn
-from fetchproxy.runtime.loop_steps import LoopSteps
-from fetchproxy.serving.admission import Admission, ClientQuota
-from fetchproxy.serving.client_rates import payer_of
+from fetchproxy.runtime.cooperative import MESSAGES_A_TURN, LoopSteps, a_turn
+from fetchproxy.serving.admission import Admission, ClientQuota, payer_of
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits
-from fetchproxy.serving.receive_buffer import ReceiveBuffer
-from fetchproxy.serving.transport import is_reset, join_small, write_step
+from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
 from fetchproxy.tls.handshake_errors import other_protocol
 
 Address = tuple[str, int]

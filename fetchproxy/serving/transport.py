@@ -1,4 +1,12 @@
-"""Sends a response in pieces: small pieces are joined, large ones are sent without a copy."""
+"""Receives and sends bytes: one receive buffer, and responses in pieces.
+
+asyncio asks for a buffer, fills it and hands it back in one uninterrupted step. So connections
+can share the buffer, and an idle connection costs none. A protocol copies the bytes that it
+keeps. A transport that could not send all bytes at once may keep a view of the buffer (asyncio
+from 3.12 on, and uvloop, keep the view itself). In that case a new buffer is made.
+
+Of a response, small pieces are joined, and large ones are sent without a copy.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +19,23 @@ from collections.abc import Iterable, Iterator
 
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.record_pipe import plain_socket
-
+RECEIVE_BYTES = 256 * 1024
 _JOINED_BYTES_MAX = 32 * 1024  # a system call costs about as much as copying this many bytes
 # Most bytes sent in one step, well below a millisecond. A response with 1 MiB of records, as
 # consumers ask of a partition, takes one step.
 SENT_BYTES_MAX = 2 * 1024 * 1024
 _GIVEN_BYTES_MAX = 256 * 1024  # at a time: a transport copies bytes that it cannot send at once
 _SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
+
+
+class ReceiveBuffer:
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(RECEIVE_BYTES))
+
+    def release(self, transport: asyncio.WriteTransport | None) -> None:
+        """Called after views of the buffer were written to `transport`."""
+        if transport is not None and transport.get_write_buffer_size():
+            self.view = memoryview(bytearray(RECEIVE_BYTES))
 
 
 def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
@@ -91,3 +108,11 @@ def is_reset(transport: asyncio.BaseTransport) -> bool:
     look = select.poll()
     look.register(found, 0)  # always reported: an error, and a hang-up of both directions
     return bool(look.poll(0))
+
+
+def plain_socket(transport: Transport) -> TransportSocket | None:
+    """The socket whose bytes the peer sees unchanged; None: under TLS, or without a socket."""
+    if transport.get_extra_info("sslcontext") is not None:
+        return None
+    found: TransportSocket | None = transport.get_extra_info("socket")
+    return found

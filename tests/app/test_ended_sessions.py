@@ -105,7 +105,7 @@ def test_the_parts_of_relayed_sessions_are_freed_when_they_end(
         make(session, transport)
         fetch = session.fetch
         sessions.append(session)
-        alive.update((session.requests, fetch, fetch.judging))  # type: ignore[attr-defined]
+        alive.update((session.requests, fetch, fetch.routing))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(GatewaySession, "connection_made", made)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 from virtual_loop import VirtualTimeLoop, run_virtual
 
-from fetchproxy.runtime.loop_steps import LoopSteps
+from fetchproxy.runtime.cooperative import LoopSteps
 
 READERS = 5
 

@@ -9,7 +9,7 @@ from fetchproxy_protocol.primitives import Buffer
 from virtual_loop import run_virtual
 
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.serving.response_budget import ResponseBudget
+from fetchproxy.serving.admission import ResponseBudget
 
 RESPONSE_MAX, TOTAL_MAX = 100, 1000
 CHUNK = 200

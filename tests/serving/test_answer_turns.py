@@ -7,7 +7,7 @@ import pytest
 from virtual_loop import run_virtual
 
 from fetchproxy.reading.read_budget import COST_BYTES_MIN
-from fetchproxy.serving.response_turns import ResponseTurns
+from fetchproxy.serving.admission import ResponseTurns
 
 TURN_MAX_S = 0.5
 FOREVER = 1e9

@@ -6,12 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from virtual_loop import run_virtual
 
-from fetchproxy.serving.admission import Admission, ClientQuota
-from fetchproxy.serving.client_rates import CLIENTS_MAX, PAUSE_MAX_S, ClientRates, payer_of
+from fetchproxy.serving.admission import (
+    CLIENTS_MAX,
+    PAUSE_MAX_S,
+    Admission,
+    ClientQuota,
+    ClientRates,
+    ResponseBudget,
+    ResponseTurns,
+    payer_of,
+)
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import to_close
-from fetchproxy.serving.response_budget import ResponseBudget
-from fetchproxy.serving.response_turns import ResponseTurns
 
 RATE = 1000
 A, B = "10.0.0.1", "10.0.0.2"

@@ -19,7 +19,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
-from fetchproxy.serving.gateway.fetch_routes import FetchRoutes, Knowledge
+from fetchproxy.serving.gateway.fetch_routing import FetchRoutes, Knowledge
 from fetchproxy.serving.gateway.out_of_range import Route, RouteDecision
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)

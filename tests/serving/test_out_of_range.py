@@ -21,7 +21,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
-from fetchproxy.serving.gateway.fetch_routes import FetchPlan, FetchRoutes, Knowledge
+from fetchproxy.serving.gateway.fetch_routing import FetchPlan, FetchRoutes, Knowledge
 from fetchproxy.serving.gateway.out_of_range import (
     Route,
     RouteDecision,

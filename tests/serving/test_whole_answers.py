@@ -21,7 +21,7 @@ from fetchproxy.serving.gateway.broker_link import (
     Payload,
 )
 from fetchproxy.serving.limits import AccumulatedBytes
-from fetchproxy.serving.receive_buffer import ReceiveBuffer
+from fetchproxy.serving.transport import ReceiveBuffer
 
 CORRELATION_ID = 7
 BROKERS_SESSION, CLIENTS_SESSION = 11, 12

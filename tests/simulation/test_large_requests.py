@@ -22,8 +22,7 @@ from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler, PendingFetch
 from fetchproxy.serving.gateway.broker_link import BrokerLink
-from fetchproxy.serving.gateway.fetch_routes import PLAN_AT_ONCE
-from fetchproxy.serving.gateway.fetch_routing import FetchRouting
+from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRouting
 from fetchproxy.serving.gateway.fetch_session import ASKED_BYTES
 from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits

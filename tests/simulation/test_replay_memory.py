@@ -27,12 +27,12 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.runtime.cooperative import in_steps
+from fetchproxy.serving.admission import ResponseBudget
 from fetchproxy.serving.fetch_response import (
     PartitionResponse,
     ResponseRoom,
     encode_proxy_response,
 )
-from fetchproxy.serving.response_budget import ResponseBudget
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 CLIENTS = 1_000

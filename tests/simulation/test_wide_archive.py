@@ -20,7 +20,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
 from fetchproxy.runtime.cooperative import ITEMS_AT_ONCE
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
-from fetchproxy.serving.gateway.fetch_routes import PLAN_AT_ONCE, FetchRoutes
+from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRoutes
 
 VERSION = 12
 PARTITIONS = 3 * PARTITIONS_READ_MAX
@@ -110,7 +110,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     steps = Steps(monkeypatch)
     steps.count(FetchRoutes, "_place")
     steps.count(SegmentReader, "read")
-    steps.count(fetch_api, "read_answer")
+    steps.count(fetch_api, "read_response")
     responses: list[list[int]] = []
     read_for: list[int] = []
     watch = RemoteFetchPurgatory.watch
@@ -130,7 +130,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     assert steps.calls["_place"].total() >= PARTITIONS
     assert steps.most("_place") <= 2 * PLAN_AT_ONCE
     assert steps.most("read") <= 4 * PARTITIONS_READ_MAX
-    assert steps.most("read_answer") <= 2 * ITEMS_AT_ONCE
+    assert steps.most("read_response") <= 2 * ITEMS_AT_ONCE
 
 
 def test_those_that_the_store_does_not_give_keep_nobody_waiting() -> None:

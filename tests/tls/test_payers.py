@@ -11,7 +11,7 @@ from tls_parts import client_context
 
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.serving.client_rates import payer_of
+from fetchproxy.serving.admission import payer_of
 from fetchproxy.tls.acceptor import TlsAcceptor
 from fetchproxy.tls.reloading import listener_context
 

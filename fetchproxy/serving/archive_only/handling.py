@@ -20,14 +20,13 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.cooperative import a_turn, in_steps
-from fetchproxy.serving.admission import Admission, ClientQuota
+from fetchproxy.serving.admission import Admission, Client, ClientQuota
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
 from fetchproxy.serving.archive_only.groups import GroupCoordinator
 from fetchproxy.serving.archive_only.logins import Logins, User
 from fetchproxy.serving.archive_only.schemas import request_of, response_of
 from fetchproxy.serving.archive_only.topics import ArchiveWatch
 from fetchproxy.serving.archived_reads import SkippedOffsets
-from fetchproxy.serving.client_rates import Client
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 # The only node. Clients compare the id with nothing else, so any number would do.

@@ -21,6 +21,7 @@ from fetchproxy.observability.metrics import (
     ARCHIVE_ONLY_REQUESTS,
     LIMITS_REACHED,
 )
+from fetchproxy.serving.admission import host_of
 from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, RequestRefused
 from fetchproxy.serving.archive_only.logins import ANYBODY, NOBODY, Login, LoginRefused, User
 from fetchproxy.serving.archive_only.table import (
@@ -30,7 +31,6 @@ from fetchproxy.serving.archive_only.table import (
     served_api,
     too_new,
 )
-from fetchproxy.serving.client_rates import host_of
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
 
 # Before login: the largest token is a user's name with its password.

@@ -19,8 +19,8 @@ from fetchproxy.config.schema import MiB
 from fetchproxy.observability.metrics import RELAYED_BYTES_TO_CLIENT, SPLICED_BYTES
 from fetchproxy.runtime.cooperative import MESSAGES_A_TURN
 from fetchproxy.serving.limits import AccumulatedBytes
-from fetchproxy.serving.receive_buffer import ReceiveBuffer
-from fetchproxy.serving.record_pipe import PEEK_BYTES, RecordPipe, plain_socket
+from fetchproxy.serving.record_pipe import PEEK_BYTES, RecordPipe
+from fetchproxy.serving.transport import ReceiveBuffer, plain_socket
 from fetchproxy.tls.handshake_errors import other_protocol
 
 # The answers that a connection expects from the broker, in request order: one object per answer.

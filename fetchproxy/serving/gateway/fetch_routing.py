@@ -1,7 +1,22 @@
-"""Decides the routes of one connection's partitions for which the broker answers out of range.
+"""Decides which tier serves each partition of a connection's fetches.
 
-The decisions are made in parallel with the client's fetches, which read the routes and wait only
-for `decided`. Nothing here reads records, but the purgatory warms what was found in the archive.
+`SharedByFetches` has what all connections share: the archive and its limits.
+
+`FetchRoutes` is pure. A `PartitionRoute` is of one partition whose offset the broker called out of
+range. A *permit* is an OffsetOutOfRange of the broker on this connection: the broker checks
+authorization and leader epoch before the range. So for a while (`permit_ttl_ms`) this client may
+read the topic's archive without another question to the broker. A fetch with a leader epoch that
+was not checked goes to the broker: only the broker can tell FENCED_LEADER_EPOCH from
+UNKNOWN_LEADER_EPOCH.
+
+`TopicIdentities` finds out whether a topic's name still stands for the id whose archive the
+connection reads. A topic that is deleted and created again keeps its name, and a broker says
+nothing about partitions for which it was not asked. So before a connection reads the archive, it
+looks at Metadata, unless it did so a short while ago.
+
+`FetchRouting` decides the routes of partitions for which the broker answers out of range. The
+decisions are made in parallel with the client's fetches, which read the routes and wait only for
+`decided`. It reads no records, but the purgatory warms what it found in the archive.
 """
 
 from __future__ import annotations
@@ -9,17 +24,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import (
     Callable,
+    Collection,
     Coroutine,
     Generator,
     Iterable,
     Mapping,
     Sequence,
+    Set,
 )
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
+    NO_LEADER_EPOCH,
     FetchEntry,
     PartitionKey,
     PartitionPatch,
@@ -29,30 +48,396 @@ from fetchproxy_protocol.fetch import (
     leader_epoch,
 )
 
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.model import IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
 from fetchproxy.runtime.cooperative import checkpoint, cooperative, in_steps, pieces
-from fetchproxy.serving.gateway.fetch_routes import (
-    LOG_OFFSETS_AGE_MAX_MS,
-    FetchPlan,
-    FetchRoutes,
-    Knowledge,
-    PartitionRoute,
-)
+from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
+from fetchproxy.serving.gateway.held_readers import HeldReaders
 from fetchproxy.serving.gateway.out_of_range import (
+    IDENTITY_AGE_MAX_MS,
+    UNKNOWN_TOPIC,
     WAITING_ROUTES,
     Route,
     RouteDecision,
+    RouteDecisions,
 )
-from fetchproxy.serving.gateway.shared_by_fetches import SharedByFetches
-from fetchproxy.serving.gateway.topic_identities import TopicIdentities
+from fetchproxy.serving.gateway.served_archive import ArchivedTopics, ServedArchive
 
+# Partitions that are looked at in one step of the loop, some 10 µs each.
+PLAN_AT_ONCE = 250
+# Log offsets older than this are asked for again. They only serve lag figures and the change from
+# the archive back to the broker.
+LOG_OFFSETS_AGE_MAX_MS = 2_000
 Spawn = Callable[[Coroutine[None, None, object], str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedByFetches:
+    """One per process. `refuses_lost`: see `RouteDecisions`.
+
+    `topics`: the log starts of archived topics that clients read at the tail.
+    `permit_ttl_s`: how long a broker's permission for a client to read a topic is valid.
+    `new_session_id`: makes the id of a fetch session that only the proxy knows.
+    """
+
+    archive: ServedArchive
+    refuses_lost: bool
+    held: HeldReaders
+    skipped: SkippedOffsets
+    topics: ArchivedTopics
+    wait_max_s: float
+    response_bytes_max: int
+    permit_ttl_s: float
+    new_session_id: Callable[[], int]
+
+    async def decide_routes(
+        self,
+        by_id: bool,
+        offsets: Mapping[PartitionKey, int],
+        caught_at: float,
+        impatient: Collection[PartitionKey] = (),
+    ) -> Mapping[PartitionKey, RouteDecision]:
+        undecided = RouteDecisions(
+            self.archive, self.refuses_lost, by_id, offsets, caught_at, impatient
+        )
+        return await undecided.run()
+
+    def watermarks(
+        self, tp: TopicIdPartition | None, view: PartitionView | None = None
+    ) -> PartitionPatch:
+        """The ends of the live log and the start of the archived one, as far as they are in memory.
+
+        `view`: the archive as the response shows it; None: the current view.
+        """
+        if tp is None:
+            return PartitionPatch()
+        view = view or self.archive.views.view(tp)
+        log_offsets = self.archive.cluster.cached_log_offsets(tp)
+        start = view.log_start_offset if view is not None else None
+        if log_offsets is None:
+            return PartitionPatch(log_start_offset=-1 if start is None else start)
+        # The archive may have grown since the log offsets were read.
+        end = view.log_end_offset if view is not None else None
+        high_watermark = max(log_offsets.high_watermark, end or 0)
+        last_stable = max(log_offsets.last_stable_offset, end or 0)
+        local_start = log_offsets.log_start_offset
+        return PartitionPatch(
+            high_watermark, last_stable, local_start if start is None else min(start, local_start)
+        )
+
+
+@dataclass(slots=True)
+class PartitionRoute:
+    """`decision` is about `offset`; it is None while the route for `offset` is being decided.
+
+    `caught` is the highest offset that the broker called out of range (-1: none). The broker's log
+    start is above it, even if older log offsets say otherwise.
+    `shown`: the log ends that the client last saw.
+    """
+
+    offset: int
+    decision: RouteDecision | None = None
+    caught: int = -1
+    shown: PartitionPatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """`remote` and `undecided` are `archive_keys` from the broker; it is asked for the rest of
+    `asked`.
+
+    `remote` has the views at the time of the plan; a read that begins at once uses them.
+    For partitions in `ahead`, the broker is asked from the first offset after the lost ones.
+    """
+
+    remote: Mapping[PartitionKey, PartitionView]
+    undecided: Set[PartitionKey]
+    ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
+    archive_keys: frozenset[PartitionKey] = field(init=False)
+    tps: Sequence[TopicIdPartition] = field(init=False)  # of `remote`, in its order
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "archive_keys", frozenset(self.undecided).union(self.remote))
+        object.__setattr__(self, "tps", [view.tp for view in self.remote.values()])
+
+
+ALL_FROM_BROKERS = FetchPlan({}, frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """Look-ups that never wait; each returns None if nothing is known."""
+
+    view: Callable[[TopicIdPartition], PartitionView | None]
+    log_offsets: Callable[[TopicIdPartition], LogOffsets | None]
+    identify: Callable[[TopicRef, int], TopicIdPartition | None]
+
+
+@dataclass(slots=True)
+class FetchRoutes:
+    permit_ttl_s: float
+    routes: dict[PartitionKey, PartitionRoute] = field(default_factory=dict)
+    permits: dict[TopicRef, float] = field(default_factory=dict)  # loop time of expiry
+    # The leader epoch that the broker last checked, for partitions of permitted topics.
+    epochs: dict[PartitionKey, int] = field(default_factory=dict)
+    # Permitted topics with news: the next plan looks at all their partitions.
+    learned: set[TopicRef] = field(default_factory=set)
+    # Readers that have passed lost offsets: (partition, first, last); the owner empties this list.
+    led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
+
+    def permitted(self, topic: TopicRef, now: float) -> bool:
+        return self.permits.get(topic, now) > now
+
+    def denied_again(self, key: PartitionKey, offset: int) -> bool:
+        """True: the broker was asked again for an offset that the leader has, but lacks it. Forgets
+        the route.
+        """
+        route = self.routes.get(key)
+        if route is None or route.offset != offset or route.decision is None:
+            return False
+        if route.decision.outcome is not Route.LOCAL:
+            return False
+        del self.routes[key]
+        return True
+
+    def catch(
+        self, key: PartitionKey, offset: int, now: float, leader_epoch: int = NO_LEADER_EPOCH
+    ) -> PartitionRoute | None:
+        """The broker called `offset` out of range. None: the decision is RELAY_ERROR already.
+
+        Otherwise returns the new or renewed route, which must be decided if its decision is None.
+        """
+        if key[0] not in self.permits:
+            self.learned.add(key[0])
+        self.permits[key[0]] = now + self.permit_ttl_s
+        self.epochs[key] = leader_epoch
+        route = self.routes.get(key)
+        if route is not None and route.offset == offset and route.decision is not None:
+            if route.decision.outcome is Route.RELAY_ERROR:
+                del self.routes[key]
+                return None
+            if route.decision.outcome is Route.REMOTE:
+                route.caught = offset
+                return route  # a renewal of the permit
+        route = PartitionRoute(offset, caught=offset)
+        self.routes[key] = route
+        return route
+
+    def error_sent(self, key: PartitionKey) -> None:
+        """The client was given an error: its next fetch is decided anew."""
+        route = self.routes.get(key)
+        decided = (Route.RELAY_ERROR, Route.REFUSED)
+        if route is not None and route.decision is not None and route.decision.outcome in decided:
+            del self.routes[key]
+
+    def had_its_turn(self, key: PartitionKey) -> None:
+        """Move the partition to the end: next time the others come first, as brokers rotate too."""
+        route = self.routes.pop(key, None)
+        if route is not None:
+            self.routes[key] = route
+
+    def decide_again(self, key: PartitionKey) -> PartitionRoute | None:
+        """Have a partition decided anew: the decision was wrong (its segment is gone)."""
+        route = self.routes.get(key)
+        if route is not None:
+            route = self.routes[key] = PartitionRoute(route.offset, caught=route.caught)
+        return route
+
+    def forget_topics(self, topics: Collection[TopicRef]) -> None:
+        """The names of `topics` now stand for other topics than the archived ones: the broker
+        decides anew, also about authorization.
+        """
+        self.routes = {key: route for key, route in self.routes.items() if key[0] not in topics}
+        self.permits = {topic: at for topic, at in self.permits.items() if topic not in topics}
+        self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in topics}
+
+    def is_wide(self, asked: Collection[PartitionKey], changed: Collection[PartitionKey]) -> bool:
+        """True: the plan takes more than one step of the loop."""
+        if not (self.routes or self.permits):
+            return False
+        return len(self.routes) + len(asked if self.learned else changed) >= PLAN_AT_ONCE
+
+    def plan_in_steps(
+        self,
+        asked: Mapping[PartitionKey, FetchEntry],
+        now: float,
+        known: Knowledge,
+        changed: Collection[PartitionKey] | None = None,
+    ) -> Generator[None, None, FetchPlan]:
+        """Decide which tier answers each asked partition, and forget routes that no longer apply.
+
+        `changed`: the partitions of `asked` that are new or have a new offset (None: all). Others
+        without a route are not looked at again, so a large session costs nothing.
+        """
+        if not (self.routes or self.permits):
+            return ALL_FROM_BROKERS
+        self._forget_permits(now)
+        remote: dict[PartitionKey, PartitionView] = {}
+        undecided: dict[PartitionKey, None] = {}  # ordered, so that equal runs do the same
+        ahead: dict[PartitionKey, int] = {}
+        for number, key in enumerate(list(self.routes), 1):
+            entry = asked.get(key)
+            if entry is None or self._other_epoch(key, entry):
+                del self.routes[key]
+            else:
+                self._place(key, fetch_offset(entry), remote, undecided, ahead, known)
+            if not number % PLAN_AT_ONCE:
+                yield
+        if self.permits:
+            yield from self._extend(asked, asked if changed is None else changed, remote, known)
+        return FetchPlan(remote, undecided.keys(), ahead)
+
+    def _forget_permits(self, now: float) -> None:
+        over = [topic for topic, at in self.permits.items() if at <= now]
+        for topic in over:
+            del self.permits[topic]
+        if over:
+            self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in over}
+
+    def _other_epoch(self, key: PartitionKey, asked: FetchEntry) -> bool:
+        """The fetch has another leader epoch than its permit. Brokers do not check NO_LEADER_EPOCH
+        either.
+        """
+        epoch = leader_epoch(asked)
+        if epoch == NO_LEADER_EPOCH or key[0] not in self.permits:
+            return False
+        return epoch != self.epochs.get(key)
+
+    def _place(
+        self,
+        key: PartitionKey,
+        offset: int,
+        remote: dict[PartitionKey, PartitionView],
+        undecided: dict[PartitionKey, None],
+        ahead: dict[PartitionKey, int],
+        known: Knowledge,
+    ) -> None:
+        route = self.routes[key]
+        if route.decision is None:
+            if route.offset == offset:
+                undecided[key] = None
+            else:
+                del self.routes[key]  # the client seeked away: the broker decides anew
+            return
+        decision = route.decision
+        if decision.outcome is Route.REMOTE and decision.tp is not None:
+            view = _serving(decision.tp, offset, known, route.caught)
+            if view is None:
+                del self.routes[key]
+                return
+            route.offset = offset
+            if key[0] in self.permits:  # otherwise it goes to the broker once, for a new permit
+                remote[key] = view
+        elif route.offset != offset:
+            if decision.tp is not None and route.offset < decision.forward_to <= offset:
+                self.led_on.append((decision.tp, route.offset, decision.forward_to - 1))
+            del self.routes[key]  # the client asks for another offset: the broker decides anew
+        elif decision.outcome is Route.LOST:
+            ahead[key] = decision.forward_to
+        elif decision.outcome in (Route.WAIT, Route.END, Route.REFUSED):
+            undecided[key] = None  # the broker has nothing for it
+        # RELAY_ERROR and LOCAL: the broker is asked once more, and the client gets its response.
+
+    def _extend(
+        self,
+        asked: Mapping[PartitionKey, FetchEntry],
+        changed: Collection[PartitionKey],
+        remote: dict[PartitionKey, PartitionView],
+        known: Knowledge,
+    ) -> Generator[None, None, None]:
+        """Add partitions of permitted topics that are known to be below the broker's log start.
+
+        The broker itself reports the others as out of range.
+        """
+        looked_at = 0
+        if self.learned:
+            changed = [*changed, *(key for key in asked if key[0] in self.learned)]
+            self.learned.clear()
+        for key in changed:
+            if key[0] not in self.permits or key in self.routes:
+                continue
+            entry = asked.get(key)
+            if entry is None or self._other_epoch(key, entry):
+                continue
+            looked_at += 1
+            if not looked_at % PLAN_AT_ONCE:
+                yield
+            tp = known.identify(*key)
+            log_offsets = None if tp is None else known.log_offsets(tp)
+            offset = fetch_offset(entry)
+            if tp is None or log_offsets is None or offset >= log_offsets.log_start_offset:
+                continue
+            if (view := _serving(tp, offset, known)) is not None:
+                self.routes[key] = PartitionRoute(offset, RouteDecision(Route.REMOTE, tp))
+                remote[key] = view
+
+
+def _serving(
+    tp: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1
+) -> PartitionView | None:
+    """The archive's view, if it answers for `offset` and the broker is not known to have it."""
+    view = known.view(tp)
+    if view is None or not view.covers_offset(offset):
+        return None
+    if offset > caught:
+        log_offsets = known.log_offsets(tp)
+        if log_offsets is not None and offset >= log_offsets.log_start_offset:
+            return None
+    return view
+
+
+class TopicIdentities:
+    """One per connection; `clock` gives loop time in seconds."""
+
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._looked_at: dict[UUID, float] = {}
+
+    async def lost(self, tps: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
+        """The topic ids of `tps` whose topic name now stands for another topic or for none. None:
+        all were looked up a short while ago.
+
+        If the brokers do not answer until `deadline` (loop time), the ids count as valid until the
+        next look-up is due. Never raises ClusterError.
+        """
+        now = self._clock()
+        oldest = now - IDENTITY_AGE_MAX_MS / 1000
+        due: dict[UUID, str] = {}
+        for piece in pieces(tps):
+            for tp in piece:
+                if self._looked_at.get(tp.topic_id, oldest) <= oldest:
+                    due[tp.topic_id] = tp.topic
+            await checkpoint(len(piece))
+        if not due:
+            return None
+        self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}
+        lost: set[UUID] = set()
+        try:
+            async with asyncio.timeout(deadline - now), asyncio.TaskGroup() as looks:
+                for topic_id, name in due.items():
+                    looks.create_task(self._look(topic_id, name, lost))
+        except TimeoutError:
+            pass  # the broker's permit still holds
+        looked_at = self._clock()
+        self._looked_at.update(dict.fromkeys(due.keys() - lost, looked_at))
+        return lost
+
+    async def _look(self, topic_id: UUID, name: str, lost: set[UUID]) -> None:
+        try:
+            topic = await self._cluster.topic_by_name(name, max_age_ms=IDENTITY_AGE_MAX_MS)
+        except ClusterError as error:
+            if error.error_code in UNKNOWN_TOPIC:
+                lost.add(topic_id)
+        else:
+            if topic.topic_id != topic_id:
+                lost.add(topic_id)
 
 
 class DecisionsSoFar(NamedTuple):

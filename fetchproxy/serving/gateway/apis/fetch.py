@@ -64,8 +64,8 @@ from fetchproxy.runtime.cooperative import (
     pieces,
 )
 from fetchproxy.runtime.waits import first_of
+from fetchproxy.serving.admission import Client
 from fetchproxy.serving.archived_reads import NO_VIEWS_READ, ArchivedReads
-from fetchproxy.serving.client_rates import Client
 from fetchproxy.serving.fetch_response import (
     EncodedTopics,
     PartitionResponse,
@@ -74,13 +74,17 @@ from fetchproxy.serving.fetch_response import (
     encode_topics,
 )
 from fetchproxy.serving.gateway.broker_link import ExpectedResponse, ScannedResponse
-from fetchproxy.serving.gateway.fetch_routes import ALL_FROM_BROKERS, FetchPlan, FetchRoutes
-from fetchproxy.serving.gateway.fetch_routing import FetchRouting
+from fetchproxy.serving.gateway.fetch_routing import (
+    ALL_FROM_BROKERS,
+    FetchPlan,
+    FetchRoutes,
+    FetchRouting,
+    SharedByFetches,
+)
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.gateway.out_of_range import WAITING_ROUTES, Route, RouteDecision
 from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
 from fetchproxy.serving.gateway.session import GatewaySession, InTurn, Muting, Upstream
-from fetchproxy.serving.gateway.shared_by_fetches import SharedByFetches
 
 # The broker's session id → the client's session id.
 OnPlain = Callable[[int], int]

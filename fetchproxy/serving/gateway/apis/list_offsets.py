@@ -49,7 +49,7 @@ from fetchproxy.runtime.cooperative import (
     collected,
     cooperative,
 )
-from fetchproxy.serving.client_rates import Client
+from fetchproxy.serving.admission import Client
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.offset_lookup import (
     VIEW_AGE_MAX_S,
