@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.frame import Outcome, Part, Size, child
 from benchmarks.report import Row, row
-from fetchproxy.metadata.flat_files import MetadataCache
+from fetchproxy.metadata.flat_files import SegmentMetadataCache
 from fetchproxy.model import (
     EpochStart,
     RemoteLogSegmentId,
@@ -70,7 +70,7 @@ def write_cache(folder: Path, partitions: int, segments: int) -> int:
     """Writes cache files of `segments` in equal parts and returns their size in bytes."""
     source = random.Random(1)
     size = 0
-    with MetadataCache(folder) as cache:
+    with SegmentMetadataCache(folder) as cache:
         for number in range(partitions):
             topic = number // PARTITIONS_A_TOPIC
             tp = TopicIdPartition(UUID(int=topic + 1), f"topic-{topic:03}", number)

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from benchmarks.process_usage import resident_mib
 from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.flat_files import MetadataCache
+from fetchproxy.metadata.flat_files import SegmentMetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     RemoteLogSegmentId,
@@ -32,7 +32,7 @@ PUTS = 200
 
 
 def measure(folder: Path, samples: int) -> dict[str, float]:
-    with MetadataCache(folder) as cache:
+    with SegmentMetadataCache(folder) as cache:
         tps = cache.partitions()
         resident = resident_mib(os.getpid())
         wall, cpu = time.perf_counter(), time.process_time()

@@ -43,7 +43,7 @@ from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.runtime.timed_loop import publish_event_loop_time
 from fetchproxy.serving.archive_only.server import open_archive_only
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
-from fetchproxy.serving.gateway.addresses import in_words
+from fetchproxy.serving.gateway.addresses import addresses_in_words
 from fetchproxy.serving.gateway.first_look import FIRST_LOOKS_WAIT_MAX_S
 from fetchproxy.serving.gateway.server import open_gateway
 from fetchproxy.serving.limits import ArchiveOnlyLimits
@@ -142,7 +142,7 @@ class Parts:
         if self.gateway is None:
             return []
         host = self.config.gateway.listen.rpartition(":")[0]
-        return [f"{host}:{self.gateway.port}", *in_words(self.gateway.node_addresses())]
+        return [f"{host}:{self.gateway.port}", *addresses_in_words(self.gateway.node_addresses())]
 
     def conditions(self, now: float) -> Iterator[Condition]:
         """Conditions of parts that come and go, and of parts that do not report to `health`."""

@@ -16,7 +16,7 @@ from fetchproxy_protocol.apis import ApiKey
 
 from fetchproxy.serving.gateway.apis import addresses_rewritten, proxy_responses
 from fetchproxy.serving.gateway.apis.table import BEHAVIOURS, SPECIAL
-from fetchproxy.serving.gateway.session import VERSION_MAX, Behaviour, Treatment
+from fetchproxy.serving.gateway.session import API_VERSION_MAX, Behaviour, Treatment
 
 Entry = dict[str, Any]  # as tomllib reads one
 
@@ -130,7 +130,7 @@ def api_name(key: ApiKey) -> str:
 
 
 def _versions(behaviour: Behaviour) -> str:
-    if behaviour.last == VERSION_MAX:
+    if behaviour.last == API_VERSION_MAX:
         return f"{behaviour.first} and newer"
     if behaviour.first == behaviour.last:
         return str(behaviour.first)

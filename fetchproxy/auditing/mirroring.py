@@ -26,7 +26,7 @@ from fetchproxy.auditing.completeness import CompletenessCheck, finished, refres
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import is_gone, metadata_faults
-from fetchproxy.config.schema import Config
+from fetchproxy.config.schema import Config, MiB
 from fetchproxy.errors import (
     CorruptSegment,
     DamagedObject,
@@ -59,7 +59,6 @@ from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
-    MiB,
     ObjectStore,
     StoredObject,
 )
@@ -70,7 +69,7 @@ from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.spool import Spool
 
 # Size of a read, a write and a comparison.
-RANGE_BYTES = 8 * MiB
+MIRROR_RANGE_BYTES = 8 * MiB
 # For each partition: one segment is uploaded while another is downloaded. Both are on the disk.
 SEGMENTS_AT_ONCE = 2
 # For each partition: segments whose small objects are compared at once; each reads up to 2 MiB.
@@ -80,7 +79,7 @@ REPLACEABLE = (SegmentFile.PACKING, SegmentFile.INDEX, SegmentFile.EPOCHS, Segme
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MirrorSide:
     """The source or the target. `store`: the objects as stored. `rsm`, `rlmm`: their decoded
     content. `at_rest` opens the key ring again for another manager.
     """
@@ -102,7 +101,9 @@ class Place:
 
 
 @asynccontextmanager
-async def open_place(url: str, config: Config, *, create: bool = False) -> AsyncIterator[Place]:
+async def open_place(
+    url: str, config: Config, *, create: bool = False
+) -> AsyncIterator[MirrorSide]:
     """`config`: all settings except `store.url`. Raises ConfigError, RemoteStorageError."""
     store, prefix = open_object_store(url, config.store, create=create)
     at_rest = partial(at_rest_of, config.store)
@@ -111,7 +112,7 @@ async def open_place(url: str, config: Config, *, create: bool = False) -> Async
         rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
     )
     async with rsm, rlmm:
-        yield Place(rsm.store, prefix, rsm, rlmm, at_rest)
+        yield MirrorSide(rsm.store, prefix, rsm, rlmm, at_rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class ToCopy:
 
 
 @dataclass(slots=True)
-class Plan:
+class _Plan:
     """`there`: the copy has each object, but small ones may differ. `others`, `extra`: keys below
     the prefix.
     """
@@ -152,11 +153,11 @@ def plan_mirror(
     there: Mapping[str, StoredObject],
     *,
     compare: bool = False,
-) -> Plan:
+) -> _Plan:
     """The objects that the copy lacks. Pure. `segments`: the archive's finished segments. `copied`:
     the copy's segments. A log never changes, so only its size is compared, unless `compare` is set.
     """
-    plan = Plan()
+    plan = _Plan()
     own = by_segment(here)
     have = {segment.segment_id: segment for segment in copied}
     for metadata in segments:
@@ -226,8 +227,8 @@ class MirroredPartition:
 class PartitionMirror:
     """One run over one partition. `tell(done, all)`: log bytes."""
 
-    source: Place
-    target: Place
+    source: MirrorSide
+    target: MirrorSide
     tp: TopicIdPartition
     spool: Spool
     pace: CopyPace
@@ -295,7 +296,7 @@ class PartitionMirror:
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
         await self._remove(plan.extra)
 
-    async def _planned(self, there: Mapping[str, StoredObject], *, compare: bool) -> Plan:
+    async def _planned(self, there: Mapping[str, StoredObject], *, compare: bool) -> _Plan:
         tp, result = self.tp, self._result
         if there:
             await refreshed(self.target.rlmm, tp)
@@ -394,7 +395,7 @@ class PartitionMirror:
         copy's.
         """
         check = SegmentVerifier(
-            self.source.rsm, copy.metadata, TxnCheck(), RANGE_BYTES, lambda read: None
+            self.source.rsm, copy.metadata, TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
         )
         await check.verify_small()
         self._result.failed += check.unread
@@ -490,7 +491,7 @@ class PartitionMirror:
     async def _download(self, stored: StoredObject, path: Path) -> None:
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         file: IO[bytes] = await asyncio.to_thread(path.open, "wb")
-        step, position = self.pace.step(RANGE_BYTES), 0
+        step, position = self.pace.step(MIRROR_RANGE_BYTES), 0
         try:
             while content := await _range(self.source.store, stored.key, position, step):
                 await asyncio.to_thread(file.write, content)
@@ -508,7 +509,7 @@ class PartitionMirror:
             FilesystemObjectStore(folder), self.source.prefix, at_rest=self.source.at_rest()
         ) as downloaded:
             check = SegmentVerifier(
-                downloaded, metadata, TxnCheck(), RANGE_BYTES, lambda read: None
+                downloaded, metadata, TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
             )
             await check.verify(continues=False)
         return check.faults
@@ -584,7 +585,7 @@ class PartitionMirror:
 
 
 async def why_not_opened(
-    at: Place, metadata: RemoteLogSegmentMetadata
+    at: MirrorSide, metadata: RemoteLogSegmentMetadata
 ) -> RemoteStorageError | None:
     """Read the segment's first byte: an encrypted one has to be opened with its key for that. None:
     it was read. Raises RemoteStorageError if the store or the key service fails.
@@ -596,7 +597,7 @@ async def why_not_opened(
     return None
 
 
-async def put_if_other(target: Place, place: str, content: bytes) -> bool:
+async def put_if_other(target: MirrorSide, place: str, content: bytes) -> bool:
     """True: `content` was written. False: it was there already. Raises RemoteStorageError."""
     key = target.prefix + place
     with suppress(ObjectNotFound, DamagedObject):
@@ -613,7 +614,7 @@ async def same_objects(
     key: str,
     other: ObjectStore,
     other_key: str,
-    range_bytes: int = RANGE_BYTES,
+    range_bytes: int = MIRROR_RANGE_BYTES,
 ) -> bool:
     """True: both objects exist and have the same bytes. Raises RemoteStorageError."""
     position = 0
@@ -630,7 +631,7 @@ async def same_objects(
 
 
 async def _range(
-    store: ObjectStore, key: str, position: int, size_bytes: int = RANGE_BYTES
+    store: ObjectStore, key: str, position: int, size_bytes: int = MIRROR_RANGE_BYTES
 ) -> Content:
     try:
         return await store.get_range(key, ByteRange(position, position + size_bytes))

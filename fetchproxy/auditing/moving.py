@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from fetchproxy.auditing.completeness import CompletenessCheck
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.mirroring import (
-    RANGE_BYTES,
-    Place,
+    MIRROR_RANGE_BYTES,
+    MirrorSide,
     by_segment,
     put_if_other,
     same_objects,
@@ -59,7 +59,7 @@ HEARD_WITHIN_S = 3 * BEAT_INTERVAL_S
 NotCopied = list[tuple[str, DamagedObject]]
 
 
-async def begin_mirror(source: Place, target: Place, to: str) -> ArchiveIdentity:
+async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> ArchiveIdentity:
     """The archive's identity. The target is then marked as a mirror of the archive, or is already
     the archive itself. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError.
     """
@@ -86,7 +86,7 @@ def _differ(one: object, other: object) -> bool:
     return None not in (one, other) and one != other
 
 
-async def _made_mirror(target: Place, said: ArchiveIdentity) -> ArchiveIdentity:
+async def _made_mirror(target: MirrorSide, said: ArchiveIdentity) -> ArchiveIdentity:
     async for name in target.store.list_folders(target.prefix):
         if parse_topic_folder(name) is not None:
             raise ArchiveMismatch(
@@ -101,12 +101,12 @@ async def _made_mirror(target: Place, said: ArchiveIdentity) -> ArchiveIdentity:
     return made
 
 
-async def is_cut_over(target: Place) -> bool:
+async def is_cut_over(target: MirrorSide) -> bool:
     theirs = await read_identity(target.store, target.prefix)
     return theirs is not None and not theirs.is_mirror
 
 
-async def copy_archive_wide(source: Place, target: Place) -> NotCopied:
+async def copy_archive_wide(source: MirrorSide, target: MirrorSide) -> NotCopied:
     """Copy the objects that belong to no partition. Returns those that the archive's store does not
     give out. Raises RemoteStorageError.
     """
@@ -117,7 +117,7 @@ async def copy_archive_wide(source: Place, target: Place) -> NotCopied:
     return left
 
 
-async def _copy_folder(source: Place, target: Place, folder: str) -> NotCopied:
+async def _copy_folder(source: MirrorSide, target: MirrorSide, folder: str) -> NotCopied:
     here = await source.objects_below(source.prefix + folder)
     there = await target.objects_below(target.prefix + folder)
     left = await _copy(source, target, here)
@@ -126,7 +126,7 @@ async def _copy_folder(source: Place, target: Place, folder: str) -> NotCopied:
     return left
 
 
-async def _copy(source: Place, target: Place, places: Iterable[str]) -> NotCopied:
+async def _copy(source: MirrorSide, target: MirrorSide, places: Iterable[str]) -> NotCopied:
     left: NotCopied = []
     for place in places:
         try:
@@ -140,13 +140,13 @@ async def _copy(source: Place, target: Place, places: Iterable[str]) -> NotCopie
     return left
 
 
-async def _topic_objects(at: Place) -> list[str]:
+async def _topic_objects(at: MirrorSide) -> list[str]:
     names = [name async for name in at.store.list_folders(at.prefix)]
     topics = [topic for name in names if (topic := parse_topic_folder(name)) is not None]
     return [topic_cluster_key("", *topic) for topic in topics]
 
 
-async def check_nobody_archives(source: Place) -> None:
+async def check_nobody_archives(source: MirrorSide) -> None:
     """Raises ArchiveMismatch if an archiver is active. Takes HEARD_WITHIN_S."""
     folder = archivers_folder(source.prefix)
     before = await source.objects_below(folder)
@@ -160,7 +160,9 @@ async def check_nobody_archives(source: Place) -> None:
         )
 
 
-async def mark_moved(source: Place, said: ArchiveIdentity, to: str, now_ms: int) -> ArchiveIdentity:
+async def mark_moved(
+    source: MirrorSide, said: ArchiveIdentity, to: str, now_ms: int
+) -> ArchiveIdentity:
     """Mark the archive as moved: no archiver starts there, and a running one ends in a minute."""
     moved = replace(said, manager=None, moved=Moved(to, now_ms, said.manager))
     await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(moved))
@@ -168,14 +170,14 @@ async def mark_moved(source: Place, said: ArchiveIdentity, to: str, now_ms: int)
     return await _as_marked(source, moved)
 
 
-async def take_back(at: Place, moved: ArchiveIdentity) -> None:
+async def take_back(at: MirrorSide, moved: ArchiveIdentity) -> None:
     """Mark `at` as the archive again, with its generation and manager."""
     assert moved.moved is not None
     said = replace(moved, manager=moved.moved.manager, moved=None)
     await at.store.put(at.prefix + LAYOUT_OBJECT, encode_identity(said))
 
 
-async def hand_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
+async def hand_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:
     """Mark the target as the archive, with the same identity. It knows the other copies, too."""
     await _as_marked(source, moved)
     assert moved.moved is not None
@@ -185,7 +187,7 @@ async def hand_over(source: Place, target: Place, moved: ArchiveIdentity) -> Non
     await take_back(target, moved)
 
 
-async def _as_marked(source: Place, moved: ArchiveIdentity) -> ArchiveIdentity:
+async def _as_marked(source: MirrorSide, moved: ArchiveIdentity) -> ArchiveIdentity:
     if await read_identity(source.store, source.prefix) != moved:
         raise ArchiveMismatch(
             f"another process has written the {LAYOUT_OBJECT} of --from: stop it, and run this "
@@ -214,7 +216,7 @@ class DeletedPartition:
 
 
 async def delete_moved_partition(
-    places: tuple[Place, Place], tp: TopicIdPartition, tell: Callable[[int, int], None]
+    places: tuple[MirrorSide, MirrorSide], tp: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
     """`places`: the old place, the new place. May be repeated. Raises RemoteStorageError."""
     with each_object_alone():
@@ -222,7 +224,7 @@ async def delete_moved_partition(
 
 
 async def _delete_moved(
-    places: tuple[Place, Place], tp: TopicIdPartition, tell: Callable[[int, int], None]
+    places: tuple[MirrorSide, MirrorSide], tp: TopicIdPartition, tell: Callable[[int, int], None]
 ) -> DeletedPartition:
     (source, target), result = places, DeletedPartition(tp)
     for found in (
@@ -262,8 +264,8 @@ async def _delete_moved(
 
 
 async def _may_go(
-    source: Place,
-    target: Place,
+    source: MirrorSide,
+    target: MirrorSide,
     segment: Mapping[str, StoredObject],
     there: Mapping[str, StoredObject],
 ) -> bool:
@@ -283,7 +285,7 @@ async def _may_go(
     return await _is_readable(target, named[0], others)
 
 
-async def _is_readable(target: Place, named: str, others: Sequence[str]) -> bool:
+async def _is_readable(target: MirrorSide, named: str, others: Sequence[str]) -> bool:
     """Whether the segment can be read at the new place. Raises DamagedObject if its key is missing.
 
     `others`: objects that are not the same as at the old place. Since the cut-over the new place
@@ -300,12 +302,12 @@ async def _is_readable(target: Place, named: str, others: Sequence[str]) -> bool
         if isinstance(error, DamagedObject):
             raise error
         return error is None
-    check = SegmentVerifier(target.rsm, found[0], TxnCheck(), RANGE_BYTES, lambda read: None)
+    check = SegmentVerifier(target.rsm, found[0], TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None)
     await check.verify(continues=False)
     return not check.faults and not check.unread
 
 
-def _is_worthless(target: Place, segment: Mapping[str, StoredObject]) -> bool:
+def _is_worthless(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bool:
     """True: leftovers of a crash. A log without metadata is worthless only if its base offset was
     deleted or is in another segment.
     """
@@ -318,7 +320,7 @@ def _is_worthless(target: Place, segment: Mapping[str, StoredObject]) -> bool:
     return True
 
 
-async def delete_archive_wide(source: Place) -> None:
+async def delete_archive_wide(source: MirrorSide) -> None:
     """Run after all partitions are deleted. The object that marks the archive is deleted last."""
     for place in await _topic_objects(source):
         await source.store.delete(source.prefix + place)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fetchproxy.auditing.faults import Fault, RepairReport
-from fetchproxy.auditing.verify import CHUNK_BYTES
+from fetchproxy.auditing.verify import VERIFY_CHUNK_BYTES
 from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound
 from fetchproxy.metadata.lineage import extend_lineage
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -134,7 +134,7 @@ async def repair_archive(
     *,
     wall_clock_ms: Callable[[], int],
     dry_run: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = VERIFY_CHUNK_BYTES,
 ) -> RepairReport:
     """`faults`: those that `verify` has just reported. `dry_run`: only report the repairs. Raises
     RemoteStorageError; repairs made before it are complete, and the next run does the rest.

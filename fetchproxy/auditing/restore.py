@@ -25,7 +25,7 @@ from fetchproxy.model import (
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent, Restore
 
-State = RemoteLogSegmentState
+_State = RemoteLogSegmentState
 # Each partition waits until its event is read back. Several at once hide the brokers' latency.
 PARTITIONS_AT_ONCE = 16
 
@@ -135,8 +135,8 @@ def missing_states(
     known: RemoteLogSegmentMetadata | None, stored: RemoteLogSegmentMetadata
 ) -> list[RemoteLogSegmentMetadata]:
     """The states from the topic's to the store's. A segment must first be in state STARTED."""
-    steps = [State.COPY_SEGMENT_STARTED]
-    if stored.state is not State.COPY_SEGMENT_STARTED:
+    steps = [_State.COPY_SEGMENT_STARTED]
+    if stored.state is not _State.COPY_SEGMENT_STARTED:
         steps.append(stored.state)
     if known is not None:
         steps = [state for state in steps if state > known.state]

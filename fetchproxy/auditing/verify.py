@@ -34,17 +34,17 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 
-Segments = list[RemoteLogSegmentMetadata]
-CHUNK_BYTES = 4 * 1024 * 1024
-Progress = Callable[[int, int], None]
+_Segments = list[RemoteLogSegmentMetadata]
+VERIFY_CHUNK_BYTES = 4 * 1024 * 1024
+_Progress = Callable[[int, int], None]
 
 
-def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[Segments]:
+def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[_Segments]:
     """Finished segments by start offset: first the shown log, then each log put aside."""
     segments, view = rlmm.list_remote_log_segments(tp), rlmm.view(tp)
     history = FIRST_HISTORY if view is None else view.history
     borders = sorted({*history.earlier, history.after_epoch, history.kept_epoch})
-    found: dict[int, Segments] = {}
+    found: dict[int, _Segments] = {}
     for segment in finished(segments):
         log = -1 if history.shows(segment) else bisect_left(borders, segment.last_epoch)
         found.setdefault(log, []).append(segment)
@@ -61,8 +61,8 @@ async def verify_partition(
     tp: TopicIdPartition,
     *,
     metadata_topic: RemoteLogMetadataManager | None = None,
-    on_progress: Progress = lambda done, total: None,
-    chunk_bytes: int = CHUNK_BYTES,
+    on_progress: _Progress = lambda done, total: None,
+    chunk_bytes: int = VERIFY_CHUNK_BYTES,
 ) -> VerifyReport:
     """Check every finished segment in offset order, also against `metadata_topic`. What cannot be
     read is tried once more at the end, and is then named in the report.
@@ -108,8 +108,8 @@ class _PartitionCheck:
     rsm: RemoteStorageManager
     rlmm: StoreBackedRemoteLogMetadataManager
     tp: TopicIdPartition
-    on_progress: Progress = lambda done, total: None
-    chunk_bytes: int = CHUNK_BYTES
+    on_progress: _Progress = lambda done, total: None
+    chunk_bytes: int = VERIFY_CHUNK_BYTES
     bytes_total: int = 0
     report: VerifyReport = field(default_factory=lambda: VerifyReport(partitions=1))
     _checked: set[RemoteLogSegmentId] = field(default_factory=set)
@@ -133,7 +133,7 @@ class _PartitionCheck:
         self.report.segments_unfinished = len(every) - len(named)
         return lost
 
-    async def verify_log(self, segments: Segments) -> None:
+    async def verify_log(self, segments: _Segments) -> None:
         view = self.rlmm.view(self.tp)
         settled = 0 if view is None else view.history.kept_below
         # By the start offset of the chain's next segment. Copies of a log may overlap after two
@@ -141,7 +141,7 @@ class _PartitionCheck:
         chains: dict[int, TxnCheck] = {}
         expected: int | None = None
         before: RemoteLogSegmentMetadata | None = None  # the segment that ends before `expected`
-        unconfirmed: Segments = []  # since the last segment with known `.epochs`
+        unconfirmed: _Segments = []  # since the last segment with known `.epochs`
         told: set[str] = set()  # metadata keys of segments with an end already reported as wrong
         for metadata in segments:
             start = metadata.start_offset
@@ -230,7 +230,7 @@ async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata)
 
 def lineage_faults(
     rsm: RemoteStorageManager,
-    before: Segments,
+    before: _Segments,
     metadata: RemoteLogSegmentMetadata,
     lineage: Sequence[EpochStart],
     settled: int,

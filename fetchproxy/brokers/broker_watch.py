@@ -17,11 +17,11 @@ from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import BROKERS_KNOWN, BROKERS_REACHABLE
 
 # With the default of cluster.request_max_ms, a silent broker is noticed within 15 s.
-LOOK_INTERVAL_S = 2.0
+_LOOK_INTERVAL_S = 2.0
 # Brokers that refuse credentials are asked less often: each refusal counts, and costs them a delay.
 REFUSED_INTERVAL_S = 60.0
 # A broker that the cluster has not named for this long was taken out of the cluster.
-FORGOTTEN_AFTER_S = 3_600.0
+BROKER_FORGOTTEN_AFTER_S = 3_600.0
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class BrokerWatch:
     async def run(self) -> None:
         while True:
             await self.look()
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def look(self) -> None:
         """Ask every broker, all at once. Each answer counts as soon as it arrives."""
@@ -88,7 +88,7 @@ class BrokerWatch:
         self._brokers = {
             address: broker
             for address, broker in self._brokers.items()
-            if now - broker.named_at < FORGOTTEN_AFTER_S and address not in strange
+            if now - broker.named_at < BROKER_FORGOTTEN_AFTER_S and address not in strange
         }
         self._by_id = {n: address for n, address in self._by_id.items() if address in self._brokers}
 

@@ -26,7 +26,7 @@ from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.leaders import Leaders, LogOffsetsReads, Told, epoch_ends
 from fetchproxy.brokers.messages import FetchedPartition, decode_fetch, raise_for
 from fetchproxy.brokers.sasl import sasl_credentials
-from fetchproxy.brokers.topic_metadata import MetadataCache
+from fetchproxy.brokers.topic_metadata import ClusterMetadataCache
 from fetchproxy.config.schema import ClusterConfig, TlsConfig
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.errors import ClusterError, ClusterUnavailable
@@ -76,7 +76,7 @@ class Cluster:
         self._sasl = sasl_credentials(config)
         upstream = tls or upstream_context(config, TlsConfig())
         self._connections = BrokerConnections(config, self._sasl, upstream)
-        self._metadata = MetadataCache()
+        self._metadata = ClusterMetadataCache()
         self._metadata_calls = SingleFlight[ClusterMetadata]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._log_offsets = LogOffsetsReads(self._leaders, self._connections)

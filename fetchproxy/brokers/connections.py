@@ -30,7 +30,7 @@ from fetchproxy.errors import AuthenticationRefused, ClusterUnavailable
 from fetchproxy.runtime.heap import uninitialised
 from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.tls.dial import dial
-from fetchproxy.tls.handshake_errors import in_words, other_protocol
+from fetchproxy.tls.handshake_errors import handshake_error_in_words, other_protocol
 from fetchproxy.tls.reloading import ReloadingContext
 
 _SIZE_BYTES = 4
@@ -361,7 +361,9 @@ class BrokerConnections:
         except TimeoutError:
             raise ClusterUnavailable(f"broker {address}: no connection in time") from None
         except OSError as error:
-            raise ClusterUnavailable(f"broker {address}: {in_words(error)}") from None
+            raise ClusterUnavailable(
+                f"broker {address}: {handshake_error_in_words(error)}"
+            ) from None
         return connection
 
     def _take_idle(self, address: HostPort) -> BrokerConnection | None:

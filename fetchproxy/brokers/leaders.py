@@ -19,7 +19,7 @@ from fetchproxy_protocol.topic_entries import TopicInfo
 
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
 from fetchproxy.brokers.messages import RETRIABLE
-from fetchproxy.brokers.topic_metadata import MetadataCache
+from fetchproxy.brokers.topic_metadata import ClusterMetadataCache
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.model import ZERO_UUID, EpochEnd, IsolationLevel, LogOffsets, TopicIdPartition
@@ -31,11 +31,11 @@ R = TypeVar("R", OffsetResult, EpochResult)
 
 # Pauses between two tries at a leader. An election takes 10 ms to seconds, so the pauses begin
 # low and stay below a second. request_max_ms limits the whole anyway.
-RETRY_PAUSES = Backoff(20, 500, 0.2)
+_RETRY_PAUSES = Backoff(20, 500, 0.2)
 TOLD_AT_ONCE = 20
 
-Topics = Mapping[str | UUID, TopicInfo | ClusterError]
-AskTopics = Callable[[Collection[str | UUID]], Awaitable[Topics]]
+_Topics = Mapping[str | UUID, TopicInfo | ClusterError]
+AskTopics = Callable[[Collection[str | UUID]], Awaitable[_Topics]]
 # Takes a leader and its wanted partitions. An error that it raises counts for all of them.
 AskLeader = Callable[
     [HostPort, Mapping[TopicIdPartition, TopicInfo]],
@@ -51,7 +51,7 @@ Told = tuple[int, EpochEnd] | None
 class Leaders:
     _request_max_ms: int
     _rng: random.Random
-    _metadata: MetadataCache
+    _metadata: ClusterMetadataCache
     _topics: AskTopics
 
     async def ask(
@@ -79,7 +79,7 @@ class Leaders:
             for name in {known[tp].name for tp in waiting if tp in known}:
                 self._metadata.expire(name)
             tries += 1
-            pause_s = RETRY_PAUSES.pause_ms(tries, self._rng.random()) / 1000
+            pause_s = _RETRY_PAUSES.pause_ms(tries, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
                 if tell is not None:
                     await _tell_all(found, found, tell)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError, error_text
-from fetchproxy_protocol.fetch import FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
+from fetchproxy_protocol.fetch import FETCH_FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
@@ -90,7 +90,7 @@ def decode_fetch(payload: memoryview, version: int, tp: TopicIdPartition) -> Fet
     for a fetch of 8 MiB on the loop that relays the tail. `tp` is for error texts. Raises
     ClusterError on every code except 0 and OFFSET_OUT_OF_RANGE.
     """
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     try:
         cursor = response_body(payload, ApiKey.FETCH, version)
         cursor.int32()  # throttle time
@@ -113,7 +113,7 @@ def decode_fetch(payload: memoryview, version: int, tp: TopicIdPartition) -> Fet
 def _partition(
     cursor: Cursor, payload: memoryview, version: int, tp: TopicIdPartition
 ) -> FetchedPartition:
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     cursor.int32()  # the partition number: only one was asked for
     error_code = cursor.int16()
     if error_code != ErrorCode.OFFSET_OUT_OF_RANGE:

@@ -22,7 +22,7 @@ from fetchproxy.observability.metrics import CLUSTER_AUTHENTICATION_REFUSALS
 
 # Kafka's minimum (RFC 7677 too). A fake broker that asks for one iteration gets a proof from which
 # the password can be guessed as fast as hashes are computed.
-ITERATIONS_MIN = 4_096
+_ITERATIONS_MIN = 4_096
 # A refusal counts for every broker this long. A wrong password tried at each request would fill
 # the brokers' logs, and directories would lock the account.
 _REFUSAL_HOLDS_S = 1.0
@@ -37,11 +37,11 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
     """As kafka-python's, with a minimum of iterations."""
 
     def create_salted_password(self, salt: bytes, iterations: int) -> None:
-        if iterations < ITERATIONS_MIN:
+        if iterations < _ITERATIONS_MIN:
             # The proxy has sent nothing derived from the password yet.
             raise AuthenticationRefused(
                 f"the broker asks for {iterations} iterations of SCRAM: expected at least "
-                f"{ITERATIONS_MIN}; set the user's credentials again with more iterations"
+                f"{_ITERATIONS_MIN}; set the user's credentials again with more iterations"
             )
         super().create_salted_password(salt, iterations)
 

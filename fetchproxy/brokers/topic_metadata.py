@@ -23,7 +23,7 @@ from fetchproxy.runtime.cooperative import collected, cooperative
 STEPS_AT_ONCE = 10
 # Limits of the kept answers: a response takes 30 bytes a partition.
 KEPT_RESPONSES_MAX = 16
-KEPT_BYTES_MAX = 1024 * 1024
+_KEPT_BYTES_MAX = 1024 * 1024
 NEVER = float("-inf")
 # Other errors of a topic (no leader, not authorized) say nothing about its existence.
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
@@ -41,7 +41,7 @@ async def decode_metadata(payload: memoryview, version: int) -> ClusterMetadata:
     return response
 
 
-class MetadataCache:
+class ClusterMetadataCache:
     """Known brokers and topics, and since when they are known (loop seconds).
 
     Keeps the last answers: an identical answer returns the same objects. Callers that look up
@@ -86,7 +86,7 @@ class MetadataCache:
         if kept is not None and kept[0] == said:
             return kept[1]
         response = await decode_metadata(payload, version)
-        if len(said) <= KEPT_BYTES_MAX:
+        if len(said) <= _KEPT_BYTES_MAX:
             self._responses[key] = said, response
         return response
 

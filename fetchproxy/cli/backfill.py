@@ -18,7 +18,7 @@ from fetchproxy.errors import ConfigError
 if TYPE_CHECKING:
     from fetchproxy.jobs.backfill_files import Manifest
 
-Parquet = Annotated[
+_Parquet = Annotated[
     str | None,
     typer.Option(
         envvar="FETCHPROXY_BACKFILL_PARQUET",
@@ -36,7 +36,7 @@ ToTopic = Annotated[
         "value, headers and timestamp stay the same.",
     ),
 ]
-Topics = Annotated[
+_Topics = Annotated[
     str,
     typer.Option(
         envvar="FETCHPROXY_TOPICS",
@@ -82,8 +82,8 @@ Compression = Annotated[
 @options.shares("store", "bootstrap", spark=True)
 def backfill(
     context: typer.Context,
-    topics: Topics,
-    parquet: Parquet = None,
+    topics: _Topics,
+    parquet: _Parquet = None,
     to_topic: ToTopic = None,
     append: Append = False,
     source_settings: SourceSettings = None,

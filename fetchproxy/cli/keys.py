@@ -30,7 +30,7 @@ from fetchproxy.storage.key_rings import (
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
 
-PARTITIONS_AT_ONCE = 4
+_PARTITIONS_AT_ONCE = 4
 
 app = typer.Typer(
     help="Create and change key rings, and re-encrypt the data keys of an archive.",
@@ -179,7 +179,7 @@ async def rewrap_archive(
     listed = await rsm.list_partitions(unlisted=unlisted)
     report.faults += [str(error) for name, error in unlisted.items() if topic in (None, name)]
     tps = [tp for tp in listed if topic in (None, tp.topic)]
-    await for_each(tps, rewrap, PARTITIONS_AT_ONCE)
+    await for_each(tps, rewrap, _PARTITIONS_AT_ONCE)
     report.faults.sort()
     return report
 

@@ -16,7 +16,7 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.leader_views import LeaderLog
 from fetchproxy.model import TopicIdPartition
 
-Partition = Annotated[
+_Partition = Annotated[
     str, typer.Argument(metavar="TOPIC-PARTITION", help="The partition, such as orders-0.")
 ]
 Keep = Annotated[
@@ -42,7 +42,7 @@ NewHistory = Annotated[
 @options.shares("bootstrap", "store")
 def resolve(
     context: typer.Context,
-    partition: Partition,
+    partition: _Partition,
     keep: Keep = False,
     truncate: Truncate = False,
     new_history: NewHistory = False,

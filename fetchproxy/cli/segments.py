@@ -44,7 +44,7 @@ Out = Annotated[
         help="Folder for report.html, and for the tables unless --parquet is given.",
     ),
 ]
-Parquet = Annotated[
+_Parquet = Annotated[
     str | None,
     typer.Option(
         envvar="FETCHPROXY_REPORT_PARQUET",
@@ -176,7 +176,7 @@ def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
 def report(
     context: typer.Context,
     out: Out = Path("archive-report"),
-    parquet: Parquet = None,
+    parquet: _Parquet = None,
     topic: options.Topic = None,
 ) -> None:
     """Report size, records, age, compression and growth by topic and partition, with a forecast.

@@ -21,7 +21,7 @@ from fetchproxy.serving.archive_only.logins import (
 _SALT_BYTES = 24
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
-Topics = Annotated[
+_Topics = Annotated[
     list[str] | None,
     typer.Option(
         "--topic",
@@ -36,7 +36,7 @@ Groups = Annotated[
 ]
 
 
-def user(user_name: Name, topic_patterns: Topics = None, group_patterns: Groups = None) -> None:
+def user(user_name: Name, topic_patterns: _Topics = None, group_patterns: Groups = None) -> None:
     """Print a user's lines for the file that `archive_only.users_file` names.
 
     The command asks for the password on a terminal; otherwise it reads the first line of stdin. The

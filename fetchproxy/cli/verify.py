@@ -178,7 +178,7 @@ def print_summary(report: VerifyReport, failures: Iterable[Failure] = ()) -> Non
         f"{f', {unfinished} unfinished' if unfinished else ''}"
         f"{f', {overlapping} copied twice in part' if overlapping else ''}"
         f"{f', {plain} not encrypted' if plain else ''}: "
-        f"{_verdict(report, failures)}"
+        f"{_conclusion(report, failures)}"
     )
 
 
@@ -186,7 +186,7 @@ def report_json(report: VerifyReport, failures: Iterable[Failure] = ()) -> dict[
     """In the result, `failed` lists the parts that could not be checked."""
     failed = [asdict(failure) for failure in failures]
     return {
-        "verdict": _verdict(report, failed),
+        "verdict": _conclusion(report, failed),
         "partitions": report.partitions,
         "segments": report.segments,
         "segments_unfinished": report.segments_unfinished,
@@ -202,7 +202,7 @@ def report_json(report: VerifyReport, failures: Iterable[Failure] = ()) -> dict[
     }
 
 
-def _verdict(report: VerifyReport, failures: Iterable[object]) -> str:
+def _conclusion(report: VerifyReport, failures: Iterable[object]) -> str:
     if report.faults:
         return count(len(report.faults), "fault")
     return "clean as far as is known" if report.not_known or any(failures) else "clean"

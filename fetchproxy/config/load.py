@@ -56,6 +56,17 @@ _SERVICE_VARIABLE = re.compile(
 )
 _TABLE = re.compile(r"\s*\[\[?\s*(?P<name>[\w.-]+)\s*\]")
 _ENTRY = re.compile(r"\s*(?P<name>[\w.-]+)\s*=")
+# Variables of command line options that are not configuration keys.
+OPTION_VARIABLES = frozenset(
+    f"{VARIABLE_PREFIX}{name}"
+    for name in (
+        *("CONFIG", "SET", "ONCE", "TOPIC", "TOPICS", "JSON", "REPAIR", "DRY_RUN"),
+        *("SPARK", "SPARK_MASTER", "SPARK_CONF", "MERGE_BYTES_MAX", "REPORT_OUT"),
+        *("REPORT_PARQUET", "BACKFILL_PARQUET", "BACKFILL_TO_TOPIC", "BACKFILL_OPTION"),
+        *("BACKFILL_RANGE_BYTES", "BACKFILL_APPEND", "BACKFILL_COMPRESSION"),
+        *("MIRROR_TO", "MIRROR_COMPARE", "MIRROR_WITH_DAMAGED", "MIRROR_BYTES_PER_S"),
+    )
+)
 
 
 def variable_of(key: str) -> str:
@@ -163,19 +174,6 @@ def _bound_words(bound: object, shown: Callable[[object], str]) -> str:
         case Lt(lt=limit):
             return f"below {shown(limit)}"
     return ""
-
-
-# Variables of command line options that are not configuration keys.
-OPTION_VARIABLES = frozenset(
-    f"{VARIABLE_PREFIX}{name}"
-    for name in (
-        *("CONFIG", "SET", "ONCE", "TOPIC", "TOPICS", "JSON", "REPAIR", "DRY_RUN"),
-        *("SPARK", "SPARK_MASTER", "SPARK_CONF", "MERGE_BYTES_MAX", "REPORT_OUT"),
-        *("REPORT_PARQUET", "BACKFILL_PARQUET", "BACKFILL_TO_TOPIC", "BACKFILL_OPTION"),
-        *("BACKFILL_RANGE_BYTES", "BACKFILL_APPEND", "BACKFILL_COMPRESSION"),
-        *("MIRROR_TO", "MIRROR_COMPARE", "MIRROR_WITH_DAMAGED", "MIRROR_BYTES_PER_S"),
-    )
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,11 @@ from fetchproxy.console import status as counters
 from fetchproxy.console.status import (
     NO_PARTITIONS,
     ArchiverStatus,
-    Asked,
-    OperationStatus,
+    OperationRow,
+    PartitionQuery,
+    PartitionRows,
     PartitionsHealth,
     PartitionStatus,
-    PartitionTable,
     Status,
     StoreStatus,
     is_same_archive,
@@ -71,9 +71,9 @@ LINES_AT_ONCE = 20
 # An outage may cause a condition for each of very many partitions. Sorting these takes long.
 CONDITIONS_ON_THE_LOOP_MAX = 50
 
-ALL_PARTITIONS = Asked()
+ALL_PARTITIONS = PartitionQuery()
 
-Archiver = tuple[LeadershipState, tuple[int, int], Mapping[str, str]]
+_Archiver = tuple[LeadershipState, tuple[int, int], Mapping[str, str]]
 _GAUGES = (
     metrics.ARCHIVE_START_OFFSET,
     metrics.ARCHIVE_END_OFFSET,
@@ -99,7 +99,7 @@ class StatusSources:
     listeners: Callable[[], Iterable[str]] = tuple
     brokers: Callable[[], BrokersStatus] = BrokersStatus
     work: Callable[[TopicIdPartition], PartitionArchiveStatus | None] = lambda tp: None
-    archiver: Callable[[], Archiver | None] = lambda: None
+    archiver: Callable[[], _Archiver | None] = lambda: None
     published_conditions: Callable[[], PublishedConditions | None] = lambda: None
     consumer_paces: Callable[[], ConsumerPaces | None] = lambda: None
 
@@ -166,10 +166,10 @@ class StatusCollector:
         self._health = self.around.health
         self._health.watch(self._of_the_archive)
 
-    async def __call__(self, asked: Asked = ALL_PARTITIONS) -> Status:
+    async def __call__(self, asked: PartitionQuery = ALL_PARTITIONS) -> Status:
         now = asyncio.get_running_loop().time()
         found = await self._found(now)
-        table = PartitionTable(asked, found.conditions)
+        table = PartitionRows(asked, found.conditions)
         await asyncio.sleep(0)
         clients: tuple[ClientStatus, ...] = ()
         clients_total = 0
@@ -341,7 +341,7 @@ class StatusCollector:
         """`up` is False also if the archive is missing or another cluster's."""
         now = asyncio.get_running_loop().time()
         operations = {
-            operation.value: OperationStatus(
+            operation.value: OperationRow(
                 status.up, round(status.failing_for_s, 1), _masked(status.last_error)
             )
             for operation, status in self.rsm.health.status(now).items()
@@ -350,7 +350,7 @@ class StatusCollector:
         listing = self._health.reported(Kind.ARCHIVE_LISTING_FAILING)
         if not failing and listing is not None:
             for_s = round(now - (listing.since or now), 1)
-            failing = [OperationStatus(False, for_s, mask_text(listing.what))]
+            failing = [OperationRow(False, for_s, mask_text(listing.what))]
         url = mask_text(self.config.store.url or "")
         if failing:
             worst = max(failing, key=lambda status: status.failing_seconds)
@@ -359,7 +359,7 @@ class StatusCollector:
         responded = self._archive_up or any(status.up for status in operations.values())
         return StoreStatus(url, True if responded else None, operations=operations)
 
-    async def _fill(self, table: PartitionTable) -> None:
+    async def _fill(self, table: PartitionRows) -> None:
         async for tp in cooperative(self._tps, LINES_AT_ONCE):
             now = asyncio.get_running_loop().time()
             table.add(with_work(self._partition_line(tp), self.around.work(tp), now))

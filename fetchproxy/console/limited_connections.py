@@ -24,7 +24,7 @@ CONSOLE_REQUEST_MAX_S = 30.0
 _HEADERS_END = b"\r\n\r\n"
 
 
-class Place(NamedTuple):
+class ConnectionPlace(NamedTuple):
     """What counts of an open connection when there is no place for another. `host`: the client's
     address."""
 
@@ -32,7 +32,7 @@ class Place(NamedTuple):
     has_request: bool  # all headers have come
 
 
-def gives_way(places: Sequence[Place], newcomer: str) -> int | None:
+def gives_way(places: Sequence[ConnectionPlace], newcomer: str) -> int | None:
     """Which of `places`, the oldest first, is closed for a newcomer from this address. None: the
     newcomer is refused.
 
@@ -113,7 +113,7 @@ class LimitedConnection(asyncio.Protocol):
         """Whether another connection has been closed for this one."""
         LIMITS_REACHED.labels("console_connections_max").inc()
         opened = list(self._open)
-        places = [Place(each._host, each._last_bytes is None) for each in opened]
+        places = [ConnectionPlace(each._host, each._last_bytes is None) for each in opened]
         index = gives_way(places, self._host)
         if index is None:
             return False

@@ -25,7 +25,7 @@ from prometheus_client.exposition import choose_encoder
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import HostPort, is_loopback, parse_host_port
 from fetchproxy.console.limited_connections import LimitedConnection
-from fetchproxy.console.status import NO_PARTITIONS, Asked, Status, StatusSource
+from fetchproxy.console.status import NO_PARTITIONS, PartitionQuery, Status, StatusSource
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Kind
 from fetchproxy.runtime.cooperative import cooperative
@@ -39,7 +39,7 @@ from fetchproxy.runtime.cooperative import cooperative
 
 log = structlog.get_logger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
@@ -104,7 +104,7 @@ def host_guard(names: frozenset[str]) -> Middleware:
     """Answers 421 to a Host header that `host_allowed` refuses, and 403 to another site's page."""
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         if not host_allowed(request.headers.get("Host", ""), names):
             return web.Response(
                 status=421,
@@ -274,7 +274,7 @@ class ConsoleServer:
         rows = request.query.get("rows_max", "")
         if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
             return web.Response(status=400, text=f"rows_max is not a row count: {rows[:20]!r}\n")
-        asked = Asked(int(rows) if rows else None, request.query.get("name_part", ""))
+        asked = PartitionQuery(int(rows) if rows else None, request.query.get("name_part", ""))
         text = await _as_json(await self._source(asked))
         return web.Response(body=text, content_type="application/json", charset="utf-8")
 

@@ -30,7 +30,7 @@ from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.published import read_finished_offsets
 from fetchproxy.writing.status import PartitionArchiveStatus
 
-CLIENTS_MAX = 50
+DISPLAYED_CLIENTS_MAX = 50
 # There may be as many clients as connections; each takes about 3 µs.
 _CLIENTS_AT_ONCE = 100
 # If there are more partitions, the next looks read the rest.
@@ -110,7 +110,7 @@ class ArchiverStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationStatus:
+class OperationRow:
     """`up`: None before the first response."""
 
     up: bool | None
@@ -129,7 +129,7 @@ class StoreStatus:
     up: bool | None
     failing_seconds: float = 0.0
     last_error: str | None = None
-    operations: dict[str, OperationStatus] = field(default_factory=dict)
+    operations: dict[str, OperationRow] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +170,17 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PartitionQuery:
     """At most `rows_max` (None: all) of the partitions with `name_part` in their name."""
 
     rows_max: int | None = None
     name_part: str = ""
 
 
-NO_PARTITIONS = Asked(rows_max=0)
+NO_PARTITIONS = PartitionQuery(rows_max=0)
 
 # Called on the event loop for every request, so it must not wait, and must take only short turns.
-StatusSource = Callable[[Asked], Awaitable[Status]]
+StatusSource = Callable[[PartitionQuery], Awaitable[Status]]
 
 
 # Figures of a status, read from the metrics, so that nothing is counted twice.
@@ -238,8 +238,8 @@ def _total(metric: MetricWrapperBase, **labels: str) -> int:
 # Lines come one by one, by topic and partition, so that the caller can yield to the event loop.
 
 
-class PartitionTable:
-    def __init__(self, asked: Asked, conditions: Iterable[Condition]) -> None:
+class PartitionRows:
+    def __init__(self, asked: PartitionQuery, conditions: Iterable[Condition]) -> None:
         self._name_part = asked.name_part.lower()
         self._rows_max = asked.rows_max
         self._told = {
@@ -308,7 +308,9 @@ async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[Cl
     for first in range(0, len(consumers), _CLIENTS_AT_ONCE):
         some = consumers[first : first + _CLIENTS_AT_ONCE]
         rows += [one.status(now) for one in some if one.readers]
-        rows = heapq.nlargest(CLIENTS_MAX, rows, key=lambda row: (row.bytes_per_s, row.pauses))
+        rows = heapq.nlargest(
+            DISPLAYED_CLIENTS_MAX, rows, key=lambda row: (row.bytes_per_s, row.pauses)
+        )
         await asyncio.sleep(0)
     return tuple(rows)
 

@@ -23,11 +23,11 @@ from fetchproxy.archive import (
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ClusterUnavailable, ConfigError
-from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, attempted
+from fetchproxy.jobs.runner import Done, Failure, Report, Runner, StoreWork, attempted
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.writing.archive_pass import (
-    FAILED_IN_A_ROW_MAX,
+    PARTITIONS_FAILED_IN_A_ROW_MAX,
     ArchivePass,
     NotAllArchived,
     NotArchived,
@@ -161,7 +161,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             )
 
         async def look(tp: TopicIdPartition) -> None:
-            if not found and len(failed) >= FAILED_IN_A_ROW_MAX:
+            if not found and len(failed) >= PARTITIONS_FAILED_IN_A_ROW_MAX:
                 raise ClusterUnavailable(f"no partition can be looked at: {failed[0]}")
             outcome = await attempted(planned(tp), str(tp))
             if isinstance(outcome, Failure):
@@ -203,7 +203,7 @@ def archive_work(config: Config) -> StoreWork[ManagedArchive, PlannedPartition, 
 
 
 async def _archive_partition(
-    config: Config, opened: ManagedArchive, planned: PlannedPartition, tell: Tell
+    config: Config, opened: ManagedArchive, planned: PlannedPartition, tell: Report
 ) -> ArchivedPartition:
     archive_pass = ArchivePass(
         config.archive,

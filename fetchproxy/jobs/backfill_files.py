@@ -51,6 +51,9 @@ _REPEATING = ["key", "topic", "partition", "timestampType"]
 # Of other columns Parquet's writer keeps the least and the greatest value, in six copies of each.
 _WITH_STATISTICS = ["topic", "partition", "offset", "timestamp", "timestampType"]
 _NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # Hive's and Spark's name for a missing date
+# Days since 1970 that `date` can name. All others, and no timestamp, are one day without a name.
+_DAY_MIN, _DAY_MAX = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+_NO_DAY = _DAY_MAX + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +186,6 @@ def _plan_name(number: int) -> str:
 # Memory: `BUFFERED_BYTES_MAX` of rows that are not written yet, and Parquet's own state of each
 # open file.
 
-# Days since 1970 that `date` can name. All others, and no timestamp, are one day without a name.
-_DAY_MIN, _DAY_MAX = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
-_NO_DAY = _DAY_MAX + 1
-
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
@@ -307,7 +306,7 @@ class _DatedFiles:
     _waiting_bytes: int = 0
 
     def add(self, batch: Any) -> None:
-        for day, rows in by_day(batch):
+        for day, rows in rows_by_day(batch):
             file = self._file(day, rows.schema)
             file.waiting.append(rows)
             file.waiting_bytes += rows.nbytes
@@ -383,7 +382,7 @@ def _keep_little_for(size_bytes: int) -> None:
         pa.default_memory_pool().release_unused()
 
 
-def by_day(batch: Any) -> Iterator[tuple[int, Any]]:
+def rows_by_day(batch: Any) -> Iterator[tuple[int, Any]]:
     """Days since 1970, in order, each with its rows."""
     if not batch.num_rows:
         return

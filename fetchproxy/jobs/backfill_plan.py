@@ -15,8 +15,8 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.file_names import file_stem
-from fetchproxy.remotelog.options import EARLIEST, LATEST, BoundKind, Place, SourceOptions
-from fetchproxy.remotelog.planning import SKIPPED_RECORDS, Asked, OffsetSpan
+from fetchproxy.remotelog.options import EARLIEST, LATEST, ArchiveLocation, BoundKind, SourceOptions
+from fetchproxy.remotelog.planning import SKIPPED_RECORDS, OffsetSpan, Selection
 from fetchproxy.remotelog.planning_processes import Failing
 from fetchproxy.remotelog.rate_limits import Views
 from fetchproxy.storage.listings import Unlisted
@@ -25,7 +25,7 @@ from fetchproxy.writing.published import uncovered
 
 # The spans to write, and the partitions that are left out because some offsets are missing. A
 # partition that is left out does not stop others.
-BackfillInput = tuple[list[Asked], tuple[Failure, ...]]
+BackfillInput = tuple[list[Selection], tuple[Failure, ...]]
 VERSION = 2  # outputs with 1 have other folders
 
 
@@ -76,9 +76,9 @@ async def described_partitions(options: SourceOptions, topic_id: UUID) -> int | 
     return said[topic_id].partitions if topic_id in said else None
 
 
-async def _spans(reading: ArchiveReading, views: Views) -> tuple[list[Asked], list[Failure]]:
+async def _spans(reading: ArchiveReading, views: Views) -> tuple[list[Selection], list[Failure]]:
     """The spans to write. A partition that cannot be searched by timestamp stops no other."""
-    asked: list[Asked] = []
+    asked: list[Selection] = []
     failures: list[Failure] = []
     for view in views.values():
         try:
@@ -147,7 +147,7 @@ class Plan:
             raise ConfigError(f"{where} is not a backfill plan: {error!r}") from None
 
 
-def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Asked]) -> list[Failure]:
+def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Selection]) -> list[Failure]:
     """The partitions for which the output has ranges of another topic of the same name."""
     ids: dict[str, set[str]] = {}
     for one in ranges:
@@ -168,7 +168,7 @@ def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Asked]) ->
 def next_plan(
     last: Plan | None,
     done: Iterable[BackfillRange],
-    wanted: Iterable[Asked],
+    wanted: Iterable[Selection],
     settings: Mapping[str, str],
     *,
     bytes_max: int,
@@ -187,7 +187,7 @@ def next_plan(
     finished = set(done)
     planned = dict.fromkeys((*(last.ranges if last else ()), *begun))
     waiting = [r for r in planned if r not in finished]
-    known: dict[Place, list[BackfillRange]] = {}
+    known: dict[ArchiveLocation, list[BackfillRange]] = {}
     for one in (*finished, *waiting):
         known.setdefault((one.topic, one.partition), []).append(one)
     ranges = waiting

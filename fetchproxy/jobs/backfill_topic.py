@@ -180,7 +180,7 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
                 done = _come_to(target, group, place, origin)
                 copied.begin(producer, done)
                 end = max(wanted.end, done or 0)
-                if (task := from_offset(wanted.task, done or 0)) is not None:
+                if (task := _from_offset(wanted.task, done or 0)) is not None:
                     for batch in read_task(
                         target.options, task, COLUMNS, skipped_records=skipped_records, exact=True
                     ):
@@ -215,7 +215,7 @@ class _Origin(NamedTuple):
         return cls(source, to)
 
 
-def from_offset(task: ReadTask, first: int) -> ReadTask | None:
+def _from_offset(task: ReadTask, first: int) -> ReadTask | None:
     """The part of `task` from offset `first` on. None: there is none."""
     parts = tuple(
         part._replace(offset_from=max(part.offset_from, first))

@@ -44,7 +44,7 @@ _TIMESTAMP_MAX_MS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SegmentFigures:
     """A segment's figures, without offsets that an earlier segment has. `newest_ms`: epoch ms."""
 
     newest_ms: int
@@ -113,7 +113,7 @@ class PartitionFigures:
     gap_offsets: int  # lost before they could be copied, as recorded by the archiver
     missing_offsets: int  # archived once, but no longer in a segment: a fault
     not_known_offsets: int  # in no segment, and it is not known if they ever were
-    held: tuple[Held, ...]
+    held: tuple[SegmentFigures, ...]
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
     ahead: Forecast
@@ -171,18 +171,18 @@ def _count(holes: Iterable[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in holes)
 
 
-def held_by(view: PartitionView) -> tuple[Held, ...]:
+def held_by(view: PartitionView) -> tuple[SegmentFigures, ...]:
     """The figures by segment. Each offset counts once, as in retention by bytes."""
-    found: list[Held] = []
+    found: list[SegmentFigures] = []
     counted_to = view.raised_log_start
     for segment, size in counted_bytes(view):
         records = segment.end_offset - max(segment.start_offset, counted_to) + 1
-        found.append(Held(newest_timestamp_ms(segment), size, records))
+        found.append(SegmentFigures(newest_timestamp_ms(segment), size, records))
         counted_to = segment.end_offset + 1
     return tuple(found)
 
 
-def by_day(held: Iterable[Held]) -> tuple[Day, ...]:
+def figures_by_day(held: Iterable[SegmentFigures]) -> tuple[Day, ...]:
     """The figures by day, in order, without empty days."""
     days: dict[int, Day] = {}
     for one in held:
@@ -253,7 +253,7 @@ async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadat
     return await rsm.fetch_log_segment(segment, ByteRange(0, end))
 
 
-def forecast(held: Sequence[Held], retention: Retention, now_ms: int) -> Forecast:
+def forecast(held: Sequence[SegmentFigures], retention: Retention, now_ms: int) -> Forecast:
     """The forecast of one partition. `held`: in offset order."""
     since_ms = min((one.newest_ms for one in held), default=now_ms)
     days = min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
@@ -267,7 +267,7 @@ def forecast(held: Sequence[Held], retention: Retention, now_ms: int) -> Forecas
 
 
 def _size_after(
-    held: Sequence[Held], retention: Retention, now_ms: int, rate: int, days: int
+    held: Sequence[SegmentFigures], retention: Retention, now_ms: int, rate: int, days: int
 ) -> int:
     stays, grown_days = list(held), float(days)
     if retention.remote_ms >= 0:
@@ -278,7 +278,7 @@ def _size_after(
     return size if retention.remote_bytes < 0 else min(size, retention.remote_bytes)
 
 
-def _next_deletion_ms(held: Sequence[Held], retention: Retention) -> int | None:
+def _next_deletion_ms(held: Sequence[SegmentFigures], retention: Retention) -> int | None:
     if retention.remote_ms < 0 or len(held) < 2:  # the newest segment always stays
         return None
     at_ms = held[0].newest_ms + retention.remote_ms

@@ -24,7 +24,7 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, not_listed
+from fetchproxy.jobs.runner import Done, Failure, Report, Runner, StoreWork, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -99,7 +99,7 @@ async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
 
 
 async def _merge_partition(
-    config: Config, options: MergeOptions, opened: ToMerge, tp: TopicIdPartition, tell: Tell
+    config: Config, options: MergeOptions, opened: ToMerge, tp: TopicIdPartition, tell: Report
 ) -> MergedPartition:
     archive, spool = opened
     rsm, rlmm = archive.rsm, archive.rlmm

@@ -19,13 +19,13 @@ from fetchproxy.auditing import moving
 from fetchproxy.auditing.mirroring import (
     MirroredPartition,
     MirrorOptions,
+    MirrorSide,
     PartitionMirror,
-    Place,
     open_place,
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError, StorageDenied
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell, not_done, not_listed
+from fetchproxy.jobs.runner import Failure, Report, Runner, StoreWork, not_done, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.listings import Unlisted
@@ -37,7 +37,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 OnMirrored = Callable[[MirroredPartition], None]
-ToMirror = tuple[Place, Place, Spool, CopyPace]
+ToMirror = tuple[MirrorSide, MirrorSide, Spool, CopyPace]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Places:
     to: str
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[tuple[Place, Place]]:
+    async def opened(self) -> AsyncIterator[tuple[MirrorSide, MirrorSide]]:
         config = self.config
         async with (
             open_place(store_url(config), config) as source,
@@ -56,7 +56,7 @@ class Places:
         ):
             yield source, target
 
-    def ask(self, work: Callable[[Place, Place], Coroutine[Any, Any, T]]) -> T:
+    def ask(self, work: Callable[[MirrorSide, MirrorSide], Coroutine[Any, Any, T]]) -> T:
         """Run `work` on both places. Raises as `work`."""
 
         async def done() -> T:
@@ -118,7 +118,7 @@ def mirror(
     return _cut_over(runner, places, options, said, done) if cut_over else done
 
 
-async def _begin(to: str, source: Place, target: Place) -> ArchiveIdentity | None:
+async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIdentity | None:
     """The archive's identity. None: the archive has moved already.
 
     The archive notes the copy, because `keys rewrap` has to know which copies need old keys.
@@ -160,7 +160,7 @@ class _Partitions:
 def _one_run(
     runner: Runner, places: Places, options: MirrorOptions, on_result: OnMirrored
 ) -> Mirrored:
-    async def partitions(source: Place, target: Place) -> _Partitions:
+    async def partitions(source: MirrorSide, target: MirrorSide) -> _Partitions:
         unlisted: Unlisted = {}
         here = await source.rsm.list_partitions(unlisted=unlisted)
         faults = {tp: target.rsm.name_fault(tp.topic, tp.topic_id) for tp in here}
@@ -219,14 +219,16 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
     return None
 
 
-async def _marked(said: ArchiveIdentity, to: str, source: Place, target: Place) -> ArchiveIdentity:
+async def _marked(
+    said: ArchiveIdentity, to: str, source: MirrorSide, target: MirrorSide
+) -> ArchiveIdentity:
     if said.moved is not None:
         return said  # marked by an interrupted run
     await moving.check_nobody_archives(source)
     return await moving.mark_moved(source, said, to, wall_clock_ms())
 
 
-async def _handed_over(source: Place, target: Place, moved: ArchiveIdentity) -> None:
+async def _handed_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:
     await moving.check_nobody_archives(source)
     await moving.hand_over(source, target, moved)
 
@@ -259,7 +261,7 @@ async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[To
 
 
 async def _mirror_partition(
-    options: MirrorOptions, opened: ToMirror, tp: TopicIdPartition, tell: Tell
+    options: MirrorOptions, opened: ToMirror, tp: TopicIdPartition, tell: Report
 ) -> MirroredPartition:
     source, target, spool, pace = opened
     return await PartitionMirror(source, target, tp, spool, pace, options, tell).run()
@@ -288,7 +290,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     if wait_ms > 0:
         return Deleted(wait_ms=wait_ms)
 
-    async def partitions(source: Place, target: Place) -> list[TopicIdPartition]:
+    async def partitions(source: MirrorSide, target: MirrorSide) -> list[TopicIdPartition]:
         return await source.rsm.list_partitions()
 
     work = StoreWork(
@@ -305,7 +307,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     return deleted
 
 
-async def _moved_at_ms(to: str, source: Place, target: Place) -> int:
+async def _moved_at_ms(to: str, source: MirrorSide, target: MirrorSide) -> int:
     said = await moving.begin_mirror(source, target, to)
     if said.moved is None or not await moving.is_cut_over(target):
         raise ArchiveMismatch("the archive at --from has not moved to --to")

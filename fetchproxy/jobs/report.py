@@ -30,13 +30,13 @@ from fetchproxy.jobs.figures import (
     RATE_DAYS,
     CodecFigures,
     Day,
-    Held,
     PartitionFigures,
+    SegmentFigures,
     add_codecs,
-    by_day,
+    figures_by_day,
     measure_partition,
 )
-from fetchproxy.jobs.runner import Failure, Runner, StoreWork, Tell, not_listed
+from fetchproxy.jobs.runner import Failure, Report, Runner, StoreWork, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.deletion.retention import effective_retention
@@ -248,14 +248,14 @@ def _notes(figures: Figures) -> str:
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
-def _days_chart(topic: str, held: Iterable[Held]) -> str:
+def _days_chart(topic: str, held: Iterable[SegmentFigures]) -> str:
     bars = [
         Bar(
             str(_date(day.day) or f"day {day.day}"),
             day.size_bytes,
             f"{_date(day.day)}: {decimal(day.size_bytes)}",
         )
-        for day in fewer(by_day(held))
+        for day in fewer(figures_by_day(held))
     ]
     return bar_chart(f"{topic}: bytes by day", bars)
 
@@ -356,7 +356,7 @@ def report_work(
 
 
 async def _measure(
-    config: Config, now_ms: int, archive: StoredArchive, tp: TopicIdPartition, tell: Tell
+    config: Config, now_ms: int, archive: StoredArchive, tp: TopicIdPartition, tell: Report
 ) -> PartitionFigures:
     """Uses the retention of `archive.*`. Only brokers know a topic's own, and none is asked."""
     retention = effective_retention(config.archive, tp.topic, None)
@@ -401,7 +401,7 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
         )
         rows["days"] += [
             (tp.topic, tp.partition, _date(day.day), day.size_bytes, day.records, day.segments)
-            for day in by_day(one.held)
+            for day in figures_by_day(one.held)
         ]
         rows["codecs"] += [
             (tp.topic, tp.partition, c.codec, c.batches, c.packed_bytes, c.unpacked_bytes)

@@ -29,7 +29,7 @@ from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, r
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Done, Here, Runner, StoreWork, Tell, not_done, not_listed
+from fetchproxy.jobs.runner import Done, Here, Report, Runner, StoreWork, not_done, not_listed
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
@@ -38,7 +38,7 @@ from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
 from fetchproxy.writing.own_archive import state_metadata_topic
 
-Tps = tuple[TopicIdPartition, ...]
+_Tps = tuple[TopicIdPartition, ...]
 
 RESTORED_SCHEMA = (
     "topic string, partition int, segments int, restored int, unreadable int, not_in_store int, "
@@ -80,7 +80,7 @@ def restore(
     return Done(partitions, failures, frame)
 
 
-def grouped(tps: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tps]:
+def grouped(tps: Iterable[TopicIdPartition], topic_partitions: int) -> list[_Tps]:
     """Groups `tps` by the partition of the metadata topic that has their events."""
     groups: dict[int, list[TopicIdPartition]] = {}
     for tp in tps:
@@ -90,7 +90,7 @@ def grouped(tps: Iterable[TopicIdPartition], topic_partitions: int) -> list[Tps]
 
 def restore_work(
     config: Config, dry_run: bool, topic_is_there: bool
-) -> StoreWork[ToRestore, Tps, RestoredGroup]:
+) -> StoreWork[ToRestore, _Tps, RestoredGroup]:
     """Fails with RemoteStorageError, ClusterError."""
     return StoreWork(
         "restore",
@@ -117,7 +117,9 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
         yield archive, follower
 
 
-async def _restore_group(dry_run: bool, opened: ToRestore, tps: Tps, tell: Tell) -> RestoredGroup:
+async def _restore_group(
+    dry_run: bool, opened: ToRestore, tps: _Tps, tell: Report
+) -> RestoredGroup:
     (rsm, rlmm), follower = opened
     lost: list[Fault] = []
 

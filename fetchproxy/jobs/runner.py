@@ -43,7 +43,7 @@ TASKS_MAX = 10_000
 AT_ONCE_HERE = 4
 # If so many items fail one after the other for a reason that may pass, the store is away: the
 # others are not begun, because each would wait for its tries.
-FAILED_IN_A_ROW_MAX = 20
+ITEMS_FAILED_IN_A_ROW_MAX = 20
 _LOOK_S = 0.2  # between two progress reports
 _NAMED_MAX = 5
 # Spark's messages if a task's process died, rather than the task raising an error.
@@ -54,7 +54,7 @@ _SIGNS_OF_LOSS = (
     "Connection reset",
 )
 # Called by the work on an item: the size done and the total size.
-Tell = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class StoreWork(Generic[Opened, T, R]):
 
     label: str
     opened: Callable[[], AbstractAsyncContextManager[Opened]]
-    do: Callable[[Opened, T, Tell], Coroutine[Any, Any, R]]
+    do: Callable[[Opened, T, Report], Coroutine[Any, Any, R]]
     name: Callable[[T], str] = str
     size: Callable[[R], int] = lambda result: 0
 
@@ -253,7 +253,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
     async def worker(opened: Opened) -> None:
         for number, item in left:
             name = work.name(item)
-            if len(in_a_row) >= FAILED_IN_A_ROW_MAX:
+            if len(in_a_row) >= ITEMS_FAILED_IN_A_ROW_MAX:
                 cause = f"not tried, as others failed before: {in_a_row[0].error}"
                 doing.add(number, replace(in_a_row[0], what=name, error=cause))
                 continue

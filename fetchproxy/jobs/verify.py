@@ -27,7 +27,7 @@ from fetchproxy.auditing.repair import repair_archive
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.jobs.runner import Done, Failure, Runner, StoreWork, Tell, not_done, not_listed
+from fetchproxy.jobs.runner import Done, Failure, Report, Runner, StoreWork, not_done, not_listed
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
@@ -111,7 +111,7 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
         yield archive, await opened.enter_async_context(metadata_topic)
 
 
-async def _verify_partition(opened: ToVerify, tp: TopicIdPartition, tell: Tell) -> VerifyReport:
+async def _verify_partition(opened: ToVerify, tp: TopicIdPartition, tell: Report) -> VerifyReport:
     """Checks the store against its records, and against the metadata topic if there is one."""
     (rsm, rlmm), metadata_topic = opened
     return await verify_partition(rsm, rlmm, tp, metadata_topic=metadata_topic, on_progress=tell)
@@ -180,7 +180,7 @@ def repair(
 
 
 async def _repair_partition(
-    dry_run: bool, archive: StoredArchive, faults: tuple[Fault, ...], tell: Tell
+    dry_run: bool, archive: StoredArchive, faults: tuple[Fault, ...], tell: Report
 ) -> RepairReport:
     rsm, rlmm = archive
     with each_object_alone():
@@ -231,7 +231,7 @@ def reindex_work(
 
 
 async def _reindex_partition(
-    config: Config, dry_run: bool, archive: StoredArchive, tp: TopicIdPartition, tell: Tell
+    config: Config, dry_run: bool, archive: StoredArchive, tp: TopicIdPartition, tell: Report
 ) -> ReindexedPartition:
     rsm, rlmm = archive
     found = await verify_partition(rsm, rlmm, tp, on_progress=tell)

@@ -34,18 +34,18 @@ from fetchproxy.observability.metrics import ARCHIVERS_HEARD, ARCHIVERS_SILENT
 from fetchproxy.runtime.cooperative import pieces
 from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
-from fetchproxy.segments.description import INT32, INT64, Fields, decode_document
+from fetchproxy.segments.description import INT32_LIMIT, INT64_LIMIT, JsonFields, decode_document
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
-VERSION = 1
+_VERSION = 1
 BEAT_INTERVAL_S = 2.0
 SILENT_MAX_S = 30.0
 # A look is a small listing. With these three values a killed archiver is named within 15 s.
-LOOK_INTERVAL_S = 3.0
-MISSED_AFTER_S = 3 * LOOK_INTERVAL_S
+POSITIONS_LOOK_INTERVAL_S = 3.0
+MISSED_AFTER_S = 3 * POSITIONS_LOOK_INTERVAL_S
 # A look later than this followed a failed one, and the archiver may have failed then too.
 LOOK_DELAY_MAX_S = 2.0
 
@@ -89,7 +89,7 @@ async def encode_positions(
         f'"troubles":{_json(operator_notes.troubles)},"retention":{_json(operator_notes.retention)}'
     )
     return (
-        f'{{"version":{VERSION},"beat":{beat},{said},"positions":{{{",".join(texts)}}}}}\n'
+        f'{{"version":{_VERSION},"beat":{beat},{said},"positions":{{{",".join(texts)}}}}}\n'
     ).encode()
 
 
@@ -99,10 +99,10 @@ def _json(value: Mapping[int, int] | tuple[str, ...] | str) -> str:
 
 def decode_positions(raw: bytes, key: str) -> tuple[dict[tuple[UUID, int], int], OperatorNotes]:
     """Raises CorruptSegment, naming `key`."""
-    return decode_document(raw, key, VERSION, lambda f: (dict(_entries(f)), _operator_notes(f)))
+    return decode_document(raw, key, _VERSION, lambda f: (dict(_entries(f)), _operator_notes(f)))
 
 
-def _operator_notes(fields: Fields) -> OperatorNotes:
+def _operator_notes(fields: JsonFields) -> OperatorNotes:
     """Cut to fit on a page. Older archivers write neither field."""
     names = fields.names()
     troubles = fields.texts("troubles")[:TROUBLES_MAX] if "troubles" in names else []
@@ -112,18 +112,18 @@ def _operator_notes(fields: Fields) -> OperatorNotes:
     )
 
 
-def _entries(fields: Fields) -> Iterator[tuple[tuple[UUID, int], int]]:
+def _entries(fields: JsonFields) -> Iterator[tuple[tuple[UUID, int], int]]:
     for topic, partitions in fields.mapping("positions").items():
         topic_id = parse_uuid(topic)
         if topic_id is None:
             raise CorruptSegment(f"{topic[:80]!r} is not a Kafka Uuid")
-        offsets = Fields(partitions)
+        offsets = JsonFields(partitions)
         for partition in offsets.names():
             # Python refuses to parse numbers of thousands of digits.
             short = partition.isascii() and partition.isdecimal() and len(partition) <= 10
-            if not short or int(partition) >= INT32:
+            if not short or int(partition) >= INT32_LIMIT:
                 raise CorruptSegment(f"{partition[:80]!r} is not a partition")
-            yield (topic_id, int(partition)), offsets.integer(partition, NOT_KNOWN, INT64)
+            yield (topic_id, int(partition)), offsets.integer(partition, NOT_KNOWN, INT64_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class ArchiverPositions:
     async def first_look(self) -> None:
         """Wait for the first look, if there was none yet: `run` keeps the last one fresh."""
         if self._looked_at == float("-inf"):
-            await self.look(LOOK_INTERVAL_S)
+            await self.look(POSITIONS_LOOK_INTERVAL_S)
 
     @property
     def looked_at(self) -> float:
@@ -206,7 +206,7 @@ class ArchiverPositions:
         while True:
             with suppress(RemoteStorageError):  # counted by the store
                 await self.refresh(self._clock())
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
 
     def _in_words(self, silent: _Said, partitions: int) -> str:
         """`partitions`: how many of its partitions no other archiver has."""
@@ -305,6 +305,6 @@ def _unchanged(known: _Said, began_at: float, apart_s: float) -> _Said:
     """`apart_s`: since the last look. In a longer pause the archiver may have had no store."""
     if apart_s > LOOKS_APART_MAX_S:
         return replace(known, seen_at=began_at, watched_from=began_at)
-    if apart_s > LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:
+    if apart_s > POSITIONS_LOOK_INTERVAL_S + LOOK_DELAY_MAX_S:
         return replace(known, watched_from=began_at)
     return known

@@ -20,7 +20,7 @@ from fetchproxy.errors import CorruptSegment, RemoteStorageError, StorageDenied
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.runtime.cooperative import forget, pieces
 from fetchproxy.runtime.single_flight import SingleFlight
-from fetchproxy.segments.records import decode_entry, encode_entry
+from fetchproxy.segments.records import decode_entry, encode_cache_entry
 from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
@@ -42,7 +42,7 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
 log = structlog.get_logger(__name__)
 
-MAGIC = b"collected metadata 1\n"
+COLLECTED_MAGIC = b"collected metadata 1\n"
 # The first objects by name are collected; the rest are read one by one. 100 bytes each.
 COLLECTED_MAX = 200_000
 # It is written again when so many objects, and such a share of all, were read one by one.
@@ -60,7 +60,7 @@ _DECODED_AT_ONCE = 500  # some 1 ms
 # By key: the version, and the entry without its length.
 CollectedEntry = tuple[str, bytes]
 Collected = Mapping[str, CollectedEntry]
-NOTHING: Collected = {}
+NOTHING_COLLECTED: Collected = {}
 Read = tuple[str, str, RemoteLogSegmentMetadata]  # key, version, content
 
 
@@ -69,16 +69,16 @@ async def encode_collected(read: Iterable[Read]) -> bytes:
     for piece in pieces(read):
         for key, version, metadata in piece:
             parts += (encode_string(key, False), encode_string(version, False))
-            parts.append(encode_entry(metadata))
+            parts.append(encode_cache_entry(metadata))
         await asyncio.sleep(0)
-    return MAGIC + await asyncio.to_thread(zlib.compress, b"".join(parts), _LEVEL)
+    return COLLECTED_MAGIC + await asyncio.to_thread(zlib.compress, b"".join(parts), _LEVEL)
 
 
 async def decode_collected(raw: bytes) -> dict[str, CollectedEntry]:
     """Raises CorruptSegment."""
-    if not raw.startswith(MAGIC):
+    if not raw.startswith(COLLECTED_MAGIC):
         raise CorruptSegment("the object has another format")
-    body = await asyncio.to_thread(_unpacked, raw[len(MAGIC) :])
+    body = await asyncio.to_thread(_unpacked, raw[len(COLLECTED_MAGIC) :])
     found: dict[str, CollectedEntry] = {}
     at = 0
     while at < len(body):
@@ -147,11 +147,11 @@ def collected_segment(
 async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:
     try:
         raw = await rsm.objects.get_collected_metadata(topic_id)
-        return NOTHING if raw is None else await decode_collected(raw)
+        return NOTHING_COLLECTED if raw is None else await decode_collected(raw)
     except (RemoteStorageError, CorruptSegment) as error:
         # The reads of the objects themselves report a store that is away.
         log.info("collected_metadata_not_read", topic_id=str(topic_id), error=str(error))
-        return NOTHING
+        return NOTHING_COLLECTED
 
 
 class CollectedOnce:

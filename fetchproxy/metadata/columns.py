@@ -45,9 +45,9 @@ from fetchproxy.segments.records import (
 
 # Each numeric or boolean field has its own column.
 _TYPECODES = {FieldKind.INT64: "q", FieldKind.SIZE: "q", FieldKind.BOOLEAN: "B"}
-COLUMNS = {f.attribute: _TYPECODES[f.kind] for f in FIELDS if f.kind in _TYPECODES}
-_FLAGS = tuple(name for name, typecode in COLUMNS.items() if typecode == "B")
-_values_of = attrgetter(*COLUMNS)
+_COLUMNS = {f.attribute: _TYPECODES[f.kind] for f in FIELDS if f.kind in _TYPECODES}
+_FLAGS = tuple(name for name, typecode in _COLUMNS.items() if typecode == "B")
+_values_of = attrgetter(*_COLUMNS)
 _ID = Struct("16s")
 _FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 _STATE = TAIL_FIELDS.index("state")
@@ -122,7 +122,7 @@ class Columns:
 
     @classmethod
     def of(cls, segments: Iterable[RemoteLogSegmentMetadata], pool: EpochPool) -> Columns:
-        empty = {name: array(typecode) for name, typecode in COLUMNS.items()}
+        empty = {name: array(typecode) for name, typecode in _COLUMNS.items()}
         columns = cls(bytearray(), empty, array("I"), pool, {})
         for segment in segments:
             columns.append(segment)
@@ -405,7 +405,7 @@ def _columns(
         clipped = {i: end for i, end in zip(ids, copied, strict=True) if end != NO_OFFSET}
         if any(NO_OFFSET != stored < end for stored, end in zip(copied, ends, strict=True)):
             return None
-    values = {name: array(typecode, said[name]) for name, typecode in COLUMNS.items()}
+    values = {name: array(typecode, said[name]) for name, typecode in _COLUMNS.items()}
     pool, start_at, size = EpochPool(), 2 + START_AT, SEGMENT_EPOCH.size
     epochs = [
         pool.number(

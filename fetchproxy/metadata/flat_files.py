@@ -34,7 +34,7 @@ from fetchproxy.segments.records import (
     MetadataEvent,
     RecordType,
     compact,
-    encode_entry,
+    encode_cache_entry,
     framed,
     record_head,
     walk_entries,
@@ -58,7 +58,7 @@ from fetchproxy.storage.stores.filesystem import sync, write_all
 
 log = structlog.get_logger(__name__)
 
-MAGIC = 1  # files with 0 did not name the partition
+_MAGIC = 1  # files with 0 did not name the partition
 TEMPORARY_SUFFIX = ".tmp"
 HEADER = Struct(">h16siq")
 _CHECKPOINT_DATA = INT64.size + UINT32.size
@@ -134,7 +134,7 @@ class CacheFile:
         be repeated. Raises ValueError if the file was not loaded.
         """
         size, lost = self._loaded_size(), self._lost
-        entries = b"".join([encode_entry(event) for event in events])
+        entries = b"".join([encode_cache_entry(event) for event in events])
         if size == 0 or lost is not None:
             entries = compact((lost or b"") + entries, self._tp, str(self.path))
             # A first file is made durable by `sync`, before anything relies on it.
@@ -187,9 +187,11 @@ class CacheFile:
     def _is_own(self, good: bytes) -> bool:
         """False: the file belongs to another partition, or has an older format."""
         magic, topic_id, partition, _ = HEADER.unpack_from(good)
-        if magic > MAGIC:
-            raise NewerMetadataVersion(f"{self.path}: magic {magic}, known are those up to {MAGIC}")
-        own = MAGIC, self._tp.topic_id.bytes, self._tp.partition
+        if magic > _MAGIC:
+            raise NewerMetadataVersion(
+                f"{self.path}: magic {magic}, known are those up to {_MAGIC}"
+            )
+        own = _MAGIC, self._tp.topic_id.bytes, self._tp.partition
         return (magic, topic_id, partition) == own
 
     def _understood(self, good: bytes) -> bytes:
@@ -201,7 +203,7 @@ class CacheFile:
 
     def _write_anew(self, entries: bytes, metadata_topic_offset: int, *, durable: bool) -> None:
         header = HEADER.pack(
-            MAGIC, self._tp.topic_id.bytes, self._tp.partition, metadata_topic_offset
+            _MAGIC, self._tp.topic_id.bytes, self._tp.partition, metadata_topic_offset
         )
         content = header + entries
         content += _checkpoint(metadata_topic_offset, crc32c(content))
@@ -275,7 +277,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
 # On any doubt the cache is discarded, and everything is read again from the topic. Blocking.
 
 
-class MetadataCache:
+class SegmentMetadataCache:
     """A context manager: only this process uses the folder while it is open."""
 
     def __init__(self, directory: Path) -> None:
@@ -413,7 +415,7 @@ class KeptEvents:
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        self._cache: MetadataCache | None = None
+        self._cache: SegmentMetadataCache | None = None
         self._files: dict[TopicIdPartition, CacheFile] = {}
         self._disk = asyncio.Lock()
         self._log_id = UUID(int=0)
@@ -509,7 +511,7 @@ class KeptEvents:
     # --- in a thread ---
     def _open(self, directory: Path, log_id: UUID) -> tuple[dict[int, int], list[TopicIdPartition]]:
         if self._cache is None:
-            self._cache = MetadataCache(directory).__enter__()
+            self._cache = SegmentMetadataCache(directory).__enter__()
         return self._cache.load_committed(log_id), self._cache.partitions()
 
     def _load(self, tp: TopicIdPartition) -> tuple[PartitionTable, CachedEntries]:
@@ -520,7 +522,7 @@ class KeptEvents:
 
     def _write(
         self,
-        cache: MetadataCache,
+        cache: SegmentMetadataCache,
         pending: dict[TopicIdPartition, _Pending],
         positions: dict[int, int],
     ) -> None:

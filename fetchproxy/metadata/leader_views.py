@@ -34,7 +34,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.runtime.batcher import Batcher, Tell
+from fetchproxy.runtime.batcher import Batcher, OnResult
 from fetchproxy.runtime.cooperative import chosen, forget, pieces
 from fetchproxy.runtime.single_flight import SingleFlight
 
@@ -78,7 +78,7 @@ class LeaderLog:
     async def _ask_ends(
         self,
         asked: Collection[tuple[TopicIdPartition, int]],
-        tell: Tell[tuple[TopicIdPartition, int], Told],
+        tell: OnResult[tuple[TopicIdPartition, int], Told],
     ) -> None:
         waiting = list(asked)
         while waiting:  # more than once only if a partition is asked about two epochs
@@ -97,7 +97,7 @@ class LeaderLog:
             waiting = [(tp, epoch) for tp, epoch in waiting if epochs[tp] != epoch]
 
     async def _ask_log_offsets(
-        self, tps: Collection[TopicIdPartition], tell: Tell[TopicIdPartition, LogOffsets]
+        self, tps: Collection[TopicIdPartition], tell: OnResult[TopicIdPartition, LogOffsets]
     ) -> None:
         now = asyncio.get_running_loop().time()
         for tp, log_offsets in (
@@ -156,10 +156,10 @@ async def compare_with_leader(
             response = await leader.epoch_end(tp, found.epoch)
             if response is None:
                 return Compared(Shared(end_offset))
-            answering, end = response
-            if leader_epoch not in (NO_EPOCH, answering):
+            responding, end = response
+            if leader_epoch not in (NO_EPOCH, responding):
                 raise ClusterUnavailable(f"{tp}: the leader changed during requests to it")
-            leader_epoch = answering
+            leader_epoch = responding
             if end.end_offset < 0 and found.epoch > leader_epoch:
                 raise ClusterUnavailable(
                     f"{tp}: leader epoch {found.epoch} is archived, but the leader's epoch is "

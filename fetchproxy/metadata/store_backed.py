@@ -15,7 +15,7 @@ from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.collected import (
-    NOTHING,
+    NOTHING_COLLECTED,
     Collected,
     CollectedOnce,
     Collecting,
@@ -73,14 +73,14 @@ from fetchproxy.storage.stores.object_store import StoredObject
 
 log = structlog.get_logger(__name__)
 
-Offsets = tuple[int, int]  # first and last, both inclusive
+_Offsets = tuple[int, int]  # first and last, both inclusive
 
 # By key: the version that was read, and its content.
-Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory | FinishedOffsets | None
-Contents = dict[str, tuple[str, Content]]
+_Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory | FinishedOffsets | None
+Contents = dict[str, tuple[str, _Content]]
 Readable = SegmentMetadataObject | LogHistoryObject | FinishedOffsetsObject
 # Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.
-PARTITIONS_AT_ONCE = 50
+_PARTITIONS_AT_ONCE = 50
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class StoredPartition:
     built_at: float = float("-inf")  # loop time at which the listing for `table` began
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
     # Of a mirror: the recorded gaps, and what is not copied yet (`PartitionView.not_copied`).
-    gaps: tuple[Offsets, ...] | None = None
+    gaps: tuple[_Offsets, ...] | None = None
     awaited: tuple[int, ...] = ()
 
     def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
@@ -114,7 +114,7 @@ class StoredPartition:
         version, content = self.objects.get(stored.key, ("", None))
         return version == stored.version and not isinstance(content, MetadataProblem)
 
-    def note(self, stored: StoredObject, content: Content) -> None:
+    def note(self, stored: StoredObject, content: _Content) -> None:
         self.objects[stored.key] = (stored.version, content)
 
     def note_content(self, entry: Readable, raw: bytes | DamagedObject) -> None:
@@ -149,7 +149,7 @@ class StoredPartition:
         )
 
     def build(
-        self, contents: Contents, began_at: float, gaps: tuple[Offsets, ...] | None = None
+        self, contents: Contents, began_at: float, gaps: tuple[_Offsets, ...] | None = None
     ) -> None:
         """Build `table` from `contents`, which a listing that began at `began_at` found. `gaps`: of
         a mirror.
@@ -192,7 +192,7 @@ class PartitionRead:
         self.partition = partition
         self._began_at = began_at
         self._of_mirror = of_mirror
-        self._gaps: list[Offsets] = []
+        self._gaps: list[_Offsets] = []
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
         self._contents: Contents = {}
@@ -205,7 +205,7 @@ class PartitionRead:
         elif self._of_mirror or not isinstance(found, FinishedOffsetsObject):
             self._listed.append(found)
 
-    def begin(self, collected: Collected = NOTHING) -> list[Readable]:
+    def begin(self, collected: Collected = NOTHING_COLLECTED) -> list[Readable]:
         """The objects that have to be read. The others are in memory or were collected."""
         partition = self.partition
         partition.log_starts = tuple(self._log_starts)
@@ -549,7 +549,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _read_partition(self, tp: TopicIdPartition, began_at: float) -> PartitionView:
         if self._serves:
             await self._rsm.identity.check()  # whether this is a mirror
-        partition, collected = self._partition(tp), NOTHING
+        partition, collected = self._partition(tp), NOTHING_COLLECTED
         read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror)
         what = f"metadata of {tp}"
         async with counted(began_at), self._while_it_comes(what) as it_came:
@@ -615,7 +615,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> int:
         """Read new objects that were not collected; returns how many. Raises RemoteStorageError."""
         waiting: list[tuple[PartitionRead, Readable]] = []
-        for piece in pieces(reads, PARTITIONS_AT_ONCE):
+        for piece in pieces(reads, _PARTITIONS_AT_ONCE):
             waiting += [(read, entry) for read in piece for entry in read.begin(collected)]
             await asyncio.sleep(0)
 
@@ -638,7 +638,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _collected(self, topic_id: UUID) -> Collected:
         """Only before the topic's first view: later reads find nearly all objects in memory."""
         if self._collecting is None or self._topic_views.cached(topic_id) is not None:
-            return NOTHING
+            return NOTHING_COLLECTED
         return await read_collected(self._rsm, topic_id)
 
     async def _list_topic(

@@ -67,7 +67,7 @@ _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
 # Kept per metadata partition. One problem proves that events are missing; more are for people.
 PROBLEMS_KEPT_MAX = 100
-State = RemoteLogSegmentState
+_State = RemoteLogSegmentState
 # How long the first list of archived topics waits for a slow store.
 IN_STORE_WAIT_MAX_S = 1.0
 # The store is listed again after this time if it had topics that the metadata topic lacks.
@@ -538,11 +538,11 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         tp = metadata.topic_id_partition
         table = await self._fresh(tp)
         table.check(metadata)
-        if metadata.state is State.COPY_SEGMENT_FINISHED:
+        if metadata.state is _State.COPY_SEGMENT_FINISHED:
             await self._put_finished(metadata, table)
             return
         await self._append(metadata)
-        if metadata.state is not State.DELETE_SEGMENT_FINISHED:
+        if metadata.state is not _State.DELETE_SEGMENT_FINISHED:
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
 
     async def _put_finished(

@@ -15,7 +15,7 @@ from fetchproxy.storage.archive_objects import ArchiveObjects
 
 log = structlog.get_logger(__name__)
 
-READ_AT_ONCE = 16
+_READ_AT_ONCE = 16
 
 
 class TopicDescriptions:
@@ -49,7 +49,7 @@ class TopicDescriptions:
                 self._read[key] = version, None
 
         new = [found for found in listed if found.key not in self._read]
-        await for_each(new, lambda found: read(found.key, found.version), READ_AT_ONCE)
+        await for_each(new, lambda found: read(found.key, found.version), _READ_AT_ONCE)
         said = [description for _, description in self._read.values() if description is not None]
         self.by_id = {one.topic_id: one for one in said}
         return self.by_id

@@ -24,7 +24,7 @@ from fetchproxy.observability.metrics import CONDITION_OFFSETS, CONDITIONS
 
 log = structlog.get_logger(__name__)
 
-PUBLISH_INTERVAL_S = 1.0
+_PUBLISH_INTERVAL_S = 1.0
 
 Subject = TopicIdPartition | None  # None: the archive as a whole
 Offsets = tuple[int, int]  # first and last, both inclusive
@@ -539,7 +539,7 @@ class Health:
         """Updates the gauges, for ever."""
         while True:
             publish_gauges(self.all(asyncio.get_running_loop().time()))
-            await asyncio.sleep(PUBLISH_INTERVAL_S)
+            await asyncio.sleep(_PUBLISH_INTERVAL_S)
 
 
 def _say(condition: Condition, fields: Mapping[str, object]) -> None:

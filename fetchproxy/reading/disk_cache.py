@@ -48,7 +48,7 @@ _BUSY = DISK_CACHE_NOT_WRITTEN.labels("busy")
 _FULL = DISK_CACHE_NOT_WRITTEN.labels("full")
 _FAILED = DISK_CACHE_NOT_WRITTEN.labels("failed")
 # A chunk takes some milliseconds; a disk that needs longer is worse than the store.
-READ_MAX_S = 1.0
+_READ_MAX_S = 1.0
 # After a disk has hung or failed, it is not used for this long.
 AWAY_S = 10.0
 _READ_THREADS = 2
@@ -223,7 +223,7 @@ class DiskCache:
             return None
         self._files.move_to_end(chunk)
         try:
-            async with asyncio.timeout(READ_MAX_S):
+            async with asyncio.timeout(_READ_MAX_S):
                 content = await loop.run_in_executor(self._readers, self._disk.read, chunk)
         except (DamagedFile, FileNotFoundError) as error:
             DISK_CACHE_ERRORS.labels("damaged").inc()

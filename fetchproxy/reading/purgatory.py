@@ -59,6 +59,7 @@ from fetchproxy.storage.store_health import StoreOperation
 PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
 
 log = structlog.get_logger(__name__)
+_COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
 
 
 # One waiting fetch (Kafka's DelayedRemoteFetch). It completes exactly once.
@@ -260,8 +261,6 @@ class PendingReads:
 # A fetch completes when one of its requests has data, at an error that a retry cannot repair, or at
 # its deadline. One step of the event loop checks memory and registers the fetch, so no wake-up is
 # lost between them.
-
-_COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
 
 
 class RemoteFetchPurgatory:

@@ -40,7 +40,7 @@ from fetchproxy.reading.segment_reader import (
 # Streams remembered. The longest unused stream is forgotten; its reader then starts a new one.
 STREAMS_MAX = 10_000
 # Partitions remembered whose credit is not full. A forgotten partition has full credit again.
-PARTITIONS_MAX = 10_000
+_PARTITIONS_MAX = 10_000
 # A full credit, in windows of the largest size. A debt is at most as large.
 CREDIT_WINDOWS = 2
 # A window grows up to this if its reader has other partitions to read meanwhile. They share the
@@ -60,7 +60,7 @@ class Stream:
     read: int = 1
 
 
-class Step(NamedTuple):
+class _Step(NamedTuple):
     """`ahead`: how many chunks after this one should be loading. 0: nothing new to plan."""
 
     stream: Stream
@@ -75,7 +75,7 @@ def advance(
     waited: bool,
     credit: float,
     chunks_max: int,
-) -> Step:
+) -> _Step:
     """A read was served from `chunks` chunks, the last of which is `chunk`.
 
     `stream`: the stream that it continues. None: it is a seek. `waited`: its reader asked before
@@ -83,10 +83,10 @@ def advance(
     """
     full = CREDIT_WINDOWS * chunks_max
     if stream is None:
-        return Step(Stream(chunk, read=chunks), 0, min(credit + EARNED_PER_CHUNK * chunks, full))
+        return _Step(Stream(chunk, read=chunks), 0, min(credit + EARNED_PER_CHUNK * chunks, full))
     if chunk == stream.chunk:
         if stream.window:
-            return Step(stream, 0, credit)
+            return _Step(stream, 0, credit)
         chunks = 0
     given_back = min(stream.planned, chunks)
     credit = min(credit + given_back + EARNED_PER_CHUNK * chunks, full)
@@ -96,7 +96,7 @@ def advance(
     window = min(window, allowed, chunks_max)
     new = max(window - planned, 0)
     after = Stream(chunk, window, planned + new, read)
-    return Step(after, window if new else 0, max(credit - new, -full))
+    return _Step(after, window if new else 0, max(credit - new, -full))
 
 
 class ReadAhead:
@@ -107,7 +107,7 @@ class ReadAhead:
         # Entries stay after use, because two readers in step continue the same stream. Keys are
         # ints, which hash fastest.
         self._streams: LRUCache[tuple[int, int, int], Stream] = LRUCache(streams_max)
-        self._credits: LRUCache[tuple[int, int], float] = LRUCache(PARTITIONS_MAX)
+        self._credits: LRUCache[tuple[int, int], float] = LRUCache(_PARTITIONS_MAX)
 
     def served(
         self,

@@ -22,17 +22,17 @@ from fetchproxy_protocol.record_batch import first_record_at_or_after, walk
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ArchiveMissing, ConfigError, CorruptSegment, ObjectFailing, leaves
 from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.flat_files import MetadataCache
+from fetchproxy.metadata.flat_files import SegmentMetadataCache
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.remotelog.options import (
     EARLIEST,
     LATEST,
+    ArchiveLocation,
     Bound,
     BoundKind,
     Ends,
-    Place,
     SourceOptions,
     by_place,
     by_topic,
@@ -40,10 +40,10 @@ from fetchproxy.remotelog.options import (
 from fetchproxy.remotelog.planning import (
     ALL_OFFSETS,
     SKIPPED_RECORDS,
-    Asked,
     DataLoss,
     OffsetSpan,
     ReadTask,
+    Selection,
     holes_of,
     plan_tasks,
 )
@@ -92,7 +92,7 @@ class ArchiveReading:
         self._topics = TopicDescriptions(self.rsm.objects)
         self._opened = AsyncExitStack()
         # Partitions with a trace in the archive, even without a segment.
-        self._known: frozenset[Place] = frozenset()
+        self._known: frozenset[ArchiveLocation] = frozenset()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opened:
@@ -164,7 +164,7 @@ class ArchiveReading:
             await read_waiting()
         return _last_incarnations(views.values())
 
-    async def _described(self) -> frozenset[Place]:
+    async def _described(self) -> frozenset[ArchiveLocation]:
         """The partitions that the archive knows without a record of theirs."""
         max_s = self._options.plan_max_ms / 1000
         said = await with_retries("what describes topics", self._topics.refresh, max_s)
@@ -176,7 +176,7 @@ class ArchiveReading:
         """The last views of an archiver with `metadata.manager=topic`, which may be running."""
         if not Path(cache_dir).is_dir():
             raise ConfigError(f"remotelog: metadataCacheDir {cache_dir}: no such folder")
-        cache = MetadataCache(Path(cache_dir))  # not entered: the archiver owns it
+        cache = SegmentMetadataCache(Path(cache_dir))  # not entered: the archiver owns it
         there = list(cache.partitions())
         self._known = _places(there)
         chosen = [t for t in there if self._options.topics.takes(t.topic, t.partition)]
@@ -206,7 +206,7 @@ class ArchiveReading:
                     f"archive has {has}"
                 )
 
-    async def asked(self, views: Views) -> list[Asked]:
+    async def asked(self, views: Views) -> list[Selection]:
         """The offsets to read of each partition. The archive has to have all of them.
 
         Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
@@ -224,7 +224,7 @@ class ArchiveReading:
             ALL_OFFSETS.end if last is BoundKind.LATEST else span.end,
         )
 
-    async def check_no_loss(self, asked: Iterable[Asked]) -> None:
+    async def check_no_loss(self, asked: Iterable[Selection]) -> None:
         """Raises DataLoss if an offset is missing and `failOnDataLoss` is set.
 
         Also raises RemoteStorageError.
@@ -233,7 +233,7 @@ class ArchiveReading:
             for tp, said in sorted((await self.holes(asked)).items()):
                 raise DataLoss(f"{tp}: {said}; {SKIPPED_RECORDS}")
 
-    async def holes(self, asked: Iterable[Asked]) -> dict[TopicIdPartition, str]:
+    async def holes(self, asked: Iterable[Selection]) -> dict[TopicIdPartition, str]:
         """As `planning.holes_of`, which has the one rule for holes."""
         of_store = self._options.metadata_cache_dir is None
         look = partial(
@@ -254,12 +254,12 @@ class ArchiveReading:
         """The offsets to read of a partition, without a look for holes. Raises as `asked`."""
         return OffsetSpan(await self._start(view), await self._end(view))
 
-    async def starts(self, views: Views) -> dict[Place, int]:
+    async def starts(self, views: Views) -> dict[ArchiveLocation, int]:
         """The offset at which reading of each partition begins. Raises as `asked`."""
         self._check_partitions("starting", self._options.starting, views)
         return {place: await self._start(view) for place, view in views.items()}
 
-    async def ends(self, views: Views) -> dict[Place, int]:
+    async def ends(self, views: Views) -> dict[ArchiveLocation, int]:
         """The offset at which reading of each partition ends. The archive may still grow up to the
         ending offsets.
         """
@@ -386,18 +386,18 @@ def _last_incarnations(views: Iterable[PartitionView]) -> Views:
     }
 
 
-def _places(tps: Iterable[TopicIdPartition]) -> frozenset[Place]:
+def _places(tps: Iterable[TopicIdPartition]) -> frozenset[ArchiveLocation]:
     return frozenset((tp.topic, tp.partition) for tp in tps)
 
 
-def plan_input(options: SourceOptions) -> list[Asked]:
+def plan_input(options: SourceOptions) -> list[Selection]:
     """The offsets to read of all chosen partitions. Blocking.
 
     Raises ConfigError, also for a topic that is not in the archive; DataLoss,
     RemoteStorageError, CorruptSegment.
     """
 
-    async def planned() -> list[Asked]:
+    async def planned() -> list[Selection]:
         async with ArchiveReading(options, once=True) as reading:
             views = await reading.views()
             reading.check_topics()
@@ -406,7 +406,7 @@ def plan_input(options: SourceOptions) -> list[Asked]:
     return asyncio.run(planned())
 
 
-def tasks_of(options: SourceOptions, asked: Iterable[Asked]) -> list[ReadTask]:
+def tasks_of(options: SourceOptions, asked: Iterable[Selection]) -> list[ReadTask]:
     return plan_tasks(
         asked,
         partition_bytes_max=options.partition_bytes_max,
@@ -519,7 +519,7 @@ class FollowedArchive:
         ):
             views = self._look()
         ends = until.without(self._made_again(until)).ends
-        asked: list[Asked] = []
+        asked: list[Selection] = []
         for key, offset_end in ends.items():
             if key not in views:
                 if begins.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
@@ -557,7 +557,7 @@ class FollowedArchive:
             log.warning("archived_data_lost", error=what)
         return again
 
-    def _truncated_to(self, place: Place, offset: int) -> int | None:
+    def _truncated_to(self, place: ArchiveLocation, offset: int) -> int | None:
         """The archive's end, if it lies below `offset`, which was read up to. Raises DataLoss.
 
         Metadata that cannot be read, or files that are older than the store, prove nothing.

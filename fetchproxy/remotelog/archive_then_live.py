@@ -17,9 +17,9 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.archive_reading import ArchiveReading
 from fetchproxy.remotelog.options import (
     EARLIEST,
+    ArchiveLocation,
     BoundKind,
     Ends,
-    Place,
     SourceOptions,
     TopicChoice,
     is_live_only,
@@ -108,7 +108,7 @@ class KafkaAdmin:
     def close(self) -> None:
         self._client.close()
 
-    def topics(self, chosen: TopicChoice) -> tuple[dict[str, str], list[Place]]:
+    def topics(self, chosen: TopicChoice) -> tuple[dict[str, str], list[ArchiveLocation]]:
         """The id of each chosen topic, and the chosen partitions."""
         names = sorted(chosen.names or chosen.assigned or ())
         if chosen.pattern is not None:
@@ -119,7 +119,7 @@ class KafkaAdmin:
             asked.add(name)
         values = self._client.describeTopics(asked).topicNameValues()
         ids: dict[str, str] = {}
-        places: list[Place] = []
+        places: list[ArchiveLocation] = []
         for name in names:
             said = _asked(f"topic {name!r}", values[name].get)
             ids[name] = said.topicId().toString()
@@ -132,7 +132,7 @@ class KafkaAdmin:
             places += [(name, number) for number in sorted(numbers) if chosen.takes(name, number)]
         return ids, places
 
-    def earliest(self, places: list[Place]) -> dict[Place, int]:
+    def earliest(self, places: list[ArchiveLocation]) -> dict[ArchiveLocation, int]:
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
         made = {place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
         asked = self._jvm.java.util.HashMap()
@@ -264,7 +264,7 @@ def _live_options(
     options: Mapping[str, str],
     parsed: SourceOptions,
     live: Half,
-    places: list[Place],
+    places: list[ArchiveLocation],
     *,
     streaming: bool,
 ) -> dict[str, str]:
@@ -275,7 +275,7 @@ def _live_options(
         if is_live_only(name) or name.lower() in _SHARED
     }
     chosen["kafka.isolation.level"] = parsed.isolation.name.lower()
-    starts: dict[Place, int] = {place: start for place, (start, _) in live.items()}
+    starts: dict[ArchiveLocation, int] = {place: start for place, (start, _) in live.items()}
     topics = parsed.topics
     if not streaming or topics.assigned is not None:
         chosen["assign"] = as_assign(live)

@@ -44,7 +44,7 @@ _NO_GROUP = "the archive is read without a consumer group, so its ACLs and quota
 _AS_BYTES = "key and value come as bytes; decode the columns"
 
 # The source cannot give the rows, limits or names that these options ask for.
-REFUSED: Mapping[str, str] = {
+REFUSED_KAFKA_OPTIONS: Mapping[str, str] = {
     "kafka.group.id": _NO_GROUP,
     "groupIdPrefix": _NO_GROUP,
     "kafka.auto.offset.reset": "startingOffsets says where reading begins",
@@ -58,7 +58,7 @@ REFUSED: Mapping[str, str] = {
 }
 
 _KAFKA = "kafka."
-_REFUSED = {name.lower(): name for name in REFUSED}
+_REFUSED = {name.lower(): name for name in REFUSED_KAFKA_OPTIONS}
 # Prefixes of options of the Kafka source alone, if both sources read one topic.
 _LIVE_ONLY = ("kafkaconsumer.", "fetchoffset.", "groupidprefix")
 # Stored bytes of one task, as Spark's default for files (spark.sql.files.maxPartitionBytes).
@@ -67,10 +67,10 @@ PARTITION_BYTES_MAX = 128 * 1024 * 1024
 # (a single record; Parquet's writer holds two or three of these copies), so the default keeps a
 # worker within 512 MiB. Arrow's offsets have 31 bits, and text that is not UTF-8 becomes three
 # times as long: above UNPACKED_BYTES_MOST a record may not fit.
-UNPACKED_BYTES_MAX = 64 * 1024 * 1024
+TASK_UNPACKED_BYTES_MAX = 64 * 1024 * 1024
 UNPACKED_BYTES_MOST = 512 * 1024 * 1024
 # Time to read a range, index or transaction index, with retries. Then the task fails and names it.
-READ_MAX_MS = 300_000
+_READ_MAX_MS = 300_000
 # Time to read one partition's metadata; a million segments take minutes from an object store.
 PLAN_MAX_MS = 600_000
 # The longest wait of a stream for `minOffsetsPerTrigger`: Spark's own default.
@@ -103,9 +103,10 @@ _OF_STREAMS = (
     "maxTriggerDelay",
 )
 # Topic and number of a partition.
-Place = tuple[str, int]
+ArchiveLocation = tuple[str, int]
 # The next offset of each partition.
-Ends = Mapping[Place, int]
+Ends = Mapping[ArchiveLocation, int]
+_KNOWN = {name.lower(): name for name in (*_OWN, *HONOURED) if not name.startswith(_KAFKA)}
 
 
 def is_not_needed(name: str) -> bool:
@@ -122,9 +123,6 @@ def is_live_only(name: str) -> bool:
 # Any other option is refused; otherwise a mistyped one would go unnoticed.
 
 
-_KNOWN = {name.lower(): name for name in (*_OWN, *HONOURED) if not name.startswith(_KAFKA)}
-
-
 def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
     """The form of Spark's JSON: {"topic": {"0": 23}}."""
     document: dict[str, dict[str, int]] = {}
@@ -133,7 +131,7 @@ def by_topic(offsets: Ends) -> dict[str, dict[str, int]]:
     return document
 
 
-def by_place(document: Mapping[str, Mapping[str, int]]) -> dict[Place, int]:
+def by_place(document: Mapping[str, Mapping[str, int]]) -> dict[ArchiveLocation, int]:
     """The reverse of `by_topic`. Raises AttributeError, TypeError, ValueError."""
     return {
         (topic, int(partition)): int(offset)
@@ -206,13 +204,13 @@ class SourceOptions:
     trigger: TriggerLimits = TriggerLimits()
     partitions_min: int = 0
     partition_records_max: int = 0  # 0: as many as its bytes hold
-    unpacked_bytes_max: int = UNPACKED_BYTES_MAX
+    unpacked_bytes_max: int = TASK_UNPACKED_BYTES_MAX
     push_filters: bool = False
     fail_on_data_loss: bool = True
     skip_corrupt: bool = False
     corrupt_report: str | None = None
     metadata_cache_dir: str | None = None
-    read_max_ms: int = READ_MAX_MS
+    read_max_ms: int = _READ_MAX_MS
     plan_max_ms: int = PLAN_MAX_MS
     store_settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -221,7 +219,9 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Sourc
     """Option names may have any case. Raises ConfigError, naming the option."""
     options = _Given({name.lower(): value for name, value in given.items()})
     if (refused := next((_REFUSED[n] for n in options.values if n in _REFUSED), None)) is not None:
-        raise ConfigError(f"remotelog: {refused}: {REFUSED[refused]}; take the option out")
+        raise ConfigError(
+            f"remotelog: {refused}: {REFUSED_KAFKA_OPTIONS[refused]}; take the option out"
+        )
     for name in options.values:
         known = name in _KNOWN or name.startswith(_STORE_SETTING)
         if not known and name != "kafka.isolation.level" and not is_not_needed(name):
@@ -244,14 +244,14 @@ def parse_options(given: Mapping[str, str], *, streaming: bool = False) -> Sourc
         partitions_min=options.number("minPartitions", 0, 0),
         partition_records_max=options.number("maxRecordsPerPartition", 0, 0),
         unpacked_bytes_max=options.number(
-            "maxUnpackedBytes", UNPACKED_BYTES_MAX, 1, UNPACKED_BYTES_MOST
+            "maxUnpackedBytes", TASK_UNPACKED_BYTES_MAX, 1, UNPACKED_BYTES_MOST
         ),
         push_filters=options.boolean("pushFilters", False),
         fail_on_data_loss=options.boolean("failOnDataLoss", True),
         skip_corrupt=options.one_of("corruptBatches", ("fail", "skip")) == "skip",
         corrupt_report=options.text("corruptReport"),
         metadata_cache_dir=options.text("metadataCacheDir"),
-        read_max_ms=options.number("readMaxMs", READ_MAX_MS, 1),
+        read_max_ms=options.number("readMaxMs", _READ_MAX_MS, 1),
         plan_max_ms=options.number("planMaxMs", PLAN_MAX_MS, 1),
         store_settings={
             name.removeprefix(_STORE_SETTING): value
@@ -394,7 +394,7 @@ def _bound(options: _Given, side: str, default: BoundKind, *, streaming: bool) -
     return Bound(BoundKind.OFFSETS, found)
 
 
-def _by_partition(name: str, document: Any) -> dict[Place, int]:
+def _by_partition(name: str, document: Any) -> dict[ArchiveLocation, int]:
     try:
         found = by_place(document)
     except (AttributeError, TypeError, ValueError):

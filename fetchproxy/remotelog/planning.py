@@ -20,7 +20,7 @@ from fetchproxy.observability.health import Offsets
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
-    Held,
+    Coverage,
     NotHeld,
     in_no_segment,
     look_at_offsets,
@@ -29,7 +29,7 @@ from fetchproxy.writing.archive_health import (
 from fetchproxy.writing.published import read_finished_offsets
 
 SKIPPED_RECORDS = "with failOnDataLoss=false it is passed over"
-PARTITIONS_AT_ONCE = 32
+_PARTITIONS_AT_ONCE = 32
 
 
 class DataLoss(FetchProxyError):
@@ -44,7 +44,7 @@ class OffsetSpan(NamedTuple):
 
 
 # A partition and its requested offsets.
-Asked = tuple[PartitionView, OffsetSpan]
+Selection = tuple[PartitionView, OffsetSpan]
 
 # The rule of `verify` (`archive_health.not_held`) finds offsets that the archive lacks. A hole is
 # a gap only if the archiver has put it on record; a hole without a record was archived and is
@@ -55,7 +55,7 @@ ALL_OFFSETS = OffsetSpan(0, 2**63)
 
 async def holes_of(
     rsm: RemoteStorageManager,
-    asked: Iterable[Asked],
+    asked: Iterable[Selection],
     *,
     views_of_store: bool = True,
     problems: Callable[[TopicIdPartition], Iterable[MetadataProblem]] = lambda tp: (),
@@ -68,7 +68,7 @@ async def holes_of(
     """
     found: dict[TopicIdPartition, str] = {}
 
-    async def look(one: Asked) -> None:
+    async def look(one: Selection) -> None:
         view, (start, end) = one
         offsets = start, end - 1
         if not _has_all(view, offsets):
@@ -81,7 +81,7 @@ async def holes_of(
             if said is not None:
                 found[view.tp] = said
 
-    await for_each(asked, look, PARTITIONS_AT_ONCE)
+    await for_each(asked, look, _PARTITIONS_AT_ONCE)
     return found
 
 
@@ -125,7 +125,7 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
         raise
     except CorruptSegment:
         stated = None  # `verify` names it
-    held = Held(
+    held = Coverage(
         segments=list(view.segments.bounds()),
         uncertain=view.unreadable,
         log_start_offset=view.raised_log_start,
@@ -216,7 +216,7 @@ def _task_of(
 
 
 def plan_tasks(
-    asked: Iterable[Asked],
+    asked: Iterable[Selection],
     *,
     partition_bytes_max: int,
     partitions_min: int = 0,

@@ -40,7 +40,7 @@ PARTITIONS_EACH = 16
 # Reads of one partition at once, within the store's own limits.
 METADATA_READS_MAX = 32
 _LENGTH = Struct(">Q")
-Views = dict[TopicIdPartition, PartitionView]
+_Views = dict[TopicIdPartition, PartitionView]
 Failing = dict[TopicIdPartition, RemoteStorageError]
 
 
@@ -77,7 +77,7 @@ async def read_view(
 async def read_elsewhere(
     options: SourceOptions,
     waiting: list[TopicIdPartition],
-    views: Views,
+    views: _Views,
     read_here: Callable[[], Awaitable[None]],
     failing: Failing | None = None,
 ) -> None:

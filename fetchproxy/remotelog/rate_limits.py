@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.remotelog.options import Ends, Place, TriggerLimits
+from fetchproxy.remotelog.options import ArchiveLocation, Ends, TriggerLimits
 from fetchproxy.remotelog.planning import OffsetSpan, segments_with
 
-Views = Mapping[Place, PartitionView]
+Views = Mapping[ArchiveLocation, PartitionView]
 
 
-def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[Place, int]:
+def new_offsets(views: Views, starts: Ends, ends: Ends) -> dict[ArchiveLocation, int]:
     """The first new offset of each partition that has any."""
     begins = {}
     for key, end in ends.items():
@@ -36,7 +36,7 @@ def admitted(views: Views, begins: Ends, ends: Ends, limits: TriggerLimits) -> E
     return found
 
 
-def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[Place, int]:
+def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[ArchiveLocation, int]:
     """In proportion to new offsets, as Spark's Kafka source; the sum is never above the limit."""
     sizes = {key: ends[key] - begin for key, begin in begins.items()}
     total = sum(sizes.values())
@@ -50,7 +50,7 @@ def _by_offsets(begins: Ends, ends: Ends, offsets_max: int) -> dict[Place, int]:
     return {key: begins[key] + share for key, share in shares.items()}
 
 
-def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[Place, int]:
+def _by_bytes(views: Views, begins: Ends, ends: Ends, bytes_max: int) -> dict[ArchiveLocation, int]:
     """Equal shares; the other partitions get the bytes that a partition does not need."""
     found = {}
     left = bytes_max

@@ -31,10 +31,21 @@ from fetchproxy.remotelog.archive_reading import (
 )
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
-from fetchproxy.remotelog.planning import Asked, OffsetSpan, ReadTask
+from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, Selection
 from fetchproxy.remotelog.pushed_filters import PushedFilters
 from fetchproxy.remotelog.session import keep_what_is_loaded
 from fetchproxy.remotelog.task_reader import logged, read_task
+
+# The installed PySpark's abilities. 4.0 and 4.1 ask a stream only for its latest offset; from 4.2
+# on, PySpark passes the start offset and a limit.
+try:
+    from pyspark.sql.streaming import datasource as limits
+except ImportError:
+    limits = None
+
+ADMITS = limits is not None
+# The base class of streams that know availableNow.
+EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else object
 
 # In Spark, an error of fetchproxy begins with its sentence and has none of fetchproxy's frames.
 #
@@ -81,7 +92,7 @@ def sentence_first() -> Iterator[None]:
         raise ReadingFailed("the first line says why") from error
 
 
-def partitions_of(tasks: Iterable[ReadTask]) -> list[InputPartition]:
+def _partitions_of(tasks: Iterable[ReadTask]) -> list[InputPartition]:
     """One for each task. If there is nothing to read, one of None."""
     return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
@@ -94,21 +105,6 @@ def rows_of(
         with sentence_first():
             yield from logged(task, read_task(options, task, columns, rows))
     keep_what_is_loaded()
-
-
-# The installed PySpark's abilities. 4.0 and 4.1 ask a stream only for its latest offset; from 4.2
-# on, PySpark passes the start offset and a limit.
-
-try:
-    from pyspark.sql.streaming import datasource as limits
-except ImportError:
-    limits = None
-
-ADMITS = limits is not None
-
-
-# The base class of streams that know availableNow.
-EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else object
 
 
 def check_stream(options: SourceOptions) -> None:
@@ -179,7 +175,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         with sentence_first():
             tasks = self._archive().tasks(start, end)
         self._repeated = self._repeated or (start != end and not self._looked_for_new)
-        return partitions_of(tasks)
+        return _partitions_of(tasks)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return rows_of(partition.value, self._options, self._columns, RowLimits())
@@ -294,9 +290,9 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> Sequence[InputPartition]:
         with sentence_first():
-            return partitions_of(tasks_of(self._options, self._filtered()))
+            return _partitions_of(tasks_of(self._options, self._filtered()))
 
-    def _filtered(self) -> list[Asked]:
+    def _filtered(self) -> list[Selection]:
         filters = self._filters
         least, end = filters.offset.least, filters.offset.most + 1
         return [

@@ -47,12 +47,12 @@ from fetchproxy.storage.stores.object_store import Content
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
-# A worker's memory is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `RANGE_BYTES` (a larger batch
+# A worker's memory is bounded: `RANGES_AHEAD_MAX` + 2 ranges of `TASK_RANGE_BYTES` (a larger batch
 # makes a range longer), the decoder's arena, one Arrow batch being made and one being sent. A range
 # above LARGE_RANGE_BYTES is alone, and is gone when its last Arrow batch is sent.
-RANGE_BYTES = 8 * 1024 * 1024
+TASK_RANGE_BYTES = 8 * 1024 * 1024
 RANGES_AHEAD_MAX = 1
-LARGE_RANGE_BYTES = 2 * RANGE_BYTES
+LARGE_RANGE_BYTES = 2 * TASK_RANGE_BYTES
 
 
 def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
@@ -389,6 +389,6 @@ def _runs(part: SegmentPart, index: RemoteLogIndex) -> Iterator[tuple[int, int]]
         return
     i, end = spans[0], spans[-1] + 1  # spans follow each other in offsets and bytes alike
     while i < end:
-        j = min(index.spans_up_to(i, RANGE_BYTES), end)
+        j = min(index.spans_up_to(i, TASK_RANGE_BYTES), end)
         yield i, j
         i = j

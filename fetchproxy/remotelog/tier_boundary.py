@@ -15,18 +15,18 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.options import (
     EARLIEST,
     LATEST,
+    ArchiveLocation,
     Bound,
     BoundKind,
     Ends,
-    Place,
     by_place,
     by_topic,
 )
 
 # The offsets of each partition that one source reads: (start, end). LATEST: up to the last one.
-Half = Mapping[Place, tuple[int, int]]
+Half = Mapping[ArchiveLocation, tuple[int, int]]
 
-VERSION = 2
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TierBoundary:
 
     def encode(self) -> str:
         document = {"archived": by_topic(self.archived), "live": by_topic(self.live)}
-        return json.dumps({"version": VERSION, **document})
+        return json.dumps({"version": _VERSION, **document})
 
     @classmethod
     def decode(cls, text: str, name: str) -> TierBoundary:
@@ -45,7 +45,7 @@ class TierBoundary:
             document = json.loads(text)
             if not isinstance(document.get("version"), int):
                 return cls._first_form(document)
-            if document["version"] != VERSION:
+            if document["version"] != _VERSION:
                 raise ConfigError(f"archive then live: {name} is of a later version of fetchproxy")
             return cls(by_place(document["archived"]), by_place(document["live"]))
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -70,8 +70,8 @@ def halves(tier_boundary: TierBoundary, starting: Bound, ending: Bound) -> tuple
             raise ConfigError(
                 f"archive then live: {side}Offsets has to name each partition, and no other: {odd}"
             )
-    history: dict[Place, tuple[int, int]] = {}
-    live: dict[Place, tuple[int, int]] = {}
+    history: dict[ArchiveLocation, tuple[int, int]] = {}
+    live: dict[ArchiveLocation, tuple[int, int]] = {}
     for place in sorted(places):
         start, end = _given(starting, place), _given(ending, place)
         cross = tier_boundary.archived.get(place)
@@ -86,7 +86,7 @@ def halves(tier_boundary: TierBoundary, starting: Bound, ending: Bound) -> tuple
     return history, live
 
 
-def _given(bound: Bound, place: Place) -> int:
+def _given(bound: Bound, place: ArchiveLocation) -> int:
     if bound.kind is BoundKind.OFFSETS:
         return bound.by_partition[place]
     return LATEST if bound.kind is BoundKind.LATEST else EARLIEST
@@ -97,7 +97,7 @@ def as_json(offsets: Ends) -> str:
     return json.dumps(by_topic(offsets))
 
 
-def as_assign(places: Mapping[Place, object]) -> str:
+def as_assign(places: Mapping[ArchiveLocation, object]) -> str:
     document: dict[str, list[int]] = {}
     for topic, partition in sorted(places):
         document.setdefault(topic, []).append(partition)

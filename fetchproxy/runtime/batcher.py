@@ -18,8 +18,8 @@ V = TypeVar("V")
 
 
 # Called with each key's answer as soon as it arrives.
-Tell = Callable[[K, V | ClusterError], None]
-Work = Callable[[Collection[K], Tell[K, V]], Awaitable[None]]
+OnResult = Callable[[K, V | ClusterError], None]
+_Work = Callable[[Collection[K], OnResult[K, V]], Awaitable[None]]
 
 
 class Batcher(Generic[K, V]):
@@ -29,7 +29,7 @@ class Batcher(Generic[K, V]):
     caller does the work for all. If it is cancelled, another caller does the rest.
     """
 
-    def __init__(self, work: Work[K, V]) -> None:
+    def __init__(self, work: _Work[K, V]) -> None:
         self._work = work
         # The group that a caller may still join: by key, the future answer. None: there is none.
         self._next: dict[K, asyncio.Future[V | ClusterError | _Left]] | None = None

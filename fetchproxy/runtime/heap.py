@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 _uninitialised = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
 )
-LOOK_INTERVAL_S = 5.0
+HEAP_LOOK_INTERVAL_S = 5.0
 # From <malloc.h>. The block size is the largest mmap threshold that glibc accepts; the trim
 # threshold follows from it.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -90,7 +90,7 @@ async def give_back_freed_memory(allocator: Allocator | None) -> None:
         return
     allocator.keep_large_blocks()
     while True:
-        await asyncio.sleep(LOOK_INTERVAL_S)
+        await asyncio.sleep(HEAP_LOOK_INTERVAL_S)
         freed_bytes = allocator.freed_bytes()
         HEAP_FREED_BYTES.set(freed_bytes)
         if freed_bytes > FREED_BYTES_MAX:

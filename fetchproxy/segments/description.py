@@ -34,20 +34,20 @@ from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 
 PARTITION_MAX = 2**31 - 1
 _NAME_SHOWN_MAX = 80
-INT64 = 2**63
-INT32 = 2**31
+INT64_LIMIT = 2**63
+INT32_LIMIT = 2**31
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
-State = RemoteLogSegmentState
+_State = RemoteLogSegmentState
 DeleteState = RemotePartitionDeleteState
-LEGAL_NEXT: dict[State | None, frozenset[State]] = {
-    None: frozenset({State.COPY_SEGMENT_STARTED}),
-    State.COPY_SEGMENT_STARTED: frozenset(
-        {State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_STARTED}
+LEGAL_NEXT: dict[_State | None, frozenset[_State]] = {
+    None: frozenset({_State.COPY_SEGMENT_STARTED}),
+    _State.COPY_SEGMENT_STARTED: frozenset(
+        {_State.COPY_SEGMENT_FINISHED, _State.DELETE_SEGMENT_STARTED}
     ),
-    State.COPY_SEGMENT_FINISHED: frozenset({State.DELETE_SEGMENT_STARTED}),
-    State.DELETE_SEGMENT_STARTED: frozenset({State.DELETE_SEGMENT_FINISHED}),
-    State.DELETE_SEGMENT_FINISHED: frozenset(),
+    _State.COPY_SEGMENT_FINISHED: frozenset({_State.DELETE_SEGMENT_STARTED}),
+    _State.DELETE_SEGMENT_STARTED: frozenset({_State.DELETE_SEGMENT_FINISHED}),
+    _State.DELETE_SEGMENT_FINISHED: frozenset(),
 }
 SEGMENT_VERSION = 3
 _CLIPPED_VERSION = 2
@@ -59,10 +59,10 @@ FINISHED_OFFSETS_VERSION = 1
 NOT_STATED = -1
 # Each number with its least value and its upper limit (exclusive).
 _FINISHED_FIELDS = {
-    "recorded_from": (0, INT64),
-    "end_offset": (NOT_STATED, INT64),
-    "leader_epoch": (-1, INT32),
-    "log_start_offset": (0, INT64),
+    "recorded_from": (0, INT64_LIMIT),
+    "end_offset": (NOT_STATED, INT64_LIMIT),
+    "leader_epoch": (-1, INT32_LIMIT),
+    "log_start_offset": (0, INT64_LIMIT),
 }
 LOG_HISTORY_VERSION = 1
 
@@ -96,7 +96,7 @@ class NewerMetadataVersion(CorruptSegment):
     """A newer fetchproxy wrote it. It is not broken, but this fetchproxy cannot read it."""
 
 
-def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields], T]) -> T:
+def decode_document(raw: bytes, key: str, version: int, read: Callable[[JsonFields], T]) -> T:
     """Reads one document of up to `version`. Raises CorruptSegment, naming `key` and the field.
 
     Raises NewerMetadataVersion if the document's own `version` is above that.
@@ -107,8 +107,8 @@ def decode_document(raw: bytes, key: str, version: int, read: Callable[[Fields],
     except (ValueError, RecursionError) as error:
         raise CorruptSegment(f"{key}: not JSON: {error}") from None
     try:
-        fields = Fields(document)
-        found = fields.integer("version", 1, INT32)
+        fields = JsonFields(document)
+        found = fields.integer("version", 1, INT32_LIMIT)
         if found > version:
             raise NewerMetadataVersion(
                 f"metadata version {found} was written by a newer fetchproxy, "
@@ -124,7 +124,7 @@ def json_document(fields: Mapping[str, object]) -> bytes:
     return json.dumps(fields, indent=1).encode() + b"\n"
 
 
-def of_partition(tp: TopicIdPartition, version: int) -> dict[str, object]:
+def identity_fields(tp: TopicIdPartition, version: int) -> dict[str, object]:
     return {
         "version": version,
         "topic": tp.topic,
@@ -133,7 +133,7 @@ def of_partition(tp: TopicIdPartition, version: int) -> dict[str, object]:
     }
 
 
-class Fields:
+class JsonFields:
     """Typed look-ups in one JSON object. A fault raises CorruptSegment, naming the field."""
 
     def __init__(self, document: Any) -> None:  # any result of json.loads
@@ -209,12 +209,12 @@ class Fields:
             raise CorruptSegment(f"field {name} is not a list of Kafka Uuids")
         return [value for value in found if value is not None]
 
-    def objects(self, name: str) -> list[Fields]:
-        return [Fields(entry) for entry in self._typed(name, list, "not a list")]
+    def objects(self, name: str) -> list[JsonFields]:
+        return [JsonFields(entry) for entry in self._typed(name, list, "not a list")]
 
     def partition(self) -> TopicIdPartition:
         """Raises CorruptSegment, also for an illegal topic name."""
-        partition = self.integer("partition", 0, INT32)
+        partition = self.integer("partition", 0, INT32_LIMIT)
         return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)
 
 
@@ -255,7 +255,7 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
         raise ValueError(f"illegal segment state transition: {before} to {new.state.name}")
     if (
         known is not None
-        and known.state is new.state is State.COPY_SEGMENT_FINISHED
+        and known.state is new.state is _State.COPY_SEGMENT_FINISHED
         and new.end_offset > known.end_offset
     ):
         raise ValueError(
@@ -354,7 +354,7 @@ FIELDS = (
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
     clipped = metadata.copied_end_offset is not None
     version = _CLIPPED_VERSION if clipped else _UNCLIPPED_VERSION
-    document = of_partition(
+    document = identity_fields(
         metadata.topic_id_partition, SEGMENT_VERSION if metadata.packed else version
     )
     for field in FIELDS:
@@ -370,9 +370,9 @@ def epochs_as_json(epochs: Iterable[EpochStart]) -> list[dict[str, int]]:
     return [{"epoch": e.epoch, "start_offset": e.start_offset} for e in epochs]
 
 
-def epoch_starts(fields: Fields, name: str) -> tuple[EpochStart, ...]:
+def epoch_starts(fields: JsonFields, name: str) -> tuple[EpochStart, ...]:
     return tuple(
-        EpochStart(e.integer("epoch", -1, INT32), e.integer("start_offset", 0, INT64))
+        EpochStart(e.integer("epoch", -1, INT32_LIMIT), e.integer("start_offset", 0, INT64_LIMIT))
         for e in fields.objects(name)
     )
 
@@ -389,9 +389,9 @@ def decode_segment(raw: bytes, key: str) -> RemoteLogSegmentMetadata:
     return decode_document(raw, key, SEGMENT_VERSION, _segment)
 
 
-def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
+def _segment(fields: JsonFields) -> RemoteLogSegmentMetadata:
     tp = fields.partition()
-    version = fields.integer("version", 1, INT32)
+    version = fields.integer("version", 1, INT32_LIMIT)
     clipped = version == _CLIPPED_VERSION or (
         version > _CLIPPED_VERSION and "copied_end_offset" in fields.names()
     )
@@ -406,7 +406,7 @@ def _segment(fields: Fields) -> RemoteLogSegmentMetadata:
 
 
 def _json_value(
-    fields: Fields, field: StoredField, low: int, tp: TopicIdPartition, clipped: bool
+    fields: JsonFields, field: StoredField, low: int, tp: TopicIdPartition, clipped: bool
 ) -> Any:
     name = field.json
     if field.kind is FieldKind.UUID:
@@ -418,8 +418,8 @@ def _json_value(
     if field.kind is FieldKind.EPOCHS:
         return epoch_starts(fields, name)
     if field.kind is FieldKind.OPTIONAL_INT64:
-        return fields.integer(name, low, INT64) if clipped else None
-    return fields.integer(name, low, INT64)
+        return fields.integer(name, low, INT64_LIMIT) if clipped else None
+    return fields.integer(name, low, INT64_LIMIT)
 
 
 # Content of a `.log-start-offset` object, for people who look into the store.
@@ -430,7 +430,7 @@ def _json_value(
 
 
 def encode_log_start(tp: TopicIdPartition, offset: int) -> bytes:
-    return json_document(of_partition(tp, LOG_START_VERSION) | {"log_start_offset": offset})
+    return json_document(identity_fields(tp, LOG_START_VERSION) | {"log_start_offset": offset})
 
 
 # Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata.
@@ -445,7 +445,7 @@ def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
         "event_timestamp_ms": deletion.event_timestamp_ms,
         "epoch": deletion.epoch,
     }
-    place = of_partition(deletion.topic_id_partition, PARTITION_DELETION_VERSION)
+    place = identity_fields(deletion.topic_id_partition, PARTITION_DELETION_VERSION)
     return json_document(place | said)
 
 
@@ -454,12 +454,12 @@ def decode_partition_deletion(raw: bytes, key: str) -> RemotePartitionDeleteMeta
     return decode_document(raw, key, PARTITION_DELETION_VERSION, _deletion)
 
 
-def _deletion(fields: Fields) -> RemotePartitionDeleteMetadata:
+def _deletion(fields: JsonFields) -> RemotePartitionDeleteMetadata:
     return RemotePartitionDeleteMetadata(
         topic_id_partition=fields.partition(),
         state=fields.member("state", RemotePartitionDeleteState),
-        event_timestamp_ms=fields.integer("event_timestamp_ms", -1, INT64),
-        epoch=fields.integer("epoch", -1, INT32),
+        event_timestamp_ms=fields.integer("event_timestamp_ms", -1, INT64_LIMIT),
+        epoch=fields.integer("epoch", -1, INT32_LIMIT),
     )
 
 
@@ -491,7 +491,7 @@ class FinishedOffsets:
 
 
 def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
-    place = of_partition(finished.topic_id_partition, FINISHED_OFFSETS_VERSION)
+    place = identity_fields(finished.topic_id_partition, FINISHED_OFFSETS_VERSION)
     said = {name: getattr(finished, name) for name in _FINISHED_FIELDS}
     return json_document(place | said | {"crc32c": _checksum(finished)})
 
@@ -499,7 +499,7 @@ def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
 def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> FinishedOffsets:
     """Raises CorruptSegment, naming `key` and the field; NewerMetadataVersion."""
 
-    def read(fields: Fields) -> FinishedOffsets:
+    def read(fields: JsonFields) -> FinishedOffsets:
         if fields.partition() != tp:
             raise CorruptSegment(f"it is of {fields.partition()}")
         said = {name: fields.integer(name, *of) for name, of in _FINISHED_FIELDS.items()}
@@ -513,7 +513,7 @@ def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> Finis
 
 def encode_archive_gap(tp: TopicIdPartition, first: int, last: int) -> bytes:
     said = {"first_lost_offset": first, "last_lost_offset": last}
-    return json_document(of_partition(tp, FINISHED_OFFSETS_VERSION) | said)
+    return json_document(identity_fields(tp, FINISHED_OFFSETS_VERSION) | said)
 
 
 def _checksum(finished: FinishedOffsets) -> str:
@@ -530,7 +530,7 @@ def _checksum(finished: FinishedOffsets) -> str:
 
 
 def encode_log_history(tp: TopicIdPartition, history: LogHistory) -> bytes:
-    return json_document(of_partition(tp, LOG_HISTORY_VERSION) | asdict(history))
+    return json_document(identity_fields(tp, LOG_HISTORY_VERSION) | asdict(history))
 
 
 def decode_log_history(raw: bytes, key: str) -> LogHistory:
@@ -538,10 +538,10 @@ def decode_log_history(raw: bytes, key: str) -> LogHistory:
     return decode_document(raw, key, LOG_HISTORY_VERSION, _history)
 
 
-def _history(fields: Fields) -> LogHistory:
+def _history(fields: JsonFields) -> LogHistory:
     return LogHistory(
-        after_epoch=fields.integer("after_epoch", -1, INT32),
-        kept_below=fields.integer("kept_below", 0, INT64),
-        kept_epoch=fields.integer("kept_epoch", -1, INT32),
-        earlier=fields.integers("earlier", 0, INT32),
+        after_epoch=fields.integer("after_epoch", -1, INT32_LIMIT),
+        kept_below=fields.integer("kept_below", 0, INT64_LIMIT),
+        kept_epoch=fields.integer("kept_epoch", -1, INT32_LIMIT),
+        earlier=fields.integers("earlier", 0, INT32_LIMIT),
     )

@@ -50,7 +50,7 @@ _BYTES_MAX = 1024 * 1024
 _DELTA_MAX = 2**63 - 1  # of two timestamps
 # What a message may unpack to, and the bytes after which a conversion ends: the rest comes with the
 # archiver's next fetch. A worker of an archiver counts as much for its reads and uploads.
-UNPACKED_BYTES_MAX = 64 * 1024 * 1024
+OLD_FORMAT_UNPACKED_BYTES_MAX = 64 * 1024 * 1024
 CONVERTED_BYTES_ENOUGH = 16 * 1024 * 1024
 # Byte of the header checksum in an LZ4 frame without a content size, as Kafka wrote it.
 _LZ4_CHECKSUM_AT = 6
@@ -216,7 +216,7 @@ def _bytes_at(entry: memoryview, pos: int) -> tuple[memoryview | None, int]:
 
 def _unpacked(codec: int, magic: int, data: Buffer) -> Buffer:
     if codec != CompressionType.LZ4 or magic > 0:
-        return decompress(codec, data, UNPACKED_BYTES_MAX)
+        return decompress(codec, data, OLD_FORMAT_UNPACKED_BYTES_MAX)
     # Kafka computed the frame's header checksum wrongly in v0 (KAFKA-3160), and we have no xxHash:
     # only one of 256 values is right.
     frame = bytearray(data)
@@ -228,7 +228,7 @@ def _unpacked(codec: int, magic: int, data: Buffer) -> Buffer:
             unpack_up_to(codec, frame, 0)
         except MalformedMessage:
             continue
-        return decompress(codec, frame, UNPACKED_BYTES_MAX)
+        return decompress(codec, frame, OLD_FORMAT_UNPACKED_BYTES_MAX)
     raise MalformedMessage("compressed records: not an LZ4 frame")
 
 

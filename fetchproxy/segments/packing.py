@@ -59,13 +59,13 @@ from fetchproxy.model import (
     StoredSegment,
 )
 from fetchproxy.segments.description import (
-    INT64,
-    Fields,
+    INT64_LIMIT,
+    JsonFields,
     decode_document,
     epoch_starts,
     epochs_as_json,
+    identity_fields,
     json_document,
-    of_partition,
 )
 from fetchproxy.segments.object_keys import SegmentFile, uuid_text
 
@@ -351,7 +351,7 @@ def encode_packing(packing: Packing) -> bytes:
     said = packing.described
     version = _UNDESCRIBED_VERSION if said is None else PACKING_VERSION
     document = {
-        **of_partition(packing.segment_id.topic_id_partition, version),
+        **identity_fields(packing.segment_id.topic_id_partition, version),
         "segment_id": uuid_text(packing.segment_id.id),
         "log_bytes": packing.log_bytes,
         "block_bytes": packing.block_bytes,
@@ -374,7 +374,7 @@ def decode_packing(raw: bytes, key: str) -> Packing:
     return decode_document(raw, key, PACKING_VERSION, _packing)
 
 
-def _packing(fields: Fields) -> Packing:
+def _packing(fields: JsonFields) -> Packing:
     segment_id = RemoteLogSegmentId(fields.partition(), fields.uuid("segment_id"))
     log_bytes = fields.integer("log_bytes", 1, SEGMENT_BYTES_MAX + 1)
     block_bytes = fields.integer("block_bytes", 1, BLOCK_BYTES_MAX + 1)
@@ -395,12 +395,12 @@ def _packing(fields: Fields) -> Packing:
     return Packing(segment_id, log_bytes, block_bytes, ends, key, described)
 
 
-def _described(fields: Fields, log_bytes: int) -> Described:
+def _described(fields: JsonFields, log_bytes: int) -> Described:
     start = fields.integer("base_offset", 0, OFFSET_MAX + 1)
     return Described(
         start_offset=start,
         end_offset=fields.integer("end_offset", start, OFFSET_MAX + 1),
-        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64),
+        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64_LIMIT),
         log_bytes=log_bytes,
         has_aborted_txns=fields.boolean("has_aborted_txns"),
         leader_epochs=epoch_starts(fields, "leader_epochs"),
@@ -411,7 +411,7 @@ def _sizes(count: int) -> Struct:
     return Struct(f">{count}I")
 
 
-def _base64(fields: Fields, name: str) -> bytes:
+def _base64(fields: JsonFields, name: str) -> bytes:
     try:
         return b64decode(fields.text(name), validate=True)
     except ValueError:

@@ -78,7 +78,7 @@ from fetchproxy.segments.description import (
 T = TypeVar("T")
 S = TypeVar("S", bound=IntEnum)
 NO_OFFSET = -1
-NO_EPOCH = -1
+_NO_EPOCH = -1
 _BEFORE_EPOCHS = FIELDS[: FIELDS.index(EPOCHS_FIELD)]
 _BEHIND_EPOCHS = FIELDS[FIELDS.index(EPOCHS_FIELD) + 1 :]
 _FORMATS = {FieldKind.SIZE: "q", FieldKind.OPTIONAL_INT64: "q"}
@@ -95,6 +95,9 @@ _RESTORE = Struct(">?q")
 Entry = tuple[int, int, int, int]
 _FINISHED = int(RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 _GONE = int(RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+# The names of the structs' values. leaderEpoch and the number of epochs belong to no field.
+HEAD_FIELDS = (*(f.attribute if f.json else f.record for f in _BEFORE_EPOCHS), "epochs")
+TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
 
 
 class RecordType(IntEnum):
@@ -124,9 +127,6 @@ def _struct_of(fields: Iterable[StoredField], more: str = "") -> Struct:
 
 # A segment's record in its newest version: up to the number of leader epochs, each epoch, the rest.
 SEGMENT_HEAD = _struct_of(_BEFORE_EPOCHS, "i")
-# The names of the structs' values. leaderEpoch and the number of epochs belong to no field.
-HEAD_FIELDS = (*(f.attribute if f.json else f.record for f in _BEFORE_EPOCHS), "epochs")
-TAIL_FIELDS = tuple(f.attribute for f in _BEHIND_EPOCHS)
 
 
 # By version: the struct after the epochs, and the values of later versions' fields.
@@ -184,7 +184,7 @@ def encode_message(event: MetadataEvent) -> bytes:
     return head + place + data
 
 
-def encode_entry(event: MetadataEvent) -> bytes:
+def encode_cache_entry(event: MetadataEvent) -> bytes:
     head, data = _encode(event)
     return framed(head + data)
 
@@ -327,7 +327,7 @@ def _packed(metadata: RemoteLogSegmentMetadata, field: StoredField) -> Any:
     if field.kind is FieldKind.UUID:
         return value.id.bytes
     if field.kind is FieldKind.LAST_EPOCH:
-        return value[-1].epoch if value else NO_EPOCH
+        return value[-1].epoch if value else _NO_EPOCH
     return NO_OFFSET if value is None else value
 
 
@@ -335,20 +335,20 @@ def _decode(fields: _Fields, kind: RecordType, version: int, tp: TopicIdPartitio
     if kind is RecordType.REMOTE_LOG_SEGMENT_METADATA:
         return _decode_segment(fields, version, tp)
     if kind is RecordType.DELETE_PARTITION_STATE:
-        epoch = fields.integer("epoch", Cursor.int32, NO_EPOCH)
+        epoch = fields.integer("epoch", Cursor.int32, _NO_EPOCH)
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
         state = fields.state("remotePartitionState", RemotePartitionDeleteState)
         return RemotePartitionDeleteMetadata(tp, state, at_ms, epoch)
     if kind is RecordType.LOG_START_OFFSET:
         offset = fields.integer("logStartOffset", Cursor.int64, 0)
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
-        after_epoch = fields.integer("afterEpoch", Cursor.int32, 0) if version else NO_EPOCH
+        after_epoch = fields.integer("afterEpoch", Cursor.int32, 0) if version else _NO_EPOCH
         return LogStartOffset(tp, offset, at_ms, after_epoch)
     if kind is RecordType.LOG_HISTORY:
         history = LogHistory(
-            after_epoch=fields.integer("afterEpoch", Cursor.int32, NO_EPOCH),
+            after_epoch=fields.integer("afterEpoch", Cursor.int32, _NO_EPOCH),
             kept_below=fields.integer("keptBelow", Cursor.int64, 0),
-            kept_epoch=fields.integer("keptEpoch", Cursor.int32, NO_EPOCH),
+            kept_epoch=fields.integer("keptEpoch", Cursor.int32, _NO_EPOCH),
         )
         at_ms = fields.integer("eventTimestamp", Cursor.int64, -1)
         if version:
@@ -403,7 +403,7 @@ def _decode_epochs(fields: _Fields) -> tuple[EpochStart, ...]:
         raise CorruptSegment(f"field {name} claims {count} elements")
     return tuple(
         EpochStart(
-            fields.integer(f"{name}.leaderEpoch", Cursor.int32, NO_EPOCH),
+            fields.integer(f"{name}.leaderEpoch", Cursor.int32, _NO_EPOCH),
             fields.integer(f"{name}.offset", Cursor.int64, 0),
         )
         for _ in range(count)

@@ -34,7 +34,7 @@ from fetchproxy.model import ByteRange
 # `lastTimestamp` is the largest timestamp and not the last one: producers may send timestamps out
 # of order, and a search by time must be able to skip an entry without reading its data.
 
-MAGIC = 0
+_MAGIC = 0
 DATA_BYTES_MAX = 2**31 - 1  # dataLength is an int32
 ENTRY_BYTES_MAX = 2**15 - 1  # length is an int16
 
@@ -74,7 +74,7 @@ class RemoteLogIndexEntry:
         return f"{self.object_key}#{self.span.position}"
 
 
-def encode_entry(object_key: str, span: IndexSpan) -> bytes:
+def encode_index_entry(object_key: str, span: IndexSpan) -> bytes:
     """Raises ValueError if a field does not fit, as with a key of more than 32 KB."""
     rdi = f"{object_key}#{span.position}".encode()
     if FIXED_BYTES + len(rdi) > ENTRY_BYTES_MAX or span.length > DATA_BYTES_MAX:
@@ -90,7 +90,7 @@ def encode_entry(object_key: str, span: IndexSpan) -> bytes:
         )
         + rdi
     )
-    return HEAD.pack(MAGIC, HEAD.size + len(body), crc32c(body)) + body
+    return HEAD.pack(_MAGIC, HEAD.size + len(body), crc32c(body)) + body
 
 
 def read_entry(raw: Buffer, at: int) -> RemoteLogIndexEntry:
@@ -132,8 +132,8 @@ def _checked_length(raw: Buffer, at: int) -> int:
     if at < 0 or left < FIXED_BYTES:
         raise CorruptSegment(f"{left} bytes are not an entry")
     magic, length, crc = HEAD.unpack_from(raw, at)
-    if magic != MAGIC:
-        raise CorruptSegment(f"magic {magic}, not {MAGIC}")
+    if magic != _MAGIC:
+        raise CorruptSegment(f"magic {magic}, not {_MAGIC}")
     if length < FIXED_BYTES or length > left:
         raise CorruptSegment(f"length {length}, {left} bytes are left")
     found = crc32c(memoryview(raw)[at + HEAD.size : at + length])
@@ -242,7 +242,7 @@ class RemoteLogIndex:
         positions = list(accumulate(lengths, initial=self.size_bytes))[:-1]
         ends = range(at + size, at + (len(rows) + 1) * size, size)
         sound = (
-            magics.count(MAGIC) == rdi_sizes.count(size - FIXED_BYTES) == len(rows)
+            magics.count(_MAGIC) == rdi_sizes.count(size - FIXED_BYTES) == len(rows)
             and b"".join(texts) == "".join(map(str, positions)).encode()  # all equally wide
             and crcs == tuple(crc32c(raw[end - size + HEAD.size : end]) for end in ends)
             and min(lengths) > 0
@@ -302,7 +302,7 @@ class RemoteLogIndex:
 
     def encoded(self, object_key: str) -> bytes:
         """The content of the `.index` object; empty if no batch was added. Raises ValueError."""
-        return b"".join(encode_entry(object_key, span) for span in self.spans())
+        return b"".join(encode_index_entry(object_key, span) for span in self.spans())
 
     def __len__(self) -> int:
         return len(self._positions)

@@ -29,7 +29,7 @@ from fetchproxy.model import AbortedTxn, EpochStart
 # own last offset; several entries may share it. If entries of merged segments have equal
 # producerId and firstOffset, the entry with the largest lastOffset is kept.
 
-VERSION = 0
+_VERSION = 0
 _ENTRY = Struct(">hqqqq")
 ENTRY_BYTES = _ENTRY.size
 _DIGITS_MAX = 19  # of an int64
@@ -42,7 +42,7 @@ def encode_aborted(entries: Iterable[AbortedTxn]) -> bytes:
     """The content of a `.txn` object; entries in the order of their markers."""
     ordered = sorted(entries, key=lambda entry: entry.last_offset)
     return b"".join(
-        _ENTRY.pack(VERSION, e.producer_id, e.first_offset, e.last_offset, e.last_stable_offset)
+        _ENTRY.pack(_VERSION, e.producer_id, e.first_offset, e.last_offset, e.last_stable_offset)
         for e in ordered
     )
 
@@ -57,8 +57,8 @@ def decode_aborted(raw: bytes) -> tuple[AbortedTxn, ...]:
     entries: list[AbortedTxn] = []
     for version, producer_id, first, last, stable in _ENTRY.iter_unpack(raw):
         where = f"transaction index entry {len(entries)}"
-        if version != VERSION:
-            raise CorruptSegment(f"{where} has version {version}, not {VERSION}")
+        if version != _VERSION:
+            raise CorruptSegment(f"{where} has version {version}, not {_VERSION}")
         if not 0 <= first <= last or producer_id < 0:
             raise CorruptSegment(f"{where}: producer {producer_id}, offsets {first} to {last}")
         if entries and last < entries[-1].last_offset:
@@ -104,7 +104,7 @@ def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[Aborte
 
 def encode_epochs(epochs: Iterable[EpochStart]) -> bytes:
     entries = list(epochs)
-    lines = [str(VERSION), str(len(entries)), *(f"{e.epoch} {e.start_offset}" for e in entries)]
+    lines = [str(_VERSION), str(len(entries)), *(f"{e.epoch} {e.start_offset}" for e in entries)]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -121,8 +121,8 @@ def decode_epochs(raw: bytes) -> tuple[EpochStart, ...]:
     if len(lines) < 2:
         raise CorruptSegment("leader epochs: version or number of entries is missing")
     version, count = _numbers(lines, 0, 1)[0], _numbers(lines, 1, 1)[0]
-    if version != VERSION:
-        raise CorruptSegment(f"leader epochs: line 1 has version {version}, not {VERSION}")
+    if version != _VERSION:
+        raise CorruptSegment(f"leader epochs: line 1 has version {version}, not {_VERSION}")
     if count != len(lines) - 2:
         raise CorruptSegment(f"leader epochs: line 2 says {count} entries, {len(lines) - 2} follow")
     entries: list[EpochStart] = []

@@ -18,10 +18,16 @@ from uuid import UUID
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import is_topic_name
-from fetchproxy.segments.description import INT32, INT64, Fields, decode_document, json_document
+from fetchproxy.segments.description import (
+    INT32_LIMIT,
+    INT64_LIMIT,
+    JsonFields,
+    decode_document,
+    json_document,
+)
 from fetchproxy.segments.object_keys import uuid_text
 
-VERSION = 1
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +44,10 @@ class TopicDescription:
     described_at_ms: int = field(default=0, compare=False)
 
 
-def encode_topic(said: TopicDescription) -> bytes:
+def encode_topic_description(said: TopicDescription) -> bytes:
     return json_document(
         {
-            "version": VERSION,
+            "version": _VERSION,
             "topic": said.topic,
             "topic_id": uuid_text(said.topic_id),
             "partitions": said.partitions,
@@ -54,11 +60,11 @@ def encode_topic(said: TopicDescription) -> bytes:
 
 def decode_topic(raw: bytes, key: str) -> TopicDescription:
     """Raises CorruptSegment, naming `key`."""
-    return decode_document(raw, key, VERSION, _topic)
+    return decode_document(raw, key, _VERSION, _topic)
 
 
-def _topic(fields: Fields) -> TopicDescription:
-    topic, partitions = fields.text("topic"), fields.integer("partitions", 1, INT32)
+def _topic(fields: JsonFields) -> TopicDescription:
+    topic, partitions = fields.text("topic"), fields.integer("partitions", 1, INT32_LIMIT)
     if not is_topic_name(topic):
         raise CorruptSegment(f"illegal topic name {topic[:80]!r}")
     return TopicDescription(
@@ -66,15 +72,15 @@ def _topic(fields: Fields) -> TopicDescription:
         topic,
         partitions,
         fields.text("cluster_id"),
-        dict(_empty(Fields(fields.mapping("empty")), partitions)),
-        fields.integer("described_at_ms", 0, INT64),
+        dict(_empty(JsonFields(fields.mapping("empty")), partitions)),
+        fields.integer("described_at_ms", 0, INT64_LIMIT),
     )
 
 
-def _empty(fields: Fields, partitions: int) -> Iterator[tuple[int, int]]:
+def _empty(fields: JsonFields, partitions: int) -> Iterator[tuple[int, int]]:
     for name in fields.names():
         # Python refuses to parse numbers of thousands of digits.
         short = name.isascii() and name.isdecimal() and len(name) <= 10
         if not short or int(name) >= partitions:
             raise CorruptSegment(f"{name[:80]!r} is not one of {partitions} partitions")
-        yield int(name), fields.integer(name, 0, INT64)
+        yield int(name), fields.integer(name, 0, INT64_LIMIT)

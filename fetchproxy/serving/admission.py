@@ -62,7 +62,7 @@ PAUSE_MAX_S = 15.0
 # Leading bits of an IPv6 address that stand for one host (RFC 6177): it may use all others freely.
 _IPV6_HOST_BITS = 64
 # Payers remembered. A forgotten payer owes nothing any more.
-CLIENTS_MAX = 10_000
+PAYERS_MAX = 10_000
 
 
 class ResponseBudget:
@@ -250,7 +250,7 @@ class ClientRates:
     def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
         self._bytes_per_s_max = bytes_per_s_max
         self._clock = clock
-        self._buckets: LRUCache[str, TokenBucket] = LRUCache(CLIENTS_MAX)
+        self._buckets: LRUCache[str, TokenBucket] = LRUCache(PAYERS_MAX)
 
     def room(self, bytes_max: int) -> int:
         """Bytes for one response: at most one second's worth, so that no client owes for long."""

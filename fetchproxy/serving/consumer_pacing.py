@@ -78,7 +78,7 @@ CLIENT_ID_SHOWN_MAX = SOFTWARE_SHOWN_MAX = 100
 # Consumers with one address and client id among which a new connection's consumer is searched.
 _ALIKE_MAX = 100
 
-Client = tuple[str, str]  # address, client id
+_Client = tuple[str, str]  # address, client id
 _Given = tuple[float, int]  # when a response left, its records
 
 
@@ -326,7 +326,7 @@ class ConsumerPaces:
 
     def reader(
         self,
-        client: Client,
+        client: _Client,
         node_id: int | None,
         partitions: Mapping[PartitionKey, FetchEntry],
         software: str,
@@ -368,7 +368,7 @@ class ConsumerPaces:
 @dataclass(frozen=True, slots=True, eq=False)
 class Consumer:
     of_client: int  # a hash
-    client: Client  # shortened for display
+    client: _Client  # shortened for display
     software: str
     subject: int
     consumer_pace: ConsumerPace

@@ -45,7 +45,7 @@ SWEEP_INTERVAL_S = 0.5
 # Connections checked in one step of the loop: well below 1 ms of work.
 SWEPT_AT_ONCE = 200
 # When the listener closes, clients have this long to take their last bytes and to end TLS.
-CLOSE_MAX_S = 1.0
+_CLOSE_MAX_S = 1.0
 # Connections that wait in the kernel to be accepted, and that one turn of the loop accepts at most:
 # each takes about 0.2 ms.
 _BACKLOG = 1024
@@ -284,7 +284,7 @@ class Listener:
     async def _closed(self) -> None:
         """Wait until all connections have ended; abort those that take longer than CLOSE_MAX_S."""
         try:
-            async with asyncio.timeout(CLOSE_MAX_S):
+            async with asyncio.timeout(_CLOSE_MAX_S):
                 while self._sessions:
                     self._empty.clear()
                     await self._empty.wait()

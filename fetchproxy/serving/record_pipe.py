@@ -22,14 +22,14 @@ _PIPE_BYTES = 1024 * 1024  # any user may have this much; of a socket's pages it
 PEEK_BYTES = 4 * 1024
 
 
-class Moved(NamedTuple):
+class _Moved(NamedTuple):
     """`taken` bytes have left the source. `not_sent`: the last of them, not taken by the target."""
 
     taken: int
     not_sent: Buffer
 
 
-NOTHING = Moved(0, b"")
+NOTHING_MOVED = _Moved(0, b"")
 
 
 class RecordPipe:
@@ -45,20 +45,20 @@ class RecordPipe:
         os.close(self._read_end)
         os.close(self._write_end)
 
-    def move(self, source: TransportSocket, target: TransportSocket, size: int) -> Moved:
+    def move(self, source: TransportSocket, target: TransportSocket, size: int) -> _Moved:
         """Move up to `size` bytes, as far as available. A socket's transport reports its errors."""
         if source.fileno() < 0 or target.fileno() < 0:
-            return NOTHING
+            return NOTHING_MOVED
         flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
         try:
             taken = os.splice(source.fileno(), self._write_end, min(size, _PIPE_BYTES), flags=flags)
         except OSError:
-            return NOTHING
+            return NOTHING_MOVED
         left = taken
         with suppress(OSError):
             while left:
                 left -= os.splice(self._read_end, target.fileno(), left, flags=flags)
-        return Moved(taken, self._rest(left))
+        return _Moved(taken, self._rest(left))
 
     def _rest(self, size: int) -> bytes:
         pieces = []

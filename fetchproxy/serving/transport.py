@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from fetchproxy_protocol.primitives import Buffer
 
-RECEIVE_BYTES = 256 * 1024
+_RECEIVE_BYTES = 256 * 1024
 _JOINED_BYTES_MAX = 32 * 1024  # a system call costs about as much as copying this many bytes
 # Most bytes sent in one step, well below a millisecond. A response with 1 MiB of records, as
 # consumers ask of a partition, takes one step.
@@ -30,12 +30,12 @@ _SENT_PIECES_MAX = 1000  # Linux takes 1024 (IOV_MAX)
 
 class ReceiveBuffer:
     def __init__(self) -> None:
-        self.view = memoryview(bytearray(RECEIVE_BYTES))
+        self.view = memoryview(bytearray(_RECEIVE_BYTES))
 
     def release(self, transport: asyncio.WriteTransport | None) -> None:
         """Called after views of the buffer were written to `transport`."""
         if transport is not None and transport.get_write_buffer_size():
-            self.view = memoryview(bytearray(RECEIVE_BYTES))
+            self.view = memoryview(bytearray(_RECEIVE_BYTES))
 
 
 def join_small(pieces: Iterable[Buffer]) -> Iterator[Buffer]:

@@ -23,7 +23,7 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentId, TopicIdPartition
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.topic_description import decode_topic, encode_topic
+from fetchproxy.segments.topic_description import decode_topic, encode_topic_description
 from fetchproxy.storage.archive_identity import read_identity
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
 from fetchproxy.storage.stores.object_store import (
@@ -222,7 +222,7 @@ class AttachedObjectStore(ObjectStore):
             said = decode_topic(raw, mount.description_there)
         except CorruptSegment:
             return raw  # the reader reports it
-        return encode_topic(replace(said, topic=mount.attached.name, topic_id=own_id))
+        return encode_topic_description(replace(said, topic=mount.attached.name, topic_id=own_id))
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
         """Metadata with the segment's topic id and name here. Other content is left as it is."""

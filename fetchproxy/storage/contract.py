@@ -1,6 +1,7 @@
 """Tests of what every object store must do. A backend's own test module inherits them.
 
-    from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
+    from fetchproxy.config.schema import MiB
+from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManagerContract
 
     @pytest.fixture
     async def store() -> AsyncIterator[MyStore]: ...     # open and empty
@@ -24,6 +25,7 @@ from uuid import UUID
 
 import pytest
 
+from fetchproxy.config.schema import MiB
 from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
@@ -44,8 +46,7 @@ from fetchproxy.storage.packed_logs import LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
-MiB = 1024 * 1024
-PART_BYTES = 5 * MiB
+CONTRACT_PART_BYTES = 5 * MiB
 
 # Every character that Kafka allows in a topic name, and names that sort differently as folders.
 ODD_KEYS = sorted(
@@ -250,7 +251,7 @@ class ObjectStoreContract:
             await store.get("f/k")
         assert await keys_of(store.list("")) == ["f/l"]
 
-    @pytest.mark.parametrize("size_bytes", [0, 1, PART_BYTES, 20 * MiB + 7])
+    @pytest.mark.parametrize("size_bytes", [0, 1, CONTRACT_PART_BYTES, 20 * MiB + 7])
     async def test_a_file_is_put_whole(
         self, store: ObjectStore, tmp_path: Path, size_bytes: int
     ) -> None:
@@ -260,8 +261,8 @@ class ObjectStoreContract:
         await store.put_file("f/segment.log", path)
         assert sha256(await store.get("f/segment.log")).digest() == sha256(content).digest()
         assert [o.size_bytes async for o in store.list("f/")] == [size_bytes]
-        if size_bytes > PART_BYTES:
-            border = ByteRange(PART_BYTES - 10, PART_BYTES + 10)
+        if size_bytes > CONTRACT_PART_BYTES:
+            border = ByteRange(CONTRACT_PART_BYTES - 10, CONTRACT_PART_BYTES + 10)
             assert await store.get_range("f/segment.log", border) == content[border.start :][:20]
 
     async def test_a_settled_file_may_lose_its_name(
@@ -358,7 +359,7 @@ class ObjectStoreContract:
     async def test_a_cancelled_put_of_a_file_leaves_nothing_or_all(
         self, store: ObjectStore, tmp_path: Path, turns: int, settled: bool
     ) -> None:
-        content = noise(3 * PART_BYTES)
+        content = noise(3 * CONTRACT_PART_BYTES)
         path = tmp_path / "segment"
         path.write_bytes(content)
         work = asyncio.create_task(store.put_file("k", path, settled=settled))

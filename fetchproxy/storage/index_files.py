@@ -73,7 +73,7 @@ _NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})")
 P = ParamSpec("P")
 T = TypeVar("T")
 # A look-up takes a few milliseconds.
-READ_MAX_S = 0.25
+_READ_MAX_S = 0.25
 _THREADS = 2
 
 log = structlog.get_logger(__name__)
@@ -477,7 +477,7 @@ class LocalIndexes:
         index = self.partition(tp)
         outcome, found = "failed", None
         try:
-            async with asyncio.timeout(READ_MAX_S):
+            async with asyncio.timeout(_READ_MAX_S):
                 held = await self.in_thread(index.segment_index, self.describe(metadata))
             if held is not None:
                 held.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
@@ -495,7 +495,7 @@ class LocalIndexes:
 
     async def _drop(self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata) -> None:
         try:
-            async with asyncio.timeout(READ_MAX_S):
+            async with asyncio.timeout(_READ_MAX_S):
                 await self.in_thread(index.drop_from, self.describe(metadata))
         except (OSError, TimeoutError) as error:
             log.warning("local_index_not_dropped", **metadata.logged, error=repr(error))

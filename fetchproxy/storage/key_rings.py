@@ -41,7 +41,7 @@ _KEY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # The context that a wrapped key is bound to. Key services require text for names and values.
 KeyContext = Mapping[str, str]
 # A changed file is noticed this soon, also while no key is used.
-LOOK_INTERVAL_S = 1.0
+_LOOK_INTERVAL_S = 1.0
 
 
 def key_context(segment_id: RemoteLogSegmentId, digest: str) -> KeyContext:
@@ -277,7 +277,7 @@ class FileKeyRing(KeyRing):
     async def run(self) -> None:
         while True:
             await self._keys_now()
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def _keys_now(self) -> Keys:
         # On a thread: a folder of the network may hang.

@@ -17,7 +17,7 @@ from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 _METADATA_SUFFIX = f".{SegmentFile.METADATA.value}"
 _OTHER_SUFFIXES = tuple(f".{file.value}" for file in SegmentFile)
 # Ten thousand topics, listed one after the other from a store 40 ms away, would take 400 s.
-LISTINGS_AT_ONCE = 16
+_LISTINGS_AT_ONCE = 16
 # By name: why the topic's partitions are not known.
 Unlisted = dict[str, RemoteStorageError]
 PAGES_AT_ONCE = 32
@@ -122,7 +122,7 @@ async def listed_partitions(
         finally:
             it_came()
 
-    await for_each(topics, list_one, min(len(topics), LISTINGS_AT_ONCE))
+    await for_each(topics, list_one, min(len(topics), _LISTINGS_AT_ONCE))
     return sorted(found)
 
 

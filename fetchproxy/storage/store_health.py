@@ -52,11 +52,11 @@ REPORTED_AFTER_S = 1.0
 # Any working store answers small objects, ranges and listings faster. The console looks every 5 s,
 # so it names a silent store within 15 s.
 SILENT_AFTER_S = 8.0
-LOOK_INTERVAL_S = 1.0
+_LOOK_INTERVAL_S = 1.0
 # A store that refuses a lower rate has another problem; fewer requests would only delay readers.
 PER_S_MIN = 50.0
 GROWTH_PER_S = 1.1
-FORGOTTEN_AFTER_S = 60.0
+OBJECT_FORGOTTEN_AFTER_S = 60.0
 # The store refuses concurrent requests together: this counts as one refusal.
 _SAME_REFUSAL_S = 1.0
 # A few refusals, or a small share, are no limit of the store: the requests are sent again. Of 25
@@ -123,7 +123,7 @@ class RequestBudget:
         self._next_at = 0.0
 
     def per_s(self, now: float) -> float | None:
-        if self._per_s is None or now - self.refused_at >= FORGOTTEN_AFTER_S:
+        if self._per_s is None or now - self.refused_at >= OBJECT_FORGOTTEN_AFTER_S:
             return None
         return float(self._per_s * GROWTH_PER_S ** (now - self.refused_at))
 
@@ -497,4 +497,4 @@ class StoreHealth:
                 tasks.create_task(self._keys.run(), name="key ring")
             while True:
                 self.look(asyncio.get_running_loop().time())
-                await asyncio.sleep(LOOK_INTERVAL_S)
+                await asyncio.sleep(_LOOK_INTERVAL_S)

@@ -16,7 +16,7 @@ import structlog
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
 from fetchproxy.tls.alerts import SHAKING
-from fetchproxy.tls.handshake_errors import HandshakesMax, in_words, reason_of
+from fetchproxy.tls.handshake_errors import HandshakesMax, handshake_error_in_words, reason_of
 from fetchproxy.tls.reloading import ReloadingContext
 
 log = structlog.get_logger(__name__)
@@ -95,7 +95,7 @@ class TlsAcceptor:
         reason = reason_of(error)
         TLS_HANDSHAKES_FAILED.labels(reason).inc()
         if reason == "closed":  # as each health check of a port does
-            log.debug("tls_handshake_failed", client=client, error=in_words(error))
+            log.debug("tls_handshake_failed", client=client, error=handshake_error_in_words(error))
             return
         if reason == "timeout":
             LIMITS_REACHED.labels("tls_handshake_max_ms").inc()
@@ -105,7 +105,7 @@ class TlsAcceptor:
             client=client,
             server_name=server_name,
             reason=reason,
-            error=in_words(error),
+            error=handshake_error_in_words(error),
         )
 
 

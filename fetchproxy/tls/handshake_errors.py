@@ -67,7 +67,7 @@ def reason_of(error: OSError) -> str:
     return "other"
 
 
-def in_words(error: OSError) -> str:
+def handshake_error_in_words(error: OSError) -> str:
     """The error in words, for logs and messages. An error that is not from TLS keeps its text."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate not accepted: {error.verify_message}"

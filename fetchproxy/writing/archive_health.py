@@ -26,7 +26,7 @@ from fetchproxy.writing.published_conditions import StoredConditions
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Coverage:
     """The offsets that the archive has of a partition."""
 
     segments: Sequence[Offsets]
@@ -45,7 +45,7 @@ class NotHeld:
 
 
 def not_held(
-    held: Held, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
+    held: Coverage, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
 ) -> NotHeld:
     """`stated` None: the partition has no record."""
     first, last = _expected(held, stated)
@@ -66,7 +66,7 @@ def not_held(
     )
 
 
-def _expected(held: Held, stated: FinishedOffsets | None) -> Offsets:
+def _expected(held: Coverage, stated: FinishedOffsets | None) -> Offsets:
     """The offsets at which the archive has to begin and end."""
     first = min((start for start, _ in held.segments), default=2**63)
     last = max((end for _, end in held.segments), default=-1)
@@ -140,7 +140,7 @@ async def look_at_offsets(
         now = asyncio.get_running_loop().time()
         view = await (rlmm.refresh(tp, now) if refresh is None else refresh())
         done = [s for s in rlmm.list_remote_log_segments(tp) if s.is_finished]
-        held = Held(
+        held = Coverage(
             segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
             uncertain=view.unreadable,
             log_start_offset=view.raised_log_start,

@@ -39,11 +39,11 @@ log = structlog.get_logger(__name__)
 
 # How often a pass tries a partition whose error may pass. The store's client and the cluster's have
 # tried each request several times before.
-TRIES_MAX = 3
+PARTITION_TRIES_MAX = 3
 PAUSES = Backoff(1_000, 30_000, 0.2)
 # If so many partitions fail one after the other for such a reason, store or brokers are away: the
 # others are not asked, because each would wait for its time-outs.
-FAILED_IN_A_ROW_MAX = 20
+PARTITIONS_FAILED_IN_A_ROW_MAX = 20
 _GONE = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 _DENIED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
@@ -89,7 +89,7 @@ class ArchivePass(Archiver):
     """
 
     topic_configs: Mapping[UUID, Mapping[str, str] | None] | None = None
-    tries_max: int = TRIES_MAX
+    tries_max: int = PARTITION_TRIES_MAX
     log_starts: Mapping[TopicIdPartition, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -270,7 +270,7 @@ class _Round:
         self.found += found
         passing = next((one for one in found if one.again), None)
         self._in_a_row = 0 if passing is None else self._in_a_row + 1
-        if self._in_a_row >= FAILED_IN_A_ROW_MAX:
+        if self._in_a_row >= PARTITIONS_FAILED_IN_A_ROW_MAX:
             self.away = passing
 
 

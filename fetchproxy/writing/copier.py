@@ -41,7 +41,7 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
-State = RemoteLogSegmentState
+_State = RemoteLogSegmentState
 
 # The store has used up its tries by then (`stores.retries`). Within copy_max_ms.
 FINISH_BACKOFF = Backoff(initial_ms=1_000, max_ms=30_000, jitter=0.2)
@@ -54,10 +54,10 @@ async def delete_segment(
     wall_clock_ms: Callable[[], int],
 ) -> None:
     """Delete the segment at once, even while it is read. Raises RemoteStorageError, ValueError."""
-    if segment.state is not State.DELETE_SEGMENT_STARTED:
-        await rlmm.put(segment.with_state(State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
+    if segment.state is not _State.DELETE_SEGMENT_STARTED:
+        await rlmm.put(segment.with_state(_State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
     await rsm.delete_log_segment_data(segment)
-    await rlmm.put(segment.with_state(State.DELETE_SEGMENT_FINISHED, wall_clock_ms()))
+    await rlmm.put(segment.with_state(_State.DELETE_SEGMENT_FINISHED, wall_clock_ms()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class SegmentCopier:
         self, segment: AccumulatedSegment, metadata: RemoteLogSegmentMetadata, deadline: float
     ) -> RemoteLogSegmentMetadata:
         """Record the copy as finished. From here on it may count, even if recording fails."""
-        finished = metadata.with_state(State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
+        finished = metadata.with_state(_State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
         try:
             async with self._in_time(segment, deadline) as refusals:
                 await self._record_in_the_end(finished, deadline, refusals)
@@ -254,7 +254,7 @@ class SegmentCopier:
             event_timestamp_ms=self.wall_clock_ms(),
             segment_leader_epochs=segment.leader_epochs,
             segment_size_bytes=segment.size_bytes,
-            state=State.COPY_SEGMENT_STARTED,
+            state=_State.COPY_SEGMENT_STARTED,
             has_aborted_txns=bool(segment.aborted),
             packed=self.rsm.packed.packs(compressible=segment.compressible),
         )

@@ -47,7 +47,7 @@ from fetchproxy.writing.spool import Spool
 # keep that rule decisive, the merger takes no segments that overlap: a range whose replaced
 # segments still exist is planned again after they are gone.
 
-Segments = Sequence[RemoteLogSegmentMetadata]
+_Segments = Sequence[RemoteLogSegmentMetadata]
 
 # Offsets relative to a segment's start fit an int32, as in Kafka's own index files.
 MERGED_OFFSETS_MAX = 2**31 - 1
@@ -58,7 +58,7 @@ _NOT_ENCRYPTED = (
     "it is not encrypted, and other segments of the partition are: somebody without a key may have "
     "put it there. Compare it with its source; --encrypt-plain then merges and encrypts it"
 )
-CHUNK_BYTES = 4 * 1024 * 1024
+_CHUNK_BYTES = 4 * 1024 * 1024
 MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segment.bytes)
 
 log = structlog.get_logger(__name__)
@@ -70,13 +70,13 @@ def plan_merges(
     *,
     bytes_max: int,
     left_out: Collection[RemoteLogSegmentId] = (),
-) -> list[Segments]:
+) -> list[_Segments]:
     """Groups of two or more segments, by offset, each of at most `bytes_max` bytes. `segments`:
     read with `view`; those in `left_out` stay as they are. Small segments have at most half of
     `bytes_max`, so a full group gives one that is not small. The same archive gives the same plan,
     also after a part of it has been carried out.
     """
-    groups: list[Segments] = []
+    groups: list[_Segments] = []
     group: list[RemoteLogSegmentMetadata] = []
     for segment in _alone(segments, view):
         if group and not (_continues(group[-1], segment) and _fits(group, segment, bytes_max)):
@@ -89,7 +89,7 @@ def plan_merges(
 
 
 def still_stand(
-    sources: Segments,
+    sources: _Segments,
     segments: Iterable[RemoteLogSegmentMetadata],
     view: PartitionView,
 ) -> bool:
@@ -152,13 +152,13 @@ def _continues(before: RemoteLogSegmentMetadata, segment: RemoteLogSegmentMetada
     return other[0].epoch == NOT_COUNTED or highest <= other[0].epoch
 
 
-def _fits(group: Segments, segment: RemoteLogSegmentMetadata, bytes_max: int) -> bool:
+def _fits(group: _Segments, segment: RemoteLogSegmentMetadata, bytes_max: int) -> bool:
     size = sum(s.segment_size_bytes for s in group) + segment.segment_size_bytes
     offsets = segment.end_offset - group[0].start_offset + 1
     return size <= bytes_max and offsets <= MERGED_OFFSETS_MAX
 
 
-def _is_worth_it(group: Segments) -> bool:
+def _is_worth_it(group: _Segments) -> bool:
     sizes = [segment.segment_size_bytes for segment in group]
     return len(sizes) > 1 and max(sizes) <= LARGEST_SHARE_MAX * sum(sizes)
 
@@ -169,7 +169,7 @@ def _is_worth_it(group: Segments) -> bool:
 
 
 async def merged_log(
-    rsm: RemoteStorageManager, sources: Segments, writer: SegmentWriter, chunk_bytes: int
+    rsm: RemoteStorageManager, sources: _Segments, writer: SegmentWriter, chunk_bytes: int
 ) -> tuple[AccumulatedSegment, tuple[EpochStart, ...]]:
     """(the merged log, the log's epochs up to its end, also those that ended before it). `writer`:
     new, at the start of the first source; the caller discards it.
@@ -227,7 +227,7 @@ async def _append(
         )
 
 
-async def _kafka_files(rsm: RemoteStorageManager, sources: Segments) -> KafkaFiles:
+async def _kafka_files(rsm: RemoteStorageManager, sources: _Segments) -> KafkaFiles:
     """The broker's own indexes, if every segment has them. The snapshot is the last segment's."""
     snapshot = await _kafka_file(rsm, sources[-1], SegmentFile.PRODUCER_SNAPSHOT)
     offsets: list[tuple[bytes, int, int]] = []
@@ -295,11 +295,11 @@ class PartitionMerger:
     spool: Spool
     _: KW_ONLY
     bytes_max: int = MERGED_BYTES_MAX
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int = _CHUNK_BYTES
     # Also take over segments that are not encrypted, in a partition that has encrypted ones.
     encrypt_plain: bool = False
 
-    async def plan(self, tp: TopicIdPartition) -> list[Segments]:
+    async def plan(self, tp: TopicIdPartition) -> list[_Segments]:
         """The groups to merge; none for a partition being deleted. Raises RemoteStorageError."""
         return (await self._plan(tp))[0]
 
@@ -310,7 +310,7 @@ class PartitionMerger:
         replaced = sum(map(len, groups))
         return MergedPartition(tp, len(groups), replaced, size, refused=refused)
 
-    async def _plan(self, tp: TopicIdPartition) -> tuple[list[Segments], list[str]]:
+    async def _plan(self, tp: TopicIdPartition) -> tuple[list[_Segments], list[str]]:
         """The groups to merge, and why segments are left out.
 
         A merged segment is encrypted, and so proven to be of a holder of the key ring. A segment
@@ -349,7 +349,7 @@ class PartitionMerger:
         except (CorruptSegment, ObjectNotFound):
             return True
 
-    async def _look(self, tp: TopicIdPartition) -> tuple[Segments, PartitionView] | None:
+    async def _look(self, tp: TopicIdPartition) -> tuple[_Segments, PartitionView] | None:
         """The current segments and view. None: the partition is being deleted."""
         now = asyncio.get_running_loop().time()
         if await self.rlmm.partition_deletion(tp, now) is not None:
@@ -399,7 +399,7 @@ class PartitionMerger:
             done.replaced += len(sources)
             done.size_bytes += finished.segment_size_bytes
 
-    async def _merge(self, sources: Segments) -> RemoteLogSegmentMetadata:
+    async def _merge(self, sources: _Segments) -> RemoteLogSegmentMetadata:
         tp = sources[0].topic_id_partition
         writer = SegmentWriter(tp, sources[0].start_offset, self.spool)
         try:
@@ -416,7 +416,7 @@ class PartitionMerger:
         )
         return finished
 
-    async def _confirm(self, sources: Segments) -> None:
+    async def _confirm(self, sources: _Segments) -> None:
         """The last check before the merged segment counts: see `SegmentCopier.copy`."""
         if not await self._stand(sources):
             raise CopyOvertaken(
@@ -424,12 +424,12 @@ class PartitionMerger:
                 f"{sources[0].start_offset} to {sources[-1].end_offset} have changed meanwhile"
             )
 
-    async def _stand(self, sources: Segments) -> bool:
+    async def _stand(self, sources: _Segments) -> bool:
         found = await self._look(sources[0].topic_id_partition)
         return found is not None and still_stand(sources, *found)
 
     @staticmethod
-    def _note(event: str, sources: Segments, error: Exception) -> None:
+    def _note(event: str, sources: _Segments, error: Exception) -> None:
         tp = sources[0].topic_id_partition
         log.warning(
             event,

@@ -40,9 +40,9 @@ log = structlog.get_logger(__name__)
 _NAME_START = "fetchproxy-archive-seen-"
 # The listener waits at most this time (s), because clients wait for it. `run` does the rest.
 AT_START_MAX_S = 3.0
-RETRY_PAUSE_S = 1.0
+_RETRY_PAUSE_S = 1.0
 # Time (s) within which the writer notices a lost archive. Each check is one small read.
-LOOK_INTERVAL_S = 30.0
+ARCHIVE_LOOK_INTERVAL_S = 30.0
 _OF_THE_ARCHIVE: Mapping[Kind, type[Exception]] = {
     Kind.ARCHIVE_MISSING: ArchiveMissing,
     Kind.ARCHIVE_MISMATCH: ArchiveMismatch,
@@ -147,10 +147,10 @@ class OwnArchive:
         while not self.confirmed.is_set():
             await self._try(self.confirm)
             if not self.confirmed.is_set():
-                await asyncio.sleep(RETRY_PAUSE_S)
+                await asyncio.sleep(_RETRY_PAUSE_S)
         told = await self._try(self._tell)
         while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(ARCHIVE_LOOK_INTERVAL_S)
             there = await self._try(self._look)
             if there and (not told or self.health.reported(Kind.PARTITIONS_UNKNOWN)):
                 told = await self._try(self._tell)

@@ -21,15 +21,15 @@ from fetchproxy.observability.health import (
 )
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.runtime.retrying import within
-from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
+from fetchproxy.segments.description import INT64_LIMIT, JsonFields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ArchiveObjects, ConditionsObject
 
 log = structlog.get_logger(__name__)
 
-VERSION = 1
-PUBLISH_INTERVAL_S = 5.0
+_VERSION = 1
+_PUBLISH_INTERVAL_S = 5.0
 PUBLISH_MAX_S = 60.0
-READ_AT_ONCE = 16
+_READ_AT_ONCE = 16
 
 StoredConditions = Mapping[ConditionsObject, Condition]
 
@@ -119,7 +119,7 @@ class PublishedConditions:
                 if not failing:
                     log.warning("concerns_not_published", error=str(error))
                 failing = True
-            await asyncio.sleep(PUBLISH_INTERVAL_S)
+            await asyncio.sleep(_PUBLISH_INTERVAL_S)
 
 
 # --- in the store ---
@@ -137,14 +137,14 @@ async def read_published_conditions(
         except DamagedObject as damage:
             found[one] = of_partition(one.name, one.tp, str(damage))
 
-    await for_each([one for one in listed if found[one] is None], read, READ_AT_ONCE)
+    await for_each([one for one in listed if found[one] is None], read, _READ_AT_ONCE)
     return {one: said for one, said in found.items() if said is not None}
 
 
 def encode_conditions(one: Condition) -> bytes:
     """{"version": 1, "what": "…"}, with "first_offset" and "last_offset" if there are offsets."""
     offsets = {"first_offset": one.first_offset, "last_offset": one.last_offset}
-    fields = {"version": VERSION, "what": one.what}
+    fields = {"version": _VERSION, "what": one.what}
     known = {name: value for name, value in offsets.items() if value is not None}
     return json_document(fields | known)
 
@@ -152,15 +152,15 @@ def encode_conditions(one: Condition) -> bytes:
 def _decode(raw: bytes, listed: ConditionsObject) -> Condition:
     """An unreadable concern is reported too: its name tells most."""
     try:
-        what, offsets = decode_document(raw, listed.key, VERSION, _said)
+        what, offsets = decode_document(raw, listed.key, _VERSION, _said)
     except CorruptSegment as error:
         what, offsets = str(error), None
     return of_partition(listed.name, listed.tp, what, offsets)
 
 
-def _said(fields: Fields) -> tuple[str, Offsets | None]:
+def _said(fields: JsonFields) -> tuple[str, Offsets | None]:
     what = fields.text("what")
     if "first_offset" not in fields.names():
         return what, None
-    first = fields.integer("first_offset", 0, INT64)
-    return what, (first, fields.integer("last_offset", first, INT64))
+    first = fields.integer("first_offset", 0, INT64_LIMIT)
+    return what, (first, fields.integer("last_offset", first, INT64_LIMIT))

@@ -31,7 +31,7 @@ class BrokerRetention:
     bytes: int | None
 
 
-UNLIMITED = BrokerRetention(None, None)
+BROKER_UNLIMITED = BrokerRetention(None, None)
 
 
 def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
@@ -41,7 +41,7 @@ def broker_retention(topic_config: Mapping[str, str]) -> BrokerRetention:
     their disks, until retention.*. Without `delete` in cleanup.policy nothing is deleted.
     """
     if "delete" not in topic_config.get("cleanup.policy", "delete"):
-        return UNLIMITED
+        return BROKER_UNLIMITED
 
     def limit(name: str) -> int | None:
         value = topic_config.get(name)
@@ -82,7 +82,7 @@ class PartitionArchiveStatus:
     closed_segments: int = 0
     first_unarchived_ms: int | None = None  # timestamp of the first accumulated record
     copy: CopyProgress | None = None  # of the segment being copied to the store
-    broker_retention: BrokerRetention = UNLIMITED
+    broker_retention: BrokerRetention = BROKER_UNLIMITED
     retention_used: float | None = None  # share used by unarchived records
     deleted_in_ms: int | None = None  # time until brokers delete unarchived records
 

@@ -12,7 +12,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import cooperative, for_each
-from fetchproxy.segments.topic_description import TopicDescription, encode_topic
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.discovery import partitions_of
 
@@ -65,7 +65,9 @@ class TopicRecorder:
 
         async def write(said: TopicDescription) -> None:
             await self._rsm.identity.check_to_put()
-            await self._rsm.objects.put_topic_description(said.topic_id, encode_topic(said))
+            await self._rsm.objects.put_topic_description(
+                said.topic_id, encode_topic_description(said)
+            )
 
         wanted = [described(topic) async for topic in cooperative(topics)]
         changed = [said for said in wanted if known.get(said.topic_id) != said]

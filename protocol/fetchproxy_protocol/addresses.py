@@ -33,15 +33,15 @@ NODES_MAX = 1_000
 # Coordinators in a response: one for each group, of which admin clients name all at once.
 COORDINATORS_MAX = 100_000
 # A step over this many elements takes up to a millisecond.
-ELEMENTS_A_STEP = 100
-Steps = Generator[None, None, None]
+_ELEMENTS_A_STEP = 100
+_Steps = Generator[None, None, None]
 PRODUCE_ENDPOINTS_FROM = 10
 _TRANSACTIONAL_ID_FROM = 3
 # How a partition without an error ends: null or empty record errors, null message, no tags.
 _QUIET_PARTITION = frozenset((b"\x00\x00\x00", b"\x01\x00\x00"))
 
 
-class Place(NamedTuple):
+class _Place(NamedTuple):
     """An address and the position of its host and port, which are adjacent in every API."""
 
     node_id: int
@@ -57,11 +57,11 @@ class Located:
     """
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.places: list[_Place] = []
         self.nodes: dict[NodeAddress, None] = {}
         self.tags_at = 0
 
-    def add(self, place: Place) -> None:
+    def add(self, place: _Place) -> None:
         if _is_address(place):
             self.places.append(place)
             self.nodes[place[:3]] = None
@@ -89,25 +89,25 @@ def splice_addresses(
     flexible = is_flexible(api_key, api_version)
     pieces: list[Buffer] = []
     start = 0
-    for first in range(0, len(found.places), ELEMENTS_A_STEP):
+    for first in range(0, len(found.places), _ELEMENTS_A_STEP):
         if first:
             yield
-        some = found.places[first : first + ELEMENTS_A_STEP]
+        some = found.places[first : first + _ELEMENTS_A_STEP]
         pieces += _replaced(payload, start, some[-1].end, some, flexible, lookup)
         start = some[-1].end
     return b"".join([*pieces, memoryview(payload)[start:]])
 
 
-def read_place(cursor: Cursor, flexible: bool) -> Place:
+def read_place(cursor: Cursor, flexible: bool) -> _Place:
     """Node id, host and port, in this order in every API."""
     node_id = cursor.int32()
     start = cursor.pos
     host = cursor.nullable_string(flexible) or ""
     port = cursor.int32()
-    return Place(node_id, host, port, start, cursor.pos)
+    return _Place(node_id, host, port, start, cursor.pos)
 
 
-def read_node_endpoints(cursor: Cursor) -> list[Place]:
+def read_node_endpoints(cursor: Cursor) -> list[_Place]:
     """The array of KIP-951, plain or inside its tag."""
     places = []
     for _ in range(_count(cursor, True, NODES_MAX)):
@@ -125,7 +125,7 @@ def _count(cursor: Cursor, flexible: bool, most: int) -> int:
     return count
 
 
-def tagged_node_endpoints(cursor: Cursor) -> list[Place]:
+def tagged_node_endpoints(cursor: Cursor) -> list[_Place]:
     """The endpoints in the last tagged-field section of a Fetch or Produce response."""
     return [
         place
@@ -154,12 +154,12 @@ def splice_node_endpoints_tag(tag_section: Buffer, lookup: Lookup) -> bytes:
     return b"".join(pieces)
 
 
-def _is_address(place: Place) -> bool:
+def _is_address(place: _Place) -> bool:
     return place.node_id >= 0 and place.host != ""
 
 
 def _replaced(
-    buf: Buffer, start: int, end: int, places: Iterable[Place], flexible: bool, lookup: Lookup
+    buf: Buffer, start: int, end: int, places: Iterable[_Place], flexible: bool, lookup: Lookup
 ) -> list[Buffer]:
     """`buf[start:end]` in pieces, with other hosts and ports at `places`."""
     view = memoryview(buf)
@@ -196,13 +196,13 @@ def hide_node_endpoints(tags: bytes) -> bytes:
     return bytes(out)
 
 
-def _in_metadata(cursor: Cursor, version: int, found: Located) -> Steps:
+def _in_metadata(cursor: Cursor, version: int, found: Located) -> _Steps:
     """The brokers come first; the topics after them are not read."""
     flexible = version >= 9
     if version >= 3:
         cursor.skip(4, "throttle time")
     for number in range(_count(cursor, flexible, NODES_MAX)):
-        if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
+        if number % _ELEMENTS_A_STEP == _ELEMENTS_A_STEP - 1:
             yield
         found.add(read_place(cursor, flexible))
         if version >= 1:
@@ -210,7 +210,7 @@ def _in_metadata(cursor: Cursor, version: int, found: Located) -> Steps:
         cursor.skip_tags(flexible)
 
 
-def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> Steps:
+def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> _Steps:
     """One address up to v3, one address a key from v4 on (KIP-699)."""
     flexible = version >= 3
     if version >= 1:
@@ -222,7 +222,7 @@ def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> Steps:
         found.add(read_place(cursor, flexible))
         return
     for number in range(_count(cursor, flexible, COORDINATORS_MAX)):
-        if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
+        if number % _ELEMENTS_A_STEP == _ELEMENTS_A_STEP - 1:
             yield
         cursor.skip_string(flexible)
         found.add(read_place(cursor, flexible))
@@ -231,7 +231,7 @@ def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> Steps:
         cursor.skip_tags()
 
 
-def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> Steps:
+def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> _Steps:
     """The brokers (KIP-700), or the controllers (KIP-919)."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
@@ -240,7 +240,7 @@ def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> Steps:
     cursor.skip_string(flexible=True)
     cursor.skip(4, "controller id")
     for number in range(_count(cursor, True, NODES_MAX)):
-        if number % ELEMENTS_A_STEP == ELEMENTS_A_STEP - 1:
+        if number % _ELEMENTS_A_STEP == _ELEMENTS_A_STEP - 1:
             yield
         found.add(read_place(cursor, flexible=True))
         cursor.skip_string(flexible=True)
@@ -251,7 +251,7 @@ def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> Steps:
 
 def _behind_share_topics(
     cursor: Cursor, lock_timeout: bool, fetched: bool, found: Located
-) -> Steps:
+) -> _Steps:
     """ShareFetch and ShareAcknowledge (KIP-932): a plain array after all topics."""
     cursor.skip(6, "throttle time and error code")
     cursor.skip_string(flexible=True)
@@ -262,7 +262,7 @@ def _behind_share_topics(
         cursor.skip(16, "topic id")
         for _ in range(cursor.count(flexible=True) or 0):
             passed += 1
-            if not passed % ELEMENTS_A_STEP:
+            if not passed % _ELEMENTS_A_STEP:
                 yield
             cursor.skip(6, "partition and error code")
             cursor.skip_string(flexible=True)
@@ -275,13 +275,13 @@ def _behind_share_topics(
                 cursor.skip_bytes(flexible=True)
                 for _ in range(cursor.count(flexible=True) or 0):
                     passed += 1
-                    if not passed % ELEMENTS_A_STEP:
+                    if not passed % _ELEMENTS_A_STEP:
                         yield
                     cursor.skip(18, "acquired records")
                     cursor.skip_tags()
             cursor.skip_tags()
         passed += 1
-        if not passed % ELEMENTS_A_STEP:
+        if not passed % _ELEMENTS_A_STEP:
             yield
         cursor.skip_tags()
     for place in read_node_endpoints(cursor):
@@ -321,7 +321,7 @@ def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
         return 0
 
 
-def _in_produce(cursor: Cursor, version: int, found: Located) -> Steps:
+def _in_produce(cursor: Cursor, version: int, found: Located) -> _Steps:
     found.tags_at = yield from _produce_tags(cursor, version)
     for place in tagged_node_endpoints(Cursor(cursor.buf, found.tags_at)):
         found.add(place)
@@ -340,7 +340,7 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
             cursor.skip_string(flexible=True)
         for _ in range(cursor.count(flexible=True) or 0):
             passed += 1
-            if not passed % ELEMENTS_A_STEP:
+            if not passed % _ELEMENTS_A_STEP:
                 yield
             pos = cursor.skip(30, "partition result") + 30
             if bytes(buf[pos : pos + 3]) in _QUIET_PARTITION:
@@ -348,7 +348,7 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
                 continue
             for _ in range(cursor.count(flexible=True) or 0):
                 passed += 1
-                if not passed % ELEMENTS_A_STEP:
+                if not passed % _ELEMENTS_A_STEP:
                     yield
                 cursor.skip(4, "batch index")
                 cursor.skip_string(flexible=True)
@@ -356,14 +356,14 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
             cursor.skip_string(flexible=True)
             cursor.skip_tags()
         passed += 1
-        if not passed % ELEMENTS_A_STEP:
+        if not passed % _ELEMENTS_A_STEP:
             yield
         cursor.skip_tags()
     cursor.skip(4, "throttle time")
     return cursor.pos
 
 
-_LOCATE: dict[int, Callable[[Cursor, int, Located], Steps]] = {
+_LOCATE: dict[int, Callable[[Cursor, int, Located], _Steps]] = {
     ApiKey.METADATA: _in_metadata,
     ApiKey.FIND_COORDINATOR: _in_find_coordinator,
     ApiKey.DESCRIBE_CLUSTER: _in_describe_cluster,

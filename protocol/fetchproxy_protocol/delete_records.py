@@ -31,7 +31,7 @@ class DeletionResult(NamedTuple):
     position: int
 
 
-def asked_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
+def partitions_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
     """Topic, partition and the offset below which the request deletes, one by one.
 
     `cursor` stands at the request's body; `timeout_ms` (int32) follows. Raises `WireError`.
@@ -42,7 +42,9 @@ def asked_in(cursor: Cursor, api_version: int) -> Iterator[tuple[tuple[str, int]
 
 
 def topics_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:
-    """As `asked_in`, by topic and not yet unpacked. Raises `WireError`, also for ELEMENTS_MAX."""
+    """As `partitions_in`, by topic and not yet unpacked. Raises `WireError`, also for
+    ELEMENTS_MAX.
+    """
     flexible = is_flexible(ApiKey.DELETE_RECORDS, api_version)
     return cursor.by_topic(">iq", flexible, ELEMENTS_MAX)
 

@@ -24,8 +24,8 @@ from fetchproxy_protocol.primitives import (
 # FetchRequest.json.
 
 VERSION_MIN = 4
-VERSION_MAX = 18
-FLEXIBLE_FROM = 12
+FETCH_VERSION_MAX = 18
+FETCH_FLEXIBLE_FROM = 12
 TOPIC_IDS_FROM = 13
 SESSIONS_FROM = 7
 LEADER_EPOCH_FROM = 9
@@ -147,7 +147,7 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
     try:
         at = body_at if version >= 15 else body_at + 4
         wait, min_bytes, bytes_max, isolation, session, epoch = _LIMITS.unpack_from(payload, at)
-        read = _plain_request_flexible if version >= FLEXIBLE_FROM else _plain_request_classic
+        read = _plain_request_flexible if version >= FETCH_FLEXIBLE_FROM else _plain_request_classic
         found = read(payload, at + _LIMITS.size, version)
         if found is None or isolation > 1:
             return None
@@ -238,7 +238,7 @@ def any_request(payload: Buffer, body_at: int) -> FetchRequest:
 def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, FetchRequest]:
     """As `parse_fetch_request`, but the caller may pause at each yield. Raises WireError."""
     version = INT16.unpack_from(payload, 2)[0]
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     cursor = Cursor(payload, body_at)
     replica_id = cursor.int32() if version < 15 else -1
     at = cursor.skip(13, "fetch limits")
@@ -290,14 +290,14 @@ def _topic_ref(cursor: Cursor, version: int) -> TopicRef:
     if version >= TOPIC_IDS_FROM:
         start = cursor.skip(16, "topic id")
         return bytes(cursor.buf[start : cursor.pos])
-    length = cursor.uvarint() - 1 if version >= FLEXIBLE_FROM else cursor.int16()
+    length = cursor.uvarint() - 1 if version >= FETCH_FLEXIBLE_FROM else cursor.int16()
     start = cursor.skip(length, "topic name")
     return bytes(cursor.buf[start : cursor.pos])
 
 
 def _entry_bytes(version: int) -> int:
     """The size of an entry without tags."""
-    if version >= FLEXIBLE_FROM:
+    if version >= FETCH_FLEXIBLE_FROM:
         return _ENTRY_V12.size
     if version >= LEADER_EPOCH_FROM:
         return _ENTRY_V9.size
@@ -307,7 +307,7 @@ def _entry_bytes(version: int) -> int:
 def _read_partitions(
     cursor: Cursor, version: int, found: dict[PartitionKey, FetchEntry]
 ) -> Iterator[None]:
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     size = _entry_bytes(version)
     left, step = PARTITIONS_MAX, 0
     for _ in range(cursor.count(flexible) or 0):
@@ -329,7 +329,7 @@ def _read_partitions(
 
 
 def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> Iterator[None]:
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     for number in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
         count = cursor.count(flexible) or 0
@@ -349,14 +349,14 @@ def _within(left: int, count: int, what: str) -> int:
 def encode_topic_start(version: int, topic: TopicRef, partitions: int) -> bytes:
     if version >= TOPIC_IDS_FROM:
         return topic + encode_uvarint(partitions + 1)
-    if version >= FLEXIBLE_FROM:
+    if version >= FETCH_FLEXIBLE_FROM:
         return encode_uvarint(len(topic) + 1) + topic + encode_uvarint(partitions + 1)
     return INT16.pack(len(topic)) + topic + INT32.pack(partitions)
 
 
 def no_tags(version: int) -> bytes:
     """The empty tags that end a partition, a topic and a message."""
-    return b"\x00" if version >= FLEXIBLE_FROM else b""
+    return b"\x00" if version >= FETCH_FLEXIBLE_FROM else b""
 
 
 def encode_fetch_request(
@@ -398,7 +398,7 @@ def _add_by_topic(
     grouped: dict[TopicRef, list[PartitionKey]] = {}
     for key in keys:
         grouped.setdefault(key[0], []).append(key)
-    out += encode_count(len(grouped), version >= FLEXIBLE_FROM)
+    out += encode_count(len(grouped), version >= FETCH_FLEXIBLE_FROM)
     for topic, of_topic in grouped.items():
         out += encode_topic_start(version, topic, len(of_topic))
         for key in of_topic:
@@ -473,7 +473,12 @@ class PartitionPatch(NamedTuple):
 
 def head_bytes(version: int) -> int:
     """The number of bytes before the topic count, size prefix included."""
-    return 8 + (1 if version >= FLEXIBLE_FROM else 0) + 4 + (6 if version >= SESSIONS_FROM else 0)
+    return (
+        8
+        + (1 if version >= FETCH_FLEXIBLE_FROM else 0)
+        + 4
+        + (6 if version >= SESSIONS_FROM else 0)
+    )
 
 
 def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | None:
@@ -483,7 +488,7 @@ def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | N
         total = INT32.unpack_from(frame)[0] + 4 if len(frame) >= 4 else 1 << 31
         if len(frame) < total:
             return None
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     cursor = Cursor(frame, 4)
     correlation_id = cursor.int32()
     cursor.skip_tags(flexible)
@@ -501,7 +506,7 @@ def parse_head(frame: Buffer, version: int) -> tuple[FetchResponseHead, int] | N
 
 def encode_head(version: int, head: FetchResponseHead, body_bytes: int) -> bytes:
     """The framed head of a response. `body_bytes`: the size of its topics and trailing tags."""
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     out = bytearray(4)
     out += INT32.pack(head.correlation_id)
     if flexible:
@@ -521,7 +526,7 @@ def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> li
 
 def count_grows_by(version: int, listed: int, further: int) -> int:
     """The bytes by which a count of up to `listed` can grow with `further` partitions."""
-    return len(encode_uvarint(listed + further + 1)) - 1 if version >= FLEXIBLE_FROM else 0
+    return len(encode_uvarint(listed + further + 1)) - 1 if version >= FETCH_FLEXIBLE_FROM else 0
 
 
 def encode_partition_start(
@@ -536,7 +541,7 @@ def encode_partition_start(
 
     `aborted`: (producer id, first offset) pairs. None: read_uncommitted.
     """
-    flexible = version >= FLEXIBLE_FROM
+    flexible = version >= FETCH_FLEXIBLE_FROM
     out = bytearray(INT32.pack(partition) + INT16.pack(error_code))
     w = watermarks
     if version >= 5:
@@ -574,7 +579,7 @@ def plain_session_id(
     try:
         if version >= TOPIC_IDS_FROM and frame[_TOPICS_AT] == _ONE:
             return _plain_one(frame, log_starts)
-        if version >= FLEXIBLE_FROM:
+        if version >= FETCH_FLEXIBLE_FROM:
             return _plain_response_flexible(frame, version, log_starts)
         return (
             _plain_response_classic(frame, version, log_starts)

@@ -24,7 +24,7 @@ from struct import Struct
 from fetchproxy_protocol.addresses import hide_node_endpoints
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.fetch import (
-    FLEXIBLE_FROM,
+    FETCH_FLEXIBLE_FROM,
     PREFERRED_REPLICA_FROM,
     SESSIONS_FROM,
     TOPIC_IDS_FROM,
@@ -51,7 +51,7 @@ NODE_ENDPOINTS_FROM = 16
 LOG_START_FROM = 5
 
 # Errors come in small answers. Answers up to this size are held so that endpoints can be rewritten.
-HELD_BYTES_MAX = 16 * 1024
+SMALL_RESPONSE_BYTES_MAX = 16 * 1024
 
 # A response without records is kept up to this size: one for about 25,000 partitions is not larger.
 KEPT_BYTES_MAX = 1024 * 1024
@@ -157,7 +157,7 @@ class FetchResponseScan:
         self._splice_tags = splice_tags
         self._log_starts = log_starts if log_starts and version >= LOG_START_FROM else None
         self._log_start: LogStart | None = None  # of the current topic
-        self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= HELD_BYTES_MAX
+        self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= SMALL_RESPONSE_BYTES_MAX
         # None: bytes leave as they come.
         self._kept = None if suppress is None else BufferedFetchResponse(suppress, any_empty)
         # For topics that were not reached yet; with the growth of their count in bytes.
@@ -267,7 +267,7 @@ class FetchResponseScan:
         if patch.correlation_id != head.correlation_id:
             INT32.pack_into(buf, 4, patch.correlation_id)
         if patch.session_id != head.session_id and self._version >= SESSIONS_FROM:
-            if self._version >= FLEXIBLE_FROM and buf[8]:
+            if self._version >= FETCH_FLEXIBLE_FROM and buf[8]:
                 return False  # tags in the header: the later fields have moved
             INT32.pack_into(buf, head_bytes(self._version) - 4, patch.session_id)
         return patch.throttle_time_ms <= head.throttle_time_ms
@@ -317,7 +317,7 @@ class FetchResponseScan:
         if self._joining:
             raise MalformedMessage(f"no {next(iter(self._joining))!r} in a Fetch answer")
         tail = bytes(buf[pos:])
-        if self._version < FLEXIBLE_FROM:
+        if self._version < FETCH_FLEXIBLE_FROM:
             if tail:
                 raise MalformedMessage(f"{len(tail)} bytes after the end of a Fetch answer")
             return tail
@@ -328,7 +328,7 @@ class FetchResponseScan:
     def _step(self, buf: memoryview, pos: int, end: int) -> int:
         state = self._state
         if state == _PARTITION:
-            if self._version >= FLEXIBLE_FROM and self._log_start is None:
+            if self._version >= FETCH_FLEXIBLE_FROM and self._log_start is None:
                 plain = self._plain_partitions(buf, pos, end)
                 if plain != pos:
                     return plain
@@ -356,7 +356,7 @@ class FetchResponseScan:
         version, at = self._version, pos
         if version >= TOPIC_IDS_FROM:
             length = 16
-        elif version >= FLEXIBLE_FROM:
+        elif version >= FETCH_FLEXIBLE_FROM:
             length, at = _uvarint(buf, at, end, pos)
             length -= 1
         else:
@@ -370,7 +370,7 @@ class FetchResponseScan:
             self._log_start = self._log_starts.get(self._topic)
         at += length
         count_at = at
-        if version >= FLEXIBLE_FROM:
+        if version >= FETCH_FLEXIBLE_FROM:
             count, at = _uvarint(buf, at, end, pos)
             self._partitions = count - 1
         else:
@@ -379,7 +379,7 @@ class FetchResponseScan:
             self._join(buf, count_at, at)
         if self._partitions > 0:
             self._state = _PARTITION
-        elif version >= FLEXIBLE_FROM:
+        elif version >= FETCH_FLEXIBLE_FROM:
             self._state = _TOPIC_TAGS
         else:
             self._topics -= 1
@@ -393,7 +393,7 @@ class FetchResponseScan:
         """
         entries, grows_by = self._joining.pop(self._topic)
         count = max(self._partitions, 0) + entries.partitions
-        if self._version >= FLEXIBLE_FROM:
+        if self._version >= FETCH_FLEXIBLE_FROM:
             encoded = encode_uvarint_in(count + 1, at - count_at + grows_by)
         else:
             encoded = INT32.pack(count)
@@ -405,7 +405,7 @@ class FetchResponseScan:
         at = pos + (30 if self._version >= LOG_START_FROM else 22)
         if at + 4 > end:
             raise _NeedMore(pos)
-        if self._version >= FLEXIBLE_FROM:
+        if self._version >= FETCH_FLEXIBLE_FROM:
             aborted, at = _uvarint(buf, at, end, pos)
             aborted -= 1
         else:
@@ -424,7 +424,7 @@ class FetchResponseScan:
 
     def _aborted_transactions(self, buf: memoryview, pos: int, end: int) -> int:
         """Step over some entries. Each piece of the response goes on where the last one ended."""
-        if self._version < FLEXIBLE_FROM:
+        if self._version < FETCH_FLEXIBLE_FROM:
             self._state = _RECORDS
             return pos + _ABORTED_BYTES * self._aborted
         size = _ABORTED_BYTES + len(_NO_TAGS)
@@ -444,7 +444,7 @@ class FetchResponseScan:
     def _records(self, buf: memoryview, pos: int, end: int) -> int:
         """The preferred replica (v11+) and the records, which pass unread."""
         at = pos + 4 if self._version >= PREFERRED_REPLICA_FROM else pos
-        if self._version >= FLEXIBLE_FROM:
+        if self._version >= FETCH_FLEXIBLE_FROM:
             length, at = _uvarint(buf, at, end, pos)
             length -= 1
             self._state = _PARTITION_TAGS

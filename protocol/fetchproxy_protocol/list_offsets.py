@@ -42,7 +42,7 @@ _RESULT = Struct(">hqq")
 _RESULT_WITH_EPOCH = Struct(">hqqi")
 _ASKED = ">iiq"  # from v4 on: partition, leader epoch, timestamp
 # Each takes 11 µs of one turn of the event loop, and clients name a few.
-TOPICS_AT_ONCE = 1_000
+_TOPICS_AT_ONCE = 1_000
 
 
 class OffsetResult(NamedTuple):
@@ -57,7 +57,9 @@ class OffsetResult(NamedTuple):
     position: int
 
 
-def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
+def partitions_in(
+    buf: Buffer, body_pos: int, api_version: int
+) -> Iterator[tuple[tuple[str, int], int]]:
     """Topic, partition and the timestamp asked for (ms, or a negative constant above), one by one.
     Raises `WireError`.
     """
@@ -82,7 +84,7 @@ def topics_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[TopicRow
 
 def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
     """The timestamp if a request asks for the same one in all partitions. None: it does not, its
-    entries differ in length, or it names more than `TOPICS_AT_ONCE`. Raises `WireError`.
+    entries differ in length, or it names more than `_TOPICS_AT_ONCE`. Raises `WireError`.
     """
     if api_version < _LEADER_EPOCH_FROM:
         return None
@@ -91,7 +93,7 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
     cursor.skip(4 + 1, "replica id and isolation level")
     row, found = Struct(_ASKED + "x" * flexible), None
     topics = cursor.count(flexible) or 0
-    if topics > TOPICS_AT_ONCE:
+    if topics > _TOPICS_AT_ONCE:
         return None
     for _ in range(topics):
         cursor.skip_string(flexible)

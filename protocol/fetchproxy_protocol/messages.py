@@ -27,7 +27,7 @@ from fetchproxy_protocol.primitives import (
     encode_string,
 )
 
-Fields = dict[str, Any]  # Any: only the table knows a field's type
+MessageFields = dict[str, Any]  # Any: only the table knows a field's type
 
 _INT8 = Packed(">b")
 _LATEST_VERSION = 0x7FFF
@@ -40,7 +40,7 @@ ELEMENTS_MAX = 20_000
 # A step over this many elements takes about a millisecond.
 ELEMENTS_A_STEP = 100
 
-Steps = Generator[None, None, Any]
+_Steps = Generator[None, None, Any]
 
 
 class _RequestCursor(Cursor):
@@ -77,10 +77,10 @@ class Composite(ABC):
     """
 
     @abstractmethod
-    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> Steps: ...
+    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> _Steps: ...
 
     @abstractmethod
-    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> Steps: ...
+    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> _Steps: ...
 
 
 class Plain:
@@ -119,7 +119,7 @@ BYTES = Plain(_bytes, encode_bytes)
 NULLABLE_BYTES = Plain(Cursor.nullable_bytes, encode_bytes)
 
 
-Kind = Plain | Composite
+MessageFieldKind = Plain | Composite
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Field:
     """`since` and `until` are versions, both inclusive; other versions have `default`."""
 
     name: str
-    kind: Kind
+    kind: MessageFieldKind
     since: int = 0
     until: int = _LATEST_VERSION
     default: Any = None
@@ -143,10 +143,10 @@ class Structure(Composite):
         self.fields = fields
         self._nullable = nullable
 
-    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> Steps:
+    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> _Steps:
         if self._nullable and cursor.int8() < 0:
             return None
-        found: Fields = {}
+        found: MessageFields = {}
         for field in self.fields:
             kind = field.kind
             if not field.within(version):
@@ -158,7 +158,7 @@ class Structure(Composite):
         cursor.skip_tags(flexible)
         return found
 
-    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> Steps:
+    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> _Steps:
         if self._nullable:
             out += _INT8.pack(-1 if value is None else 1)
             if value is None:
@@ -178,10 +178,10 @@ class Structure(Composite):
 class Array(Composite):
     """An array of values of one kind; None is the null array."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: MessageFieldKind) -> None:
         self._kind = kind
 
-    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> Steps:
+    def read(self, cursor: _RequestCursor, version: int, flexible: bool) -> _Steps:
         count, kind = cursor.count(flexible), self._kind
         if count is None:
             return None
@@ -196,7 +196,7 @@ class Array(Composite):
                 found.append((yield from kind.read(cursor, version, flexible)))
         return found
 
-    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> Steps:
+    def write(self, out: _Writing, value: Any, version: int, flexible: bool) -> _Steps:
         kind = self._kind
         out += encode_count(None if value is None else len(value), flexible)
         for element in value or ():
@@ -216,12 +216,12 @@ def read_request(
     api_key: int,
     version: int,
     elements_max: int = ELEMENTS_MAX,
-) -> Generator[None, None, Fields]:
+) -> Generator[None, None, MessageFields]:
     """The body of a whole request, in steps. Raises `WireError`. Left-over bytes are ignored, as by
     a broker (AbstractRequest.parseRequest): librdkafka 2.16 sends more than it should.
     """
     cursor = _RequestCursor(buf, body_at, elements_max)
-    fields: Fields = yield from table.read(cursor, version, is_flexible(api_key, version))
+    fields: MessageFields = yield from table.read(cursor, version, is_flexible(api_key, version))
     return fields
 
 

@@ -47,7 +47,9 @@ def replica_id(buf: Buffer, body_pos: int, api_version: int) -> int:
     return Cursor(buf, body_pos).int32()
 
 
-def asked_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[tuple[tuple[str, int], int]]:
+def partitions_in(
+    buf: Buffer, body_pos: int, api_version: int
+) -> Iterator[tuple[tuple[str, int], int]]:
     """Topic, partition and the epoch that a request asks for, v2 to v4, one by one.
 
     Raises `WireError`.

@@ -109,7 +109,7 @@ def test_a_chunks_memory_is_used_again() -> None:
 async def test_only_what_is_above_the_limit_goes_back(
     monkeypatch: pytest.MonkeyPatch, freed_bytes: int, goes_back: bool
 ) -> None:
-    monkeypatch.setattr(freed_memory, "LOOK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(freed_memory, "HEAP_LOOK_INTERVAL_S", 0.05)
     given_back = asyncio.Event()
     asked: list[int] = []
 

@@ -14,7 +14,7 @@ from test_archive_only_apis import END, HOLED, ORDERS, fetch, offsets_request, o
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.segments.topic_description import TopicDescription, encode_topic
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 
 IN_GAP = 55  # of ORDERS
 
@@ -33,7 +33,9 @@ async def test_partitions_and_topics_without_a_record_are_as_the_archiver_descri
     nothing = TopicDescription(UUID(int=77), "nothing", 3, empty={0: 0, 1: 0, 2: 500})
     holed = TopicDescription(HOLED.topic_id, HOLED.topic, 12, empty={11: 2**40})
     for said in (nothing, holed):
-        await planted.rsm.objects.put_topic_description(said.topic_id, encode_topic(said))
+        await planted.rsm.objects.put_topic_description(
+            said.topic_id, encode_topic_description(said)
+        )
     async with serve_archive(planted) as served:
         client = await served.client()
         response = await client.ask(MetadataRequest(topics=None), MetadataResponse, 7)

@@ -170,7 +170,7 @@ async def test_a_lost_gap_before_unreadable_metadata_ends_there(mirror: Mirror) 
 async def test_a_node_says_that_it_reads_a_mirror_until_it_is_the_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_archive, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(own_archive, "ARCHIVE_LOOK_INTERVAL_S", 0.02)
     layout = tmp_path / LAYOUT_OBJECT
     layout.write_bytes(encode_identity(ArchiveIdentity(manager=MIRROR)))
     config = Config.model_validate(

@@ -381,7 +381,7 @@ async def test_groups_and_commits(served: ServedArchive) -> None:
 async def test_who_is_taken_out_of_the_file_is_let_go_and_a_broken_file_changes_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fetchproxy.serving.archive_only.logins.LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr("fetchproxy.serving.archive_only.logins._LOOK_INTERVAL_S", 0.02)
     settings: dict[str, dict[str, object]] = {"archive_only": {"users_file": str(file)}}
 
     async def looked_at(logged: list[Any], event: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from memory_object_store import MemoryObjectStore
 from planted_archive import TP, PlantedArchive, batch
 
-from fetchproxy.auditing.mirroring import MirrorOptions, PartitionMirror, Place
+from fetchproxy.auditing.mirroring import MirrorOptions, MirrorSide, PartitionMirror
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import ObjectNotReadable, StorageDenied
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -69,10 +69,10 @@ async def test_mirror(file: SegmentFile, tmp_path: Path) -> None:
     store.denied = archive.key(archive.segments[1], file)
     target = MemoryObjectStore()
 
-    def place(of: MemoryObjectStore) -> Place:
+    def place(of: MemoryObjectStore) -> MirrorSide:
         rsm = RemoteStorageManager(of, "archive")
         rlmm = StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig())
-        return Place(rsm.store, "archive/", rsm, rlmm, lambda: AS_THEY_ARE)
+        return MirrorSide(rsm.store, "archive/", rsm, rlmm, lambda: AS_THEY_ARE)
 
     here, there = place(store), place(target)
     async with here.rlmm, there.rlmm, Spool(tmp_path) as spool:

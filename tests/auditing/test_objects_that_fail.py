@@ -17,7 +17,12 @@ from memory_object_store import MemoryObjectStore
 from planted_archive import TP, PlantedArchive, batch
 from virtual_loop import run_virtual
 
-from fetchproxy.auditing.mirroring import MirroredPartition, MirrorOptions, PartitionMirror, Place
+from fetchproxy.auditing.mirroring import (
+    MirroredPartition,
+    MirrorOptions,
+    MirrorSide,
+    PartitionMirror,
+)
 from fetchproxy.auditing.moving import DeletedPartition, delete_moved_partition
 from fetchproxy.auditing.restore import restore_archive
 from fetchproxy.config.schema import MetadataConfig
@@ -34,7 +39,7 @@ from fetchproxy.storage.packed_logs import AS_THEY_ARE
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores import retries
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
-from fetchproxy.storage.stores.retries import TRIES_MAX, each_object_alone, tried_once
+from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX, each_object_alone, tried_once
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
@@ -122,7 +127,7 @@ def test_verify_names_it_and_checks_the_others(file: SegmentFile) -> None:
 def test_verify_tries_it_again_at_the_end(file: SegmentFile) -> None:
     async def main() -> None:
         store, archive = await planted()
-        store.failing = {archive.key(archive.segments[3], file): TRIES_MAX}
+        store.failing = {archive.key(archive.segments[3], file): REQUEST_TRIES_MAX}
         report = await archive.verify()
         assert (report.unread, report.faults, report.segments) == ([], [], SEGMENTS)
 
@@ -149,7 +154,7 @@ def test_a_record_that_fails_is_named_and_no_loss_is_claimed() -> None:
         report = await archive.verify()
         assert [one.object_key.rpartition("/")[2] for one in report.unread] == ["finished-offsets"]
         assert report.faults == []
-        store.failing = {"finished-offsets": TRIES_MAX}
+        store.failing = {"finished-offsets": REQUEST_TRIES_MAX}
         assert (await archive.verify()).unread == []
 
     run(main())
@@ -165,7 +170,7 @@ def test_a_store_that_gives_out_nothing_ends_the_partition_at_once() -> None:
 
         with pytest.raises(StorageUnavailable, match="tried 4 times"):
             await archive.verify(on_progress=fail)
-        assert store.asked.total() <= TRIES_MAX + 1  # and the probe
+        assert store.asked.total() <= REQUEST_TRIES_MAX + 1  # and the probe
 
     run(main())
 
@@ -195,7 +200,7 @@ def test_an_outage_at_the_end_leaves_the_report() -> None:
         check = store._check
 
         def fails_at_the_second_time(key: str) -> None:
-            if key == bad and store.asked[bad] >= 2 * TRIES_MAX:
+            if key == bad and store.asked[bad] >= 2 * REQUEST_TRIES_MAX:
                 store.failing = {"": FOR_GOOD}
             check(key)
 
@@ -224,10 +229,10 @@ def test_only_jobs_take_a_failing_object_for_its_own_state() -> None:
     run(main())
 
 
-def place(of: MemoryObjectStore) -> Place:
+def place(of: MemoryObjectStore) -> MirrorSide:
     rsm = RemoteStorageManager(of, "archive")
     rlmm = StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig())
-    return Place(rsm.store, "archive/", rsm, rlmm, lambda: AS_THEY_ARE)
+    return MirrorSide(rsm.store, "archive/", rsm, rlmm, lambda: AS_THEY_ARE)
 
 
 async def mirrored(
@@ -250,7 +255,7 @@ async def test_mirror(file: SegmentFile, at_target: bool, tmp_path: Path) -> Non
     first = archive.key(archive.segments[1], file)
     second = archive.key(archive.segments[3], file)
     at = target if at_target else source
-    at.failing = {first: FOR_GOOD, second: 1 if at_target else TRIES_MAX}
+    at.failing = {first: FOR_GOOD, second: 1 if at_target else REQUEST_TRIES_MAX}
     done = await mirrored(source, target, tmp_path)
     assert (done.copied, done.faults) == (4, [])
     (failed,) = done.failed
@@ -339,7 +344,7 @@ async def test_merge(tmp_path: Path) -> None:
         (why,) = done.unread
         assert "offsets 0 to 119" in why
         assert bad in why
-        store.failing = {bad: TRIES_MAX}
+        store.failing = {bad: REQUEST_TRIES_MAX}
         done = await merger.merge(TP)
         assert (done.merged, done.replaced, done.unread) == (1, 6, [])
 
@@ -404,7 +409,7 @@ def test_a_backfill_leaves_out_its_partition_alone(
         assert [view.tp for view, _ in asked] == [OTHER]
         assert (failure.what, failure.retriable) == (str(TP), True)
         assert f"{key}: status 503 from the test (tried 4 times)" in failure.error
-        assert store.asked[key] == 2 * TRIES_MAX
+        assert store.asked[key] == 2 * REQUEST_TRIES_MAX
         assert asyncio.get_running_loop().time() < begun_at + 60
 
     run(main())
@@ -435,7 +440,7 @@ def test_a_backfill_says_why_an_object_is_refused(monkeypatch: pytest.MonkeyPatc
 def test_a_backfill_plan_tries_it_again_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store, archive = await planted(3)
-        store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): TRIES_MAX}
+        store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): REQUEST_TRIES_MAX}
         asked, failures = await planned(store, monkeypatch)
         assert ([view.tp for view, _ in asked], failures) == ([TP], ())
 
@@ -475,7 +480,7 @@ def test_a_backfill_does_not_take_a_failing_record_for_none(
 def test_a_backfill_waits_for_a_store_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         store, _ = await planted(2)
-        store.failing = {".metadata": 3 * TRIES_MAX}
+        store.failing = {".metadata": 3 * REQUEST_TRIES_MAX}
         begun_at = asyncio.get_running_loop().time()
         asked, failures = await planned(store, monkeypatch)
         assert ([view.tp for view, _ in asked], failures) == ([TP], ())

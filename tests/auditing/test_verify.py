@@ -28,7 +28,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.remote_log_index import RemoteLogIndex, encode_entry
+from fetchproxy.segments.remote_log_index import RemoteLogIndex, encode_index_entry
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
@@ -135,7 +135,7 @@ def resized(change: Callable[[bytes], bytes], **changes: object) -> Plant:
             whole, length=size, last_offset=end, max_timestamp_ms=segment.max_timestamp_ms
         )
         await archive.store.put(
-            archive.key(segment, INDEX), encode_entry(archive.key(segment, LOG), entry)
+            archive.key(segment, INDEX), encode_index_entry(archive.key(segment, LOG), entry)
         )
 
     return plant
@@ -151,7 +151,9 @@ def reindexed(number: int, **changes: object) -> Plant:
         fields = {name: value for name, value in changes.items() if name != "key"}
         entries = list(index.spans())
         entries[number] = replace(entries[number], **fields)  # type: ignore[arg-type]
-        await archive.store.put(key, b"".join(encode_entry(log_key, entry) for entry in entries))
+        await archive.store.put(
+            key, b"".join(encode_index_entry(log_key, entry) for entry in entries)
+        )
 
     return plant
 
@@ -168,7 +170,7 @@ def moved_border(by: int) -> Plant:
             entries[1], position=entries[1].position + by, length=entries[1].length - by
         )
         await archive.store.put(
-            key, b"".join(encode_entry(index.object_key, entry) for entry in entries)
+            key, b"".join(encode_index_entry(index.object_key, entry) for entry in entries)
         )
 
     return plant

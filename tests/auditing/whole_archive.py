@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from fetchproxy.auditing.faults import VerifyReport
-from fetchproxy.auditing.verify import CHUNK_BYTES, verify_partition
+from fetchproxy.auditing.verify import VERIFY_CHUNK_BYTES, verify_partition
 from fetchproxy.jobs.verify import together
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -20,7 +20,7 @@ async def verify_archive(
     partitions: Iterable[TopicIdPartition] | None = None,
     metadata_topic: RemoteLogMetadataManager | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = VERIFY_CHUNK_BYTES,
 ) -> VerifyReport:
     if partitions is None:
         partitions = set(await rlmm.list_partitions())

@@ -14,7 +14,7 @@ from memory_object_store import MemoryObjectStore
 from planted_archive import PlantedArchive, batch
 
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.segments.topic_description import TopicDescription, encode_topic
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 
 ORDERS = TopicIdPartition(TOPIC_ID, "orders", 0)
 MANY_TOPICS, PARTITIONS_EACH = 200, 100  # 20,000 partitions that never had a record
@@ -70,7 +70,9 @@ async def plant(folder: Path) -> None:
         await planted.add([packed_batch(base, codec, packed, 200_000) for base in bases], tp=tp)
     for number in range(MANY_TOPICS):
         said = TopicDescription(UUID(int=1_000 + number), many_name(number), PARTITIONS_EACH)
-        await planted.rsm.objects.put_topic_description(said.topic_id, encode_topic(said))
+        await planted.rsm.objects.put_topic_description(
+            said.topic_id, encode_topic_description(said)
+        )
     async for found in planted.store.list(""):
         file = folder / found.key
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -74,15 +74,15 @@ def test_a_fetch_names_so_many_partitions() -> None:
 
 
 def _delete_records(frame: bytes, body_at: int, version: int) -> Iterator[object]:
-    return delete_records.asked_in(Cursor(frame, body_at), version)
+    return delete_records.partitions_in(Cursor(frame, body_at), version)
 
 
 @pytest.mark.parametrize(
     ("key", "version", "asked_in"),
     [
-        (ApiKey.LIST_OFFSETS, 1, list_offsets.asked_in),
-        (ApiKey.LIST_OFFSETS, 7, list_offsets.asked_in),
-        (ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, offset_for_leader_epoch.asked_in),
+        (ApiKey.LIST_OFFSETS, 1, list_offsets.partitions_in),
+        (ApiKey.LIST_OFFSETS, 7, list_offsets.partitions_in),
+        (ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, offset_for_leader_epoch.partitions_in),
         (ApiKey.DELETE_RECORDS, 2, _delete_records),
     ],
 )

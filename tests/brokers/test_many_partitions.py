@@ -27,7 +27,11 @@ from scripted_broker import ScriptedBroker, encode, serving
 
 from fetchproxy.brokers import cluster as cluster_client
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
-from fetchproxy.brokers.topic_metadata import KEPT_RESPONSES_MAX, MetadataCache, decode_metadata
+from fetchproxy.brokers.topic_metadata import (
+    KEPT_RESPONSES_MAX,
+    ClusterMetadataCache,
+    decode_metadata,
+)
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.leader_views import LeaderLog
@@ -384,7 +388,7 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
 
 
 async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
-    fleet, same = Fleet(), MetadataCache()
+    fleet, same = Fleet(), ClusterMetadataCache()
 
     async def told(*names: str, version: int = 12) -> ClusterMetadata:
         payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[4:]
@@ -427,7 +431,7 @@ async def test_partitions_whose_replicas_differ_are_read_as_well(version: int) -
 def test_list_offsets_is_written_as_kafka_does(version: int) -> None:
     wanted = {"a": [(0, 5), (300, -1)], "b": [(1, 0)]}
     body = b"".join(list_offsets.write_request(version, 1, wanted, -2))
-    parsed = list(list_offsets.asked_in(body, 0, version))
+    parsed = list(list_offsets.partitions_in(body, 0, version))
     assert body.startswith(b"\xff\xff\xff\xff\x01")  # replica id and isolation level
     assert parsed == [(("a", 0), -2), (("a", 300), -2), (("b", 1), -2)]
     if version <= 10:  # as far as kafka-python knows
@@ -445,7 +449,7 @@ def test_list_offsets_is_written_as_kafka_does(version: int) -> None:
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_epoch_questions_are_written_as_kafka_does(version: int) -> None:
     body = b"".join(offset_for_leader_epoch.write_request(version, {"a": [(0, 5, 4), (3, 6, 1)]}))
-    parsed = list(offset_for_leader_epoch.asked_in(body, 0, version))
+    parsed = list(offset_for_leader_epoch.partitions_in(body, 0, version))
     assert parsed == [(("a", 0), 4), (("a", 3), 1)]
     asked = OffsetForLeaderEpochRequest.decode(body, version=version)
     assert [p.current_leader_epoch for p in asked.topics[0].partitions] == [5, 6]

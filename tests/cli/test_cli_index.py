@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fetchproxy.cli.main import app
-from fetchproxy.segments.remote_log_index import IndexSpan, encode_entry
+from fetchproxy.segments.remote_log_index import IndexSpan, encode_index_entry
 from fetchproxy.storage.index_files import IndexedSegment, LocalRemoteLogIndex
 
 KEYS = [f"archive/t-AAAAAAAAAAAAAAAAAAAAAA/0/{base:020d}-x.log" for base in (100, 130)]
@@ -19,7 +19,7 @@ SPANS = [
     IndexSpan(500, 70, 110, 129, -1, -1),
     IndexSpan(0, 300, 130, 139, 1_700_000_002_000, 1_700_000_003_000),
 ]
-ENTRIES = [encode_entry(KEYS[n], span) for n, span in zip((0, 0, 1), SPANS, strict=True)]
+ENTRIES = [encode_index_entry(KEYS[n], span) for n, span in zip((0, 0, 1), SPANS, strict=True)]
 
 
 @pytest.fixture

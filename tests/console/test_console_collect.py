@@ -18,7 +18,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, Config, StoreConfig
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, StatusSources
 from fetchproxy.console.status import (
-    CLIENTS_MAX,
+    DISPLAYED_CLIENTS_MAX,
     NO_PARTITIONS,
     ArchiverStatus,
     OffsetRange,
@@ -151,16 +151,16 @@ async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Pr
     assert (status.clients, status.clients_total) == ((), 0)  # no listener yet
     consumer_paces = process.consumer_paces = ConsumerPaces(lambda: 7.0)
     entry = bytes(40)
-    for number in range(CLIENTS_MAX + 250):  # in several turns of the loop
+    for number in range(DISPLAYED_CLIENTS_MAX + 250):  # in several turns of the loop
         reader = consumer_paces.reader(
             ("host", f"client-{number}"), 1, {(b"topic", 0): entry}, "", paced=False
         )
         reader.responded(1000 * (number % 277))
         reader.asked({(b"topic", 0): entry})
     status = await process.collector()
-    assert status.clients_total == CLIENTS_MAX + 250
+    assert status.clients_total == DISPLAYED_CLIENTS_MAX + 250
     assert [one.bytes_per_s for one in status.clients] == [
-        1000 * number for number in range(276, 276 - CLIENTS_MAX, -1)
+        1000 * number for number in range(276, 276 - DISPLAYED_CLIENTS_MAX, -1)
     ]
     assert (await process.collector(NO_PARTITIONS)).clients == ()
 

@@ -19,7 +19,7 @@ from sample_status import STATUS, STATUS_IN_OUTAGE, shown
 
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.console.server import ITEMS_A_STEP, METRICS_A_STEP, SECURITY_HEADERS, ConsoleServer
-from fetchproxy.console.status import Asked, Status
+from fetchproxy.console.status import PartitionQuery, Status
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.health import Condition, Kind
 
@@ -28,7 +28,7 @@ class Source:
     def __init__(self) -> None:
         self.status = STATUS
 
-    async def __call__(self, asked: Asked) -> Status:
+    async def __call__(self, asked: PartitionQuery) -> Status:
         return replace(self.status, partitions=self.status.partitions[: asked.rows_max])
 
 

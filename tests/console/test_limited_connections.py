@@ -16,15 +16,19 @@ from sample_status import STATUS
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import HostPort
 from fetchproxy.console import limited_connections
-from fetchproxy.console.limited_connections import CONSOLE_CONNECTIONS_MAX, Place, gives_way
+from fetchproxy.console.limited_connections import (
+    CONSOLE_CONNECTIONS_MAX,
+    ConnectionPlace,
+    gives_way,
+)
 from fetchproxy.console.server import ConsoleServer
-from fetchproxy.console.status import Asked, Status
+from fetchproxy.console.status import PartitionQuery, Status
 from fetchproxy.observability.metrics import LIMITS_REACHED
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def source(asked: Asked) -> Status:
+async def source(asked: PartitionQuery) -> Status:
     return replace(STATUS, partitions=STATUS.partitions * 5_000)
 
 
@@ -89,7 +93,7 @@ STRANGER, OTHER, HERE = "203.0.113.7", "203.0.113.8", "127.0.0.1"
     ],
 )
 def test_who_gives_way(places: list[tuple[str, bool]], newcomer: str, index: int | None) -> None:
-    assert gives_way([Place(*place) for place in places], newcomer) == index
+    assert gives_way([ConnectionPlace(*place) for place in places], newcomer) == index
 
 
 async def test_a_body_is_neither_read_nor_inflated(address: HostPort) -> None:

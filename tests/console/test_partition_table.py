@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fetchproxy.console.status import Asked, PartitionStatus, PartitionTable, TopicStatus
+from fetchproxy.console.status import PartitionQuery, PartitionRows, PartitionStatus, TopicStatus
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, of_partition, of_topic
 from fetchproxy.writing.archive_health import NotHeld, offsets_in_words
@@ -21,34 +21,34 @@ CONDITIONS = (
 )
 
 
-def filled(asked: Asked) -> PartitionTable:
-    table = PartitionTable(asked, CONDITIONS)
+def filled(asked: PartitionQuery) -> PartitionRows:
+    table = PartitionRows(asked, CONDITIONS)
     for topic in ("audit", "orders"):
         for partition in range(5_000):
             table.add(PartitionStatus(topic, partition, lag_offsets=2, size_bytes=3))
     return table
 
 
-def named(table: PartitionTable) -> list[str]:
+def named(table: PartitionRows) -> list[str]:
     return [f"{row.topic}-{row.partition}" for row in table.rows()]
 
 
 def test_faults_come_first_then_names_and_numbers() -> None:
-    table = filled(Asked(rows_max=5))
+    table = filled(PartitionQuery(rows_max=5))
     assert named(table) == ["orders-7", "orders-4999", "audit-0", "audit-1", "audit-2"]
     assert (table.total, table.matching) == (10_000, 10_000)
-    assert len(filled(Asked()).rows()) == 10_000
-    assert named(filled(Asked(rows_max=1))) == ["orders-7"]
+    assert len(filled(PartitionQuery()).rows()) == 10_000
+    assert named(filled(PartitionQuery(rows_max=1))) == ["orders-7"]
 
 
 def test_a_part_of_a_name_and_how_many_have_it() -> None:
-    table = filled(Asked(rows_max=3, name_part="Audit-49"))
+    table = filled(PartitionQuery(rows_max=3, name_part="Audit-49"))
     assert named(table) == ["audit-49", "audit-490", "audit-491"]
     assert (table.total, table.matching) == (10_000, 111)
 
 
 def test_all_by_topic_whatever_was_asked_for() -> None:
-    table = filled(Asked(rows_max=0, name_part="nothing"))
+    table = filled(PartitionQuery(rows_max=0, name_part="nothing"))
     assert table.rows() == ()
     assert table.topics() == (
         TopicStatus("orders", 5_000, faulty=2, lag_offsets=10_000, size_bytes=15_000),
@@ -62,13 +62,15 @@ def test_conditions_are_of_what_is_shown_and_one_of_each_kind() -> None:
     refused = of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")
     another = of_partition(Kind.PARTITION_FAILING, tp("orders", 4_000), "the store is away")
     found = (process, refused, stopped, failing, another, gap)
-    assert filled(Asked()).conditions_shown(found) == found
-    of_row = filled(Asked(rows_max=1, name_part="orders-7")).conditions_shown(found)
+    assert filled(PartitionQuery()).conditions_shown(found) == found
+    of_row = filled(PartitionQuery(rows_max=1, name_part="orders-7")).conditions_shown(found)
     assert of_row == (process, refused, stopped, failing, gap)
 
 
 def test_all_partitions_of_a_refused_topic_have_a_fault() -> None:
-    table = PartitionTable(Asked(), [of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")])
+    table = PartitionRows(
+        PartitionQuery(), [of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")]
+    )
     for topic in ("audit", "orders"):
         table.add(PartitionStatus(topic, 0))
     assert [(topic.topic, topic.faulty) for topic in table.topics()] == [

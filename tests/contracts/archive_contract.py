@@ -9,7 +9,7 @@ import pytest
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.model import ByteRange, TopicIdPartition
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
-from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, encode_entry
+from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex, encode_index_entry
 from fetchproxy.storage.contract import (
     TOPIC_ID,
     RemoteStorageManagerContract,
@@ -43,8 +43,8 @@ class ArchiveContract(RemoteStorageManagerContract):
         """The object key and position of an index entry lead to its bytes, with the store alone."""
         metadata = segment()
         key = manager.object_key(metadata, SegmentFile.LOG)
-        entry = encode_entry(key, IndexSpan(0, 4, 0, 5, 0, 0))
-        entry += encode_entry(key, IndexSpan(4, 6, 6, 9, 0, 0))
+        entry = encode_index_entry(key, IndexSpan(0, 4, 0, 5, 0, 0))
+        entry += encode_index_entry(key, IndexSpan(4, 6, 6, 9, 0, 0))
         await manager.copy_log_segment_data(
             metadata, LogSegmentData(data.log, entry, None, data.epochs)
         )

@@ -13,12 +13,11 @@ import pytest
 from archive_contract import ArchiveContract
 from test_store_server_faults import in_the_end
 
-from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.schema import MiB, StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.contract import (
-    PART_BYTES,
-    MiB,
+    CONTRACT_PART_BYTES,
     ObjectStoreContract,
     keys_of,
     noise,
@@ -39,7 +38,7 @@ def open_bucket(
 ) -> NativeObjectStore:
     location = parse_store_url(server.store_url(bucket))
     # A busy machine may not answer for long; only the silent server gets a short time-out.
-    return open_cloud_store(location, config or StoreConfig(), part_bytes=PART_BYTES)
+    return open_cloud_store(location, config or StoreConfig(), part_bytes=CONTRACT_PART_BYTES)
 
 
 @contextmanager
@@ -127,7 +126,7 @@ async def everything_fails(
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    path.write_bytes(noise(2 * PART_BYTES))
+    path.write_bytes(noise(2 * CONTRACT_PART_BYTES))
     return path
 
 

@@ -18,7 +18,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.contract import noise, segment
 from fetchproxy.storage.packed_logs import LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.retries import TRIES_MAX
+from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
 from lab.store_server import StoreServer
 
 SEGMENTS = 12
@@ -152,10 +152,13 @@ async def test_a_part_that_fails_again_and_again_is_the_cause_that_is_told(
 ) -> None:
     busy = Fault(refusal("503 Slow Down", "SlowDown", "x-amz-request-id: 17"))
     async with faulty_relay(port_of(server)) as relay:
-        relay.judge = failing("PUT", "partNumber=2", busy, TRIES_MAX - 1)  # type: ignore[assignment]
+        relay.judge = failing("PUT", "partNumber=2", busy, REQUEST_TRIES_MAX - 1)  # type: ignore[assignment]
         _, requests = await put_large(server, relay, tmp_path / "log", monkeypatch)
-        assert len([one for one in requests if "partNumber=" in one.target]) == 3 + TRIES_MAX - 1
-        relay.judge = failing("PUT", "partNumber=2", busy, TRIES_MAX)  # type: ignore[assignment]
+        assert (
+            len([one for one in requests if "partNumber=" in one.target])
+            == 3 + REQUEST_TRIES_MAX - 1
+        )
+        relay.judge = failing("PUT", "partNumber=2", busy, REQUEST_TRIES_MAX)  # type: ignore[assignment]
         with pytest.raises(RemoteStorageError, match=r"status 503 SlowDown: .*\(tried 4 times\)"):
             await put_large(server, relay, tmp_path / "log", monkeypatch)
 

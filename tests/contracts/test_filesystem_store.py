@@ -7,7 +7,7 @@ import pytest
 from archive_contract import ArchiveContract
 
 from fetchproxy.storage.contract import (
-    PART_BYTES,
+    CONTRACT_PART_BYTES,
     AwayStoreContract,
     ObjectStoreContract,
 )
@@ -17,7 +17,7 @@ from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[FilesystemObjectStore]:
     async with FilesystemObjectStore(
-        tmp_path / "a" / "s", create=True, part_bytes=PART_BYTES
+        tmp_path / "a" / "s", create=True, part_bytes=CONTRACT_PART_BYTES
     ) as store:
         yield store
 

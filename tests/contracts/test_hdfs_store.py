@@ -13,12 +13,11 @@ from urllib.request import Request, urlopen
 import pytest
 from archive_contract import ArchiveContract
 
-from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.schema import MiB, StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.contract import (
-    PART_BYTES,
-    MiB,
+    CONTRACT_PART_BYTES,
     ObjectStoreContract,
     cancel_after_turns,
     keys_of,
@@ -46,7 +45,7 @@ def open_folder(
 ) -> HdfsObjectStore:
     location = HdfsLocation((server.address,), f"/{folder}", user=user or server.user)
     # A busy machine may not answer for long; only the outage tests below use short time-outs.
-    return HdfsObjectStore(location, create=create, config=config, part_bytes=PART_BYTES)
+    return HdfsObjectStore(location, create=create, config=config, part_bytes=CONTRACT_PART_BYTES)
 
 
 def all_ours(key: str) -> bool:
@@ -86,7 +85,7 @@ class TestHdfsObjectStore(ObjectStoreContract):
         self, hdfs: HdfsServer, store: HdfsObjectStore, tmp_path: Path, turns: int
     ) -> None:
         path = tmp_path / "segment"
-        path.write_bytes(noise(4 * PART_BYTES))
+        path.write_bytes(noise(4 * CONTRACT_PART_BYTES))
         await store.put("f/other", b"x")
         work = asyncio.create_task(store.put_file("f/k", path))
         await cancel_after_turns(work, turns, 0.001)
@@ -147,7 +146,7 @@ class TestRemoteStorageManagerOnHdfs(ArchiveContract):
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    path.write_bytes(noise(2 * PART_BYTES))
+    path.write_bytes(noise(2 * CONTRACT_PART_BYTES))
     return path
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fetchproxy.errors import ObjectNotFound, StorageUnavailable
-from fetchproxy.storage.contract import PART_BYTES
+from fetchproxy.storage.contract import CONTRACT_PART_BYTES
 from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import RcloneServer, S3Server
@@ -56,7 +56,7 @@ async def changing(port: int) -> AsyncIterator[int]:
 def open_store(server: S3Server, port: int) -> S3ObjectStore:
     return S3ObjectStore(
         S3Location("changed", endpoint_url=f"http://127.0.0.1:{port}", region=server.region),
-        part_bytes=PART_BYTES,
+        part_bytes=CONTRACT_PART_BYTES,
     )
 
 
@@ -69,7 +69,7 @@ async def test_a_changed_body_is_refused_by_the_server(
     own_s3_server.create_bucket("changed")
     whole, several = tmp_path / "whole", tmp_path / "several"
     whole.write_bytes(RIGHT * 1000)
-    several.write_bytes(RIGHT * (PART_BYTES // 2))
+    several.write_bytes(RIGHT * (CONTRACT_PART_BYTES // 2))
     async with (
         changing(own_s3_server.port) as port,
         open_store(own_s3_server, port) as store,
@@ -97,9 +97,9 @@ async def test_a_server_that_checks_no_crc64_is_found_out(
     for name, value in rclone_server.environment.items():
         monkeypatch.setenv(name, value)
     rclone_server.create_bucket("changed")
-    (tmp_path / "file").write_bytes(RIGHT * PART_BYTES)
+    (tmp_path / "file").write_bytes(RIGHT * CONTRACT_PART_BYTES)
     async with open_store(rclone_server, rclone_server.port) as store:
         await store.put_file("k", tmp_path / "file")
         assert store._checks_crc64 is False
-        assert await store.get("k") == RIGHT * PART_BYTES
+        assert await store.get("k") == RIGHT * CONTRACT_PART_BYTES
         assert await store._uploads(await store._opened(), "", "look") == []

@@ -13,13 +13,12 @@ import pytest
 from archive_contract import ArchiveContract
 from test_store_server_faults import in_the_end
 
-from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.schema import MiB, StoreConfig
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.contract import (
-    PART_BYTES,
-    MiB,
+    CONTRACT_PART_BYTES,
     ObjectStoreContract,
     keys_of,
     noise,
@@ -41,7 +40,7 @@ def open_bucket(server: S3Server, bucket: str, config: StoreConfig = PATIENT) ->
     return S3ObjectStore(
         S3Location(bucket, endpoint_url=server.endpoint_url, region=server.region),
         config=config,
-        part_bytes=PART_BYTES,
+        part_bytes=CONTRACT_PART_BYTES,
     )
 
 
@@ -82,7 +81,7 @@ class TestS3ObjectStore(ObjectStoreContract):
         self, store: S3ObjectStore, tmp_path: Path, turns: int
     ) -> None:
         path = tmp_path / "segment"
-        path.write_bytes(noise(6 * PART_BYTES))
+        path.write_bytes(noise(6 * CONTRACT_PART_BYTES))
         await store.put("first", b"x")  # the first write probes the server by an upload
         work = asyncio.create_task(store.put_file("k", path))
         await upload_begins(store)
@@ -120,7 +119,7 @@ class TestRemoteStorageManagerOnS3(ArchiveContract):
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "file"
-    path.write_bytes(noise(2 * PART_BYTES))
+    path.write_bytes(noise(2 * CONTRACT_PART_BYTES))
     return path
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from archive_contract import ArchiveContract
 
-from fetchproxy.storage.contract import PART_BYTES, ObjectStoreContract
+from fetchproxy.storage.contract import CONTRACT_PART_BYTES, ObjectStoreContract
 from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import MotoServer
@@ -32,13 +32,13 @@ async def store(
     bucket = f"contract-{next(_numbers)}"
     async with S3ObjectStore(
         S3Location(bucket, endpoint_url=moto_server.endpoint_url, region=moto_server.region),
-        part_bytes=PART_BYTES,
+        part_bytes=CONTRACT_PART_BYTES,
     ) as store:
         await (await store._opened()).create_bucket(Bucket=bucket)
         yield store
 
 
-@pytest.mark.parametrize("size_bytes", [1000, 3 * PART_BYTES])
+@pytest.mark.parametrize("size_bytes", [1000, 3 * CONTRACT_PART_BYTES])
 async def test_the_server_is_told_how_to_keep_an_object(
     moto_server: MotoServer, store: S3ObjectStore, tmp_path: Path, size_bytes: int
 ) -> None:
@@ -53,7 +53,7 @@ async def test_the_server_is_told_how_to_keep_an_object(
             sse="aws:kms",
             sse_kms_key_id="a-key",
         ),
-        part_bytes=PART_BYTES,
+        part_bytes=CONTRACT_PART_BYTES,
     ) as choosy:
         await choosy.put_file("log", path)
         await choosy.put("small", b"x")

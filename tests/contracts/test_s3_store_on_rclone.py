@@ -10,7 +10,7 @@ from archive_contract import ArchiveContract
 
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.storage.contract import (
-    PART_BYTES,
+    CONTRACT_PART_BYTES,
     ObjectStoreContract,
 )
 from fetchproxy.storage.stores.locations import S3Location
@@ -31,7 +31,7 @@ async def store(
     bucket = rclone_server.create_bucket(f"contract-{next(_numbers)}")
     async with S3ObjectStore(
         S3Location(bucket, endpoint_url=rclone_server.endpoint_url, region=rclone_server.region),
-        part_bytes=PART_BYTES,
+        part_bytes=CONTRACT_PART_BYTES,
     ) as store:
         yield store
 

@@ -12,7 +12,7 @@ from certificates import Authority
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.model import ByteRange
-from fetchproxy.storage.contract import PART_BYTES, ObjectStoreContract, noise
+from fetchproxy.storage.contract import CONTRACT_PART_BYTES, ObjectStoreContract, noise
 from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import S3Server, versitygw_executable
@@ -53,7 +53,7 @@ def open_bucket(server: S3Server) -> S3ObjectStore:
             f"contract-{next(_numbers)}", endpoint_url=server.endpoint_url, region=server.region
         ),
         config=StoreConfig(),
-        part_bytes=PART_BYTES,
+        part_bytes=CONTRACT_PART_BYTES,
     )
 
 
@@ -63,7 +63,7 @@ class TestS3ObjectStoreOverTls(ObjectStoreContract):
 
 
 async def test_a_body_has_no_hash_beside_its_crc64(store: S3ObjectStore, tmp_path: Path) -> None:
-    content = noise(3 * PART_BYTES)
+    content = noise(3 * CONTRACT_PART_BYTES)
     (tmp_path / "file").write_bytes(content)
     await store.put_file("k", tmp_path / "file")
     assert bytes(await store.get_range("k", ByteRange(0, len(content)))) == content

@@ -13,7 +13,7 @@ from archive_contract import ArchiveContract
 
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
 from fetchproxy.storage.contract import (
-    PART_BYTES,
+    CONTRACT_PART_BYTES,
     ObjectStoreContract,
     keys_of,
 )
@@ -58,7 +58,7 @@ def become(kdc: Kdc, monkeypatch: pytest.MonkeyPatch, user: str) -> None:
 
 def open_folder(server: SecuredHdfs, folder: str, *, create: bool = True) -> HdfsObjectStore:
     location = HdfsLocation((server.address,), f"/{folder}", user="somebody-else")
-    return HdfsObjectStore(location, create=create, part_bytes=PART_BYTES)
+    return HdfsObjectStore(location, create=create, part_bytes=CONTRACT_PART_BYTES)
 
 
 @pytest.fixture

@@ -30,11 +30,15 @@ def parse(frame: bytes) -> ApiKey | None:
         case ApiKey.FETCH:
             parse_fetch_request(payload, head.body_position)
         case ApiKey.LIST_OFFSETS:
-            list(list_offsets.asked_in(payload, head.body_position, head.api_version))
+            list(list_offsets.partitions_in(payload, head.body_position, head.api_version))
         case ApiKey.OFFSET_FOR_LEADER_EPOCH:
-            list(offset_for_leader_epoch.asked_in(payload, head.body_position, head.api_version))
+            list(
+                offset_for_leader_epoch.partitions_in(payload, head.body_position, head.api_version)
+            )
         case ApiKey.DELETE_RECORDS:
-            list(delete_records.asked_in(Cursor(payload, head.body_position), head.api_version))
+            list(
+                delete_records.partitions_in(Cursor(payload, head.body_position), head.api_version)
+            )
         case _:
             return None
     return ApiKey(head.api_key)

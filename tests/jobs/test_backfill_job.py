@@ -23,7 +23,13 @@ from written_archive import TP, WrittenArchive
 from fetchproxy.errors import ConfigError, ObjectNotFound
 from fetchproxy.jobs import backfill_files as parquet_range
 from fetchproxy.jobs.backfill import Target, backfill, backfill_range, plan_backfill, too_large_in
-from fetchproxy.jobs.backfill_files import OPEN_DATES_MAX, Manifest, OutputFolder, by_day, day_name
+from fetchproxy.jobs.backfill_files import (
+    OPEN_DATES_MAX,
+    Manifest,
+    OutputFolder,
+    day_name,
+    rows_by_day,
+)
 from fetchproxy.jobs.backfill_plan import BackfillRange
 from fetchproxy.jobs.runner import Failure, attempt
 from fetchproxy.model import AbortedTxn, TopicIdPartition
@@ -451,7 +457,7 @@ def batch_of(times_ms: list[int]) -> Any:
     ],
 )
 def test_days_are_utc(times: list[int], days: dict[int, list[int]]) -> None:
-    found = {day: part.column("offset").to_pylist() for day, part in by_day(batch_of(times))}
+    found = {day: part.column("offset").to_pylist() for day, part in rows_by_day(batch_of(times))}
     assert found == days
 
 

@@ -22,9 +22,9 @@ from fetchproxy.jobs.figures import (
     SAMPLED_SEGMENTS_MAX,
     CodecFigures,
     Day,
-    Held,
     PartitionFigures,
-    by_day,
+    SegmentFigures,
+    figures_by_day,
     forecast,
     held_by,
     sample_codecs,
@@ -52,8 +52,8 @@ from fetchproxy.writing.deletion.retention import Retention
 NOW_MS = 20_000 * DAY_MS
 
 
-def held(*days_ago: float, size: int = 280) -> list[Held]:
-    return [Held(round(NOW_MS - ago * DAY_MS), size, 10) for ago in days_ago]
+def held(*days_ago: float, size: int = 280) -> list[SegmentFigures]:
+    return [SegmentFigures(round(NOW_MS - ago * DAY_MS), size, 10) for ago in days_ago]
 
 
 # --- what is held ---
@@ -66,7 +66,9 @@ def test_each_offset_counts_once() -> None:
 
 
 def test_days_are_those_of_the_newest_record() -> None:
-    found = by_day([Held(DAY_MS - 1, 5, 1), Held(DAY_MS, 6, 2), Held(0, 7, 3)])
+    found = figures_by_day(
+        [SegmentFigures(DAY_MS - 1, 5, 1), SegmentFigures(DAY_MS, 6, 2), SegmentFigures(0, 7, 3)]
+    )
     assert found == (Day(0, 12, 4, 2), Day(1, 6, 2, 1))
 
 
@@ -210,7 +212,7 @@ class Links(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in ("href", "src")]
 
 
-def figures(topic: str, partition: int, found: list[Held]) -> PartitionFigures:
+def figures(topic: str, partition: int, found: list[SegmentFigures]) -> PartitionFigures:
     return PartitionFigures(
         TopicIdPartition(UUID(int=1), topic, partition),
         0,
@@ -245,7 +247,7 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
 
 def test_any_timestamp_is_reported(tmp_path: Path) -> None:
     times = [2**63 - 1, -1, NOW_MS, 2**62]
-    found = [Held(time, 100, 10) for time in times]
+    found = [SegmentFigures(time, 100, 10) for time in times]
     ahead = forecast(found, Retention(10 * DAY_MS, -1), NOW_MS)
     assert ahead.next_deletion_ms is None
     one = replace(figures("orders", 0, found), ahead=ahead)

@@ -17,14 +17,14 @@ import pytest
 from fetchproxy.errors import CorruptSegment, PipelineFailed, StorageUnavailable
 from fetchproxy.jobs.runner import (
     AT_ONCE_HERE,
-    FAILED_IN_A_ROW_MAX,
+    ITEMS_FAILED_IN_A_ROW_MAX,
     Failure,
     Here,
     OnSpark,
     Progress,
+    Report,
     Runner,
     StoreWork,
-    Tell,
     Work,
     attempt,
     named,
@@ -101,7 +101,7 @@ async def opened() -> AsyncIterator[int]:
     yield 2
 
 
-async def divided(by: int, number: int, tell: Tell) -> int:
+async def divided(by: int, number: int, tell: Report) -> int:
     await asyncio.sleep(0.01 / number)  # the last ones are done first
     tell(1, 2)
     return halved(number) * 2 // by
@@ -145,7 +145,7 @@ def test_a_part_of_an_item_is_progress() -> None:
         if progress.begun:
             is_seen.set()
 
-    async def told(by: int, number: int, tell: Tell) -> int:
+    async def told(by: int, number: int, tell: Report) -> int:
         tell(25, 100)
         await asyncio.to_thread(is_seen.wait)
         return number
@@ -240,7 +240,7 @@ def test_what_may_succeed_later_is_tried_once_more_at_the_end() -> None:
     async def opened() -> AsyncIterator[None]:
         yield
 
-    async def do(_: None, item: int, tell: Tell) -> int:
+    async def do(_: None, item: int, tell: Report) -> int:
         tries.append(item)
         if item == 1 and tries.count(1) == 1:
             raise StorageUnavailable("for a moment")
@@ -268,19 +268,19 @@ def test_many_failures_in_a_row_are_an_outage_that_ends_the_job() -> None:
     async def opened() -> AsyncIterator[None]:
         yield
 
-    async def do(_: None, item: int, tell: Tell) -> int:
+    async def do(_: None, item: int, tell: Report) -> int:
         tried.append(item)
         await asyncio.sleep(0)
         if not back and item != 5:
             raise StorageUnavailable("no answer")
         return item
 
-    count = 10 * FAILED_IN_A_ROW_MAX
+    count = 10 * ITEMS_FAILED_IN_A_ROW_MAX
     done = Here().each(range(count), StoreWork("try", opened, do))
     assert done.results == (5,)
     assert len(done.failures) == count - 1
     # Twice; the one that works begins the count anew. Some are begun at the same time.
-    assert len(tried) <= 2 * (FAILED_IN_A_ROW_MAX + AT_ONCE_HERE) + 6
+    assert len(tried) <= 2 * (ITEMS_FAILED_IN_A_ROW_MAX + AT_ONCE_HERE) + 6
     assert done.failures[-1].error == (
         "not tried, as others failed before: StorageUnavailable: no answer"
     )

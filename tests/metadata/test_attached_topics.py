@@ -15,7 +15,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
-from fetchproxy.segments.topic_description import TopicDescription, encode_topic
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
@@ -51,7 +51,7 @@ async def attached_tps(rsm: RemoteStorageManager) -> list[TopicIdPartition]:
 async def test_an_attached_topic_has_its_description_under_its_own_name() -> None:
     other, rsm = await one_attached()
     said = TopicDescription(TP.topic_id, TP.topic, 12, "elsewhere", {11: 500})
-    await other.rsm.objects.put_topic_description(TP.topic_id, encode_topic(said))
+    await other.rsm.objects.put_topic_description(TP.topic_id, encode_topic_description(said))
     async with rsm:
         (first, _) = await attached_tps(rsm)
         descriptions = TopicDescriptions(rsm.objects)

@@ -20,7 +20,7 @@ from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import HEADER, CachedEntries, CacheFile
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.description import NewerMetadataVersion
-from fetchproxy.segments.records import MetadataEvent, encode_entry
+from fetchproxy.segments.records import MetadataEvent, encode_cache_entry
 from tests.metadata.segment_values import DELETED, DELETING, STARTED, TP, segment
 
 FIRST = [segment(1, 0, 9, STARTED)]
@@ -63,7 +63,7 @@ def test_golden_bytes(path: Path, tmp_path: Path) -> None:
         "00000003"  # partition
         "0000000000000102"  # metadata-topic-offset
     )
-    entry = encode_entry(FIRST[0])
+    entry = encode_cache_entry(FIRST[0])
     assert raw[30 : 30 + len(entry)] == entry
     assert raw[30 + len(entry) :][:11] == bytes.fromhex("0e 03 00 0000000000000102")
     assert len(raw) == 30 + len(entry) + 15
@@ -110,7 +110,7 @@ def test_a_tail_torn_at_any_byte(
 def encode_up_to(appends: int) -> bytes:
     """Zero-filled content with the size of a file after this many appends."""
     events = [event for n in range(appends) for event in (FIRST, SECOND, THIRD)[n]]
-    return bytes(HEADER.size + 15 * appends) + b"".join(map(encode_entry, events))
+    return bytes(HEADER.size + 15 * appends) + b"".join(map(encode_cache_entry, events))
 
 
 def test_a_changed_byte_anywhere_is_noticed(written: CacheFile, tmp_path: Path, path: Path) -> None:

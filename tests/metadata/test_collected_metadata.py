@@ -19,7 +19,12 @@ from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, StorageDenied
 from fetchproxy.metadata import collected as collected_metadata
 from fetchproxy.metadata import collected as collecting
-from fetchproxy.metadata.collected import MAGIC, CollectedOnce, decode_collected, encode_collected
+from fetchproxy.metadata.collected import (
+    COLLECTED_MAGIC,
+    CollectedOnce,
+    decode_collected,
+    encode_collected,
+)
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.segments.description import encode_segment
@@ -196,13 +201,15 @@ async def test_verify_and_its_like_neither_read_nor_leave_it(archive: Archive) -
     "damage",
     [
         lambda raw: raw[:-1],
-        lambda raw: raw[: len(MAGIC) + 3],
+        lambda raw: raw[: len(COLLECTED_MAGIC) + 3],
         lambda raw: raw + b"x",
         lambda raw: b"",
-        lambda raw: b"collected metadata 2\n" + raw[len(MAGIC) :],
+        lambda raw: b"collected metadata 2\n" + raw[len(COLLECTED_MAGIC) :],
         lambda raw: raw[:60] + bytes([raw[60] ^ 1]) + raw[61:],
-        lambda raw: MAGIC + zlib.compress(zlib.decompress(raw[len(MAGIC) :])[:-1]),
-        lambda raw: MAGIC + zlib.compress(b"\xff\xff"),
+        lambda raw: (
+            COLLECTED_MAGIC + zlib.compress(zlib.decompress(raw[len(COLLECTED_MAGIC) :])[:-1])
+        ),
+        lambda raw: COLLECTED_MAGIC + zlib.compress(b"\xff\xff"),
     ],
 )
 async def test_a_damaged_one_is_not_believed(

@@ -26,7 +26,7 @@ from fetchproxy.segments.records import (
     MetadataEvent,
     compact,
     decode_entry,
-    encode_entry,
+    encode_cache_entry,
     framed,
     walk_entries,
 )
@@ -74,14 +74,14 @@ def walked(entries: bytes) -> list[MetadataEvent]:
 
 @given(st.lists(any_events(), max_size=12))
 def test_what_is_walked_over_are_the_entries(events: list[MetadataEvent]) -> None:
-    entries = b"".join(map(encode_entry, events))
+    entries = b"".join(map(encode_cache_entry, events))
     assert walked(entries) == one_by_one(entries) == events
 
 
 @given(st.lists(any_events(), max_size=12), st.data())
 def test_an_entry_that_is_cut_is_named(events: list[MetadataEvent], data: st.DataObject) -> None:
-    entries = b"".join(map(encode_entry, events))
-    borders = {len(b"".join(map(encode_entry, events[:n]))) for n in range(len(events) + 1)}
+    entries = b"".join(map(encode_cache_entry, events))
+    borders = {len(b"".join(map(encode_cache_entry, events[:n]))) for n in range(len(events) + 1)}
     end = data.draw(st.integers(0, len(entries)))
     if end in borders:
         assert walked(entries[:end]) == one_by_one(entries[:end])
@@ -101,7 +101,7 @@ def test_no_bytes_bring_another_error(raw: bytes) -> None:
 
 
 def written(*events: MetadataEvent) -> bytes:
-    return b"".join(map(encode_entry, events))
+    return b"".join(map(encode_cache_entry, events))
 
 
 def test_the_last_state_of_each_segment_is_kept_and_finished_ones_come_last() -> None:

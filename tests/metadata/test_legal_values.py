@@ -41,7 +41,7 @@ from fetchproxy.segments.records import (
     MetadataEvent,
     decode_entry,
     decode_message,
-    encode_entry,
+    encode_cache_entry,
     encode_message,
 )
 
@@ -118,13 +118,13 @@ def as_object(said: RemoteLogSegmentMetadata) -> object:
 
 
 def as_entry(said: RemoteLogSegmentMetadata) -> object:
-    entry = encode_entry(said)
+    entry = encode_cache_entry(said)
     return decode_entry(entry[decode_uvarint(entry, 0)[1] :], TP, WHERE)
 
 
 def as_cache_file(said: RemoteLogSegmentMetadata) -> object:
     """Many entries of a file are read at once."""
-    entries = encode_entry(segment(2, 0, 9)) + encode_entry(said)
+    entries = encode_cache_entry(segment(2, 0, 9)) + encode_cache_entry(said)
     return list(PartitionTable.load(TP, entries).segments())[-1]
 
 

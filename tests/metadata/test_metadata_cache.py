@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.metadata.flat_files import COMMITTED, MetadataCache
+from fetchproxy.metadata.flat_files import COMMITTED, SegmentMetadataCache
 from fetchproxy.model import TopicIdPartition
 from tests.metadata.segment_values import STARTED, segment
 
@@ -21,7 +21,7 @@ TPS = [
 ]
 
 
-def fill(cache: MetadataCache, tps: list[TopicIdPartition]) -> None:
+def fill(cache: SegmentMetadataCache, tps: list[TopicIdPartition]) -> None:
     for tp in tps:
         file = cache.file(tp)
         file.load()
@@ -30,7 +30,7 @@ def fill(cache: MetadataCache, tps: list[TopicIdPartition]) -> None:
 
 
 def test_partitions_are_known_by_their_files_names(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path / "new" / "cache") as cache:
+    with SegmentMetadataCache(tmp_path / "new" / "cache") as cache:
         assert cache.partitions() == []
         fill(cache, TPS)
         (tmp_path / "new" / "cache" / "a" / "0-short.remote-log-metadata").touch()
@@ -39,18 +39,18 @@ def test_partitions_are_known_by_their_files_names(tmp_path: Path) -> None:
 
 
 def test_offsets_are_kept(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path) as cache:
+    with SegmentMetadataCache(tmp_path) as cache:
         assert cache.load_committed(TOPIC_ID) == {}
         fill(cache, TPS)
         cache.commit(TOPIC_ID, {0: 5, 31: 2**40})
         cache.commit(TOPIC_ID, {0: 6, 31: 2**40, 2: 0})
-    with MetadataCache(tmp_path) as cache:
+    with SegmentMetadataCache(tmp_path) as cache:
         assert cache.load_committed(TOPIC_ID) == {0: 6, 2: 0, 31: 2**40}
         assert len(cache.partitions()) == len(TPS)
 
 
 def test_every_byte_of_it_counts(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path) as cache:
+    with SegmentMetadataCache(tmp_path) as cache:
         cache.commit(TOPIC_ID, {0: 5, 1: 1234})
         path = tmp_path / COMMITTED
         good = path.read_bytes()
@@ -65,7 +65,7 @@ def test_every_byte_of_it_counts(tmp_path: Path) -> None:
 
 
 def test_offsets_of_another_metadata_topic_are_worth_nothing(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path) as cache:
+    with SegmentMetadataCache(tmp_path) as cache:
         fill(cache, TPS)
         cache.commit(TOPIC_ID, {0: 5})
         assert cache.load_committed(UUID(int=78)) == {}
@@ -74,7 +74,7 @@ def test_offsets_of_another_metadata_topic_are_worth_nothing(tmp_path: Path) -> 
 
 
 def test_a_lost_file_is_noticed(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path) as cache:
+    with SegmentMetadataCache(tmp_path) as cache:
         fill(cache, TPS)
         cache.commit(TOPIC_ID, {0: 5})
         cache.file(TPS[1]).path.unlink()
@@ -84,14 +84,14 @@ def test_a_lost_file_is_noticed(tmp_path: Path) -> None:
 
 def test_files_without_a_commit_are_worth_nothing(tmp_path: Path) -> None:
     """Earlier events may be missing in them, and it is unknown which."""
-    with MetadataCache(tmp_path) as cache:
+    with SegmentMetadataCache(tmp_path) as cache:
         fill(cache, TPS)
         assert cache.load_committed(TOPIC_ID) == {}
         assert cache.partitions() == []
 
 
 def test_a_deleted_partition_is_no_lost_file(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path) as cache:
+    with SegmentMetadataCache(tmp_path) as cache:
         fill(cache, TPS)
         cache.commit(TOPIC_ID, {0: 5}, deleted=TPS[:2])
         assert cache.partitions() == sorted(TPS[2:])
@@ -101,7 +101,10 @@ def test_a_deleted_partition_is_no_lost_file(tmp_path: Path) -> None:
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with MetadataCache(tmp_path), pytest.raises(ConfigError, match="another process uses it"):
-        MetadataCache(tmp_path).__enter__()
-    with MetadataCache(tmp_path):
+    with (
+        SegmentMetadataCache(tmp_path),
+        pytest.raises(ConfigError, match="another process uses it"),
+    ):
+        SegmentMetadataCache(tmp_path).__enter__()
+    with SegmentMetadataCache(tmp_path):
         pass

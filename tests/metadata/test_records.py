@@ -29,7 +29,7 @@ from fetchproxy.segments.records import (
     RecordType,
     decode_entry,
     decode_message,
-    encode_entry,
+    encode_cache_entry,
     encode_message,
     framed,
     record_head,
@@ -61,7 +61,7 @@ PLACE = bytes.fromhex("0006 6f7264657273 0102030405060708090a0b0c0d0e0f10 000000
 
 
 def entry_body(event: MetadataEvent) -> bytes:
-    entry = encode_entry(event)
+    entry = encode_cache_entry(event)
     length, at = decode_uvarint(entry, 0)
     assert length == len(entry) - at
     return entry[at:]
@@ -75,7 +75,7 @@ def test_golden_bytes_of_version_0_as_the_schema_has_it() -> None:
 
 
 def test_golden_bytes_of_version_1() -> None:
-    assert encode_entry(SEGMENT) == bytes([2 + len(VERSION_1)]) + b"\x00\x01" + VERSION_1
+    assert encode_cache_entry(SEGMENT) == bytes([2 + len(VERSION_1)]) + b"\x00\x01" + VERSION_1
     assert encode_message(SEGMENT) == b"\x00\x01" + PLACE + VERSION_1
 
 
@@ -90,14 +90,14 @@ def test_golden_bytes_of_a_deletion() -> None:
     state = RemotePartitionDeleteState.DELETE_PARTITION_STARTED
     deletion = RemotePartitionDeleteMetadata(TP, state, 7, epoch=9)
     data = bytes.fromhex("00000009 0000000000000007 01")
-    assert encode_entry(deletion) == bytes([15]) + b"\x01\x00" + data
+    assert encode_cache_entry(deletion) == bytes([15]) + b"\x01\x00" + data
     assert encode_message(deletion) == b"\x01\x00" + PLACE + data
 
 
 def test_golden_bytes_of_a_log_start() -> None:
     data = bytes.fromhex("0000000000000100 0000000000000007")
     start = LogStartOffset(TP, 256, 7)
-    assert encode_entry(start) == bytes([18]) + b"\x02\x00" + data
+    assert encode_cache_entry(start) == bytes([18]) + b"\x02\x00" + data
     assert encode_message(start) == b"\x02\x00" + PLACE + data
 
 

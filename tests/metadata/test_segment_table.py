@@ -23,7 +23,7 @@ from fetchproxy.segments.records import (
     LogStartOffset,
     MetadataEvent,
     compact,
-    encode_entry,
+    encode_cache_entry,
     framed,
 )
 from tests.metadata.plain_view import plain_view
@@ -75,7 +75,7 @@ def test_a_view_of_what_a_person_has_said(
 
 
 def written(events: list[MetadataEvent]) -> bytes:
-    return b"".join(map(encode_entry, events))
+    return b"".join(map(encode_cache_entry, events))
 
 
 @given(histories())
@@ -188,21 +188,21 @@ def test_deleting_the_partition_leaves_a_new_one() -> None:
 
 
 def test_what_cannot_be_read_is_named() -> None:
-    good = encode_entry(segment(1, 0, 9))
+    good = encode_cache_entry(segment(1, 0, 9))
     with pytest.raises(NewerMetadataVersion, match="version 3 was written by a newer"):
         PartitionTable.load(TP, good + framed(b"\x00\x03" + bytes(90)))
     with pytest.raises(CorruptSegment, match="orders-3, entry at byte 89: not whole"):
         PartitionTable.load(TP, good + good[:-1])
     wrong = segment(2, 10, 19)
-    bad = encode_entry(wrong).replace(bytes([0, 0, 0, 0, 0, 0, 0, 19]), b"\xff" * 8)
+    bad = encode_cache_entry(wrong).replace(bytes([0, 0, 0, 0, 0, 0, 0, 19]), b"\xff" * 8)
     with pytest.raises(CorruptSegment, match="field endOffset"):
         PartitionTable.load(TP, good + bad)
 
 
 def test_version_0_is_loaded() -> None:
-    new = encode_entry(segment(3, 0, 9))[3:]
+    new = encode_cache_entry(segment(3, 0, 9))[3:]
     old = framed(b"\x00\x00" + new[:-18] + (103).to_bytes(4, "big") + b"\x01")
-    both = compact(old + encode_entry(segment(4, 10, 19)), TP, "a file")
+    both = compact(old + encode_cache_entry(segment(4, 10, 19)), TP, "a file")
     loaded = PartitionTable.load(TP, both).view(0.0).segments
     assert list(loaded) == [segment(3, 0, 9), segment(4, 10, 19)]
     assert loaded[0].segment_id.id == UUID(int=3)

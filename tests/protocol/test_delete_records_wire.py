@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fetchproxy_protocol.apis import WireError
-from fetchproxy_protocol.delete_records import asked_in, parse_response, patch
+from fetchproxy_protocol.delete_records import parse_response, partitions_in, patch
 from fetchproxy_protocol.headers import peek_request_header
 from fetchproxy_protocol.primitives import Cursor
 from hypothesis import given, settings
@@ -28,7 +28,7 @@ def test_request(version: int) -> None:
     def check(value: dict[str, Any], lead: bytes) -> None:
         body = encode_body(REQUEST, version, value)
         cursor = Cursor(lead + body + b"next", len(lead))
-        assert list(asked_in(cursor, version)) == [
+        assert list(partitions_in(cursor, version)) == [
             ((t["Name"], p["PartitionIndex"]), p["Offset"])
             for t in value["Topics"]
             for p in t["Partitions"]
@@ -73,7 +73,7 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     request.with_header(correlation_id=4, client_id="c")
     frame = bytes(request.encode(header=True))
     cursor = Cursor(frame, peek_request_header(frame).body_position)
-    assert list(asked_in(cursor, version)) == [(("orders", 3), -1)]
+    assert list(partitions_in(cursor, version)) == [(("orders", 3), -1)]
     assert cursor.int32() == 700
 
     response = DeleteRecordsResponse[version]
@@ -92,6 +92,6 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
 @given(junk=st.binary(max_size=60))
 def test_garbage_raises_only_wire_errors(version: int, junk: bytes) -> None:
     with contextlib.suppress(WireError):
-        list(asked_in(Cursor(junk), version))
+        list(partitions_in(Cursor(junk), version))
     with contextlib.suppress(WireError):
         list(parse_response(junk, version))

@@ -124,7 +124,7 @@ def test_spliced_endpoints_of_another_length_change_the_size_prefix(
     fed = scan_in_place(version, framed, [], 1234, lambda tags: TWO_ENDPOINTS)
     got = b"".join(fed[0])
     assert int.from_bytes(got[:4], "big") == len(got) - 4
-    if version >= fs.NODE_ENDPOINTS_FROM and len(framed) <= fs.HELD_BYTES_MAX:
+    if version >= fs.NODE_ENDPOINTS_FROM and len(framed) <= fs.SMALL_RESPONSE_BYTES_MAX:
         assert got.endswith(TWO_ENDPOINTS) or not oracle.node_endpoints
 
 
@@ -206,7 +206,7 @@ def test_aborted_transactions_leave_as_they_come(version: int, tags: bytes) -> N
         version=version,
     )
     framed = framed_of(OracleResponse(responses=[topic], version=version))
-    if version >= fr.FLEXIBLE_FROM and tags != b"\x00":
+    if version >= fr.FETCH_FLEXIBLE_FROM and tags != b"\x00":
         first = framed.index((1).to_bytes(8) + (5_000).to_bytes(8))
         for entry in reversed(range(0, len(aborted), 3)):
             at = first + 17 * entry + 16

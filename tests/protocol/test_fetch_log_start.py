@@ -58,7 +58,7 @@ def test_only_the_log_start_of_archived_topics_is_lowered(
             if not p.error_code and below and p.log_start_offset > 0:
                 p.log_start_offset = start
     seen = OracleResponse[version].decode(bytes(got), header=True, framed=True)
-    if version >= 16 and len(framed) > fs.HELD_BYTES_MAX:
+    if version >= 16 and len(framed) > fs.SMALL_RESPONSE_BYTES_MAX:
         seen.node_endpoints = expected.node_endpoints = []
         seen.unknown_tags = expected.unknown_tags = {}
     assert seen.to_dict() == expected.to_dict()

@@ -11,8 +11,8 @@ from fetchproxy_protocol.apis import ApiKey, WireError
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.list_offsets import (
     OffsetResult,
-    asked_in,
     asked_of_all,
+    partitions_in,
     patch,
     results_in,
 )
@@ -40,7 +40,7 @@ def test_request(version: int) -> None:
     @given(values(REQUEST, version), st.binary(max_size=9))
     def check(value: dict[str, Any], lead: bytes) -> None:
         body = encode_body(REQUEST, version, value)
-        assert list(asked_in(lead + body, len(lead), version)) == [
+        assert list(partitions_in(lead + body, len(lead), version)) == [
             ((name, p["PartitionIndex"]), p["Timestamp"]) for name, p in each_partition(value)
         ]
 
@@ -59,7 +59,7 @@ def test_one_timestamp_for_all(version: int) -> None:
                 partition["Timestamp"] = timestamp
         body = encode_body(REQUEST, version, value)
         found = asked_of_all(b"lead" + body, 4, version)
-        asked = {timestamp for _, timestamp in asked_in(body, 0, version)}
+        asked = {timestamp for _, timestamp in partitions_in(body, 0, version)}
         assert found is None or {found} == asked
         plain = version >= 4 and value["Topics"] and all(t["Partitions"] for t in value["Topics"])
         if timestamp is not None and plain and not has_tags(value):
@@ -144,12 +144,12 @@ def test_truncation_and_garbage_raise_only_wire_errors(version: int) -> None:
         end = data.draw(st.integers(0, len(body) - 1))
         # The last byte of a request may be its tagged-field section, which nobody reads.
         with contextlib.suppress(WireError):
-            list(asked_in(body[:end], 0, version))
+            list(partitions_in(body[:end], 0, version))
         payload = encode_response(RESPONSE, version, value)
         for broken in (payload[: data.draw(st.integers(0, len(payload) - 1))], junk):
             with contextlib.suppress(WireError):
                 parse_response(broken, max(version, 1))
         with contextlib.suppress(WireError):
-            list(asked_in(junk, 0, version))
+            list(partitions_in(junk, 0, version))
 
     check()

@@ -8,7 +8,13 @@ from uuid import UUID
 
 import pytest
 from fetchproxy_protocol.apis import ApiKey, WireError
-from fetchproxy_protocol.messages import Array, Kind, Structure, read_request, write_response
+from fetchproxy_protocol.messages import (
+    Array,
+    MessageFieldKind,
+    Structure,
+    read_request,
+    write_response,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from message_schema import covers, encode_body, encode_response, schema, values
@@ -48,7 +54,7 @@ def cases(kind: str) -> list[tuple[str, int]]:
     return found
 
 
-def ours(kind: Kind, fields: Any, value: Any, version: int) -> Any:
+def ours(kind: MessageFieldKind, fields: Any, value: Any, version: int) -> Any:
     """A value of the schema under the names of our table, field by field in order."""
     if value is None:
         return None

@@ -11,7 +11,7 @@ from fetchproxy_protocol.apis import ApiKey, WireError
 from fetchproxy_protocol.headers import peek_request_header, response_body
 from fetchproxy_protocol.offset_for_leader_epoch import (
     EpochResult,
-    asked_in,
+    partitions_in,
     patch,
     replica_id,
     results_in,
@@ -38,7 +38,7 @@ def test_request(version: int) -> None:
     def check(value: dict[str, Any], lead: bytes) -> None:
         body = encode_body(REQUEST, version, value)
         assert replica_id(lead + body, len(lead), version) == value.get("ReplicaId", -2)
-        assert list(asked_in(lead + body + b"next", len(lead), version)) == [
+        assert list(partitions_in(lead + body + b"next", len(lead), version)) == [
             ((t["Topic"], p["Partition"]), p["LeaderEpoch"])
             for t in value["Topics"]
             for p in t["Partitions"]
@@ -91,7 +91,7 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     request.with_header(correlation_id=4, client_id="c")
     frame = bytes(request.encode(header=True))
     head = peek_request_header(frame)
-    asked_for = asked_in(frame, head.body_position, version)
+    asked_for = partitions_in(frame, head.body_position, version)
     assert list(asked_for) == [(("orders", 3), 5)]
     assert replica_id(frame, head.body_position, version) == (-2 if version == 2 else -1)
 
@@ -120,6 +120,6 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
 @given(junk=st.binary(max_size=60))
 def test_garbage_raises_only_wire_errors(version: int, junk: bytes) -> None:
     with contextlib.suppress(WireError):
-        list(asked_in(junk, 0, version))
+        list(partitions_in(junk, 0, version))
     with contextlib.suppress(WireError):
         parse_response(junk, version)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from fetchproxy_protocol.apis import ApiKey, MalformedMessage
-from fetchproxy_protocol.messages import ELEMENTS_MAX, Fields, read_request
+from fetchproxy_protocol.messages import ELEMENTS_MAX, MessageFields, read_request
 
 from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.schemas import request_of
@@ -25,7 +25,7 @@ def commits(topics: int, partitions: int) -> bytes:
     return head + struct.pack(">i", topics) + topic * topics
 
 
-def read(key: ApiKey, version: int, body: bytes) -> Fields:
+def read(key: ApiKey, version: int, body: bytes) -> MessageFields:
     return at_once(read_request(request_of(key), body, 0, key, version))
 
 

@@ -9,7 +9,7 @@ from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
     SegmentLayout,
-    encode_entry,
+    encode_index_entry,
 )
 
 
@@ -18,7 +18,9 @@ def index(sizes: list[int], stamps: list[int] | None = None) -> RemoteLogIndex:
     position, raw = 0, b""
     for i, size in enumerate(sizes):
         stamp = i if stamps is None else stamps[i]
-        raw += encode_entry("k", IndexSpan(position, size, 100 * i, 100 * i + 50, stamp, stamp))
+        raw += encode_index_entry(
+            "k", IndexSpan(position, size, 100 * i, 100 * i + 50, stamp, stamp)
+        )
         position += size
     return RemoteLogIndex.parse(raw)
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.remotelog.options import HONOURED, NOT_NEEDED, REFUSED, SourceOptions, parse_options
+from fetchproxy.remotelog.options import (
+    HONOURED,
+    NOT_NEEDED,
+    REFUSED_KAFKA_OPTIONS,
+    SourceOptions,
+    parse_options,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/pipeline.md"
 
@@ -60,11 +66,11 @@ def parsed(*, streaming: bool = False, **options: str) -> SourceOptions:
 
 
 def test_none_of_them_is_forgotten() -> None:
-    known = {name.lower() for name in (*HONOURED, *NOT_NEEDED, *REFUSED)}
+    known = {name.lower() for name in (*HONOURED, *NOT_NEEDED, *REFUSED_KAFKA_OPTIONS)}
     assert [name for name in DOCUMENTED if name.lower() not in known] == []
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_KAFKA_OPTIONS)
 def test_what_is_refused_is_named_with_the_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=rf"remotelog: {re.escape(name)}: .{{20,}}"):
         parsed(**{name: "x"})
@@ -77,7 +83,9 @@ def test_the_page_says_of_each_what_the_code_does() -> None:
         if matched:
             said[matched.group(1)] = matched.group(2)
     done = dict.fromkeys(HONOURED, "honoured")
-    done |= dict.fromkeys(NOT_NEEDED, "not needed") | dict.fromkeys(REFUSED, "refused")
+    done |= dict.fromkeys(NOT_NEEDED, "not needed") | dict.fromkeys(
+        REFUSED_KAFKA_OPTIONS, "refused"
+    )
     assert said == done
 
 

@@ -27,7 +27,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
-from fetchproxy.metadata.flat_files import MetadataCache
+from fetchproxy.metadata.flat_files import SegmentMetadataCache
 from fetchproxy.model import AbortedTxn, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.remotelog import task_reader
 from fetchproxy.remotelog.archive_reading import plan_input
@@ -37,7 +37,7 @@ from fetchproxy.remotelog.planning import DataLoss, ReadTask, plan_tasks
 from fetchproxy.remotelog.task_reader import SkippedRecords, read_task
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.segments.topic_description import TopicDescription, encode_topic
+from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -171,7 +171,7 @@ def test_partitions_and_topics_without_a_record_may_be_named(archive: WrittenArc
     async def describe(*topics: TopicDescription) -> None:
         async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
             for one in topics:
-                await rsm.objects.put_topic_description(one.topic_id, encode_topic(one))
+                await rsm.objects.put_topic_description(one.topic_id, encode_topic_description(one))
 
     def assigned(*numbers: int) -> dict[str, str]:
         return {"topics": "", "assign": json.dumps({"orders": numbers})}
@@ -218,7 +218,7 @@ def test_rows_are_filtered_by_timestamp(archive: WrittenArchive) -> None:
 
 def test_planning_from_an_archivers_cache_files(archive: WrittenArchive, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    with MetadataCache(folder) as cache:
+    with SegmentMetadataCache(folder) as cache:
         file = cache.file(TP)
         file.load()
         file.append(archive.segments, 3)
@@ -521,7 +521,7 @@ def test_a_batch_that_is_too_large_to_unpack_is_no_damage(tmp_path: Path, codec:
 def test_a_range_of_a_large_batch_is_alone_and_free_before_its_rows_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_reader, "RANGE_BYTES", 1_000)
+    monkeypatch.setattr(task_reader, "TASK_RANGE_BYTES", 1_000)
     monkeypatch.setattr(task_reader, "LARGE_RANGE_BYTES", 10_000)
     archive = WrittenArchive(tmp_path)
     sizes = [10, 20_000, 20_001, 10, 10]

@@ -10,7 +10,7 @@ from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
     RemoteLogIndexEntry,
-    encode_entry,
+    encode_index_entry,
     read_entry,
 )
 from fetchproxy.storage.index_files import IndexedSegment, LocalRemoteLogIndex
@@ -47,7 +47,7 @@ def make_segment(
         length = rng.choice([1, 900, 70_000])
         first_ts, latest = rng.randint(-1, 5_000), rng.randint(-1, 5_000)
         span = IndexSpan(position, length, offset, last, first_ts, latest)
-        raw += encode_entry(object_key, span)
+        raw += encode_index_entry(object_key, span)
         position += length
         offset = last + 1
     made, at = [], 0

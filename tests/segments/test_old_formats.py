@@ -79,7 +79,7 @@ def test_a_cut_end_is_left_out_and_damage_ends_it() -> None:
 def test_what_unpacks_to_too_much_is_named_and_is_no_damage(
     magic: int, codec: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(old_formats, "UNPACKED_BYTES_MAX", 10_000)
+    monkeypatch.setattr(old_formats, "OLD_FORMAT_UNPACKED_BYTES_MAX", 10_000)
     # Kafka's own checksum in v0 needs xxhash; any one of 256 is tried.
     monkeypatch.setattr(legacy_records, "lz4_encode_old_kafka", lz4_encode)
     small = old(magic, [(0, 0, None, b"v")], codec)

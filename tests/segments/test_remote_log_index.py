@@ -14,7 +14,7 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
-    encode_entry,
+    encode_index_entry,
     entry_positions,
 )
 
@@ -69,7 +69,7 @@ def built(headers: list[BatchHeader], interval_bytes: int, key: str = KEY) -> by
 
 
 def test_entry_has_the_bytes_of_the_kip() -> None:
-    raw = encode_entry("a/b.log", IndexSpan(300, 20, 5, 9, 1_000, 1_002))
+    raw = encode_index_entry("a/b.log", IndexSpan(300, 20, 5, 9, 1_000, 1_002))
     body = struct.pack(">qqqqih", 5, 9, 1_000, 1_002, 20, 11) + b"a/b.log#300"
     assert raw == struct.pack(">hhI", 0, len(body) + 8, crc32c(body)) + body
 
@@ -160,7 +160,7 @@ def test_garbage_is_corrupt(raw: bytes) -> None:
 
 
 def entry(key: str, position: int, length: int, first: int, last: int) -> bytes:
-    return encode_entry(key, IndexSpan(position, length, first, last, 0, 0))
+    return encode_index_entry(key, IndexSpan(position, length, first, last, 0, 0))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.segments.topic_description import TopicDescription, decode_topic, encode_topic
+from fetchproxy.segments.topic_description import (
+    TopicDescription,
+    decode_topic,
+    encode_topic_description,
+)
 
 names = st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,248}", fullmatch=True)
 
@@ -21,7 +25,7 @@ def test_what_is_written_is_read(
     numbers = st.integers(0, count - 1)
     empty = data.draw(st.dictionaries(numbers, st.integers(0, 2**63 - 1), max_size=5))
     said = TopicDescription(topic_id, name, count, cluster, empty, 7)
-    assert decode_topic(encode_topic(said), "key") == said
+    assert decode_topic(encode_topic_description(said), "key") == said
 
 
 @pytest.mark.parametrize(
@@ -34,7 +38,7 @@ def test_what_is_written_is_read(
     ],
 )
 def test_anything_else_is_refused(before: str, after: str, what: str) -> None:
-    raw = encode_topic(TopicDescription(UUID(int=1), "t", 3, empty={2: 5}))
+    raw = encode_topic_description(TopicDescription(UUID(int=1), "t", 3, empty={2: 5}))
     assert before.encode() in raw
     with pytest.raises(CorruptSegment, match=f"key: .*{what}"):
         decode_topic(raw.replace(before.encode(), after.encode()), "key")

@@ -19,10 +19,10 @@ from fetchproxy.serving.gateway.apis.table import (
     SPECIAL,
 )
 from fetchproxy.serving.gateway.session import (
-    FETCH,
+    FETCH_TREATMENT,
     GATEWAY,
-    REFUSED,
-    Held,
+    REFUSED_TREATMENT,
+    Buffered,
     Passes,
     Treatment,
     handling_of,
@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs" / "compatibility"
 
 
-def handling(key: int, version: int) -> Passes | Held:
+def handling(key: int, version: int) -> Passes | Buffered:
     return handling_of(BEHAVIOURS, RequestHead(key, version, 1, 10, 10, 10))
 
 
@@ -52,12 +52,12 @@ def test_an_api_has_one_module_that_explains_it(key: ApiKey) -> None:
 def test_what_is_offered_is_served_and_what_cannot_be_read_is_not(key: int) -> None:
     first, last = PROXIED_VERSIONS[key]
     for version in range(first, last + 1):
-        assert handling(key, version) is not REFUSED
-    assert handling(key, -1) is REFUSED
+        assert handling(key, version) is not REFUSED_TREATMENT
+    assert handling(key, -1) is REFUSED_TREATMENT
     responded_anyway = {ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE}
     if key not in responded_anyway:
-        assert handling(key, last + 1) is REFUSED
-        assert first == 0 or handling(key, first - 1) is REFUSED
+        assert handling(key, last + 1) is REFUSED_TREATMENT
+        assert first == 0 or handling(key, first - 1) is REFUSED_TREATMENT
 
 
 def test_behaviours_do_not_overlap_and_say_why() -> None:
@@ -71,19 +71,19 @@ def test_behaviours_do_not_overlap_and_say_why() -> None:
 
 
 def test_the_special_cases() -> None:
-    assert handling(ApiKey.FETCH, 12) is FETCH
+    assert handling(ApiKey.FETCH, 12) is FETCH_TREATMENT
     assert handling(ApiKey.HEARTBEAT, 4) is GATEWAY
     assert handling(ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE, 0) is GATEWAY
     assert handling(ApiKey.SASL_HANDSHAKE, 1) is GATEWAY
-    assert isinstance(handling(ApiKey.SASL_HANDSHAKE, 0), Held)
-    assert isinstance(handling(ApiKey.API_VERSIONS, 99), Held)
+    assert isinstance(handling(ApiKey.SASL_HANDSHAKE, 0), Buffered)
+    assert isinstance(handling(ApiKey.API_VERSIONS, 99), Buffered)
     assert isinstance(handling(ApiKey.API_VERSIONS, 5), Passes)
 
 
 @given(st.integers(-(2**15), 2**15 - 1), st.integers(-(2**15), 2**15 - 1))
 def test_unknown_keys_are_refused(key: int, version: int) -> None:
     if key not in set(ApiKey):
-        assert handling(key, version) is REFUSED
+        assert handling(key, version) is REFUSED_TREATMENT
         assert offered_versions(key, 0, 10) is None
 
 

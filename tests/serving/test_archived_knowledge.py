@@ -19,7 +19,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.gateway import served_archive as archived_knowledge
 from fetchproxy.serving.gateway.served_archive import ArchivedKnowledge
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.storage.stores.retries import TRIES_MAX
+from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
 
 NEVER = UUID(int=404)
 AT_ONCE_S = 60.0  # for 100 questions, each of which must not wait for 1 s
@@ -157,7 +157,7 @@ async def test_without_any_list_nothing_is_said(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(RemoteStorageError, match="the store is away"):
                 await archive.knowledge.may_be_archived(NEVER, archive.clock())
         # One look, whose request was sent again.
-        assert archive.store.calls.count(("get", "remote-log-layout")) == TRIES_MAX
+        assert archive.store.calls.count(("get", "remote-log-layout")) == REQUEST_TRIES_MAX
         running = tasks.create_task(archive.knowledge.run())
         archive.store.error = None
         await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)

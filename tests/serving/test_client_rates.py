@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from virtual_loop import run_virtual
 
 from fetchproxy.serving.admission import (
-    CLIENTS_MAX,
     PAUSE_MAX_S,
+    PAYERS_MAX,
     Admission,
     ClientQuota,
     ClientRates,
@@ -104,10 +104,10 @@ def test_without_a_limit_nobody_owes() -> None:
 
 def test_clients_remembered_are_bounded() -> None:
     rates = ClientRates(RATE, Clock())
-    for number in range(CLIENTS_MAX + 10):
+    for number in range(PAYERS_MAX + 10):
         rates.spend(str(number), 5 * RATE)
     assert rates.owed_s("0") == 0
-    assert rates.owed_s(str(CLIENTS_MAX)) > 0
+    assert rates.owed_s(str(PAYERS_MAX)) > 0
 
 
 def test_a_client_is_told_no_less_than_it_owes_and_counts_as_having_waited() -> None:

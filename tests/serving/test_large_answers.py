@@ -25,8 +25,8 @@ from test_limits import rss_bytes
 from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_response
 
 from fetchproxy.serving.gateway.broker_link import (
-    HELD_BYTES_MAX,
     HELD_COPIES,
+    RESPONSE_BUFFERED_BYTES_MAX,
     BufferedResponse,
     ExpectedResponse,
 )
@@ -111,11 +111,11 @@ async def test_an_answer_that_is_read_whole_is_refused_by_its_size_alone() -> No
 
 async def test_an_answer_that_is_read_whole_has_a_limit_below_that_of_requests() -> None:
     talk = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
-    talk.arrives([struct.pack(">ii", HELD_BYTES_MAX + 1, CORRELATION_ID)])
+    talk.arrives([struct.pack(">ii", RESPONSE_BUFFERED_BYTES_MAX + 1, CORRELATION_ID)])
     assert talk.client.refused == ["held_bytes_max"]
     assert len(talk.client.failures) == 1
     talk = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [payload]), 100 * MiB)
-    talk.arrives([struct.pack(">ii", HELD_BYTES_MAX, CORRELATION_ID)])
+    talk.arrives([struct.pack(">ii", RESPONSE_BUFFERED_BYTES_MAX, CORRELATION_ID)])
     assert not talk.client.failures
 
 

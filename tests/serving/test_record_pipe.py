@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from fetchproxy.serving.record_pipe import NOTHING, RecordPipe, open_record_pipe
+from fetchproxy.serving.record_pipe import NOTHING_MOVED, RecordPipe, open_record_pipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "splice"), reason="no splice on this system")
 
@@ -101,11 +101,11 @@ def test_no_more_is_taken_than_was_asked_for(pipe: RecordPipe, broker: Pair, cli
 
 def test_nothing_there_and_nobody_left(pipe: RecordPipe, broker: Pair, client: Pair) -> None:
     source, target = TransportSocket(broker[1]), TransportSocket(client[0])
-    assert pipe.move(source, target, 10) == NOTHING
+    assert pipe.move(source, target, 10) == NOTHING_MOVED
     broker[0].close()
-    assert pipe.move(source, target, 10) == NOTHING
+    assert pipe.move(source, target, 10) == NOTHING_MOVED
     broker[1].close()
-    assert pipe.move(source, target, 10) == NOTHING
+    assert pipe.move(source, target, 10) == NOTHING_MOVED
 
 
 def test_what_a_lost_client_did_not_get_is_not_the_next_ones(

@@ -17,7 +17,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ArchiveOnlyConfig, Config, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.own_archive import LOOK_INTERVAL_S, OwnArchive
+from fetchproxy.writing.own_archive import ARCHIVE_LOOK_INTERVAL_S, OwnArchive
 
 
 def test_an_archive_is_found_after_an_outage(tmp_path: Path) -> None:
@@ -36,10 +36,10 @@ def test_an_archive_is_found_after_an_outage(tmp_path: Path) -> None:
             store.faults = OUTAGE
             with capture_logs() as logs:
                 running = asyncio.create_task(own.run())
-                await asyncio.sleep(2.5 * LOOK_INTERVAL_S)
+                await asyncio.sleep(2.5 * ARCHIVE_LOOK_INTERVAL_S)
                 assert "archive_found" not in {entry["event"] for entry in logs}
                 store.faults = NO_FAULTS
-                await asyncio.sleep(3 * LOOK_INTERVAL_S)
+                await asyncio.sleep(3 * ARCHIVE_LOOK_INTERVAL_S)
                 assert [entry["event"] for entry in logs].count("archive_found") == 1
                 running.cancel()
                 await asyncio.wait([running])

@@ -7,7 +7,7 @@ from archiving_world import BATCH_OFFSETS, World, run_world
 from memory_object_store import MemoryObjectStore
 
 from fetchproxy.errors import ClusterError, StorageDenied, StorageUnavailable, leaves
-from fetchproxy.writing.archive_pass import FAILED_IN_A_ROW_MAX, TRIES_MAX
+from fetchproxy.writing.archive_pass import PARTITION_TRIES_MAX, PARTITIONS_FAILED_IN_A_ROW_MAX
 
 GONE = "the brokers deleted them before they could be copied"
 
@@ -31,7 +31,10 @@ class Refusing(MemoryObjectStore):
 
 
 def test_a_failed_partition_ends_no_other_and_is_tried_again() -> None:
-    store = Refusing({1: TRIES_MAX - 1, 2: TRIES_MAX}, StorageUnavailable("status 503 SlowDown"))
+    store = Refusing(
+        {1: PARTITION_TRIES_MAX - 1, 2: PARTITION_TRIES_MAX},
+        StorageUnavailable("status 503 SlowDown"),
+    )
 
     async def main(world: World) -> None:
         for partition in range(4):
@@ -43,10 +46,10 @@ def test_a_failed_partition_ends_no_other_and_is_tried_again() -> None:
             "it, then run this again"
         )
         assert (left.failed, left.again) == (True, True)
-        assert store.asked.count(2) == TRIES_MAX
+        assert store.asked.count(2) == PARTITION_TRIES_MAX
         assert await world.once() == []
         assert await world.archive_end(2) == 20
-        store.refusals[2] = TRIES_MAX
+        store.refusals[2] = PARTITION_TRIES_MAX
         world.write(2, 1)
         [left] = await world.once()
         assert left.offsets == (20, 29)  # what is archived is not in the list
@@ -83,7 +86,7 @@ def test_what_to_do_depends_on_what_the_brokers_say(code: int, remedy: str) -> N
 
 
 def test_a_store_that_is_away_is_not_asked_for_each_partition() -> None:
-    count = FAILED_IN_A_ROW_MAX + 30
+    count = PARTITIONS_FAILED_IN_A_ROW_MAX + 30
     store = Refusing(dict.fromkeys(range(count), 100), StorageUnavailable("away"))
 
     async def main(world: World) -> None:
@@ -92,7 +95,7 @@ def test_a_store_that_is_away_is_not_asked_for_each_partition() -> None:
         left = await world.once(workers_max=1)
         assert [one.tp.partition for one in left] == list(range(count))
         assert all(one.failed for one in left)
-        assert len(store.asked) == TRIES_MAX * FAILED_IN_A_ROW_MAX
+        assert len(store.asked) == PARTITION_TRIES_MAX * PARTITIONS_FAILED_IN_A_ROW_MAX
         assert "not tried, as others failed before: away" in str(left[-1])
 
     run_world(main, partitions=count, store=store)

@@ -21,9 +21,9 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.gateway.served_archive import (
+    LISTED_TOPICS_AT_ONCE,
     LOOK_UPS_A_CLIENT,
     LOOK_UPS_AT_ONCE,
-    TOPICS_AT_ONCE,
     ArchivedKnowledge,
     ArchivedTopics,
     TopicName,
@@ -141,7 +141,7 @@ def test_a_client_with_very_many_names_comes_and_leaves_in_steps(
     monkeypatch.setattr(ArchivedTopics, "_forget", counted)
     monkeypatch.setattr(ArchivedTopics, "_join", counted_join)
     loop = NetworkLoop()
-    count = 2 * TOPICS_AT_ONCE + 10
+    count = 2 * LISTED_TOPICS_AT_ONCE + 10
 
     async def main() -> None:
         loop.network = network = SimulatedNetwork(Random(1), Conditions())
@@ -174,6 +174,6 @@ def test_a_client_with_very_many_names_comes_and_leaves_in_steps(
 
     run_virtual(main, lambda: loop)
     assert sum(forgotten) == count
-    assert max(forgotten) <= TOPICS_AT_ONCE
+    assert max(forgotten) <= LISTED_TOPICS_AT_ONCE
     assert sum(joined) == count + 1
-    assert max(joined) <= TOPICS_AT_ONCE
+    assert max(joined) <= LISTED_TOPICS_AT_ONCE

@@ -16,10 +16,10 @@ from virtual_loop import run_virtual
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
 from fetchproxy.metadata.archiver_positions import (
     BEAT_INTERVAL_S,
-    LOOK_INTERVAL_S,
     LOOK_WAIT_MAX_S,
     MISSED_AFTER_S,
     NOT_KNOWN,
+    POSITIONS_LOOK_INTERVAL_S,
     SENTENCE_CHARS_MAX,
     SILENT_MAX_S,
     TROUBLES_MAX,
@@ -270,9 +270,9 @@ def test_while_it_runs_nobody_has_to_wait() -> None:
             await asyncio.sleep(1)
             for _ in range(30):
                 begun = await now()
-                await reader.look(LOOK_INTERVAL_S + 1)
+                await reader.look(POSITIONS_LOOK_INTERVAL_S + 1)
                 assert await now() == begun
-                await asyncio.sleep(0.7 * LOOK_INTERVAL_S)
+                await asyncio.sleep(0.7 * POSITIONS_LOOK_INTERVAL_S)
             running.cancel()
 
     run_virtual(main)
@@ -315,7 +315,7 @@ def test_one_that_is_killed_is_named_within_15_s_until_it_is_back(killed_after_s
             assert "its 2 partitions are not archived" in sentence
             assert heard() == 0
             async with world.archiver({T0: 100, T1: 5}, number=2):
-                await asyncio.sleep(2 * LOOK_INTERVAL_S)
+                await asyncio.sleep(2 * POSITIONS_LOOK_INTERVAL_S)
                 assert (heard(), world.headlines()) == (1, [])
 
     run_virtual(main)
@@ -363,16 +363,16 @@ def test_what_an_archiver_says_is_shown_elsewhere() -> None:
         )
         async with watched(world):
             task = asyncio.create_task(told.run())
-            await asyncio.sleep(1 + LOOK_INTERVAL_S)
+            await asyncio.sleep(1 + POSITIONS_LOOK_INTERVAL_S)
             assert world.headlines() == ["The disk fails"]
             world.own_key = told.key
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
             assert world.headlines() == [], "by itself it says it itself"
             said[0] = OperatorNotes((), "the brokers delete nothing")
-            await asyncio.sleep(2 + LOOK_INTERVAL_S)
+            await asyncio.sleep(2 + POSITIONS_LOOK_INTERVAL_S)
             assert world.headlines() == []
             await world.kill(task)
-            await asyncio.sleep(MISSED_AFTER_S + 2 * LOOK_INTERVAL_S)
+            await asyncio.sleep(MISSED_AFTER_S + 2 * POSITIONS_LOOK_INTERVAL_S)
             (sentence,) = world.headlines()
             assert sentence.endswith("its partition is not archived; the brokers delete nothing")
 

@@ -171,7 +171,7 @@ def test_all_of_them_moved_behind_the_bootstrap_name() -> None:
 
 
 def test_brokers_that_came_and_went_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_watch, "FORGOTTEN_AFTER_S", 60.0)
+    monkeypatch.setattr(broker_watch, "BROKER_FORGOTTEN_AFTER_S", 60.0)
 
     async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
         first = simulated.nodes

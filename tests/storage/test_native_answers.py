@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from obstore import exceptions as native
 
-from fetchproxy.config.schema import StoreConfig
+from fetchproxy.config.schema import MiB, StoreConfig
 from fetchproxy.errors import (
     ConfigError,
     ObjectNotFound,
@@ -19,7 +19,7 @@ from fetchproxy.errors import (
     StorageThrottled,
     StorageUnavailable,
 )
-from fetchproxy.storage.contract import ODD_KEYS, MiB
+from fetchproxy.storage.contract import ODD_KEYS
 from fetchproxy.storage.stores.clouds import azure_settings, gcs_settings, open_cloud_store
 from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import (

@@ -38,7 +38,7 @@ from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.native import native_error
 from fetchproxy.storage.stores.object_store import ObjectStore, error_of
 from fetchproxy.storage.stores.s3 import S3ObjectStore
-from fetchproxy.storage.stores.webhdfs import RemoteFault, translated
+from fetchproxy.storage.stores.webhdfs import RemoteFault, translated_webhdfs_error
 from fetchproxy.storage.watched_store import PROBE_GOOD_FOR_S
 from lab.s3 import MotoServer
 
@@ -80,7 +80,7 @@ def test_azures_archive_tier_is_named_with_its_remedy() -> None:
 
 def test_lost_blocks_of_hdfs() -> None:
     lost = pytest.raises(ObjectNotReadable, match="get k: BlockMissingException: no live node")
-    with lost, translated("get k", may_be_absent=True):
+    with lost, translated_webhdfs_error("get k", may_be_absent=True):
         raise RemoteFault(403, "BlockMissingException", "no live node")
 
 

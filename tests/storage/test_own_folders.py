@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fetchproxy.errors import ConfigError
-from fetchproxy.metadata.flat_files import MetadataCache
+from fetchproxy.metadata.flat_files import SegmentMetadataCache
 from fetchproxy.runtime.folders import take_folder
 from fetchproxy.serving.archive_only.committed_offsets import write_offsets
 from fetchproxy.writing.spool import Spool
@@ -28,7 +28,7 @@ def mode_of(path: Path) -> int:
 
 def test_one_that_is_made_is_for_its_owner(tmp_path: Path) -> None:
     take(tmp_path / "disk")
-    with MetadataCache(tmp_path / "metadata"):
+    with SegmentMetadataCache(tmp_path / "metadata"):
         pass
     assert (mode_of(tmp_path / "disk"), mode_of(tmp_path / "metadata")) == (0o700, 0o700)
     write_offsets(tmp_path / "offsets", {})
@@ -45,7 +45,7 @@ def test_one_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigError, match=rf"{KEY} = .*: it belongs to user {owner}.*\(chown\)"):
         take(tmp_path)
     with pytest.raises(ConfigError, match=r"^metadata\.cache_dir = "):
-        MetadataCache(tmp_path).__enter__()
+        SegmentMetadataCache(tmp_path).__enter__()
 
 
 @pytest.mark.parametrize(("mode", "told"), [(0o777, True), (0o775, False), (0o755, False)])

@@ -13,8 +13,8 @@ from virtual_loop import run_virtual
 from fetchproxy.errors import StorageThrottled
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.store_health import (
-    FORGOTTEN_AFTER_S,
     GROWTH_PER_S,
+    OBJECT_FORGOTTEN_AFTER_S,
     PER_S_MIN,
     REFUSED_MIN,
     REFUSED_SHARE_MIN,
@@ -46,8 +46,8 @@ def test_half_of_what_was_asked_then_slowly_more_then_no_limit() -> None:
     assert budget.per_s(13.0) == pytest.approx(110)
     budget.begins(12.0)
     assert budget.wait_s(12.0) == pytest.approx(0.01)
-    assert budget.per_s(12.0 + FORGOTTEN_AFTER_S) is None
-    assert budget.wait_s(12.0 + FORGOTTEN_AFTER_S) == 0.0
+    assert budget.per_s(12.0 + OBJECT_FORGOTTEN_AFTER_S) is None
+    assert budget.wait_s(12.0 + OBJECT_FORGOTTEN_AFTER_S) == 0.0
 
 
 def test_requests_that_are_refused_together_halve_it_once() -> None:
@@ -173,7 +173,7 @@ def test_it_is_told_and_ends() -> None:
         begun = clock()
         await asyncio.gather(*(watched.get("k") for _ in range(50)))
         assert clock() - begun > 0.3
-        await asyncio.sleep(FORGOTTEN_AFTER_S)
+        await asyncio.sleep(OBJECT_FORGOTTEN_AFTER_S)
         with capture_logs() as logs:
             watched.health.look(clock())
         assert [entry["event"] for entry in logs] == ["store_throttles_no_more"]

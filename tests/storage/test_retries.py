@@ -25,10 +25,10 @@ from fetchproxy.storage.store_health import REPORTED_AFTER_S, StoreOperation
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content, responded
 from fetchproxy.storage.stores.retries import (
     PAUSES_S,
+    REQUEST_TRIES_MAX,
     RETRY_AFTER_MAX_S,
     THROTTLED_PAUSE_S,
     TRIES_BEGIN_WITHIN_S,
-    TRIES_MAX,
     pause_s,
     retried,
     tried_once,
@@ -53,8 +53,8 @@ def responses(*errors: RemoteStorageError) -> tuple[Callable[[], Awaitable[int]]
 
 def test_passing_errors_are_tried_again_with_growing_pauses() -> None:
     async def main() -> None:
-        call, times = responses(*(StorageUnavailable("500") for _ in range(TRIES_MAX - 1)))
-        assert await retried("k", call) == TRIES_MAX
+        call, times = responses(*(StorageUnavailable("500") for _ in range(REQUEST_TRIES_MAX - 1)))
+        assert await retried("k", call) == REQUEST_TRIES_MAX
         pauses = [b - a for a, b in pairwise(times)]
         for pause, nominal in zip(pauses, PAUSES_S, strict=True):
             assert 0.5 * nominal <= pause <= 1.5 * nominal
@@ -64,10 +64,12 @@ def test_passing_errors_are_tried_again_with_growing_pauses() -> None:
 
 def test_the_tries_are_used_up() -> None:
     async def main() -> None:
-        call, times = responses(*(StorageUnavailable("status 500 x") for _ in range(TRIES_MAX)))
+        call, times = responses(
+            *(StorageUnavailable("status 500 x") for _ in range(REQUEST_TRIES_MAX))
+        )
         with pytest.raises(StorageUnavailable, match=r"^status 500 x \(tried 4 times\)$"):
             await retried("k", call)
-        assert len(times) == TRIES_MAX
+        assert len(times) == REQUEST_TRIES_MAX
 
     run_virtual(main)
 

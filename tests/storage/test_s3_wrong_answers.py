@@ -23,7 +23,7 @@ from fetchproxy.errors import (
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores import retries
 from fetchproxy.storage.stores.locations import S3Location
-from fetchproxy.storage.stores.retries import TRIES_MAX
+from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 MiB = 1024 * 1024
@@ -34,7 +34,7 @@ ExpectedResponse = Callable[[str], bytes]  # from the request's head
 def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setattr(retries, "PAUSES_S", (0.0,) * (TRIES_MAX - 1))
+    monkeypatch.setattr(retries, "PAUSES_S", (0.0,) * (REQUEST_TRIES_MAX - 1))
     monkeypatch.setattr(retries, "THROTTLED_PAUSE_S", 0.0)
 
 
@@ -350,7 +350,7 @@ async def test_a_page_is_asked_for_again_and_the_caller_repeats_all_else() -> No
             heads.clear()
             with pytest.raises(StorageThrottled):
                 await call
-            assert len(heads) == (TRIES_MAX if "list-type" in heads[0] else 1)
+            assert len(heads) == (REQUEST_TRIES_MAX if "list-type" in heads[0] else 1)
 
 
 async def test_where_conditions_are_not_known_it_looks_before_it_puts() -> None:

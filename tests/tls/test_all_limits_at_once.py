@@ -24,7 +24,7 @@ from test_tls_memory import begun, resident_bytes
 from tls_parts import client_context
 
 from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
-from fetchproxy.serving.gateway.broker_link import HELD_BYTES_MAX
+from fetchproxy.serving.gateway.broker_link import RESPONSE_BUFFERED_BYTES_MAX
 
 MiB = 1 << 20
 SILENT = 20_000
@@ -55,7 +55,9 @@ class EvilBroker(LargeBroker):
 
     def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         if api_key == METADATA and correlation_id == self.ENDLESS:
-            return struct.pack(">ii", HELD_BYTES_MAX, correlation_id) + bytes(HELD_BYTES_MAX - MiB)
+            return struct.pack(">ii", RESPONSE_BUFFERED_BYTES_MAX, correlation_id) + bytes(
+                RESPONSE_BUFFERED_BYTES_MAX - MiB
+            )
         return super().response(api_key, version, correlation_id)
 
 

@@ -21,7 +21,7 @@ from fetchproxy.serving.gateway.addresses import ServerNames
 from fetchproxy.tls.certificate_dates import first_certificate, not_after
 from fetchproxy.tls.contexts import client_context, server_context
 from fetchproxy.tls.dial import server_name
-from fetchproxy.tls.handshake_errors import in_words, other_protocol, reason_of
+from fetchproxy.tls.handshake_errors import handshake_error_in_words, other_protocol, reason_of
 from fetchproxy.tls.reloading import listener_context, upstream_context
 
 PASSWORD = "open-sesame-18"
@@ -364,7 +364,9 @@ def test_other_protocols_are_known_by_their_first_bytes() -> None:
 
 def test_failures_in_words() -> None:
     assert reason_of(ConnectionResetError()) == "closed"
-    assert in_words(ConnectionResetError()) == "closed within the handshake"
+    assert handshake_error_in_words(ConnectionResetError()) == "closed within the handshake"
     assert reason_of(ConnectionAbortedError("too long")) == "timeout"
-    assert in_words(ConnectionRefusedError(111, "Connection refused")).endswith("refused")
+    assert handshake_error_in_words(ConnectionRefusedError(111, "Connection refused")).endswith(
+        "refused"
+    )
     assert reason_of(OSError("?")) == "other"

@@ -52,7 +52,7 @@ from fetchproxy.storage.remote_storage_manager import open_store
 from fetchproxy.writing.partition_watch import OPEN_TRANSACTION_MAX_MS, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.published_conditions import PublishedConditions, read_published_conditions
-from fetchproxy.writing.status import UNLIMITED
+from fetchproxy.writing.status import BROKER_UNLIMITED
 
 Making = Callable[[Path], Awaitable[MemoryObjectStore]]
 
@@ -122,7 +122,7 @@ async def deleted_unarchived(_: Path) -> MemoryObjectStore:
     published_conditions = PublishedConditions(planted.rsm.objects)
     watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=40)
-    await watch.look([replace(status, broker_retention=UNLIMITED)], 0.0, 8 * HOUR_MS)
+    await watch.look([replace(status, broker_retention=BROKER_UNLIMITED)], 0.0, 8 * HOUR_MS)
     await published_conditions.publish()
     return planted.store
 
@@ -133,7 +133,7 @@ async def pinned(_: Path) -> MemoryObjectStore:
     published_conditions = PublishedConditions(planted.rsm.objects)
     watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=0, last_stable_offset=10)
-    status = replace(status, high_watermark=50, broker_retention=UNLIMITED)
+    status = replace(status, high_watermark=50, broker_retention=BROKER_UNLIMITED)
     for now_ms in (0, OPEN_TRANSACTION_MAX_MS):
         await watch.look([status], 0.0, now_ms)
     await published_conditions.publish()

@@ -15,8 +15,8 @@ from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.writing.sources.log_dirs import (
     LogDir,
     list_partition,
+    log_dir_of,
     open_log_dir,
-    partition_folder,
     read_epochs,
 )
 
@@ -40,17 +40,17 @@ def test_another_directory_is_refused_by_name(tmp_path: Path, content: str | Non
 def test_a_partition_is_found_by_name_and_topic_id(tmp_path: Path) -> None:
     dirs = [open_log_dir(plant_log_dir(tmp_path / name)) for name in ("a", "b")]
     with pytest.raises(LogDirUnusable, match="no folder orders-0"):
-        partition_folder(dirs, TP)
+        log_dir_of(dirs, TP)
     for other in (".0123-delete", ".0123-future", ".0123-stray"):
         plant_partition(tmp_path / "a").rename(tmp_path / "a" / f"orders-0{other}")
     folder = plant_partition(tmp_path / "b")
-    assert partition_folder(dirs, TP) == folder
+    assert log_dir_of(dirs, TP) == folder
     with pytest.raises(LogDirUnusable, match="another topic of this name"):
-        partition_folder(dirs, TopicIdPartition(UUID(int=2), TP.topic, TP.partition))
+        log_dir_of(dirs, TopicIdPartition(UUID(int=2), TP.topic, TP.partition))
     # The same name in two directories: one belongs to an older topic of this name.
     older = plant_partition(tmp_path / "a")
     (older / "partition.metadata").write_text(f"version: 0\ntopic_id: {uuid_text(UUID(int=2))}\n")
-    assert partition_folder(dirs, TP) == folder
+    assert log_dir_of(dirs, TP) == folder
 
 
 def test_only_segments_of_exact_names_are_listed(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ async def named(one: Process) -> None:
 async def test_an_archive_whose_metadata_move_is_named_until_a_restart_with_the_right_settings(
     kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_archive, "LOOK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(own_archive, "ARCHIVE_LOOK_INTERVAL_S", 0.1)
     written_topic(kafka_server, "own-moves")
     config = configured(kafka_server, tmp_path, "own-moves")
     async with process(config) as one, asyncio.timeout(60):

@@ -21,7 +21,7 @@ from fetchproxy.writing.copier import CopyProgress
 from fetchproxy.writing.partition_watch import PartitionWatch, retention_used
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.status import (
-    UNLIMITED,
+    BROKER_UNLIMITED,
     BrokerRetention,
     PartitionArchiveStatus,
     broker_retention,
@@ -48,10 +48,10 @@ LAGGING = PartitionArchiveStatus(
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, UNLIMITED),
-        ({"retention.ms": "-1", "retention.bytes": "-1"}, UNLIMITED),
+        ({}, BROKER_UNLIMITED),
+        ({"retention.ms": "-1", "retention.bytes": "-1"}, BROKER_UNLIMITED),
         ({"retention.ms": "5", "retention.bytes": "7"}, BrokerRetention(5, 7)),
-        ({"retention.ms": "5", "cleanup.policy": "compact"}, UNLIMITED),
+        ({"retention.ms": "5", "cleanup.policy": "compact"}, BROKER_UNLIMITED),
         (  # what is on no disk is in the brokers' tier, and archived from there
             {
                 "retention.ms": "5",
@@ -77,7 +77,7 @@ def test_the_larger_share_counts() -> None:
     assert retention_used(limits, age_ms=100, unarchived_bytes=50) == 0.5
     assert retention_used(limits, age_ms=900, unarchived_bytes=50) == 0.9
     assert retention_used(limits, age_ms=None, unarchived_bytes=None) is None
-    assert retention_used(UNLIMITED, age_ms=900, unarchived_bytes=50) is None
+    assert retention_used(BROKER_UNLIMITED, age_ms=900, unarchived_bytes=50) is None
 
 
 def watch(published_conditions: PublishedConditions | None = None) -> PartitionWatch:
@@ -135,8 +135,8 @@ async def test_bytes_count_too() -> None:
 async def test_without_limits_nothing_is_said() -> None:
     seen = watch()
     with capture_logs() as logs:
-        await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 0)
-        await seen.look([replace(LAGGING, broker_retention=UNLIMITED)], 0.0, 9_999 * HOUR)
+        await seen.look([replace(LAGGING, broker_retention=BROKER_UNLIMITED)], 0.0, 0)
+        await seen.look([replace(LAGGING, broker_retention=BROKER_UNLIMITED)], 0.0, 9_999 * HOUR)
     assert logs == []
     assert seen.margin(TP)[0] is None
 
@@ -146,7 +146,7 @@ async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
     published_conditions = PublishedConditions()
     seen = watch(published_conditions)
     copy = CopyProgress(UUID(int=9), base_offset=100, size_bytes=5, started_at=1_000.0)
-    status = replace(LAGGING, broker_retention=UNLIMITED, copy=copy)
+    status = replace(LAGGING, broker_retention=BROKER_UNLIMITED, copy=copy)
     with capture_logs() as logs:
         for now in (1_010.0, 1_029.0):
             await seen.look([status], now, 0)

@@ -18,7 +18,7 @@ from fetchproxy.errors import CorruptSegment, FetchProxyError, StorageThrottled,
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile, parse_segment_key
-from fetchproxy.storage.stores.retries import TRIES_MAX
+from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
 from fetchproxy.writing.copier import SegmentCopier
 
 FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
@@ -136,7 +136,7 @@ async def test_an_uploaded_log_is_not_thrown_away_for_a_refused_small_write(
     archive: Archive, store: HeldStore, tmp_path: Path
 ) -> None:
     """The store refuses the last write for longer than one write is tried."""
-    store.finishes_refused = TRIES_MAX + 1
+    store.finishes_refused = REQUEST_TRIES_MAX + 1
     store.go_on.set()
     finished = await copier(archive).copy(accumulated(tmp_path / "log"), (), confirmed)
     assert store.finishes_refused == 0
@@ -154,16 +154,16 @@ async def test_when_the_time_is_over_the_stores_refusal_is_what_people_read(
     async def put(key: str, content: bytes) -> None:
         nonlocal finishes
         finishes += FINISHED.name.encode() in content
-        if finishes > TRIES_MAX:
+        if finishes > REQUEST_TRIES_MAX:
             await asyncio.sleep(3_600)
         await HeldStore.put(store, key, content)
 
     store.put = put  # type: ignore[method-assign]
-    store.finishes_refused = TRIES_MAX
+    store.finishes_refused = REQUEST_TRIES_MAX
     store.go_on.set()
     with pytest.raises(StorageThrottled, match="429 SlowDown"):
         await copier(archive, copy_max_ms=10_000).copy(accumulated(tmp_path / "log"), (), confirmed)
-    assert finishes > TRIES_MAX
+    assert finishes > REQUEST_TRIES_MAX
 
 
 async def test_a_copy_that_was_deleted_before_it_was_finished_is_taken_back(

@@ -111,7 +111,7 @@ class ArrowBatches:
                 buffers.arrays,
             )
             if fault:
-                raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.FAULTS[fault])
+                raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.RECORD_FAULTS[fault])
             if count:
                 built = [name for name in self._columns if name not in self._same_in_all]
                 yield self._made(count, {name: buffers.column(name, count) for name in built})
@@ -126,7 +126,7 @@ class ArrowBatches:
         """
         headers = "headers" in self._columns
         fault = rows.fault_in(data, batch, limits.offset_from, limits.offset_end, headers)
-        return rows.FAULTS.get(fault)
+        return rows.RECORD_FAULTS.get(fault)
 
     def headers_suffice(self, batches: Any, limits: RowLimits) -> bool:
         """True: the headers give every requested column, so the records stay compressed.
@@ -221,7 +221,7 @@ class RowBuffers:
         with_headers = rows_of("headers")
         self._header_ends = _Memory(with_headers and with_headers + 1, np.int32)
         self._header_ends.array[:1] = 0
-        entries = room_bytes // rows.HEADER_BYTES * (with_headers > 0)
+        entries = room_bytes // rows.HEADER_OVERHEAD_BYTES * (with_headers > 0)
         self._entries = [_ValuesMemory(entries, room_bytes) for _ in range(2)]  # keys, values
         self.arrays = rows.Buffers(
             offsets=self._numbers["offset"].array,

@@ -28,7 +28,7 @@ _COLUMNS = 12
 
 # Results of a scan.
 WHOLE, CUT, WRONG_MAGIC, WRONG_LENGTH, WRONG_DELTA, WRONG_COUNT = range(6)
-FAULTS = {
+HEADER_FAULTS = {
     CUT: "is cut off",
     WRONG_MAGIC: f"has a magic other than {MAGIC}",
     WRONG_LENGTH: "has an impossible length",

@@ -18,7 +18,7 @@ from fetchproxy_protocol.record_batch import (
     unpack_into,
 )
 
-from fetchproxy.model import AbortedTxn
+from fetchproxy.model import OFFSET_MAX, AbortedTxn
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches, BrokenRecords
 from fetchproxy.remotelog.decoder.header_scan import (
     ATTRIBUTES,
@@ -26,7 +26,7 @@ from fetchproxy.remotelog.decoder.header_scan import (
     COUNT,
     CRC,
     END,
-    FAULTS,
+    HEADER_FAULTS,
     LAST_OFFSET,
     MAX_TIMESTAMP,
     POSITION,
@@ -37,8 +37,8 @@ from fetchproxy.remotelog.decoder.header_scan import (
     ScannedHeaders,
     scan_headers,
 )
-from fetchproxy.remotelog.decoder.record_rows import OFFSET_MAX, RowLimits
-from fetchproxy.remotelog.options import UNPACKED_BYTES_MAX
+from fetchproxy.remotelog.decoder.record_rows import RowLimits
+from fetchproxy.remotelog.options import TASK_UNPACKED_BYTES_MAX
 
 # Holds many batches, so that compiled code is called seldom. A larger batch makes it grow.
 ARENA_BYTES = 8 * 1024 * 1024
@@ -162,7 +162,7 @@ class LogDecoder:
         *,
         goes_on: bool = False,
         on_too_large: OnTooLarge | None = None,
-        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+        unpacked_bytes_max: int = TASK_UNPACKED_BYTES_MAX,
     ) -> None:
         """`goes_on`: `on_unreadable` may return, so a batch's records are checked whole before they
         give rows. `on_too_large` None: `on_unreadable` gets these, too.
@@ -223,7 +223,7 @@ class LogDecoder:
                 continue
             last = int(headers.table[-1, POSITION]) + position if len(headers.table) else -1
             if last < 0 or last != self._fault_at:  # else its size is wrong, and has led here
-                what = f"batch {FAULTS[headers.fault]}"
+                what = f"batch {HEADER_FAULTS[headers.fault]}"
                 self._on_fault(position + broken_at, first_offset, what)
             self.next_offset = after
             self.records_skipped += after - first_offset

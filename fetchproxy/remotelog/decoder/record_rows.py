@@ -16,6 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fetchproxy.model import OFFSET_MAX
 from fetchproxy.remotelog.decoder.header_scan import (
     ATTRIBUTES,
     BASE_OFFSET,
@@ -30,11 +31,10 @@ from fetchproxy.remotelog.decoder.header_scan import (
 # The cursor: the place at which the next call continues.
 AT_BATCH, AT_POSITION, AT_RECORD = range(3)
 
-OFFSET_MAX = 2**63 - 1
 _ANY_TIMESTAMP = (-(2**63), 2**63 - 1)
 
 SOUND, BAD_VARINT, TOO_LONG, BAD_LENGTH, BAD_HEADERS, BYTES_LEFT = range(6)
-FAULTS = {
+RECORD_FAULTS = {
     BAD_VARINT: "a number in a record has no end",
     TOO_LONG: "a record is longer than its batch",
     BAD_LENGTH: "a key or a value is longer than its record",
@@ -43,7 +43,7 @@ FAULTS = {
 }
 
 # Bytes of a header besides its key and value: their ends, and the flag for a value.
-HEADER_BYTES = 12
+HEADER_OVERHEAD_BYTES = 12
 
 _VARINT_BYTES_MAX = 10
 
@@ -389,7 +389,7 @@ def fill_rows(
                     of_headers, fault = _headers_bytes(place, after, count, exact)
                     if fault != SOUND:
                         return row, np.int64(0), fault
-                    needed += of_headers + count * HEADER_BYTES
+                    needed += of_headers + count * HEADER_OVERHEAD_BYTES
                 if row == len(to.offsets) or needed > room:
                     cursor[AT_POSITION], cursor[AT_RECORD] = at - base, record
                     return row, needed, SOUND

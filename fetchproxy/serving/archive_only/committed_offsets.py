@@ -53,7 +53,7 @@ class CommittedOffset:
     metadata: str | None
 
 
-Offsets = Mapping[OffsetKey, CommittedOffset]
+_Offsets = Mapping[OffsetKey, CommittedOffset]
 Changes = Mapping[OffsetKey, CommittedOffset | None]  # None: forget it
 
 
@@ -158,7 +158,7 @@ class CommittedOffsets:
             return OffsetsFull("offsets_max")
         return None if self._memory.has_room(more_bytes) else OffsetsFull("groups_bytes_max")
 
-    async def _add_keys(self, offsets: Offsets, commits: Iterable[_Commit]) -> None:
+    async def _add_keys(self, offsets: _Offsets, commits: Iterable[_Commit]) -> None:
         """Before the offsets themselves count: `of_group` passes over keys without an offset."""
         async for key in cooperative(key for commit in commits for key in commit.changes):
             if key in offsets:
@@ -185,7 +185,7 @@ def _size_bytes(key: OffsetKey, value: CommittedOffset | None) -> int:
     return OFFSET_BYTES + names + getsizeof(value.metadata)
 
 
-async def _growth(changes: Changes, offsets: Offsets) -> tuple[int, int]:
+async def _growth(changes: Changes, offsets: _Offsets) -> tuple[int, int]:
     """How many bytes more the changes take, and how many offsets are new."""
     more = new = 0
     async for key, value in cooperative(changes.items()):
@@ -224,7 +224,7 @@ def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def write_offsets(file: Path, offsets: Offsets) -> None:
+def write_offsets(file: Path, offsets: _Offsets) -> None:
     """Durable on return; the name always refers to a whole file. Raises OSError."""
     rows = [
         [*key, str(value.topic_id), value.offset, value.leader_epoch, value.metadata]

@@ -105,7 +105,7 @@ RespondToSync = Callable[[SyncReply], None]
 
 
 @dataclass(slots=True)
-class Member:
+class _Member:
     """`respond_to_join`, `respond_to_sync`: set while a request waits for the other members."""
 
     member_id: str
@@ -159,7 +159,7 @@ class ClassicGroup:
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.leader: str | None = None
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, _Member] = {}
         self.pending: dict[str, float] = {}  # assigned member ids -> valid until
         # How many members have each protocol, so that a join costs by its own protocols alone.
         self._members_with = Counter[str]()
@@ -339,7 +339,7 @@ class ClassicGroup:
     def _add(
         self, now: float, request: JoinRequest, respond: RespondToJoin, member_id: str
     ) -> None:
-        member = Member(member_id, request, now + request.session_timeout_s)
+        member = _Member(member_id, request, now + request.session_timeout_s)
         if not self.members:
             self.protocol_type = request.protocol_type
         self.members[member_id] = member
@@ -353,7 +353,7 @@ class ClassicGroup:
         self._rebalance(now)
 
     def _join_again(
-        self, now: float, request: JoinRequest, respond: RespondToJoin, member: Member
+        self, now: float, request: JoinRequest, respond: RespondToJoin, member: _Member
     ) -> None:
         if member.request.protocols == request.protocols and (
             self.state is _COMPLETING  # it lost the response
@@ -382,7 +382,7 @@ class ClassicGroup:
         old = self.members[self._static[instance]]
         self._respond_to_sync(old, ErrorCode.FENCED_INSTANCE_ID)
         self._drop_join(old, ErrorCode.FENCED_INSTANCE_ID)
-        member = Member(member_id, request, now + request.session_timeout_s, old.assignment)
+        member = _Member(member_id, request, now + request.session_timeout_s, old.assignment)
         self._discount(old.request)
         self._count(request)
         self.members = {
@@ -406,10 +406,10 @@ class ClassicGroup:
         )
         respond(reply)
 
-    def _drop_join(self, member: Member, error: ErrorCode) -> None:
+    def _drop_join(self, member: _Member, error: ErrorCode) -> None:
         self._respond_to_join(member, JoinReply(error, member.member_id))
 
-    def _respond_to_join(self, member: Member, reply: JoinReply) -> None:
+    def _respond_to_join(self, member: _Member, reply: JoinReply) -> None:
         respond, member.respond_to_join = member.respond_to_join, None
         if respond is not None:
             respond(reply)
@@ -465,7 +465,7 @@ class ClassicGroup:
             self._note_life(now, member.member_id)
             self._respond_to_join(member, self._joined(member))
 
-    def _remove(self, now: float, gone: Sequence[Member]) -> None:
+    def _remove(self, now: float, gone: Sequence[_Member]) -> None:
         """Members left or went silent; the others share their partitions."""
         for member in gone:
             self._drop_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
@@ -495,7 +495,7 @@ class ClassicGroup:
     def _longest_rebalance_s(self) -> float:
         return max((m.request.rebalance_timeout_s for m in self.members.values()), default=0.0)
 
-    def _joined(self, member: Member) -> JoinReply:
+    def _joined(self, member: _Member) -> JoinReply:
         return JoinReply(
             member_id=member.member_id,
             generation_id=self.generation,
@@ -515,10 +515,10 @@ class ClassicGroup:
             for m in self.members.values()
         ]
 
-    def _synced(self, member: Member) -> SyncReply:
+    def _synced(self, member: _Member) -> SyncReply:
         return SyncReply(ErrorCode.NONE, member.assignment, self.protocol_type, self.protocol_name)
 
-    def _respond_to_sync(self, member: Member, error: ErrorCode) -> None:
+    def _respond_to_sync(self, member: _Member, error: ErrorCode) -> None:
         respond, member.respond_to_sync = member.respond_to_sync, None
         if respond is not None:
             respond(SyncReply(error) if error else self._synced(member))
@@ -571,7 +571,7 @@ def group_bytes(group: ClassicGroup) -> int:
     return GROUP_BYTES + texts_bytes(names) + members
 
 
-def member_bytes(member: Member) -> int:
+def member_bytes(member: _Member) -> int:
     return member.request_bytes + getsizeof(member.assignment)
 
 

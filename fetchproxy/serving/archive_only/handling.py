@@ -10,7 +10,7 @@ from fetchproxy_protocol.apis import ApiKey, ErrorCode, is_known
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.messages import (
     ELEMENTS_MAX,
-    Fields,
+    MessageFields,
     Structure,
     read_request,
     write_response,
@@ -96,7 +96,7 @@ class Request:
     def may_join(self, group_id: str) -> bool:
         return group_id in self.user.groups
 
-    async def read(self, table: Structure | None = None) -> Fields:
+    async def read(self, table: Structure | None = None) -> MessageFields:
         """Read by its API's schema, or by `table`, in steps. Raises WireError."""
         head = self.head
         if len(self.payload) > READ_SIDE_BY_SIDE_BYTES_MAX:

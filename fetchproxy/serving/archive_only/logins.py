@@ -51,10 +51,10 @@ ADDRESS_FAILED_LOGINS_PER_S_MAX = 20
 # Some 1 KB each.
 _LINES_MAX = 10_000
 # What waits longer is shown.
-WAIT_SHOWN_S = 5.0
+_WAIT_SHOWN_S = 5.0
 _NAME_SHOWN_MAX = 64
 # A user who is removed from the file can read on for this long.
-LOOK_INTERVAL_S = 2.0
+_LOOK_INTERVAL_S = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -414,7 +414,7 @@ class Logins:
     async def run(self) -> NoReturn:
         """Follows the file."""
         while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
             await self._look()
 
     async def _look(self) -> None:
@@ -474,7 +474,7 @@ class Logins:
     def conditions(self, now: float) -> Iterator[Condition]:
         """`Health` calls it."""
         since = next((began_at for began_at, _, _ in self._waiting.values()), now)
-        if now - since < WAIT_SHOWN_S:
+        if now - since < _WAIT_SHOWN_S:
             return
         waiting = Counter((address, name) for _, address, name in self._waiting.values())
         (address, name), count = waiting.most_common(1)[0]

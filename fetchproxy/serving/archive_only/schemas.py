@@ -29,7 +29,7 @@ from fetchproxy_protocol.messages import (
     TEXT,
     Array,
     Field,
-    Kind,
+    MessageFieldKind,
     Structure,
 )
 
@@ -38,7 +38,7 @@ _LATEST_VERSION = 0x7FFF
 _COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
-_PLAIN: Mapping[str, Kind] = {
+_PLAIN: Mapping[str, MessageFieldKind] = {
     "bool": BOOLEAN,
     "int8": I8,
     "int16": I16,
@@ -50,7 +50,7 @@ _PLAIN: Mapping[str, Kind] = {
     "bytes": BYTES,
     "records": NULLABLE_BYTES,
 }
-_NULLABLE: Mapping[str, Kind] = {"string": NULLABLE_TEXT, "bytes": NULLABLE_BYTES}
+_NULLABLE: Mapping[str, MessageFieldKind] = {"string": NULLABLE_TEXT, "bytes": NULLABLE_BYTES}
 _ABSENT: Mapping[str, Any] = {
     "bool": False,
     "uuid": UUID(int=0),
@@ -103,12 +103,12 @@ def _range(versions: str) -> tuple[int, int]:
     return int(low), int(high or low)
 
 
-def _kind(schema: dict[str, Any], named: Mapping[str, Any]) -> Kind:
+def _kind(schema: dict[str, Any], named: Mapping[str, Any]) -> MessageFieldKind:
     """A field nullable in some version is so in all: clients send no null in the others."""
     of, is_array = schema["type"].removeprefix("[]"), schema["type"].startswith("[]")
     nullable = "nullableVersions" in schema and not is_array
     fields = schema.get("fields") or named.get(of)
-    kind: Kind
+    kind: MessageFieldKind
     if fields is not None:
         kind = Structure(*_fields(fields, named), nullable=nullable)
     else:

@@ -26,7 +26,7 @@ from fetchproxy.serving.archive_only.apis import (
     log_offsets,
     lookups,
 )
-from fetchproxy.serving.archive_only.apis.fetch import FETCH
+from fetchproxy.serving.archive_only.apis.fetch import FETCH_API
 from fetchproxy.serving.archive_only.handling import (
     NODE_ID,
     READ_ONLY,
@@ -148,7 +148,7 @@ async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence
 ADVERTISED: Mapping[int, ServedApi] = {
     api.key: api
     for api in (
-        FETCH,
+        FETCH_API,
         *log_offsets.APIS,
         *lookups.APIS,
         *consumer_groups.APIS,

@@ -31,8 +31,8 @@ from fetchproxy.storage.listings import Unlisted
 
 log = structlog.get_logger(__name__)
 
-RETRY_PAUSES = Backoff(500, 10_000, 0)
-VIEWS_AT_ONCE = 50
+_RETRY_PAUSES = Backoff(500, 10_000, 0)
+_VIEWS_AT_ONCE = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ArchiveWatch:
                 if not error.retriable:
                     raise
                 self._note(error)
-            await asyncio.sleep(RETRY_PAUSES.pause_ms(failures, 0) / 1000)
+            await asyncio.sleep(_RETRY_PAUSES.pause_ms(failures, 0) / 1000)
 
     async def run(self) -> None:
         while True:
@@ -183,11 +183,11 @@ class ArchiveWatch:
                     await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
-                    async for tp in cooperative(its, VIEWS_AT_ONCE):
+                    async for tp in cooperative(its, _VIEWS_AT_ONCE):
                         found[tp] = self._rlmm.view(tp) or error
                     return
                 # One partition's folder cannot be listed: the others are looked at alone.
-            async for tp in cooperative(its, VIEWS_AT_ONCE):
+            async for tp in cooperative(its, _VIEWS_AT_ONCE):
                 await look(tp)
 
         async with asyncio.TaskGroup() as tasks:

@@ -18,7 +18,7 @@ from fetchproxy_protocol.addresses import (
 )
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.brokers.broker_watch import FORGOTTEN_AFTER_S
+from fetchproxy.brokers.broker_watch import BROKER_FORGOTTEN_AFTER_S
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.config.values import (
     HostPort,
@@ -168,7 +168,7 @@ class AddressMap:
         absent = self.proxied.keys() - self._places.keys() - set(named)
         self._absent_since = {n: self._absent_since.get(n, now) for n in absent}
         for node_id, since in list(self._absent_since.items()):
-            if now - since >= FORGOTTEN_AFTER_S:
+            if now - since >= BROKER_FORGOTTEN_AFTER_S:
                 del self.proxied[node_id], self._absent_since[node_id]
                 if (server := self._servers.pop(node_id, None)) is not None:
                     server.close()
@@ -179,7 +179,7 @@ class AddressMap:
             server.close()
 
 
-def in_words(nodes: Mapping[int, Address]) -> list[str]:
+def addresses_in_words(nodes: Mapping[int, Address]) -> list[str]:
     """The clients' addresses for the console, by node id."""
     said = []
     for node_id, (host, port) in sorted(nodes.items()):

@@ -34,7 +34,7 @@ Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
 # Of one response that is read as a whole: far more than the Metadata of 200,000 partitions, which a
 # cluster can have.
-HELD_BYTES_MAX = 16 * MiB
+RESPONSE_BUFFERED_BYTES_MAX = 16 * MiB
 # While a response is rewritten there are so many copies of it: as it came, as it leaves, and
 # framed.
 HELD_COPIES = 3
@@ -379,7 +379,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         if size < 4 or response is None or response.correlation_id != correlation_id:
             raise self._not_a_response(size, correlation_id)
         if isinstance(response, BufferedResponse) and size > min(
-            self._held_bytes_max, HELD_BYTES_MAX
+            self._held_bytes_max, RESPONSE_BUFFERED_BYTES_MAX
         ):
             raise self._too_large(size)
         if isinstance(response, ScannedResponse):
@@ -397,8 +397,8 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def _too_large(self, size: int) -> FrameTooLarge:
         limit, most = "gateway.frame_bytes_max", self._held_bytes_max
-        if most > HELD_BYTES_MAX:
-            limit, most = "held_bytes_max", HELD_BYTES_MAX
+        if most > RESPONSE_BUFFERED_BYTES_MAX:
+            limit, most = "held_bytes_max", RESPONSE_BUFFERED_BYTES_MAX
         what = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
         what = f"{what} than {limit} = {most}"
         self._owner.refused_as_too_large(limit, what)

@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 
 # Stops after the metadata of this many segments: 1 KB each, in the worst case.
 SEGMENTS_MAX = 100_000
-RETRY_PAUSE_S = 5.0
+_RETRY_PAUSE_S = 5.0
 # A client that cannot connect asks another proxy, or tries again within a second. The look-up of
 # 2,000 partitions takes 0.7 s with a store 40 ms away.
 FIRST_LOOKS_WAIT_MAX_S = 2.0
@@ -48,7 +48,7 @@ async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) 
             log.exception("archive_not_looked_up", error=repr(error))
             break
         tried.set()
-        await asyncio.sleep(RETRY_PAUSE_S)
+        await asyncio.sleep(_RETRY_PAUSE_S)
     tried.set()
 
 

@@ -31,7 +31,7 @@ from fetchproxy.serving.gateway.out_of_range import (
 
 log = structlog.get_logger(__name__)
 
-LOOK_INTERVAL_S = 1.0
+_LOOK_INTERVAL_S = 1.0
 # A reader that has not fetched for this long is no longer waited for, until it comes back.
 ABSENT_MAX_S = 60.0
 
@@ -115,7 +115,7 @@ class HeldReaders:
             if not self._held:
                 self._any.clear()
                 await self._any.wait()
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
             await self._forget_absent()
             async for by_id, offsets in self._looks():
                 await self._look(decide_routes, by_id, offsets)

@@ -31,9 +31,9 @@ VIEW_AGE_MAX_S = 60.0
 VIEW_RENEWED_AFTER_S = 20.0
 # How long to wait for a store that does not answer, if an older view will do.
 REFRESH_WAIT_MAX_S = 2.0
-LISTINGS_AT_ONCE = 32
+_LISTINGS_AT_ONCE = 32
 # Comparing a view with its leader's responses takes some 20 µs, building one takes longer.
-VIEWS_AT_ONCE = 50
+_VIEWS_AT_ONCE = 50
 # Some 2 µs each.
 ROWS_AT_ONCE = 400
 # Records searched for in memory, some 20 µs each.
@@ -124,7 +124,7 @@ class ArchiveLookup:
     responded_at: float
     _first_wait_max_s: float | None = None
     _listings: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(LISTINGS_AT_ONCE)
+        default_factory=lambda: asyncio.Semaphore(_LISTINGS_AT_ONCE)
     )
     _failures: dict[TopicIdPartition, Exception] = field(default_factory=dict)
 
@@ -270,7 +270,7 @@ class ArchiveLookup:
             # One partition's folder cannot be listed: each one is looked at alone.
             for tp in tps:
                 del self._failures[tp]
-        async for tp in cooperative(tps, VIEWS_AT_ONCE):
+        async for tp in cooperative(tps, _VIEWS_AT_ONCE):
             if tp not in self._failures and self._is_older(tp, oldest):
                 # It was not in the listing: this returns without another look.
                 await self._refresh_alone(tp, oldest)

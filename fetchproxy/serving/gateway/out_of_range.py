@@ -35,7 +35,7 @@ COMPARE_WAIT_MAX_S = 2.0
 # Maximum age of archivers' positions if the topic has no archive: a group with stale offsets on a
 # topic that is not archived asks the store no more often than this.
 POSITIONS_AGE_MAX_S = 1.0
-Tps = Mapping[PartitionKey, TopicIdPartition]
+_Tps = Mapping[PartitionKey, TopicIdPartition]
 
 
 class Route(Enum):
@@ -197,11 +197,11 @@ class RouteDecisions:
             CATCH_OUTCOMES.labels(decision.outcome.value).inc()
         return self.found
 
-    def _left(self, tps: Tps) -> dict[PartitionKey, TopicIdPartition]:
+    def _left(self, tps: _Tps) -> dict[PartitionKey, TopicIdPartition]:
         return {key: tp for key, tp in tps.items() if key not in self.found}
 
     # --- which partitions these are ---
-    async def _identify(self) -> Tps:
+    async def _identify(self) -> _Tps:
         """Asks again: a name may mean a re-created topic, and any topic may have a new leader."""
         topics = await self._topics({ref for ref, _ in self.offsets})
         tps: dict[PartitionKey, TopicIdPartition] = {}
@@ -241,7 +241,7 @@ class RouteDecisions:
         return _held(None, Wait.RESPONSE)
 
     # --- the archive ---
-    async def _from_memory(self, tps: Tps) -> None:
+    async def _from_memory(self, tps: _Tps) -> None:
         """Archived data that is known needs no further proof and no broker."""
         views = self.archive.views
         for piece in pieces(tps.items()):
@@ -255,7 +255,7 @@ class RouteDecisions:
                     self.found[key] = RouteDecision(Route.REMOTE, tp)
             await asyncio.sleep(0)
 
-    async def _archived(self, tps: Tps) -> Tps:
+    async def _archived(self, tps: _Tps) -> _Tps:
         """Partitions of topics that have, or will soon have, an archive; decides on the others.
 
         Topics without an archive behave as without a proxy, even during an outage of the store.
@@ -280,7 +280,7 @@ class RouteDecisions:
                 self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)
         return archived
 
-    async def _outside_the_log(self, tps: Tps) -> None:
+    async def _outside_the_log(self, tps: _Tps) -> None:
         """Decides on offsets that are not below a log that has no archive, as far as memory knows.
         Asks the brokers, and no store.
         """
@@ -300,14 +300,14 @@ class RouteDecisions:
         known = {key: tp for key, tp in unlisted.items() if isinstance(log_offsets[tp], LogOffsets)}
         await self._by_log_offsets(known, log_offsets)
 
-    async def _refreshed(self, tps: Tps, not_older_than: float) -> Tps:
+    async def _refreshed(self, tps: _Tps, not_older_than: float) -> _Tps:
         """The partitions whose views are up to date now; each topic is listed once."""
         of_topics: dict[UUID, dict[PartitionKey, TopicIdPartition]] = {}
         for key, tp in tps.items():
             of_topics.setdefault(tp.topic_id, {})[key] = tp
         fresh: dict[PartitionKey, TopicIdPartition] = {}
 
-        async def refresh(topic_id: UUID, of_topic: Tps) -> None:
+        async def refresh(topic_id: UUID, of_topic: _Tps) -> None:
             try:
                 if len(of_topic) == 1:
                     await self.archive.views.refresh(next(iter(of_topic.values())), not_older_than)
@@ -330,7 +330,7 @@ class RouteDecisions:
         return fresh
 
     # --- both tiers ---
-    async def _from_fresh(self, tps: Tps) -> None:
+    async def _from_fresh(self, tps: _Tps) -> None:
         archive = self.archive
         try:
             log_offsets = await self.archive.cluster.fetch_log_offsets(
@@ -372,7 +372,7 @@ class RouteDecisions:
             await asyncio.sleep(0)
 
     async def _by_log_offsets(
-        self, tps: Tps, log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError]
+        self, tps: _Tps, log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError]
     ) -> None:
         """Decides on the partitions that need no look at the store."""
         async for key, tp in cooperative(tps.items()):

@@ -47,7 +47,7 @@ FIRST_WAIT_MAX_S = 2.0
 LOOK_UPS_AT_ONCE = 500
 LOOK_UPS_A_CLIENT = 100
 # Topics of one client that are dealt with in one turn of the loop, at some 1.5 µs each.
-TOPICS_AT_ONCE = 2_000
+LISTED_TOPICS_AT_ONCE = 2_000
 # A topic as clients name it: (is it an id, id or name), as 16 bytes may be either.
 TopicName = tuple[bool, TopicRef]
 LogStartOf = Callable[[int], int | None]  # by partition; None: the broker's log start is right
@@ -135,7 +135,7 @@ class ArchivedKnowledge:
 # broker's own it would skip the archive. No client waits for these look-ups.
 
 
-class Names(NamedTuple):
+class _Names(NamedTuple):
     by_id: bool
     refs: Collection[TopicRef]
 
@@ -179,13 +179,13 @@ class ArchivedTopics:
     starts: dict[TopicName, LogStartOf | None] = field(default_factory=dict)
     generation: int = 0  # grows with each change of `starts`
 
-    def change(self, client: TopicsOfConnection, more: Names, fewer: Names) -> None:
+    def change(self, client: TopicsOfConnection, more: _Names, fewer: _Names) -> None:
         """The client asks for these topics now, and for those no longer.
 
         Very many names are counted later, in steps: a hundred clients that come or go in the same
         moment would hold the loop for half a second. The changes of one client keep their order.
         """
-        few = not client.changes and len(more.refs) + len(fewer.refs) <= TOPICS_AT_ONCE
+        few = not client.changes and len(more.refs) + len(fewer.refs) <= LISTED_TOPICS_AT_ONCE
         if few:
             self._join(client, list(more.each()))
             self._forget(list(fewer.each()))
@@ -198,8 +198,8 @@ class ArchivedTopics:
     def _next_change(self) -> None:
         """Count some more names of the first change."""
         change = self._changes[0]
-        some = list(islice(change.names, TOPICS_AT_ONCE))
-        if len(some) < TOPICS_AT_ONCE:
+        some = list(islice(change.names, LISTED_TOPICS_AT_ONCE))
+        if len(some) < LISTED_TOPICS_AT_ONCE:
             self._changes.popleft()
             change.client.changes -= 1
         if change.joins:
@@ -378,8 +378,8 @@ class TopicsOfConnection:
     def _change(self, topics: set[TopicRef], by_id: bool) -> None:
         before, was_by_id = self._topics, self._by_id
         kept = topics & before if by_id is was_by_id else frozenset[TopicRef]()
-        more = Names(by_id, topics - kept if kept else topics)
-        fewer = Names(was_by_id, before - kept if kept else before)
+        more = _Names(by_id, topics - kept if kept else topics)
+        fewer = _Names(was_by_id, before - kept if kept else before)
         self._topics, self._by_id = topics, by_id
         self._generation = -1
         self._shared.change(self, more, fewer)
@@ -387,11 +387,11 @@ class TopicsOfConnection:
     def log_starts(self) -> LogStarts | None:
         """For the scan of a response; None: every topic is known to have no archive."""
         shared = self._shared
-        if len(self._topics) > TOPICS_AT_ONCE:
+        if len(self._topics) > LISTED_TOPICS_AT_ONCE:
             return _StartsWhenRead(shared.starts, self._topics, self._by_id)
         if self._generation != shared.generation:
             self._generation = shared.generation
-            names = Names(self._by_id, self._topics).each()
+            names = _Names(self._by_id, self._topics).each()
             starts = {name[1]: shared.starts.get(name, _not_known) for name in names}
             known = {topic: start for topic, start in starts.items() if start is not None}
             self._starts = known or None

@@ -52,14 +52,14 @@ from fetchproxy.serving.gateway.broker_link import (
 from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.record_pipe import RecordPipe
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
-from fetchproxy.tls.handshake_errors import in_words
+from fetchproxy.tls.handshake_errors import handshake_error_in_words
 
 log = structlog.get_logger(__name__)
 
 
 # How the gateway handles a request, by API key and version.
 
-VERSION_MAX = 32_767
+API_VERSION_MAX = 32_767
 Connect = Callable[[Callable[[], BrokerLink]], Awaitable[BrokerLink]]
 # Kafka's default of sasl.server.max.receive.size.
 SASL_REQUEST_BYTES_MAX = 512 * 1024
@@ -86,7 +86,7 @@ class Passes:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Buffered:
     """`on_request(session, frame, head, body_at)`: `frame` is whole, with its size prefix.
 
     The body begins `body_at` bytes after that prefix. False: look at the request again later.
@@ -102,7 +102,7 @@ class Behaviour:
     first: int
     last: int
     treatment: Treatment
-    handling: Passes | Held
+    handling: Passes | Buffered
     why: str
 
 
@@ -118,7 +118,7 @@ class Api:
 ApiTable = Mapping[int, Sequence[Behaviour]]
 
 
-def rewritten(key: ApiKey, handling: Passes | Held, why: str) -> Api:
+def rewritten(key: ApiKey, handling: Passes | Buffered, why: str) -> Api:
     """In all versions that the proxy can read."""
     versions = PROXIED_VERSIONS[key]
     return Api(key, (Behaviour(*versions, Treatment.REWRITTEN, handling, why),))
@@ -136,7 +136,7 @@ def _fetch(session: GatewaySession, frame: bytes, head: RequestHead, body_at: in
 
 
 # A connection has one handler for fetches (`apis.fetch`), as each fetch builds on the one before.
-FETCH = Held(_fetch)
+FETCH_TREATMENT = Buffered(_fetch)
 
 
 def _refuse(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
@@ -145,14 +145,14 @@ def _refuse(session: GatewaySession, frame: bytes, head: RequestHead, body_at: i
     )
 
 
-REFUSED = Held(_refuse)
+REFUSED_TREATMENT = Buffered(_refuse)
 
 
-def handling_of(apis: ApiTable, head: RequestHead) -> Passes | Held:
+def handling_of(apis: ApiTable, head: RequestHead) -> Passes | Buffered:
     for behaviour in apis.get(head.api_key, ()):
         if behaviour.first <= head.api_version <= behaviour.last:
             return behaviour.handling
-    return REFUSED
+    return REFUSED_TREATMENT
 
 
 # The session.
@@ -380,7 +380,7 @@ class GatewaySession(ClientSession):
 
     def link_closed(self, error: Exception | None) -> None:
         if error is not None:
-            words = in_words(error) if isinstance(error, OSError) else str(error)
+            words = handshake_error_in_words(error) if isinstance(error, OSError) else str(error)
             log.info("broker_connection_lost", client=self.client, error=words)
         self.close()
 
@@ -507,7 +507,7 @@ class SaslProgress:
                 "sasl_request_bytes_max",
             )
 
-    def handling_of(self, head: RequestHead) -> Passes | Held:
+    def handling_of(self, head: RequestHead) -> Passes | Buffered:
         """Raises MalformedMessage for requests that Kafka's SaslServerAuthenticator refuses."""
         if head.api_key == ApiKey.SASL_HANDSHAKE:
             self._handshaken = True
@@ -531,7 +531,7 @@ class SaslProgress:
         return BufferedResponse(head.correlation_id, look)
 
 
-class RelayedRequests(RequestFraming[Passes | Held]):
+class RelayedRequests(RequestFraming[Passes | Buffered]):
     _session: GatewaySession
 
     def __init__(self, session: GatewaySession, owner: SessionOwner, gateway: Gateway) -> None:
@@ -572,10 +572,14 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             if found is None:
                 break
             size, head, handling = found
-            if end - pos < size + 4 and isinstance(handling, Held) and handling is not REFUSED:
+            if (
+                end - pos < size + 4
+                and isinstance(handling, Buffered)
+                and handling is not REFUSED_TREATMENT
+            ):
                 self._whole_at = size + 4
                 break
-            if session.fetch.parked and handling is not FETCH:
+            if session.fetch.parked and handling is not FETCH_TREATMENT:
                 # the parked answer comes before this request's answer: discard it first
                 session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
                 break
@@ -589,7 +593,7 @@ class RelayedRequests(RequestFraming[Passes | Held]):
                 emit = pos
             frame = bytes(view[pos : pos + 4 + size])
             body_at = head.body_position - pos - 4
-            if handling is FETCH:  # nearly all requests: call the handler directly
+            if handling is FETCH_TREATMENT:  # nearly all requests: call the handler directly
                 taken = session.on_fetch(frame, body_at)
             else:
                 taken = handling.on_request(session, frame, head, body_at)
@@ -620,17 +624,17 @@ class RelayedRequests(RequestFraming[Passes | Held]):
             return True
         return False
 
-    def _accept(self, size: int, head: RequestHead) -> Passes | Held | None:
+    def _accept(self, size: int, head: RequestHead) -> Passes | Buffered | None:
         handling = handling_of(self._apis, head) if self._sasl is None else self._before_sasl(head)
         held_max = self._limits.held_request_bytes_max
-        if size > held_max and isinstance(handling, Held) and handling is not REFUSED:
+        if size > held_max and isinstance(handling, Buffered) and handling is not REFUSED_TREATMENT:
             raise self._too_large(size, head, "held_request_bytes_max", held_max)
         if self._session.link is None:
             self._session.want_broker()
             return None
         return handling
 
-    def _before_sasl(self, head: RequestHead) -> Passes | Held:
+    def _before_sasl(self, head: RequestHead) -> Passes | Buffered:
         """Before authentication, only the broker reads the client's requests."""
         assert self._sasl is not None
         if self._sasl.accepted and head.api_key != ApiKey.SASL_AUTHENTICATE:

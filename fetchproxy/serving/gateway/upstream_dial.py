@@ -18,7 +18,7 @@ from fetchproxy.runtime.waits import first_success
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.session import Address
 from fetchproxy.tls.dial import dial
-from fetchproxy.tls.handshake_errors import in_words
+from fetchproxy.tls.handshake_errors import handshake_error_in_words
 from fetchproxy.tls.reloading import ReloadingContext
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -61,7 +61,7 @@ class UpstreamDial:
         except TimeoutError:
             raise OSError(f"{host}:{port} did not answer in time") from None
         except OSError as error:
-            raise OSError(f"{host}:{port}: {in_words(error)}") from error
+            raise OSError(f"{host}:{port}: {handshake_error_in_words(error)}") from error
 
     async def to_any(self, addresses: Sequence[Address], factory: Callable[[], P]) -> P:
         """Connect to the first broker that answers. Raises OSError with a failure if none does."""

@@ -20,7 +20,7 @@ from fetchproxy.runtime.single_flight import SingleFlight
 log = structlog.get_logger(__name__)
 
 # A service that denies every request makes the process look for other credentials this often.
-LOOK_INTERVAL_S = 2.0
+_LOOK_INTERVAL_S = 2.0
 
 
 def trusted_file(session: AioSession) -> WatchedFile:
@@ -74,7 +74,7 @@ class AwsCredentials:
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._looked_at < LOOK_INTERVAL_S:
+        if now - self._looked_at < _LOOK_INTERVAL_S:
             return
         self._looked_at = now
         try:

@@ -63,6 +63,15 @@ _FOLDER_RACES_MAX = 8
 _LIST_PAGE_OBJECTS = 1000
 # Threads for blocking file calls: a hanging disk or NFS server blocks these, never the event loop.
 THREADS_MAX = 8
+# What a bad sector, a broken inode, or a file that another host has replaced says when it is read.
+# A disk or a mount that has gone says the same of every file.
+_MAY_BE_OF_ONE_FILE = {
+    getattr(errno, name)
+    for name in ("EIO", "ESTALE", "EBADMSG", "ENODATA", "EUCLEAN")
+    if hasattr(errno, name)  # EUCLEAN: only Linux
+}
+# A folder may be a mount of its own, whose server has gone, and may have other rights.
+_MAY_BE_OF_ONE_FOLDER = _MAY_BE_OF_ONE_FILE | {errno.ENOTCONN, EACCES, EPERM}
 
 
 def check_no_link(root: Path, key: str) -> None:
@@ -178,17 +187,6 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-# What a bad sector, a broken inode, or a file that another host has replaced says when it is read.
-# A disk or a mount that has gone says the same of every file.
-_MAY_BE_OF_ONE_FILE = {
-    getattr(errno, name)
-    for name in ("EIO", "ESTALE", "EBADMSG", "ENODATA", "EUCLEAN")
-    if hasattr(errno, name)  # EUCLEAN: only Linux
-}
-# A folder may be a mount of its own, whose server has gone, and may have other rights.
-_MAY_BE_OF_ONE_FOLDER = _MAY_BE_OF_ONE_FILE | {errno.ENOTCONN, EACCES, EPERM}
 
 
 class Abandoned(Exception):

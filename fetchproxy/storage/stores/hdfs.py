@@ -51,12 +51,12 @@ from fetchproxy.storage.stores.webhdfs import (
     file_status,
     list_after,
     listed_page,
-    translated,
+    translated_webhdfs_error,
 )
 
 log = structlog.get_logger(__name__)
 
-Names = list[str]  # because `list` is a method within the class
+_Names = list[str]  # because `list` is a method within the class
 Statuses = list[FileStatus]
 
 _SEND_BYTES = 1024 * 1024  # of an object in memory, sent at once
@@ -190,7 +190,7 @@ class HdfsObjectStore(ObjectStore):
         folder, slash, _ = check_key(key).rpartition("/")
         await self._check_writable()
         temporary = f"{folder}{slash}{TEMPORARY_START}{uuid4().hex}"
-        with translated(f"put {key}"):
+        with translated_webhdfs_error(f"put {key}"):
             place = await self._client.place_for(temporary)
             try:
                 await self._client.create(place, size_bytes, content)
@@ -222,7 +222,7 @@ class HdfsObjectStore(ObjectStore):
 
     async def _read(self, key: str, what: str, bytes_max: int, **span: str) -> bytes:
         try:
-            with translated(what, may_be_absent=True):
+            with translated_webhdfs_error(what, may_be_absent=True):
                 content = await self._client.read(key, bytes_max, **span)
                 self._create = False
                 return content
@@ -231,12 +231,12 @@ class HdfsObjectStore(ObjectStore):
             raise
 
     async def _status(self, path: str, what: str) -> FileStatus:
-        with translated(what, may_be_absent=True):
+        with translated_webhdfs_error(what, may_be_absent=True):
             return file_status(await self._client.ask("GET", "GETFILESTATUS", path), what)
 
     async def _delete(self, path: str) -> bool:
         """Delete a file, and the folders that become empty. False: the file was missing."""
-        with translated(f"delete {path}"):
+        with translated_webhdfs_error(f"delete {path}"):
             if not await self._delete_one(path):
                 return False
             # Object stores have no empty folders. A concurrent put makes them again.
@@ -275,7 +275,7 @@ class HdfsObjectStore(ObjectStore):
         """Makes the folder if `create` is set and it was never seen. Raises StorageUnavailable."""
         await self._check_present()
         if self._create:
-            with translated(f"make {self._folder}"):
+            with translated_webhdfs_error(f"make {self._folder}"):
                 await self._client.ask("PUT", "MKDIRS", "")
             self._create = False
 
@@ -324,7 +324,7 @@ class HdfsObjectStore(ObjectStore):
         what = f"list {folder}"
 
         async def page() -> tuple[Statuses, bool]:
-            with translated(what, may_be_absent=True):
+            with translated_webhdfs_error(what, may_be_absent=True):
                 response = await self._client.ask(
                     "GET", "LISTSTATUS_BATCH", folder, startAfter=after
                 )
@@ -335,7 +335,7 @@ class HdfsObjectStore(ObjectStore):
         except ObjectNotFound:
             return [], False
 
-    async def _with_objects(self, prefix: str, folders: Statuses) -> Names:
+    async def _with_objects(self, prefix: str, folders: Statuses) -> _Names:
         """The names of the folders that contain an object, in the given order."""
         holds: dict[str, bool] = {}
 

@@ -43,7 +43,7 @@ from fetchproxy.storage.stores.object_store import (
     responded,
     whole,
 )
-from fetchproxy.storage.stores.retries import PAUSES_S, TRIES_BEGIN_WITHIN_S, TRIES_MAX
+from fetchproxy.storage.stores.retries import PAUSES_S, REQUEST_TRIES_MAX, TRIES_BEGIN_WITHIN_S
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +113,7 @@ def _says_absent(error: Exception) -> bool:
 
 
 @contextmanager
-def translated(what: str) -> Iterator[None]:
+def _translated(what: str) -> Iterator[None]:
     """For calls that do not read one object: a 404 means that the store is unavailable."""
     try:
         yield
@@ -169,7 +169,7 @@ def _tries(request_max_ms: int) -> dict[str, Any]:
     """
     begin_within_s = max(TRIES_BEGIN_WITHIN_S, 1.5 * request_max_ms / 1000)
     return {
-        "max_retries": TRIES_MAX - 1,
+        "max_retries": REQUEST_TRIES_MAX - 1,
         "retry_timeout": timedelta(seconds=begin_within_s),
         "backoff": {
             "init_backoff": timedelta(seconds=PAUSES_S[0]),
@@ -303,7 +303,7 @@ class NativeObjectStore(ObjectStore):
         what = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
         last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
-        with translated(what):
+        with _translated(what):
             lister = self._opened().lister
             pages = lister.list(folder, offset=offset, chunk_size=self._page_objects)
             while page := await self._next_page(pages):
@@ -323,7 +323,7 @@ class NativeObjectStore(ObjectStore):
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         what = f"list folders of {check_folder_prefix(prefix)}"
-        with translated(what):
+        with _translated(what):
             lister = self._opened().lister
             async with self._places:
                 listed = await lister.list_with_delimiter_async(prefix.rstrip("/") or None)
@@ -336,7 +336,7 @@ class NativeObjectStore(ObjectStore):
     async def delete(self, key: str) -> None:
         what = f"delete {check_key(key)}"
         writer = self._opened().writer
-        with translated(what):
+        with _translated(what):
             try:
                 async with self._places:
                     await writer.delete_async(key)
@@ -364,7 +364,7 @@ class NativeObjectStore(ObjectStore):
     ) -> None:
         clients = self._opened()
         writer = clients.uploader if uploads else clients.writer
-        with translated(f"put {key}"):
+        with _translated(f"put {key}"):
             async with self._places:
                 await writer.put_async(key, content, **how)
 
@@ -376,7 +376,7 @@ class NativeObjectStore(ObjectStore):
                 yield reader
         except FileNotFoundError as error:
             if not _says_absent(error):
-                with translated(what):
+                with _translated(what):
                     await self._check_present(key)
             raise ObjectNotFound(f"{what}: there is no such object") from error
         except native.BaseError as error:

@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Self
 
+from fetchproxy.config.schema import KiB, MiB
 from fetchproxy.errors import (
     ObjectNotFound,
     ObjectNotReadable,
@@ -86,8 +87,7 @@ _ABSENT = frozenset(
 # Of a file's or a folder's name, on Linux file systems and on HDFS
 # (`dfs.namenode.fs-limits.max-component-length`).
 FILE_NAME_BYTES_MAX = 255
-KiB = 1024
-MiB = 1024 * KiB
+
 # Objects with few values: `.metadata` with 10,000 leader epochs, notes, records, concerns.
 SMALL_OBJECT_BYTES_MAX = MiB
 # Objects that name every topic of a cluster or partition of an archiver: about two million names.

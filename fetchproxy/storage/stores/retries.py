@@ -28,7 +28,7 @@ T = TypeVar("T")
 # With 2 % of errors the first pause must not be felt. The last one outlasts a failover of a load
 # balancer, and a second in which too much was asked.
 PAUSES_S = (0.03, 0.3, 1.5)
-TRIES_MAX = len(PAUSES_S) + 1
+REQUEST_TRIES_MAX = len(PAUSES_S) + 1
 # A store that refuses too many requests counts them by the second.
 THROTTLED_PAUSE_S = 1.0
 # A store may ask for a longer pause (Retry-After). Above this, the caller's own back-off decides. A
@@ -113,7 +113,9 @@ async def retried(
             failures += 1
             on_failure(error)
             late = failures > 1 and clock() - begun_at >= TRIES_BEGIN_WITHIN_S
-            is_last = failures == TRIES_MAX or late or error.retry_after_s > RETRY_AFTER_MAX_S
+            is_last = (
+                failures == REQUEST_TRIES_MAX or late or error.retry_after_s > RETRY_AFTER_MAX_S
+            )
             passes = error.retriable and not isinstance(error, StoreMissing)
             if not passes or is_last or _once.get():
                 error.count_tries(failures)

@@ -49,7 +49,7 @@ from fetchproxy.storage.stores.s3_responses import (
     next_page,
     object_length,
     range_length,
-    translated,
+    translated_s3_error,
 )
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class S3ObjectStore(ObjectStore):
     async def _get(self, key: str, bytes_max: int) -> bytes:
         client = await self._opened()
         what = f"get {check_key(key)}"
-        with translated(what, may_be_absent=True):
+        with translated_s3_error(what, may_be_absent=True):
             ranges = self._ranges
             if ranges is not None:
                 small = await ranges.get(key, Wanted(SMALL_OBJECT, to_end=True), what)
@@ -263,7 +263,7 @@ class S3ObjectStore(ObjectStore):
     async def _get_range(self, key: str, byte_range: ByteRange) -> Content:
         client = await self._opened()
         what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
-        with translated(what, may_be_absent=True):
+        with translated_s3_error(what, may_be_absent=True):
             ranges = self._ranges
             if ranges is not None:
                 part = await ranges.get(key, Wanted(byte_range), what)
@@ -302,7 +302,7 @@ class S3ObjectStore(ObjectStore):
 
     async def _delete(self, key: str) -> None:
         client = await self._opened()
-        with translated(f"delete {check_key(key)}"):
+        with translated_s3_error(f"delete {check_key(key)}"):
             await client.delete_object(Bucket=self._bucket, Key=key)
 
     async def abort_stale_uploads(
@@ -322,7 +322,7 @@ class S3ObjectStore(ObjectStore):
 
     async def clock_ms(self, prefix: str) -> int | None:
         client = await self._opened()
-        with translated(f"list {check_prefix(prefix)}"):
+        with translated_s3_error(f"list {check_prefix(prefix)}"):
             response: S3Response = await client.list_objects_v2(
                 Bucket=self._bucket, Prefix=prefix, MaxKeys=1
             )
@@ -342,7 +342,7 @@ class S3ObjectStore(ObjectStore):
 
         async def one_page() -> tuple[S3Response, str | None]:
             page = await self._allowed(partial(self._page, what, arguments))
-            with translated(what):
+            with translated_s3_error(what):
                 return page, next_page(page, what)
 
         while True:
@@ -354,7 +354,7 @@ class S3ObjectStore(ObjectStore):
 
     async def _page(self, what: str, arguments: dict[str, str]) -> S3Response:
         client = await self._opened()
-        with translated(what):
+        with translated_s3_error(what):
             page: S3Response = await client.list_objects_v2(Bucket=self._bucket, **arguments)
         return page
 
@@ -390,7 +390,7 @@ class S3ObjectStore(ObjectStore):
                 self._session = session = AioSession(profile=self._location.profile)
                 session.register_component("data_loader", _service_descriptions())
                 self._trusted = trusted_file(session)
-                with translated(f"open bucket {self._bucket}"):
+                with translated_s3_error(f"open bucket {self._bucket}"):
                     self._credentials = await AwsCredentials.of(session, self._location.profile)
                     client = await self._resources.enter_async_context(
                         session.create_client(
@@ -409,7 +409,7 @@ class S3ObjectStore(ObjectStore):
                     # Signed URLs would lack the RequestPayer header, so they are not used.
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
                 else:
-                    with translated(f"open bucket {self._bucket}"):
+                    with translated_s3_error(f"open bucket {self._bucket}"):
                         self._ranges = await open_range_reads(
                             self._resources, session, client, self._bucket, self._config
                         )
@@ -446,7 +446,7 @@ class S3ObjectStore(ObjectStore):
             if native_code(error.__cause__) not in _ELSEWHERE:
                 raise
             client = await self._opened()
-            with translated(f"look for bucket {self._bucket}"):
+            with translated_s3_error(f"look for bucket {self._bucket}"):
                 response: S3Response = await client.head_bucket(Bucket=self._bucket)
             region = response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
             if region in (None, self._bucket_region):
@@ -463,7 +463,7 @@ class S3ObjectStore(ObjectStore):
         begun: S3Response | None = None
         code = ""
         try:
-            with translated(f"probe checksums with {key}"):
+            with translated_s3_error(f"probe checksums with {key}"):
                 begun = await client.create_multipart_upload(**place, ChecksumAlgorithm="CRC64NVME")
                 await client.upload_part(
                     **place,
@@ -488,7 +488,7 @@ class S3ObjectStore(ObjectStore):
     async def _writer(self) -> NativeObjectStore:
         """The client for writes, with current credentials. Raises RemoteStorageError."""
         client = await self._opened()
-        with translated(f"open bucket {self._bucket}"):
+        with translated_s3_error(f"open bucket {self._bucket}"):
             assert self._credentials is not None
             self._frozen = await self._credentials.get_frozen_credentials()
             if self._native is None:
@@ -546,7 +546,7 @@ class S3ObjectStore(ObjectStore):
 
     async def _uploads(self, client: Any, prefix: str, what: str) -> Sequence[S3Response]:
         found: Sequence[S3Response] = []
-        with translated(what):
+        with translated_s3_error(what):
             pages = client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 found = [*found, *page.get("Uploads", ())]
@@ -554,7 +554,7 @@ class S3ObjectStore(ObjectStore):
 
     async def _abort(self, client: Any, upload: S3Response) -> None:
         key, upload_id = upload["Key"], upload["UploadId"]
-        with translated(f"abort upload {key}"):
+        with translated_s3_error(f"abort upload {key}"):
             try:
                 await client.abort_multipart_upload(
                     Bucket=self._bucket, Key=key, UploadId=upload_id

@@ -39,7 +39,7 @@ _CONTENT_RANGE = re.compile(rb"bytes (\d+)-(\d+)/(\d+|\*)")
 # With any of these headers the body is not the stored bytes, or has another length.
 _RECODED = (b"transfer-encoding", b"content-encoding")
 
-Address = tuple[str, int, bool]  # host, port, whether by TLS
+_Address = tuple[str, int, bool]  # host, port, whether by TLS
 # A URL is used for one minute and valid for ten: clocks may differ by the rest.
 URL_AGE_MAX_S = 60
 _URL_VALID_S = 600
@@ -101,7 +101,7 @@ def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
     raise OtherResponse(f"answered {head[:40]!r}", status, asked_pause_s(*asked))
 
 
-def _request(url: str, byte_range: ByteRange) -> tuple[Address, bytes]:
+def _request(url: str, byte_range: ByteRange) -> tuple[_Address, bytes]:
     """(server address, request bytes). As in the signature, Host omits the default port."""
     parts = urlsplit(url)
     secure = parts.scheme == "https"
@@ -231,8 +231,8 @@ class RangeRequests:
         self._connect_max_s = connect_max_s
         self._silence_max_s = silence_max_s
         self._tls = tls
-        self._idle: dict[Address, list[_Connection]] = {}  # the most recently used last
-        self._open: dict[_Connection, Address] = {}
+        self._idle: dict[_Address, list[_Connection]] = {}  # the most recently used last
+        self._open: dict[_Connection, _Address] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     async def get(self, url: str, wanted: Wanted) -> bytearray:
@@ -266,7 +266,7 @@ class RangeRequests:
                 connection.shut()
                 response.exception()  # marks it as retrieved, even if the caller was cancelled
 
-    def _idle_one(self, address: Address) -> _Connection | None:
+    def _idle_one(self, address: _Address) -> _Connection | None:
         idle = self._idle.get(address, [])
         oldest = asyncio.get_running_loop().time() - IDLE_MAX_S
         while idle:
@@ -276,7 +276,7 @@ class RangeRequests:
             connection.shut()
         return None
 
-    async def _connect(self, address: Address) -> _Connection:
+    async def _connect(self, address: _Address) -> _Connection:
         """Connects in a separate task. If the caller is cancelled, the connection is kept idle.
 
         If asyncio's call were cancelled just when an attempt succeeds, it would lose the socket.
@@ -291,7 +291,7 @@ class RangeRequests:
             outcome.add_done_callback(self._keep)
             raise
 
-    async def _open_one(self, address: Address, outcome: asyncio.Future[_Connection]) -> None:
+    async def _open_one(self, address: _Address, outcome: asyncio.Future[_Connection]) -> None:
         host, port, secure = address
         try:
             async with asyncio.timeout(self._connect_max_s):

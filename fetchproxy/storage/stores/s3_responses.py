@@ -108,7 +108,7 @@ def error_code(error: BaseException | None) -> str:
 
 
 @contextmanager
-def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
+def translated_s3_error(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     """Raise the domain's errors for the client's; `what` begins their text.
 
     `may_be_absent`: the call reads one object. For all other calls a 404 means a problem of the

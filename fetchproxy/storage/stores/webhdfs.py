@@ -126,7 +126,7 @@ def _kind(fault: RemoteFault) -> type[RemoteStorageError]:
 
 
 @contextmanager
-def translated(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
+def translated_webhdfs_error(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
     """Raise the domain's errors for the client's; `what` begins their text.
 
     `may_be_absent`: the call reads one object. For all other calls "not found" means a problem of

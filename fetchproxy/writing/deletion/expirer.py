@@ -32,7 +32,7 @@ from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.runtime.retrying import within
-from fetchproxy.segments.description import INT64, Fields, decode_document, json_document
+from fetchproxy.segments.description import INT64_LIMIT, JsonFields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.archive_objects import ArchiveObjects
@@ -76,14 +76,14 @@ log = structlog.get_logger(__name__)
 STEP_SHARE_MAX = 0.5
 # Older ones do not count: their settings are forgotten. A weekly `archive --once` finds its own.
 FORGOTTEN_AFTER_GRACES = 30
-VERSION = 1
+_VERSION = 1
 # Twenty replaced segments need one check of their replacement. Less than `retention_grace_ms`, so
 # segments that were checked before hiding are checked again before deletion.
 LOOK_LASTS_S = 60.0
 _REMEMBERED_MAX = 10_000
 # The index of a segment of 64 MiB. Parsing a larger one would hold the loop for a noticeable time.
 _PARSED_INLINE_BYTES_MAX = 128 * 1024
-State = RemoteLogSegmentState
+_State = RemoteLogSegmentState
 # A turn leaves the rest to the next one after this time (s): the copies need the slow store too.
 _TURN_ENOUGH_S = 5.0
 _GAUGES = (
@@ -178,7 +178,7 @@ class RetentionBrake:
             self._known[tp] = None
             try:
                 if raw is not None:
-                    said = decode_document(raw, "retention-step", VERSION, _announcement)
+                    said = decode_document(raw, "retention-step", _VERSION, _announcement)
                     self._known[tp] = said
             except CorruptSegment as error:  # the step is announced anew
                 log.warning("announced_retention_unreadable", topic=tp.topic, error=str(error))
@@ -207,7 +207,7 @@ class RetentionBrake:
 def encode_announcement(tp: TopicIdPartition, announced: Announcement) -> bytes:
     """{"version": 1, "topic": "orders", "partition": 0, "offset": 100, "announced_at_ms": …}"""
     fields = {
-        "version": VERSION,
+        "version": _VERSION,
         "topic": tp.topic,
         "partition": tp.partition,
         "offset": announced.offset,
@@ -216,9 +216,9 @@ def encode_announcement(tp: TopicIdPartition, announced: Announcement) -> bytes:
     return json_document(fields)
 
 
-def _announcement(fields: Fields) -> Announcement:
+def _announcement(fields: JsonFields) -> Announcement:
     return Announcement(
-        fields.integer("offset", 0, INT64), fields.integer("announced_at_ms", 0, INT64)
+        fields.integer("offset", 0, INT64_LIMIT), fields.integer("announced_at_ms", 0, INT64_LIMIT)
     )
 
 
@@ -483,7 +483,7 @@ class Expirer:
         for segment in sorted(segments, key=lambda segment: segment.segment_id.id in failed):
             if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
-            step = self._delete if segment.state is State.DELETE_SEGMENT_STARTED else self._hide
+            step = self._delete if segment.state is _State.DELETE_SEGMENT_STARTED else self._hide
             what = f"{step.__name__} of a segment of {tp}"
             try:
                 # A store that hangs must not hold up the partition's copies for ever.
@@ -543,7 +543,7 @@ class Expirer:
         return others is not None and await self._looks.damage(others) is None
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
-        await self._put(segment, State.DELETE_SEGMENT_STARTED)
+        await self._put(segment, _State.DELETE_SEGMENT_STARTED)
         log.info(
             "segment_hidden",
             **segment.logged,
@@ -555,7 +555,7 @@ class Expirer:
         tp = segment.topic_id_partition
         metrics.REMOTE_DELETE_REQUESTS.labels(tp.topic).inc()
         await self.rsm.delete_log_segment_data(segment)
-        await self._put(segment, State.DELETE_SEGMENT_FINISHED)
+        await self._put(segment, _State.DELETE_SEGMENT_FINISHED)
         log.info(
             "segment_deleted",
             **segment.logged,
@@ -563,7 +563,7 @@ class Expirer:
             size_bytes=segment.segment_size_bytes,
         )
 
-    async def _put(self, segment: RemoteLogSegmentMetadata, state: State) -> None:
+    async def _put(self, segment: RemoteLogSegmentMetadata, state: _State) -> None:
         try:
             await self.rlmm.put(segment.with_state(state, self.wall_clock_ms()))
         except ValueError as error:

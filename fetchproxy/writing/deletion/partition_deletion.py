@@ -25,7 +25,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
-from fetchproxy.segments.description import Fields, decode_document, json_document
+from fetchproxy.segments.description import JsonFields, decode_document, json_document
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.copier import delete_segment
@@ -40,11 +40,11 @@ from fetchproxy.writing.published_conditions import PublishedConditions
 # looks like a deleted topic. So the store keeps a list of the cluster's topics
 # (`clusters/<id>.topics`), and a look renews it only if some of them still exist.
 
-VERSION = 1
+_VERSION = 1
 # Share of the archived topics. If two or more, and a larger share, are gone at once, an operator
 # must confirm that they were deleted.
 GONE_SHARE_MAX = 0.5
-Deletion = RemotePartitionDeleteState
+_Deletion = RemotePartitionDeleteState
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ def moved_on(
 def encode_cluster_topics(cluster_id: str, topics: ClusterTopics) -> bytes:
     """{"version": 1, "cluster_id": "…", "alive": ["…"], "gone": []}, ids in Kafka's notation."""
     fields = {
-        "version": VERSION,
+        "version": _VERSION,
         "cluster_id": cluster_id,
         "alive": sorted(map(uuid_text, topics.alive)),
         "gone": sorted(map(uuid_text, topics.gone)),
@@ -100,10 +100,10 @@ def encode_cluster_topics(cluster_id: str, topics: ClusterTopics) -> bytes:
 def decode_cluster_topics(raw: bytes) -> ClusterTopics:
     """Raises CorruptSegment, which names the field; NewerMetadataVersion."""
 
-    def topics(fields: Fields) -> ClusterTopics:
+    def topics(fields: JsonFields) -> ClusterTopics:
         return ClusterTopics(frozenset(fields.uuids("alive")), frozenset(fields.uuids("gone")))
 
-    return decode_document(raw, "topics of the cluster", VERSION, topics)
+    return decode_document(raw, "topics of the cluster", _VERSION, topics)
 
 
 # The order is DELETE_PARTITION_MARKED, STARTED, the segments, FINISHED. Each state is recorded, so
@@ -325,7 +325,7 @@ class PartitionDeletion:
                 self._absent_since.pop(topic_id)
                 self._owned.pop(topic_id, None)
             for tp in emptied:
-                await self._put(tp, Deletion.DELETE_PARTITION_FINISHED)
+                await self._put(tp, _Deletion.DELETE_PARTITION_FINISHED)
                 DELETED_PARTITIONS.inc()
         except ValueError as error:  # another archiver has changed the state
             log.info("topic_deleted_by_another", topic=topic, error=str(error))
@@ -335,8 +335,8 @@ class PartitionDeletion:
         if not await self._is_started(tp):
             if not due:
                 return False
-            await self._put(tp, Deletion.DELETE_PARTITION_MARKED)
-            await self._put(tp, Deletion.DELETE_PARTITION_STARTED)
+            await self._put(tp, _Deletion.DELETE_PARTITION_MARKED)
+            await self._put(tp, _Deletion.DELETE_PARTITION_STARTED)
         await self._delete_all(tp)
         return True
 
@@ -345,7 +345,7 @@ class PartitionDeletion:
 
     async def _is_started(self, tp: TopicIdPartition) -> bool:
         known = await self.rlmm.partition_deletion(tp, asyncio.get_running_loop().time())
-        return known is not None and known.state is not Deletion.DELETE_PARTITION_MARKED
+        return known is not None and known.state is not _Deletion.DELETE_PARTITION_MARKED
 
     async def _delete_all(self, tp: TopicIdPartition) -> None:
         await self.rlmm.refresh(tp, asyncio.get_running_loop().time())
@@ -357,7 +357,7 @@ class PartitionDeletion:
             rest.append({key.file: stored})
         await delete_orphans(self.rsm, tp, rest)
 
-    async def _put(self, tp: TopicIdPartition, state: Deletion) -> None:
+    async def _put(self, tp: TopicIdPartition, state: _Deletion) -> None:
         await self.rlmm.put_partition_deletion(
             RemotePartitionDeleteMetadata(tp, state, self.wall_clock_ms())
         )

@@ -44,7 +44,7 @@ FUTURE_MIN_MS = 3_600_000
 _SEARCHED_MAX = 1_000
 # Time synchronisation without a jump changes far less than this between two looks.
 JUMP_MIN_MS = 10_000
-State = RemoteLogSegmentState
+_State = RemoteLogSegmentState
 
 log = structlog.get_logger(__name__)
 
@@ -327,11 +327,11 @@ def plan_removals(
     waiting: list[RemoteLogSegmentMetadata] = []
     later: list[int] = []
     for segment in segments:
-        hidden = segment.state is State.DELETE_SEGMENT_STARTED
+        hidden = segment.state is _State.DELETE_SEGMENT_STARTED
         due_ms = segment.event_timestamp_ms + (grace_ms if hidden else attempt_age_max_ms)
         if hidden:
             (delete if due_ms <= now_ms else waiting).append(segment)
-        elif segment.state is State.COPY_SEGMENT_STARTED:
+        elif segment.state is _State.COPY_SEGMENT_STARTED:
             if due_ms <= now_ms:
                 hide.append(segment)
         elif segment.end_offset < view.raised_log_start or segment.segment_id.id in spare:

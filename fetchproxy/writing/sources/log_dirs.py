@@ -59,8 +59,8 @@ from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
 # functions block. Source: Kafka's UnifiedLog, LogFileUtils, PartitionMetadataFile, MetaProperties.
 
 LOG = "log"
-OFFSET_INDEX = "index"
-TIME_INDEX = "timeindex"
+_OFFSET_INDEX = "index"
+_TIME_INDEX = "timeindex"
 TXN_INDEX = "txnindex"
 SNAPSHOT = "snapshot"
 
@@ -99,7 +99,7 @@ def open_log_dir(path: Path) -> LogDir:
     return LogDir(path, found["cluster.id"].replace("\\", ""), int(node_id))
 
 
-def partition_folder(log_dirs: Iterable[LogDir], tp: TopicIdPartition) -> Path:
+def log_dir_of(log_dirs: Iterable[LogDir], tp: TopicIdPartition) -> Path:
     """Raises LogDirUnusable if no directory holds a partition of this topic id."""
     wrong = None
     for log_dir in log_dirs:
@@ -457,8 +457,8 @@ def _kafka_files(rolled: RolledSegment, segment: AccumulatedSegment, *, whole: b
     if not whole or segment.start_offset != base:
         return KafkaFiles(producer_snapshot=snapshot)
     offset_fault, time_fault = side_files.offset_index_fault, side_files.time_index_fault
-    offsets = sound(base, OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
-    times = sound(base, TIME_INDEX, lambda raw: time_fault(raw, base, end, newest_ms))
+    offsets = sound(base, _OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
+    times = sound(base, _TIME_INDEX, lambda raw: time_fault(raw, base, end, newest_ms))
     return KafkaFiles(offsets, times, snapshot)
 
 
@@ -579,7 +579,7 @@ class LogDirsAccumulator(SegmentAccumulator):
         self, log_dirs: Sequence[LogDir], position: int, log_offsets: LogOffsets
     ) -> RolledSegment | None:
         """The inactive segment that holds `position`, if it can be copied already."""
-        folder = partition_folder(log_dirs, self.tp)
+        folder = log_dir_of(log_dirs, self.tp)
         segments, txn_indexes = list_partition(folder)
         if segments and position < segments[0]:
             what = f"{folder} begins at {segments[0]}, above {position}"

@@ -17,14 +17,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.messages import MessageFields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import cooperative
-from fetchproxy.serving.archive_only.apis.lookups import TOPICS_AT_ONCE
+from fetchproxy.serving.archive_only.apis.lookups import LOOKUP_TOPICS_AT_ONCE
 from fetchproxy.serving.archive_only.handling import (
     NODE_ID,
     READ_ONLY,
@@ -33,7 +33,7 @@ from fetchproxy.serving.archive_only.handling import (
     ServedApi,
 )
 
-Handler = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
+_Handler = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
 
 _NO_ACLS = "an archive has no ACLs; its users and what they may read are in archive_only.users_file"
 _REFUSAL = {"error_code": ErrorCode.POLICY_VIOLATION, "error_message": READ_ONLY}
@@ -43,7 +43,9 @@ _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
 _LOG_DIR = "archive"
 
 
-def _each(asked: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL) -> Handler:
+def _each(
+    asked: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL
+) -> _Handler:
     """Refuses each element of the request's array `asked`; `kept`: its fields in the response."""
 
     async def refuse(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -54,7 +56,7 @@ def _each(asked: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _
     return refuse
 
 
-def _always(**response: Any) -> Handler:
+def _always(**response: Any) -> _Handler:
     """The same response to everybody."""
 
     async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -107,7 +109,7 @@ async def _elect_leaders(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     """The only node is every partition's preferred leader already."""
     catalogue = parts.archive.catalogue
 
-    def result(topic: str, number: int) -> Fields:
+    def result(topic: str, number: int) -> MessageFields:
         error = ErrorCode.ELECTION_NOT_NEEDED
         if not request.may_read(topic) or catalogue.partition(topic, number) is None:
             error = request.missing(topic)
@@ -126,7 +128,7 @@ async def _elect_leaders(parts: ArchiveOnlyParts, request: Request) -> Sequence[
 async def _describe_producers(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     catalogue = parts.archive.catalogue
 
-    def partition(topic: str, number: int) -> Fields:
+    def partition(topic: str, number: int) -> MessageFields:
         known = request.may_read(topic) and catalogue.partition(topic, number) is not None
         error = ErrorCode.NONE if known else request.missing(topic)
         return {"partition_index": number, "error_code": error}
@@ -174,11 +176,11 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
     else:
         wanted = {topic["topic"]: topic["partitions"] for topic in asked}
     tps: list[TopicIdPartition] = []
-    async for name, numbers in cooperative(wanted.items(), TOPICS_AT_ONCE):
+    async for name, numbers in cooperative(wanted.items(), LOOKUP_TOPICS_AT_ONCE):
         topic = by_name.get(name) if request.may_read(name) else None
         found = (topic.partition(number) for number in numbers) if topic is not None else ()
         tps += [tp for tp in found if tp is not None]
-    topics: dict[str, list[Fields]] = {}
+    topics: dict[str, list[MessageFields]] = {}
     views = await parts.archive.views(tps)
     async for tp, view in cooperative(views.items()):
         if not isinstance(view, RemoteStorageError):

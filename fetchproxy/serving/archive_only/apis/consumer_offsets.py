@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.messages import MessageFields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.observability.metrics import LIMITS_REACHED
@@ -54,14 +54,14 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     return await request.respond({"topics": _by_topic(errors)})
 
 
-def _partitions(topics: Sequence[Fields] | None) -> Iterator[tuple[str, Fields]]:
+def _partitions(topics: Sequence[MessageFields] | None) -> Iterator[tuple[str, MessageFields]]:
     for topic in elements(topics):
         for partition in elements(topic["partitions"]):
             yield topic["name"], partition
 
 
 def _committed(
-    parts: ArchiveOnlyParts, request: Request, key: OffsetKey, asked: Fields
+    parts: ArchiveOnlyParts, request: Request, key: OffsetKey, asked: MessageFields
 ) -> tuple[ErrorCode, CommittedOffset | None]:
     topic = parts.archive.catalogue.by_name.get(key.topic)
     metadata = asked["committed_metadata"]
@@ -118,7 +118,7 @@ async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
 
 
 async def _fetch(
-    parts: ArchiveOnlyParts, request: Request, group: str, topics: Sequence[Fields] | None
+    parts: ArchiveOnlyParts, request: Request, group: str, topics: Sequence[MessageFields] | None
 ) -> dict[str, Any]:
     """`topics` None: all topics that the group has committed."""
     if not request.may_join(group):

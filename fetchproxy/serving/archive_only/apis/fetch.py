@@ -18,9 +18,9 @@ from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, MalformedMessage
 from fetchproxy_protocol.fetch import (
+    FETCH_VERSION_MAX,
     SESSIONLESS_EPOCH,
     TOPIC_IDS_FROM,
-    VERSION_MAX,
     VERSION_MIN,
     FetchRequest,
     PartitionKey,
@@ -246,4 +246,4 @@ def _in_rotation(
     yield from every[:first]
 
 
-FETCH = ServedApi(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, respond)
+FETCH_API = ServedApi(ApiKey.FETCH, VERSION_MIN, FETCH_VERSION_MAX, respond)

@@ -10,7 +10,7 @@ from typing import Any
 
 from fetchproxy_protocol import list_offsets as wire
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.messages import MessageFields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import CorruptSegment, RemoteStorageError
@@ -47,7 +47,7 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     payload = request.take_payload()
     asked: dict[tuple[str, int], int] = {}
     twice: set[tuple[str, int]] = set()
-    reading = wire.asked_in(payload, request.head.body_position, request.version)
+    reading = wire.partitions_in(payload, request.head.body_position, request.version)
     async for place, timestamp in cooperative(reading):
         if place in asked:
             twice.add(place)
@@ -165,7 +165,7 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
 
 
 def _end_offset(
-    view: PartitionView | RemoteStorageError | None, asked: Fields, missing: ErrorCode
+    view: PartitionView | RemoteStorageError | None, asked: MessageFields, missing: ErrorCode
 ) -> dict[str, Any]:
     result: dict[str, Any] = {"partition": asked["partition"]}
     if view is None:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode
-from fetchproxy_protocol.messages import Fields, elements
+from fetchproxy_protocol.messages import MessageFields, elements
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.model import ZERO_UUID
@@ -17,21 +17,21 @@ from fetchproxy.serving.archive_only.topics import ArchivedTopic, Catalogue
 
 _BY_ID_FROM = 12
 # Topics described in a step: some with thousands of partitions, of which each takes 0.1 µs.
-TOPICS_AT_ONCE = 20
+LOOKUP_TOPICS_AT_ONCE = 20
 # Kafka's max.request.partition.size.limit.
-PARTITIONS_MAX = 2000
+_PARTITIONS_MAX = 2000
 _TOPIC, _BROKER = 2, 4  # ConfigResource.Type
 _STATIC = 4  # ConfigSource: STATIC_BROKER_CONFIG, because clients cannot change it
 _BOOLEAN, _TEXT, _LONG, _LIST = 1, 2, 5, 7  # ConfigType
-Setting = tuple[str, str, int]
-_TOPIC_SETTINGS: tuple[Setting, ...] = (
+_Setting = tuple[str, str, int]
+_TOPIC_SETTINGS: tuple[_Setting, ...] = (
     ("cleanup.policy", "delete", _LIST),
     ("compression.type", "producer", _TEXT),
     ("remote.storage.enable", "true", _BOOLEAN),
     ("retention.bytes", "-1", _LONG),
     ("retention.ms", "-1", _LONG),
 )
-_BROKER_SETTINGS: tuple[Setting, ...] = (
+_BROKER_SETTINGS: tuple[_Setting, ...] = (
     ("auto.create.topics.enable", "false", _BOOLEAN),
     ("remote.log.storage.system.enable", "true", _BOOLEAN),
 )
@@ -51,7 +51,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         known = catalogue.by_name.values()
         topics = [
             topic_fields(topic)
-            async for topic in cooperative(known, TOPICS_AT_ONCE)
+            async for topic in cooperative(known, LOOKUP_TOPICS_AT_ONCE)
             if request.may_read(topic.name)
         ]
     else:
@@ -59,7 +59,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         wanted = {(topic["name"], topic["topic_id"]): topic for topic in asked}
         topics = [
             _asked_topic(catalogue, topic, request)
-            async for topic in cooperative(wanted.values(), TOPICS_AT_ONCE)
+            async for topic in cooperative(wanted.values(), LOOKUP_TOPICS_AT_ONCE)
         ]
     return await request.respond(
         {
@@ -71,7 +71,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
     )
 
 
-def _asked_topic(catalogue: Catalogue, asked: Fields, request: Request) -> dict[str, Any]:
+def _asked_topic(catalogue: Catalogue, asked: MessageFields, request: Request) -> dict[str, Any]:
     name, topic_id = asked["name"], asked["topic_id"] or ZERO_UUID
     if request.version >= _BY_ID_FROM and name is None:
         topic = catalogue.by_id.get(topic_id)
@@ -117,7 +117,7 @@ async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) 
     shown = named or {name for name in by_name if request.may_read(name)}
     cursor = asked["cursor"]
     first, skipped = (cursor["topic_name"], cursor["partition_index"]) if cursor else ("", 0)
-    left = min(max(asked["response_partition_limit"], 1), PARTITIONS_MAX)
+    left = min(max(asked["response_partition_limit"], 1), _PARTITIONS_MAX)
     topics: list[dict[str, Any]] = []
     following = None
     async for name in cooperative(name for name in sorted(shown) if name >= first):
@@ -158,7 +158,9 @@ async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequen
     return await request.respond({"results": results})
 
 
-def _configs_of(parts: ArchiveOnlyParts, request: Request, resource: Fields) -> dict[str, Any]:
+def _configs_of(
+    parts: ArchiveOnlyParts, request: Request, resource: MessageFields
+) -> dict[str, Any]:
     kind, name = resource["resource_type"], resource["resource_name"]
     wanted = resource["configuration_keys"]
     result = {"resource_type": kind, "resource_name": name, "configs": ()}

@@ -38,7 +38,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import collected, cooperative, for_each
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
-from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
+from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ RAISED_AT_ONCE = 16
 # Remembered deletions, some 200 bytes each. Beyond that, a deletion asks the store at once.
 DELETIONS_MAX = 100_000
 
-Topics = Mapping[str, TopicInfo | ClusterError]
+_Topics = Mapping[str, TopicInfo | ClusterError]
 
 
 def expect(
@@ -60,7 +60,7 @@ def expect(
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         cursor = Cursor(memoryview(frame)[4:], body_at)
-        asked = dict(await collected(wire.asked_in(cursor, version)))
+        asked = dict(await collected(wire.partitions_in(cursor, version)))
         deadline = archive.clock() + max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
         corrected = bytearray(payload)
 
@@ -83,7 +83,7 @@ def expect(
     return BufferedResponse(head.correlation_id, rewrite)
 
 
-async def _identified(archive: ServedArchive, names: Collection[str]) -> Topics:
+async def _identified(archive: ServedArchive, names: Collection[str]) -> _Topics:
     """Asked again, as a name may mean a topic that was made anew."""
     try:
         return await archive.cluster.topics_by_name(names, max_age_ms=0)
@@ -195,6 +195,6 @@ def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_a
 
 API = rewritten(
     ApiKey.DELETE_RECORDS,
-    Held(_on_request),
+    Buffered(_on_request),
     "After the broker's log start the proxy raises the archive's too, durably.",
 )

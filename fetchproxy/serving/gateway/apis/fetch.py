@@ -100,7 +100,7 @@ PARKED_WAIT_MAX_MS = 500
 TAIL_GRACE_S = 0.05
 # Most archived bytes in front of a broker's response. More go in a response of their own, which is
 # written no faster than the client takes it.
-MERGED_BYTES_MAX = 1024 * 1024
+_MERGED_BYTES_MAX = 1024 * 1024
 
 
 class TailMarks:
@@ -702,7 +702,7 @@ class ServedFetch:
         False: it was dropped, as neither tier has anything yet and the client's time is not over.
         """
         left = self._request.bytes_max - poll.response.frame_bytes
-        room, _ = self._on.share.room(min(left, MERGED_BYTES_MAX))
+        room, _ = self._on.share.room(min(left, _MERGED_BYTES_MAX))
         responses = await self._responses(plan, side, ResponseRoom(room, first_whole=False))
         injected = await in_steps(encode_topics(self._request, responses))
         listed = self._listed_by_broker(injected)

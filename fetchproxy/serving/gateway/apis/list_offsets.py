@@ -66,15 +66,15 @@ from fetchproxy.serving.gateway.offset_lookup import (
     topics_above_0,
 )
 from fetchproxy.serving.gateway.served_archive import ServedArchive
-from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
+from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # Answers made in one turn of the event loop: each reads through a partition's lineage.
 RESPONDED_AT_ONCE = 50
 # As above, for answers that search records in memory, some 50 µs each.
-READ_AT_ONCE = 20
+_READ_AT_ONCE = 20
 
-Asked = Mapping[tuple[str, int], int]  # timestamp by topic and partition
+_Asked = Mapping[tuple[str, int], int]  # timestamp by topic and partition
 
 
 def may_change(result: OffsetResult, timestamp: int) -> bool:
@@ -102,10 +102,10 @@ def expect(
 ) -> ExpectedResponse:
     """For a framed request, which itself goes upstream unchanged."""
     request, version = memoryview(frame)[4:], head.api_version
-    asked: Asked | None = None
+    asked: _Asked | None = None
     of_all = wire.asked_of_all(request, body_at, version)
     if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
-        asked = dict(wire.asked_in(request, body_at, version))
+        asked = dict(wire.partitions_in(request, body_at, version))
     of_replica = Cursor(request, body_at).int32() >= 0
     if of_replica or of_all in _NOT_OURS:
         return ExpectedResponse(head.correlation_id)
@@ -117,7 +117,7 @@ def expect(
             return [await _correct_earliest(archive, payload, version)]
         wanted = of_all if asked is None else asked
         if wanted is None:
-            wanted = dict(await collected(wire.asked_in(request, body_at, version)))
+            wanted = dict(await collected(wire.partitions_in(request, body_at, version)))
         return [await _correct(archive, payload, version, wanted, client)]
 
     return BufferedResponse(head.correlation_id, rewrite)
@@ -157,7 +157,7 @@ async def _about_to_have_an_archive(
 
 
 async def _correct(
-    archive: ServedArchive, payload: bytes, version: int, asked: Asked | int, client: Client
+    archive: ServedArchive, payload: bytes, version: int, asked: _Asked | int, client: Client
 ) -> Buffer:
     if version < 1:
         return payload
@@ -300,12 +300,12 @@ async def _responses(
     async def respond_to_some() -> None:
         while reading:
             responses.append(await _respond(archive, reading.pop(), client))
-            if not len(reading) % READ_AT_ONCE:
+            if not len(reading) % _READ_AT_ONCE:
                 await a_turn()  # in-memory results come without waiting
 
-    async with asyncio.TaskGroup() as answering:
+    async with asyncio.TaskGroup() as look_ups:
         for _ in range(min(len(reading), archive.reads_at_once)):
-            answering.create_task(respond_to_some(), name="look-up")
+            look_ups.create_task(respond_to_some(), name="look-up")
     return responses
 
 
@@ -439,6 +439,6 @@ def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_a
 
 API = rewritten(
     ApiKey.LIST_OFFSETS,
-    Held(_on_request),
+    Buffered(_on_request),
     "Earliest, latest-tiered, maximum and real timestamps count both tiers.",
 )

@@ -34,7 +34,7 @@ from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, chosen, colle
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
 from fetchproxy.serving.gateway.served_archive import ServedArchive
-from fetchproxy.serving.gateway.session import GatewaySession, Held, rewritten
+from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
 
 # How long a response may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0
@@ -45,16 +45,16 @@ LINEAGES_AT_ONCE = 50
 # Warnings in one turn: a line of the log takes up to 0.5 ms.
 WARNED_AT_ONCE = 10
 
-Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
+_Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
 def expect(
     archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
 ) -> ExpectedResponse:
     request, version = memoryview(frame)[4:], head.api_version
-    asked: Asked | None = None
+    asked: _Asked | None = None
     if len(frame) <= READ_AT_ONCE_BYTES_MAX:
-        asked = dict(wire.asked_in(request, body_at, version))
+        asked = dict(wire.partitions_in(request, body_at, version))
     if wire.replica_id(request, body_at, version) >= 0:
         return ExpectedResponse(
             head.correlation_id
@@ -63,13 +63,13 @@ def expect(
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         wanted = asked
         if wanted is None:
-            wanted = dict(await collected(wire.asked_in(request, body_at, version)))
+            wanted = dict(await collected(wire.partitions_in(request, body_at, version)))
         return [await _correct(archive, payload, version, wanted)]
 
     return BufferedResponse(head.correlation_id, rewrite)
 
 
-async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: Asked) -> Buffer:
+async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: _Asked) -> Buffer:
     deadline = archive.clock() + ARCHIVE_WAIT_MAX_S
     body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
@@ -176,6 +176,6 @@ def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_a
 
 API = rewritten(
     ApiKey.OFFSET_FOR_LEADER_EPOCH,
-    Held(_on_request),
+    Buffered(_on_request),
     "An epoch older than the broker's log is looked up in the archive's lineage.",
 )

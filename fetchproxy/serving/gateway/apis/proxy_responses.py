@@ -26,11 +26,11 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.session import (
-    VERSION_MAX,
+    API_VERSION_MAX,
     Api,
     Behaviour,
+    Buffered,
     GatewaySession,
-    Held,
     Passes,
     Treatment,
     relayed,
@@ -71,9 +71,9 @@ API_VERSIONS = Api(
         ),
         Behaviour(
             _LAST + 1,
-            VERSION_MAX,
+            API_VERSION_MAX,
             Treatment.RESPONDED,
-            Held(_response_too_new),
+            Buffered(_response_too_new),
             "Error 35 with our own range, in the body of v0 (KIP-511).",
         ),
     ),
@@ -85,7 +85,7 @@ SASL_HANDSHAKE = Api(
             0,
             0,
             Treatment.RESPONDED,
-            Held(_refuse_v0),
+            Buffered(_refuse_v0),
             "Error 35: in v0 tokens without a frame header would follow.",
         ),
         relayed(*PROXIED_VERSIONS[ApiKey.SASL_HANDSHAKE], "The broker authenticates its clients."),

@@ -18,8 +18,8 @@ from fetchproxy.serving.gateway.apis import (
     proxy_responses,
 )
 from fetchproxy.serving.gateway.session import (
-    FETCH,
-    VERSION_MAX,
+    API_VERSION_MAX,
+    FETCH_TREATMENT,
     Api,
     ApiTable,
     Behaviour,
@@ -56,7 +56,9 @@ RELAYED_WHY: dict[ApiKey, str] = {
 
 
 _FETCH_API = rewritten(
-    ApiKey.FETCH, FETCH, "Partitions below the broker's log start are read from the archive."
+    ApiKey.FETCH,
+    FETCH_TREATMENT,
+    "Partitions below the broker's log start are read from the archive.",
 )
 
 SPECIAL: dict[ApiKey, Api] = {
@@ -76,7 +78,7 @@ def _behaviours(key: ApiKey) -> tuple[Behaviour, ...]:
     special = SPECIAL.get(key)
     if special is not None:
         return special.behaviours
-    first, last = PROXIED_VERSIONS.get(key, (0, VERSION_MAX))
+    first, last = PROXIED_VERSIONS.get(key, (0, API_VERSION_MAX))
     return (relayed(first, last, RELAYED_WHY.get(key, "")),)
 
 
