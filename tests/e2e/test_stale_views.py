@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from archive_process import archive_process, segments, verify
 from archived_topics import SETTINGS, archive_and_trim, new_topic
-from fetchproxy.serving.gateway.judgement import IDENTITY_AGE_MAX_MS
 from fetchproxy_protocol.record_batch import walk
 from held_reader import HeldReader
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, produce, trim
 
+from fetchproxy.serving.gateway.out_of_range import IDENTITY_AGE_MAX_MS
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

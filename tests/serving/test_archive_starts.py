@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from test_look_ups import ARCHIVED, BROKER_START, EARLIEST, IDS, NEVER, every, gateway, tp_of
 
 from fetchproxy.errors import ClusterUnavailable, StorageUnavailable
+from fetchproxy.serving.gateway import first_look as first_looks
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
-from fetchproxy.serving.gateway import server as first_looks
 from fetchproxy.serving.gateway.first_look import look_at_archived_topics
 
 
@@ -96,7 +96,7 @@ async def test_what_is_archived_is_looked_up_before_anybody_asks() -> None:
 
 
 async def test_an_outage_puts_the_first_looks_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_looks, "RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr(first_looks, "_RETRY_PAUSE_S", 0.01)
     async with gateway(archived=3) as gate:
         for away in (gate.store, gate.cluster):
             name = "error" if away is gate.store else "failure"

@@ -80,22 +80,22 @@ class ClientModel:
 
     def __init__(self) -> None:
         self.session_id, self.epoch = 0, 0
-        self.asked: dict[PartitionKey, int] = {}
+        self.partitions: dict[PartitionKey, int] = {}
         self.sent: dict[PartitionKey, int] = {}
 
     def request(self, mode: str) -> FetchRequest:
         if mode == "sessionless":
             close, self.session_id, self.epoch = self.session_id, 0, 0
             self.sent = {}
-            return asks(close, -1, self.asked)
+            return asks(close, -1, self.partitions)
         if mode == "restart":  # as clients do after an error
             self.epoch = 0
         if self.epoch == 0:
-            self.sent = dict(self.asked)
-            return asks(self.session_id, 0, self.asked)
-        changed = {k: o for k, o in self.asked.items() if self.sent.get(k) != o}
-        gone = tuple(k for k in self.sent if k not in self.asked)
-        self.sent = dict(self.asked)
+            self.sent = dict(self.partitions)
+            return asks(self.session_id, 0, self.partitions)
+        changed = {k: o for k, o in self.partitions.items() if self.sent.get(k) != o}
+        gone = tuple(k for k in self.sent if k not in self.partitions)
+        self.sent = dict(self.partitions)
         return asks(self.session_id, self.epoch, changed, gone)
 
     def response(self, sessionless: bool, error: int, session_id: int) -> None:
@@ -134,7 +134,7 @@ class Proxy:
     ) -> tuple[int, int]:
         """(error, session id) as the client sees it."""
         mirror = self.mirror
-        ended = not mirror.in_lockstep and not mirror.asked
+        ended = not mirror.in_lockstep and not mirror.partitions
         if not archive_keys and self.parked is None and not ended:
             return self._pass(request)
         if self.parked is not None and not mirror.take_up(archive_keys):
@@ -143,11 +143,11 @@ class Proxy:
         if self.parked is None:
             upstream = mirror.upstream_request(archive_keys)
             if upstream is None:
-                assert archive_keys == mirror.asked.keys()
+                assert archive_keys == mirror.partitions.keys()
                 return 0, mirror.on_proxy_response()
             self.parked = _send(self.broker, upstream)
         if not self.parked[0]:
-            local = {k: p for k, p in mirror.asked.items() if k not in archive_keys}
+            local = {k: p for k, p in mirror.partitions.items() if k not in archive_keys}
             assert dict(self.broker.serving) == local
             assert mirror.sent_full or not kind.lists_all, "some would not be answered"
         if outcome == "parked" and archive_keys:
@@ -171,7 +171,7 @@ class Proxy:
             assert upstream is not None
             response = _send(broker, upstream)
         if not response[0]:
-            assert dict(broker.serving) == mirror.asked
+            assert dict(broker.serving) == mirror.partitions
         return response[0], mirror.on_response(*response)
 
 
@@ -182,11 +182,11 @@ def test_the_broker_always_serves_what_is_asked_and_not_withheld(steps) -> None:
     for asked, wish, mode, outcome in steps:
         if outcome == "evicted":
             broker.sessions.clear()
-        client.asked = asked
+        client.partitions = asked
         request = client.request(mode)
         kind = proxy.mirror.on_request(request)
         assert kind.error_code == 0
-        assert {k: fetch_offset(p) for k, p in proxy.mirror.asked.items()} == asked
+        assert {k: fetch_offset(p) for k, p in proxy.mirror.partitions.items()} == asked
         error, session_id = proxy.fetch(request, kind, frozenset(wish & asked.keys()), outcome)
         client.response(mode == "sessionless", error, session_id)
     assert len(broker.sessions) <= 1, "sessions that nobody will ask for are left with the broker"
@@ -224,7 +224,10 @@ def test_a_request_costs_what_it_changes_and_not_its_session() -> None:
     mirror.on_request(asks(9, 1, {(b"t", 1): 5}))
     assert mirror.upstream_request(frozenset([(b"t", 1)])) is not None
     mirror.on_response(0, 9)
-    mirror.asked, mirror._told = Uncounted(mirror.asked), Uncounted(mirror._told or {})
+    mirror.partitions, mirror._upstream_partitions = (
+        Uncounted(mirror.partitions),
+        Uncounted(mirror._upstream_partitions or {}),
+    )
     mirror.on_request(asks(9, 2, {(b"t", 2): 5}))
     sent = mirror.upstream_request(frozenset([(b"t", 1)]))
     assert sent is not None

@@ -80,7 +80,7 @@ def test_a_topic_that_is_made_again_counts_from_0(monkeypatch: pytest.MonkeyPatc
 def test_a_brokers_port_closes_when_it_has_been_gone_for_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(addresses, "FORGOTTEN_AFTER_S", 120.0)
+    monkeypatch.setattr(addresses, "BROKER_FORGOTTEN_AFTER_S", 120.0)
     looks_s = 35.0  # the age of the brokers that the gateway knows, and its next look
 
     async def main(replay: Replay) -> None:

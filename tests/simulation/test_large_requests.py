@@ -23,7 +23,7 @@ from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler, PendingFetch
 from fetchproxy.serving.gateway.broker_link import BrokerLink
 from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRouting
-from fetchproxy.serving.gateway.fetch_session import ASKED_BYTES
+from fetchproxy.serving.gateway.fetch_session import PARTITION_BYTES
 from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S
@@ -104,7 +104,7 @@ def test_of_large_sessions_that_end_together_one_is_freed_in_each_turn(
     def counted(handler: FetchHandler) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
-        freed[loop.turns] += len(handler.mirror.asked)
+        freed[loop.turns] += len(handler.mirror.partitions)
         drop(handler)
 
     monkeypatch.setattr(FetchHandler, "__init__", made)
@@ -234,7 +234,7 @@ def test_a_wide_session_counts_as_what_its_connection_holds() -> None:
         for connection in (usual, *wide):
             await connection.close()
 
-    bytes_max = PARTITIONS * ASKED_BYTES * 5 // 2
+    bytes_max = PARTITIONS * PARTITION_BYTES * 5 // 2
     gateway = GATEWAY.model_copy(update={"connection_buffers_bytes_max": bytes_max})
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1, gateway=gateway)
 

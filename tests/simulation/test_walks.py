@@ -120,7 +120,7 @@ def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max
     walk = walk_of(partition, first)
     assert len(walk.modules) <= modules_max, walk.told()
     assert walk.calls.total() <= calls_max, walk.told()
-    # RelaySession subclasses the client session, and each calls methods of the other.
+    # GatewaySession subclasses the client session, and each calls methods of the other.
     assert walk.both_ways() == [
         ("fetchproxy.serving.gateway.session", "fetchproxy.serving.session")
     ]

@@ -150,7 +150,7 @@ class PartitionRoute:
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
     """`remote` and `undecided` are `archive_keys` from the broker; it is asked for the rest of
-    `asked`.
+    `partitions`.
 
     `remote` has the views at the time of the plan; a read that begins at once uses them.
     For partitions in `ahead`, the broker is asked from the first offset after the lost ones.
@@ -257,23 +257,25 @@ class FetchRoutes:
         self.permits = {topic: at for topic, at in self.permits.items() if topic not in topics}
         self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in topics}
 
-    def is_wide(self, asked: Collection[PartitionKey], changed: Collection[PartitionKey]) -> bool:
+    def is_wide(
+        self, partitions: Collection[PartitionKey], changed: Collection[PartitionKey]
+    ) -> bool:
         """True: the plan takes more than one step of the loop."""
         if not (self.routes or self.permits):
             return False
-        return len(self.routes) + len(asked if self.learned else changed) >= PLAN_AT_ONCE
+        return len(self.routes) + len(partitions if self.learned else changed) >= PLAN_AT_ONCE
 
     def plan_in_steps(
         self,
-        asked: Mapping[PartitionKey, FetchEntry],
+        partitions: Mapping[PartitionKey, FetchEntry],
         now: float,
         known: Knowledge,
         changed: Collection[PartitionKey] | None = None,
     ) -> Generator[None, None, FetchPlan]:
-        """Decide which tier answers each asked partition, and forget routes that no longer apply.
+        """Decide which tier answers each partition, and forget routes that no longer apply.
 
-        `changed`: the partitions of `asked` that are new or have a new offset (None: all). Others
-        without a route are not looked at again, so a large session costs nothing.
+        `changed`: the partitions of `partitions` that are new or have a new offset (None: all).
+        Others without a route are not looked at again, so a large session costs nothing.
         """
         if not (self.routes or self.permits):
             return ALL_FROM_BROKERS
@@ -282,7 +284,7 @@ class FetchRoutes:
         undecided: dict[PartitionKey, None] = {}  # ordered, so that equal runs do the same
         ahead: dict[PartitionKey, int] = {}
         for number, key in enumerate(list(self.routes), 1):
-            entry = asked.get(key)
+            entry = partitions.get(key)
             if entry is None or self._other_epoch(key, entry):
                 del self.routes[key]
             else:
@@ -290,7 +292,9 @@ class FetchRoutes:
             if not number % PLAN_AT_ONCE:
                 yield
         if self.permits:
-            yield from self._extend(asked, asked if changed is None else changed, remote, known)
+            yield from self._extend(
+                partitions, partitions if changed is None else changed, remote, known
+            )
         return FetchPlan(remote, undecided.keys(), ahead)
 
     def _forget_permits(self, now: float) -> None:
@@ -300,11 +304,11 @@ class FetchRoutes:
         if over:
             self.epochs = {key: epoch for key, epoch in self.epochs.items() if key[0] not in over}
 
-    def _other_epoch(self, key: PartitionKey, asked: FetchEntry) -> bool:
+    def _other_epoch(self, key: PartitionKey, entry: FetchEntry) -> bool:
         """The fetch has another leader epoch than its permit. Brokers do not check NO_LEADER_EPOCH
         either.
         """
-        epoch = leader_epoch(asked)
+        epoch = leader_epoch(entry)
         if epoch == NO_LEADER_EPOCH or key[0] not in self.permits:
             return False
         return epoch != self.epochs.get(key)
@@ -346,7 +350,7 @@ class FetchRoutes:
 
     def _extend(
         self,
-        asked: Mapping[PartitionKey, FetchEntry],
+        partitions: Mapping[PartitionKey, FetchEntry],
         changed: Collection[PartitionKey],
         remote: dict[PartitionKey, PartitionView],
         known: Knowledge,
@@ -355,18 +359,18 @@ class FetchRoutes:
 
         The broker itself reports the others as out of range.
         """
-        looked_at = 0
+        checked_at = 0
         if self.learned:
-            changed = [*changed, *(key for key in asked if key[0] in self.learned)]
+            changed = [*changed, *(key for key in partitions if key[0] in self.learned)]
             self.learned.clear()
         for key in changed:
             if key[0] not in self.permits or key in self.routes:
                 continue
-            entry = asked.get(key)
+            entry = partitions.get(key)
             if entry is None or self._other_epoch(key, entry):
                 continue
-            looked_at += 1
-            if not looked_at % PLAN_AT_ONCE:
+            checked_at += 1
+            if not checked_at % PLAN_AT_ONCE:
                 yield
             tp = known.identify(*key)
             log_offsets = None if tp is None else known.log_offsets(tp)
@@ -398,7 +402,7 @@ class TopicIdentities:
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._looked_at: dict[UUID, float] = {}
+        self._checked_at: dict[UUID, float] = {}
 
     async def lost(self, tps: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
         """The topic ids of `tps` whose topic name now stands for another topic or for none. None:
@@ -412,12 +416,12 @@ class TopicIdentities:
         due: dict[UUID, str] = {}
         for piece in pieces(tps):
             for tp in piece:
-                if self._looked_at.get(tp.topic_id, oldest) <= oldest:
+                if self._checked_at.get(tp.topic_id, oldest) <= oldest:
                     due[tp.topic_id] = tp.topic
             await checkpoint(len(piece))
         if not due:
             return None
-        self._looked_at = {known: at for known, at in self._looked_at.items() if at > oldest}
+        self._checked_at = {known: at for known, at in self._checked_at.items() if at > oldest}
         lost: set[UUID] = set()
         try:
             async with asyncio.timeout(deadline - now), asyncio.TaskGroup() as looks:
@@ -425,8 +429,8 @@ class TopicIdentities:
                     looks.create_task(self._look(topic_id, name, lost))
         except TimeoutError:
             pass  # the broker's permit still holds
-        looked_at = self._clock()
-        self._looked_at.update(dict.fromkeys(due.keys() - lost, looked_at))
+        checked_at = self._clock()
+        self._checked_at.update(dict.fromkeys(due.keys() - lost, checked_at))
         return lost
 
     async def _look(self, topic_id: UUID, name: str, lost: set[UUID]) -> None:
@@ -484,7 +488,7 @@ class FetchRouting:
     # -- which tier answers the current fetch ------------------------------------------------------
     def plan_at_once(self) -> FetchPlan | None:
         """None: there are too many partitions for one step of the loop."""
-        if self.routes.is_wide(self._mirror.asked, self._mirror.changed):
+        if self.routes.is_wide(self._mirror.partitions, self._mirror.changed):
             return None
         try:
             next(self._plan_in_steps())
@@ -498,8 +502,8 @@ class FetchRouting:
 
     def _plan_in_steps(self) -> Generator[None, None, FetchPlan]:
         self._unchecked = set()
-        asked, changed = self._mirror.asked, self._mirror.changed
-        plan = yield from self.routes.plan_in_steps(asked, self._clock(), self._known, changed)
+        partitions, changed = self._mirror.partitions, self._mirror.changed
+        plan = yield from self.routes.plan_in_steps(partitions, self._clock(), self._known, changed)
         while self.routes.led_on:
             self._shared.skipped.note(*self.routes.led_on.pop())
         self._mirror.lead(plan.ahead)
@@ -514,31 +518,31 @@ class FetchRouting:
         Brokers are asked until `deadline` (loop time), or until `alone_deadline` if no partition of
         the tail has to wait for their responses.
         """
-        if await self._asked_for_topics(plan, alone_deadline if self.alone(plan) else deadline):
+        if await self._look_up_topics(plan, alone_deadline if self.alone(plan) else deadline):
             plan = await self.plan()
         until = alone_deadline if self.alone(plan) else deadline
-        held = await self._held_by_leaders(plan, until)
-        if held is not None:
+        waiting = await self._waiting_for_leaders(plan, until)
+        if waiting is not None:
             plan = await self.plan()
         if plan.undecided:
-            await self._still_held(plan.undecided)
-        return plan, held or frozenset()
+            await self._keep_waiting(plan.undecided)
+        return plan, waiting or frozenset()
 
     def _view(self, tp: TopicIdPartition) -> PartitionView | None:
         """The view that clients may see. Notes the partition if its leader must be asked first."""
         archive = self._shared.archive
         known = archive.rlmm.view(tp)
-        shown = None if known is None else archive.views.settled(known)
-        if shown is None and known is not None:
+        visible = None if known is None else archive.views.settled(known)
+        if visible is None and known is not None:
             self._unchecked.add(tp)
             return archive.views.view(tp)
-        return shown
+        return visible
 
     def alone(self, plan: FetchPlan) -> bool:
         """The broker is asked for no partition."""
-        return len(plan.archive_keys) >= len(self._mirror.asked)
+        return len(plan.archive_keys) >= len(self._mirror.partitions)
 
-    async def _asked_for_topics(self, plan: FetchPlan, deadline: float) -> bool:
+    async def _look_up_topics(self, plan: FetchPlan, deadline: float) -> bool:
         """Look up the topics, and forget the routes of topics that no longer exist. True: brokers
         were asked, and may have named other leaders.
         """
@@ -548,7 +552,7 @@ class FetchRouting:
             self.routes.forget_topics(topics)
         return lost is not None
 
-    async def _held_by_leaders(
+    async def _waiting_for_leaders(
         self, plan: FetchPlan, deadline: float
     ) -> frozenset[TopicIdPartition] | None:
         """The partitions that must wait until a new leader has told what is in its log.
@@ -561,7 +565,7 @@ class FetchRouting:
         tps = [tp async for tp in cooperative(plan.tps) if tp in self._unchecked]
         return await self._shared.archive.views.check(tps, deadline) if tps else None
 
-    async def _still_held(self, undecided: Iterable[PartitionKey]) -> None:
+    async def _keep_waiting(self, undecided: Iterable[PartitionKey]) -> None:
         """The client asks for these again: tell `HeldReaders`, or have it hold them anew."""
         async for key in cooperative(undecided):
             route = self.routes.routes.get(key)
@@ -582,18 +586,18 @@ class FetchRouting:
             info = cluster.cached_topic_by_name(topic.decode(errors="replace"))
         return None if info is None else TopicIdPartition(info.topic_id, info.name, partition)
 
-    def catch(self, key: PartitionKey, asked: FetchEntry, client: str) -> PartitionPatch | None:
+    def catch(self, key: PartitionKey, entry: FetchEntry, client: str) -> PartitionPatch | None:
         """The broker called `key` out of range. Returns the entry that the client gets instead.
 
         None: the client must get the broker's error.
         """
         if key[1] < 0:
             return None  # no archive has it
-        offset = fetch_offset(asked)
+        offset = fetch_offset(entry)
         if self.routes.denied_again(key, offset):
             return self._denied_again(key)
         now = self._clock()
-        route = self.routes.catch(key, offset, now, leader_epoch(asked))
+        route = self.routes.catch(key, offset, now, leader_epoch(entry))
         tp = self.identify(*key)
         topic = tp.topic if tp else ""
         CATCHES.labels(topic).inc()
@@ -661,10 +665,10 @@ class FetchRouting:
             routes.learned.update(key[0] for key in batch)
 
     def _warm(self, tp: TopicIdPartition, key: PartitionKey, offset: int) -> None:
-        asked = self._mirror.asked.get(key)
-        if asked is not None and fetch_offset(asked) == offset:
-            wanted = tp, offset, entry_bytes_max(asked), IsolationLevel.READ_UNCOMMITTED
-            self._shared.archive.purgatory.warm(RemoteReadRequest(*wanted))
+        entry = self._mirror.partitions.get(key)
+        if entry is not None and fetch_offset(entry) == offset:
+            read = tp, offset, entry_bytes_max(entry), IsolationLevel.READ_UNCOMMITTED
+            self._shared.archive.purgatory.warm(RemoteReadRequest(*read))
 
     def settle(self, key: PartitionKey, offset: int, decision: RouteDecision) -> None:
         """See `HeldReaders`."""

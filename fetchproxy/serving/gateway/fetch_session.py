@@ -3,9 +3,9 @@
 The client has one session with the proxy, the proxy has another with the broker. Each is an (id,
 epoch) pair with a set of partitions. While both agree (`in_lockstep`), requests pass unchanged and
 the mirror only remembers the partitions that the client last asked for. They part when the first
-partition is read from the archive. From then on the broker gets the difference between what it was
-last told and what it should serve now, and answers carry the client's own session id. The cost per
-request is proportional to the changed partitions and those of the archive, not to the session.
+partition is read from the archive. From then on the broker gets the difference between what it
+last asked for and what it should serve now, and answers carry the client's own session id. The cost
+per request is proportional to the changed partitions and those of the archive, not to the session.
 
 A session belongs to the connection that began it. A broker would serve it on any connection, but no
 client is known to use that. Here such a request gets error 70, as after an eviction, and the client
@@ -38,15 +38,15 @@ from fetchproxy_protocol.fetch import (
 
 EPOCH_MAX = (1 << 31) - 1
 # Memory per partition: its key, its entry and its places in maps; and one more place in a map.
-ASKED_BYTES = 300
-TOLD_BYTES = 50
+PARTITION_BYTES = 300
+PLACE_BYTES = 50
 # The fields that `FetchSessionMirror.on_response` changes.
 _CHANGED_BY_RESPONSES = (
     "_client_id",
     "_client_epoch",
     "_upstream_epoch",
     "_stale",
-    "_told",
+    "_upstream_partitions",
     "_dirty",
     "_archive_keys",
 )
@@ -119,8 +119,10 @@ class FetchSessionMirror:
 
     def forget(self) -> None:
         """Both sides lose their session (a top-level error of the broker)."""
-        self.asked: dict[PartitionKey, FetchEntry] = {}
-        self.changed: Collection[PartitionKey] = ()  # keys that the last request changed in `asked`
+        self.partitions: dict[PartitionKey, FetchEntry] = {}
+        self.changed: Collection[
+            PartitionKey
+        ] = ()  # keys that the last request changed in `partitions`
         self._by_id = False
         self._kind = FetchKind.SESSIONLESS
         self._client_id = 0
@@ -129,7 +131,7 @@ class FetchSessionMirror:
         self._upstream_epoch = 0
         self.sent_full = False  # the broker's next answer lists all partitions
         self._stale = False  # the next request to the broker must be a full one
-        self._told: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
+        self._upstream_partitions: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
         self._archive_keys: Set[PartitionKey] = frozenset()
@@ -138,25 +140,27 @@ class FetchSessionMirror:
 
     @property
     def kept_bytes(self) -> int:
-        told = 0 if self._told is None else len(self._told)
-        return len(self.asked) * ASKED_BYTES + told * TOLD_BYTES
+        upstream = 0 if self._upstream_partitions is None else len(self._upstream_partitions)
+        return len(self.partitions) * PARTITION_BYTES + upstream * PLACE_BYTES
 
     @property
     def in_lockstep(self) -> bool:
-        return self._told is None
+        return self._upstream_partitions is None
 
     def on_request(self, request: FetchRequest) -> FetchKind:
-        """Take in the client's request; afterwards `asked` has the partitions of its response."""
+        """Take in the client's request; afterwards `partitions` has the partitions of its
+        response.
+        """
         epoch = request.session_epoch
         if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
             self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
-            if self._told is None:
+            if self._upstream_partitions is None:
                 self._upstream_id = request.session_id
             else:
                 self._stale = True
             self._by_id = request.version >= TOPIC_IDS_FROM
-            self.asked = dict(request.partitions)
-            self.changed = self.asked
+            self.partitions = dict(request.partitions)
+            self.changed = self.partitions
             return self._kind
         if request.session_id != self._client_id or not self._client_id:
             return FetchKind.UNKNOWN_SESSION
@@ -166,14 +170,14 @@ class FetchSessionMirror:
             return FetchKind.WRONG_TOPIC_IDS
         self._kind = FetchKind.INCREMENTAL
         changed = (*request.partitions, *request.forgotten)
-        if self._told is None:
-            self._undo = {key: self.asked.get(key) for key in changed}
+        if self._upstream_partitions is None:
+            self._undo = {key: self.partitions.get(key) for key in changed}
         else:
             self._dirty.update(dict.fromkeys(changed))
         self.changed = request.partitions
-        self.asked.update(request.partitions)
+        self.partitions.update(request.partitions)
         for key in request.forgotten:
-            self.asked.pop(key, None)
+            self.partitions.pop(key, None)
         return self._kind
 
     def lead(self, ahead: Mapping[PartitionKey, int]) -> None:
@@ -184,39 +188,39 @@ class FetchSessionMirror:
 
     def part(self) -> None:
         """From this request on, the two sides have separate sessions."""
-        if self._told is not None:
+        if self._upstream_partitions is not None:
             return
-        self._told = dict(self.asked)
+        self._upstream_partitions = dict(self.partitions)
         self._dirty = dict.fromkeys((*self._undo, *self._ahead))
         self._stale = self._kind is not FetchKind.INCREMENTAL
         if not self._stale:
             self._upstream_id, self._upstream_epoch = self._client_id, self._client_epoch
             for key, before in self._undo.items():
                 if before is None:
-                    self._told.pop(key, None)
+                    self._upstream_partitions.pop(key, None)
                 else:
-                    self._told[key] = before
+                    self._upstream_partitions[key] = before
 
     def upstream_request(self, archive_keys: Set[PartitionKey]) -> UpstreamFetch | None:
-        """The request for the broker without `archive_keys`, which are all in `asked`.
+        """The request for the broker without `archive_keys`, which are all in `partitions`.
 
         None: nothing is left to ask. An empty request closes the broker's session, so it is sent
         only if the client has emptied its own.
         """
         self.part()
-        assert self._told is not None
-        if not self.asked:
+        assert self._upstream_partitions is not None
+        if not self.partitions:
             return self._end()
         self._dirty.update(dict.fromkeys(sorted(archive_keys ^ self._archive_keys)))
         self._archive_keys = frozenset(archive_keys)
-        if len(archive_keys) >= len(self.asked):
+        if len(archive_keys) >= len(self.partitions):
             return None
         sessionless = self._kind is FetchKind.SESSIONLESS
         self.sent_full = sessionless or self._stale or not self._upstream_id
         if self.sent_full:
             self._stale = False
             local = self._local(archive_keys)
-            self._told = dict(local)
+            self._upstream_partitions = dict(local)
             self._dirty.clear()
             epoch = SESSIONLESS_EPOCH if sessionless else INITIAL_EPOCH
             return UpstreamFetch(self._upstream_id, epoch, local, ())
@@ -232,68 +236,81 @@ class FetchSessionMirror:
 
     def take_up(self, archive_keys: Set[PartitionKey]) -> bool:
         """True: the last request to the broker asks for exactly the partitions wanted now."""
-        if self._told is None or (self._kind.lists_all and not self.sent_full):
+        if self._upstream_partitions is None or (self._kind.lists_all and not self.sent_full):
             return False  # the response to a full request must list all partitions
         if self._stale:
-            same = self._local(archive_keys) == self._told
+            same = self._local(archive_keys) == self._upstream_partitions
         else:
             keys = self._dirty.keys() | (archive_keys ^ self._archive_keys)
-            same = all(self._told.get(key) == self._wanted(key, archive_keys) for key in keys)
+            same = all(
+                self._upstream_partitions.get(key) == self._entry_for_broker(key, archive_keys)
+                for key in keys
+            )
         if same:
             self._archive_keys = frozenset(archive_keys)
             self._stale = False
             self._dirty.clear()
         return same
 
-    def _wanted(self, key: PartitionKey, archive_keys: Set[PartitionKey]) -> FetchEntry | None:
-        asked = None if key in archive_keys else self.asked.get(key)
-        if asked is not None and key in self._ahead:
-            return from_offset(asked, self._ahead[key])
-        return asked
+    def _entry_for_broker(
+        self, key: PartitionKey, archive_keys: Set[PartitionKey]
+    ) -> FetchEntry | None:
+        entry = None if key in archive_keys else self.partitions.get(key)
+        if entry is not None and key in self._ahead:
+            return from_offset(entry, self._ahead[key])
+        return entry
 
     def _local(self, archive_keys: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
         """All entries that the broker is asked for."""
-        local = {key: p for key, p in self.asked.items() if key not in archive_keys}
+        local = {key: p for key, p in self.partitions.items() if key not in archive_keys}
         for key in self._ahead:
-            if (wanted := self._wanted(key, archive_keys)) is not None:
-                local[key] = wanted
+            if (entry := self._entry_for_broker(key, archive_keys)) is not None:
+                local[key] = entry
         return local
 
     def listed_upstream(self) -> Counter[TopicRef]:
         """The partitions per topic in the broker's response; empty if it does not list all."""
-        told = self._told if self.sent_full and self._told is not None else ()
-        return Counter(topic for topic, _ in told)
+        upstream = (
+            self._upstream_partitions
+            if self.sent_full and self._upstream_partitions is not None
+            else ()
+        )
+        return Counter(topic for topic, _ in upstream)
 
     def pass_on(self, request: FetchRequest) -> tuple[int, int] | None:
         """The broker's (session id, epoch), if no other field of the request must change. None:
         more must change. Called when nothing comes from the archive.
         """
-        if self._told is None or self._kind is not FetchKind.INCREMENTAL or not self._upstream_id:
+        if (
+            self._upstream_partitions is None
+            or self._kind is not FetchKind.INCREMENTAL
+            or not self._upstream_id
+        ):
             return None
-        if self._stale or self._archive_keys or self._ahead or not self.asked:
+        if self._stale or self._archive_keys or self._ahead or not self.partitions:
             return None
         if self._dirty.keys() - {*request.partitions, *request.forgotten}:
             return None
-        self._told.update(request.partitions)
+        self._upstream_partitions.update(request.partitions)
         for key in request.forgotten:
-            self._told.pop(key, None)
+            self._upstream_partitions.pop(key, None)
         self._dirty.clear()
         self.sent_full = False
         return self._upstream_id, self._upstream_epoch
 
     def _difference(self, archive_keys: Set[PartitionKey]) -> UpstreamFetch:
-        assert self._told is not None
+        assert self._upstream_partitions is not None
         changed: dict[PartitionKey, FetchEntry] = {}
         forgotten = []
         for key in self._dirty:
-            wanted = self._wanted(key, archive_keys)
-            known = self._told.get(key)
-            if wanted is None:
+            entry = self._entry_for_broker(key, archive_keys)
+            known = self._upstream_partitions.get(key)
+            if entry is None:
                 if known is not None:
                     forgotten.append(key)
-                    del self._told[key]
-            elif wanted != known:
-                changed[key] = self._told[key] = wanted
+                    del self._upstream_partitions[key]
+            elif entry != known:
+                changed[key] = self._upstream_partitions[key] = entry
         self._dirty.clear()
         return UpstreamFetch(self._upstream_id, self._upstream_epoch, changed, tuple(forgotten))
 
@@ -303,14 +320,14 @@ class FetchSessionMirror:
         if error_code:
             self.forget()
             return session_id
-        if self._told is None:
+        if self._upstream_partitions is None:
             return self._lockstep_response(session_id)
         self._advance_upstream(session_id)
-        shown = self._advance_client(session_id)
+        session_id = self._advance_client(session_id)
         apart = self._archive_keys or self._ahead
         if self.sent_full and self._kind is FetchKind.FULL and not apart and session_id:
             self._reset_lockstep()  # both sides begin the same session: they agree again
-        return shown
+        return session_id
 
     def on_suppressed_response(self, session_id: int) -> None:
         """The answer of the last `on_response` is not sent: the client still waits for a response.
@@ -321,8 +338,8 @@ class FetchSessionMirror:
         assert self._before
         vars(self).update(self._before)
         self._before = {}
-        if self._told is None:
-            self._told = dict(self.asked)
+        if self._upstream_partitions is None:
+            self._upstream_partitions = dict(self.partitions)
             self._undo, self._dirty = {}, {}
             self.sent_full = self._kind is not FetchKind.INCREMENTAL
             self._upstream_epoch = self._client_epoch
@@ -332,7 +349,7 @@ class FetchSessionMirror:
 
     def on_fine_response(self, session_id: int) -> int:
         """As `on_response`, for a response without error."""
-        if self._told is None:
+        if self._upstream_partitions is None:
             return self._lockstep_response(session_id)
         return self.on_response(0, session_id)
 
@@ -358,7 +375,7 @@ class FetchSessionMirror:
         return session_id
 
     def _advance_client(self, session_id: int) -> int:
-        if self._kind is FetchKind.SESSIONLESS or not self.asked:
+        if self._kind is FetchKind.SESSIONLESS or not self.partitions:
             self._client_id = 0
         elif self._kind is FetchKind.FULL:
             self._client_id = session_id or self._new_session_id()
@@ -376,7 +393,7 @@ class FetchSessionMirror:
         """
         if self._ahead:
             return False
-        if self._told is None:
+        if self._upstream_partitions is None:
             return True
         if self._kind is not FetchKind.INCREMENTAL:
             if self._upstream_id:
@@ -386,7 +403,7 @@ class FetchSessionMirror:
         return False
 
     def _reset_lockstep(self) -> None:
-        self._told = None
+        self._upstream_partitions = None
         self._stale = False
         self._undo = {}
         self._dirty = {}

@@ -324,7 +324,7 @@ class FetchHandler:
         kind = self.mirror.on_request(request)
         if kind.error_code:
             return InTurn(partial(self._refuse, request, kind.error_code), "fetch-session-error")
-        if len(self.mirror.asked) > PARTITIONS_MAX:
+        if len(self.mirror.partitions) > PARTITIONS_MAX:
             raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
         by_id = request.version >= TOPIC_IDS_FROM
         if by_id is not self.routing.by_id:
@@ -333,7 +333,7 @@ class FetchHandler:
             self.routing.routes = FetchRoutes(self.shared.permit_ttl_s)
         self.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
         plan = self.plan_at_once()
-        ended = not self.mirror.asked and not self.mirror.in_lockstep
+        ended = not self.mirror.partitions and not self.mirror.in_lockstep
         if plan is None or plan.archive_keys or self.parked is not None or ended:
             fetch = ServedFetch(self, request, kind, self._client_of(frame), self.clock())
             return InTurn(partial(fetch.run, plan), "serve-fetch")
@@ -344,7 +344,7 @@ class FetchHandler:
             lambda: self._client_of(frame),
             self.session.node_id,
             request.partitions,
-            len(self.mirror.asked),
+            len(self.mirror.partitions),
         )
 
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
@@ -387,21 +387,21 @@ class FetchHandler:
         response = self.expect(request)
         # The broker answers a partition as often as the request names it.
         response.walked_slowly |= len(frame) > WALKED_AT_ONCE * PARTITION_BYTES_MIN
-        asked_at = self.clock()
+        requested_at = self.clock()
 
         def suppress(patched: bool, errors_left: bool) -> bool:
             if not self.session.nothing_overtaken:
                 return False
             self.drop_response()
             # Mute the client now: the next request may be taken before this response is done.
-            fetch = ServedFetch(self, request, kind, self._client_of(frame), asked_at)
+            fetch = ServedFetch(self, request, kind, self._client_of(frame), requested_at)
             run = fetch.run(self.plan_at_once(), waited=False)
             self.session.mute_while(run, "serve-caught-fetch")
             return True
 
         def passed() -> None:
             self.share.responded(response.frame_bytes)
-            self.tail.responded(kind.lists_all, self.mirror.asked.keys())
+            self.tail.responded(kind.lists_all, self.mirror.partitions.keys())
             self._busy = False
             self._idle.set()
 
@@ -430,7 +430,7 @@ class FetchHandler:
         splice = self.session.addresses.splice_fetch_tags
         log_starts = self.topics.log_starts()
         response = PendingFetch(request.correlation_id, request.version, splice, log_starts)
-        response.walked_slowly = len(self.mirror.asked) > WALKED_AT_ONCE
+        response.walked_slowly = len(self.mirror.partitions) > WALKED_AT_ONCE
         return response
 
     def drop_response(self) -> None:
@@ -458,12 +458,12 @@ class FetchHandler:
     def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
         """Show a partition that is out of range as empty, and have its route decided."""
         key = (topic, partition)
-        asked = self.mirror.asked.get(key)
-        if code != ErrorCode.OFFSET_OUT_OF_RANGE or asked is None:
+        entry = self.mirror.partitions.get(key)
+        if code != ErrorCode.OFFSET_OUT_OF_RANGE or entry is None:
             self.tail.refused.add(topic)
             return None
         self.tail.caught = True
-        return self.routing.catch(key, asked, self.session.client)
+        return self.routing.catch(key, entry, self.session.client)
 
     async def discard_parked(self) -> None:
         """Discard a parked poll's answer; the broker sends its data again when asked."""
@@ -488,7 +488,7 @@ class FetchHandler:
 
 
 class ServedFetch:
-    """`asked_at`: loop time at which the client asked; its max_wait starts then."""
+    """`requested_at`: loop time at which the client asked; its max_wait starts then."""
 
     def __init__(
         self,
@@ -496,15 +496,17 @@ class ServedFetch:
         request: FetchRequest,
         kind: FetchKind,
         client: Client,
-        asked_at: float,
+        requested_at: float,
     ) -> None:
         self._on = on
         self._request = request
         self._kind = kind
         self._client = client
         wait_max_s = on.shared.wait_max_s
-        self._deadline = asked_at + min(request.max_wait_ms / 1000, wait_max_s)
-        self._archive_deadline = max(self._deadline, asked_at + min(READ_WAIT_MIN_S, wait_max_s))
+        self._deadline = requested_at + min(request.max_wait_ms / 1000, wait_max_s)
+        self._archive_deadline = max(
+            self._deadline, requested_at + min(READ_WAIT_MIN_S, wait_max_s)
+        )
 
     async def run(self, plan: FetchPlan | None, waited: bool) -> None:
         """`plan`: None if not yet known. It is made anew if the fetch `waited` for its turn."""
@@ -522,7 +524,7 @@ class ServedFetch:
         """False: nothing was answered yet, and the fetch must be planned anew."""
         on, clock = self._on, self._on.clock
         tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
-        plan, held = await on.routing.confirmed(plan, tail_deadline, self._archive_deadline)
+        plan, waiting = await on.routing.confirmed(plan, tail_deadline, self._archive_deadline)
         side = self._remote_side(on.share.owed_s())
         alone, views = on.routing.alone(plan), plan.remote
         patience = self._archive_deadline if alone else self._deadline
@@ -532,7 +534,7 @@ class ServedFetch:
             entered = await on.share.enter(side.asked_bytes(plan.archive_keys), patience)
             if await on.steps.begin() or entered:
                 views = NO_VIEWS_READ  # the views may be old by now
-        side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, held)
+        side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, waiting)
         await checkpoint(len(plan.remote))
         ready = side.ready
         if not ready:
@@ -560,7 +562,7 @@ class ServedFetch:
         bytes_max = self._on.share.reads_max(most)
         purgatory = shared.archive.purgatory
         return ArchivedReads(
-            purgatory, request, self._on.mirror.asked, self._client, bytes_max, owed_s
+            purgatory, request, self._on.mirror.partitions, self._client, bytes_max, owed_s
         )
 
     async def _hold_refusal(
@@ -683,7 +685,10 @@ class ServedFetch:
         plan: FetchPlan,
         result: RemoteReadResult | None,
     ) -> PartitionResponse:
-        offset, watermarks = fetch_offset(self._on.mirror.asked[key]), self._on.shared.watermarks
+        offset, watermarks = (
+            fetch_offset(self._on.mirror.partitions[key]),
+            self._on.shared.watermarks,
+        )
         if decision and (response := decided_response(key, offset, decision, watermarks)):
             return response
         view = plan.remote.get(key)
@@ -726,7 +731,7 @@ class ServedFetch:
 
         def done() -> None:
             self._on.tail.responded(
-                self._kind.lists_all, self._on.mirror.asked.keys() - plan.archive_keys
+                self._kind.lists_all, self._on.mirror.partitions.keys() - plan.archive_keys
             )
             poll.done.set()
 
@@ -763,7 +768,7 @@ class ServedFetch:
         of_tail: list[PartitionResponse] = []
         alone = self._on.routing.alone(plan)
         if self._kind.lists_all and not alone:
-            rest = [key for key in self._on.mirror.asked if key not in plan.archive_keys]
+            rest = [key for key in self._on.mirror.partitions if key not in plan.archive_keys]
             of_tail = await self._on.tail.responses(rest)
         room, first_whole = self._on.share.room(self._request.bytes_max)
         responses = await self._responses(plan, side, ResponseRoom(room, first_whole))
