@@ -47,7 +47,7 @@ TESTS = {
         "tls/test_tls_reload.py::test_a_broken_file_leaves_the_old_one_in_use",
     ),
     "the users of an archive-only node": (
-        "standalone/test_archive_only_users.py::"
+        "archive_only/test_archive_only_users.py::"
         "test_who_is_taken_out_of_the_file_is_let_go_and_a_broken_file_changes_nothing",
     ),
     "S3 keys in a profile or credentials file": (
@@ -99,7 +99,7 @@ TESTS = {
     "a disk fills and empties": (
         "e2e/test_outages_named.py::test_a_full_disk_is_named",
         "reading/test_disk_cache.py::test_a_disk_that_fails_is_left_alone_for_a_while",
-        "standalone/test_committed_offsets.py::"
+        "archive_only/test_committed_offsets.py::"
         "test_a_disk_that_refuses_fails_the_commit_and_changes_nothing",
     ),
     "the clock is set": (
@@ -109,7 +109,7 @@ TESTS = {
     "a topic is deleted and made again": (
         "e2e/test_topics_under_readers.py::test_a_topic_is_made_again_under_its_reader",
         "writing/test_archiver_kafka.py::test_a_recreated_topic_is_another_log",
-        "standalone/test_topics_that_change.py::"
+        "archive_only/test_topics_that_change.py::"
         "test_partitions_come_and_topics_are_deleted_and_made_again",
         "remotelog/test_followed_archive.py::test_a_topic_that_was_made_again_is_noticed",
         "jobs/test_backfill_job.py::test_a_topic_that_was_made_again_stops_no_other",

@@ -76,15 +76,15 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     assert list(partitions_in(cursor, version)) == [(("orders", 3), -1)]
     assert cursor.int32() == 700
 
-    response = DeleteRecordsResponse[version]
-    topic = response.DeleteRecordsTopicResult
+    message = DeleteRecordsResponse[version]
+    topic = message.DeleteRecordsTopicResult
     result = topic.DeleteRecordsPartitionResult(partition_index=3, low_watermark=9, error_code=0)
-    response = response(topics=[topic(name="orders", partitions=[result])])
+    response = message(topics=[topic(name="orders", partitions=[result])])
     response.with_header(correlation_id=4)
     payload = bytearray(response.encode(header=True))
     [found] = parse_response(payload, version)
     patch(payload, found._replace(low_watermark=-1, error_code=56))
-    [decoded] = response.decode(bytes(payload), header=True).topics[0].partitions
+    [decoded] = message.decode(bytes(payload), header=True).topics[0].partitions
     assert (decoded.partition_index, decoded.low_watermark, decoded.error_code) == (3, -1, 56)
 
 

@@ -95,9 +95,9 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     assert list(asked_for) == [(("orders", 3), 5)]
     assert replica_id(frame, head.body_position, version) == (-2 if version == 2 else -1)
 
-    response = OffsetForLeaderEpochResponse[version]
-    topic = response.OffsetForLeaderTopicResult
-    response = response(
+    message = OffsetForLeaderEpochResponse[version]
+    topic = message.OffsetForLeaderTopicResult
+    response = message(
         topics=[
             topic(
                 topic="orders",
@@ -111,7 +111,7 @@ def test_as_kafka_python_writes_and_reads_them(version: int) -> None:
     payload = bytearray(response.encode(header=True))
     [result] = parse_response(payload, version)
     patch(payload, result._replace(leader_epoch=4, end_offset=60))
-    decoded = response.decode(bytes(payload), header=True)
+    decoded = message.decode(bytes(payload), header=True)
     [partition] = decoded.topics[0].partitions
     assert (partition.partition, partition.leader_epoch, partition.end_offset) == (3, 4, 60)
 
