@@ -45,6 +45,14 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.segments.object_keys import SegmentFile
 
+# Labels that dashboards know, for methods that are called otherwise.
+_LABELS = {
+    "put_conditions": "put_concern",
+    "get_conditions": "get_concern",
+    "delete_conditions": "delete_concern",
+    "list_published_conditions": "list_concerns",
+    "forget_published_conditions": "forget_concerns",
+}
 P = ParamSpec("P")
 T = TypeVar("T")
 # Only the metrics show shorter failures, such as one throttled request.
@@ -80,7 +88,8 @@ def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
     A cancelled operation is timed, but not counted as an error.
     """
-    seconds = STORE_REQUEST_SECONDS.labels(operation.__name__)
+    label = _LABELS.get(operation.__name__, operation.__name__)
+    seconds = STORE_REQUEST_SECONDS.labels(label)
 
     @wraps(operation)
     async def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -89,7 +98,7 @@ def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         try:
             return await operation(*args, **kwargs)
         except RemoteStorageError as error:
-            STORE_REQUEST_ERRORS.labels(operation.__name__, type(error).__name__).inc()
+            STORE_REQUEST_ERRORS.labels(label, type(error).__name__).inc()
             raise
         finally:
             seconds.observe(clock() - begun_at)

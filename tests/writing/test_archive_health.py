@@ -481,7 +481,7 @@ async def test_what_is_known_is_not_read_again() -> None:
     reads = "fetchproxy_store_request_seconds_count"
     known = await read_published_conditions(objects)
     assert [one.tp for one in known] == sorted(tps, key=lambda tp: str(tp.partition))
-    before = REGISTRY.get_sample_value(reads, {"operation": "get_conditions"})
+    before = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
     assert await read_published_conditions(objects, known) == known
     with capture_logs():
         published_conditions.hold(Kind.PARTITION_STOPPED, tps[3], "it stands, and otherwise")
@@ -492,7 +492,7 @@ async def test_what_is_known_is_not_read_again() -> None:
     assert [said.what for one, said in again.items() if one.tp == tps[3]] == [
         "it stands, and otherwise"
     ]
-    after = REGISTRY.get_sample_value(reads, {"operation": "get_conditions"})
+    after = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})
     assert before is not None
     assert after is not None
     assert after - before <= 42, "the archiver's first look, and one that has changed, twice"
