@@ -67,8 +67,40 @@ def test_a_loop_serves_all_that_are_ready_at_once(
             theirs.send(b"x")
         return await asyncio.gather(*(loop.sock_recv(ours, 1) for ours, _ in pairs))
 
-    def new_loop() -> TimedEventLoop:
-        return TimedEventLoop(time.perf_counter, time.thread_time, time.monotonic)
-
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(main()) == [b"x"] * SOCKETS
+
+
+def test_one_connection_ends_in_each_turn(
+    pairs: list[tuple[socket.socket, socket.socket]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a connection goes all that its client has named. One that ends badly keeps no other."""
+    ended_in: list[int] = []
+
+    class Ending(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, TimedEventLoop)
+            ended_in.append(loop.times.turns)
+            if len(ended_in) == 1:
+                raise RuntimeError("the first ends badly")
+            if len(ended_in) == SOCKETS:
+                all_ended.set()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        transports = [(await loop.create_connection(Ending, sock=ours))[0] for ours, _ in pairs]
+        for transport in transports:
+            transport.close()
+        await all_ended.wait()
+
+    all_ended = asyncio.Event()
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
+    assert len(set(ended_in)) == len(ended_in) == SOCKETS
+    assert all(ours.fileno() == -1 for ours, _ in pairs)
+    assert "the first ends badly" in caplog.text
+
+
+def new_loop() -> TimedEventLoop:
+    return TimedEventLoop(time.perf_counter, time.thread_time, time.monotonic)

@@ -51,7 +51,7 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     failed = await _commit(parts, changes)
     if failed is not ErrorCode.NONE:
         errors |= dict.fromkeys(changes, failed)
-    return await request.respond({"topics": _by_topic(errors)})
+    return await request.respond({"topics": await _by_topic(errors)})
 
 
 def _partitions(topics: Sequence[MessageFields] | None) -> Iterator[tuple[str, MessageFields]]:
@@ -92,9 +92,9 @@ async def _commit(
     return ErrorCode.NONE
 
 
-def _by_topic(errors: dict[OffsetKey, ErrorCode]) -> list[dict[str, Any]]:
+async def _by_topic(errors: dict[OffsetKey, ErrorCode]) -> list[dict[str, Any]]:
     topics: dict[str, list[dict[str, Any]]] = {}
-    for key, error in errors.items():
+    async for key, error in cooperative(errors.items()):
         entry = {"partition_index": key.partition, "error_code": error}
         topics.setdefault(key.topic, []).append(entry)
     return [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
