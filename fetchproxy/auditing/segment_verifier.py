@@ -184,6 +184,9 @@ class SegmentVerifier:
             return
         metadata = self.metadata
         stated = metadata.segment_leader_epochs
+        if stated and stated[-1].start_offset > metadata.end_offset:
+            end = metadata.end_offset
+            self._fault(SegmentFile.METADATA, f"{stated[-1]} begins above its end offset {end}")
         found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
         if not agrees(found, stated):
             self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {stated}")

@@ -515,14 +515,20 @@ class SegmentCheck:
         return may_be_trimmed and header.base_offset < self._expected[0] <= header.last_offset
 
     def _check_epoch(self, header: BatchHeader, position: int) -> None:
-        stated = epoch_at(self._metadata.segment_leader_epochs, header.base_offset)
+        epochs = self._metadata.segment_leader_epochs
+        stated = epoch_at(epochs, header.base_offset)
         epoch = header.partition_leader_epoch
-        if stated == NOT_COUNTED and self._metadata.segment_leader_epochs:
+        if epoch == -1 or (epochs and stated == NOT_COUNTED):
+            return  # -1: written without epochs, so metadata have none
+        if epoch != stated:
+            what = f"leader epoch {epoch}, metadata say {stated}"
+            self._log_fault(position, header.base_offset, what)
             return
-        if epoch not in (-1, stated):  # -1: written without epochs, so metadata have none
-            self._log_fault(
-                position, header.base_offset, f"leader epoch {epoch}, metadata say {stated}"
-            )
+        # A batch that begins below the segment counts from the segment's start on.
+        first = epochs[0].start_offset
+        if max(header.base_offset, self._metadata.start_offset) < first:
+            what = f"leader epoch {epoch}, metadata say from {first} on"
+            self._log_fault(position, header.base_offset, what)
 
     def _control(self, data: Buffer, header: BatchHeader, position: int) -> int | None:
         if not header.is_control:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, TP, PlantedArchive, batch, flip, gaps_of
+from test_repair import repair
 from whole_archive import verify_archive
 
 from fetchproxy.config.schema import MetadataConfig
@@ -26,7 +27,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, encode_index_entry
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
@@ -322,6 +323,27 @@ async def test_a_later_segment_tells_where_an_older_leaders_log_was_cut() -> Non
     assert archive.key(stale, METADATA) not in {
         fault.object_key for fault in (await archive.verify()).faults
     }
+
+
+@pytest.mark.parametrize(
+    ("start", "file", "what"),
+    [(5, LOG, "leader epoch 0, metadata say from 5 on"), (40, METADATA, "above its end offset 19")],
+)
+async def test_a_leader_epoch_that_begins_above_its_first_batch(
+    start: int, file: SegmentFile, what: str
+) -> None:
+    archive = PlantedArchive()
+    segment = await archive.add([batch(0), batch(10)])
+    await archive.restate(replace(segment, segment_leader_epochs=(EpochStart(0, start),)))
+    faults = (await archive.verify()).faults
+    assert any(f.object_key == archive.key(segment, file) and what in f.what for f in faults), (
+        faults
+    )
+    await repair(archive)
+    assert (await archive.verify()).clean
+    key = archive.key(segment, METADATA)
+    repaired = decode_segment(await archive.store.get(key), key)
+    assert repaired.segment_leader_epochs == (EpochStart(0, 0),)
 
 
 async def test_a_first_batch_below_the_start_is_right_only_after_a_trim() -> None:
