@@ -55,7 +55,9 @@ class Measured:
     latencies: dict[tuple[str, str], list[list[float]]] = field(default_factory=dict)
     # By listener: (peak memory, planned memory) for each round.
     memory_mib: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    harm: Counter[str] = field(default_factory=Counter)
+    attacks: Counter[str] = field(default_factory=Counter)  # on the proxy, by kind
+    # By (listener, way): attacks a second for each round. A comparison of two ways needs the same.
+    attack_rates: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
 
 def rows_of(measured: Measured) -> list[Row]:
@@ -80,21 +82,29 @@ def rows_of(measured: Measured) -> list[Row]:
             rows.append(row(f"tail p{percent}, {listener}, {how}", "ms", values))
     for listener, seen in measured.memory_mib.items():
         rows.append(row(f"memory of the proxy, {listener}", "MiB", [most for most, _ in seen]))
-    rows.append(row("harm done", "times", [measured.harm.total()]))
+    for (listener, how), rates in measured.attack_rates.items():
+        rows.append(row(f"attacks, {listener}, {how}", "1/s", rates))
+    rows.append(row("harm done", "times", [measured.attacks.total()]))
     return rows
 
 
 @contextmanager
-def beside(bootstrap: str, connections: int, done: Counter[str]) -> Iterator[None]:
+def beside(bootstrap: str, connections: int) -> Iterator[Counter[str]]:
+    """Yields a counter; it has the attacks by kind when the context has ended."""
     command = [sys.executable, "-m", "benchmarks.hostile_connections", bootstrap, str(connections)]
+    attacks: Counter[str] = Counter()
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_PROJECT
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=_PROJECT,
+        start_new_session=True,  # its low priority counts by session (`yield_to_others`)
     ) as process:
         try:
-            yield
+            yield attacks
         finally:
-            told, _ = process.communicate(b"", timeout=30)
-            done.update(json.loads(told or b"{}"))
+            printed, _ = process.communicate(b"", timeout=30)
+            attacks.update(json.loads(printed or b"{}"))
 
 
 @contextmanager
@@ -135,11 +145,8 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
             STRANGERS: running.enter_context(FetchproxyServer(kafka.sasl, as_user, None, secret)),
             OPEN: running.enter_context(FetchproxyServer(kafka.bootstrap)),
         }
-        # The address that is attacked, and the counter of the attacks.
-        harms = {
-            (HOSTILE, each): (proxy.bootstrap, measured.harm) for each, proxy in proxies.items()
-        }
-        harms[ELSEWHERE, STRANGERS] = (running.enter_context(closing_listener()), Counter())
+        targets = {(HOSTILE, each): proxy.bootstrap for each, proxy in proxies.items()}
+        targets[ELSEWHERE, STRANGERS] = running.enter_context(closing_listener())
         for number in range(options.rounds + 1):  # round 0 warms up, and is a short one
             for listener, proxy in proxies.items():
                 count = options.samples // (_OPEN_SHARE if listener == OPEN else 1)
@@ -147,26 +154,32 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
                     count = min(count, _WARM_UP_SAMPLES)
                 way = (proxy.bootstrap, TOPIC, login if listener == STRANGERS else {})
                 for how in _WAYS[listener] if number % 2 else reversed(_WAYS[listener]):
+                    begun_at = time.monotonic()
                     with ExitStack() as harm:
+                        attacks: Counter[str] = Counter()
                         if how != CALM:
-                            harmed, done = harms[how, listener]
-                            harm.enter_context(beside(harmed, options.connections, done))
+                            target = targets[how, listener]
+                            attacks = harm.enter_context(beside(target, options.connections))
                         time.sleep(_SETTLE_S)
                         samples = child(
                             "benchmarks.latency_probe",
                             *(kafka.bootstrap, str(count)),
                             json.dumps([(how, *way)]),
                         )[how]
-                        if not number:
-                            continue
-                        measured.latencies.setdefault((listener, how), []).append(samples)
-                        if how == HOSTILE:
-                            plan = proxy.metric("fetchproxy_memory_budget_bytes") / 2**20
-                            measured.memory_mib.setdefault(listener, []).append(
-                                (resident_mib_max(proxy.pid), plan)
-                            )
+                    if not number:
+                        continue
+                    measured.latencies.setdefault((listener, how), []).append(samples)
+                    if how != CALM:
+                        rate = attacks.total() / (time.monotonic() - begun_at)
+                        measured.attack_rates.setdefault((listener, how), []).append(rate)
+                    if how == HOSTILE:
+                        measured.attacks += attacks
+                        plan = proxy.metric("fetchproxy_memory_budget_bytes") / 2**20
+                        measured.memory_mib.setdefault(listener, []).append(
+                            (resident_mib_max(proxy.pid), plan)
+                        )
             console.print(f"round {number} of {options.rounds}" if number else "warm-up")
-    return Outcome(rows_of(measured), {"harm": dict(measured.harm)})
+    return Outcome(rows_of(measured), {"harm": dict(measured.attacks)})
 
 
 PART = Part(

@@ -1,8 +1,9 @@
 """Hostile connections without credentials, in a process of their own.
 
-`python -m benchmarks.hostile_connections HOST:PORT COUNT` runs until its standard input ends. Then
-it prints how often each attack was made. Each connection repeats one kind of attack. If the server
-refuses or closes a connection, the attack continues on a new one.
+`python -m benchmarks.hostile_connections HOST:PORT COUNT` runs until its standard input ends, with
+a low priority, for which it needs a session of its own. Then it prints how often each attack was
+made. Each connection repeats one kind of attack. If the server refuses or closes a connection, the
+attack continues on a new one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 
 # The bytes that one connection sends in a second are limited, so that the sender does not use a
 # whole core. The machine's other clients would suffer from that even without a proxy.
@@ -25,6 +27,8 @@ PIECE_BYTES = 64 * 1024
 FETCH, LIST_OFFSETS, METADATA, PRODUCE, API_VERSIONS = 1, 2, 3, 0, 18
 SASL_HANDSHAKE, DELETE_RECORDS, EPOCHS, SASL_AUTHENTICATE = 17, 21, 23, 36
 MIB = 1024 * 1024
+_NICENESS = 10
+_AUTOGROUP = Path("/proc/self/autogroup")
 
 Pieces = Iterator[bytes]
 
@@ -208,6 +212,17 @@ async def main(bootstrap: str, count: int) -> Counter[str]:
     return done
 
 
+def yield_to_others() -> None:
+    """These clients stand for some on other machines, so everybody else on this one goes first.
+
+    Where Linux groups processes by session (autogroup), a niceness only counts among those of one
+    session, and each server of a benchmark has its own. There the session's group has a niceness.
+    """
+    os.nice(_NICENESS)
+    with suppress(FileNotFoundError, ProcessLookupError):
+        _AUTOGROUP.write_text(str(_NICENESS))
+
+
 if __name__ == "__main__":
-    os.nice(10)  # it stands for clients on other machines
+    yield_to_others()
     print(json.dumps(asyncio.run(main(sys.argv[1], int(sys.argv[2])))))

@@ -28,6 +28,9 @@ FETCH_BYTES_MAX = 8 * MiB
 # sends at once: four make use of a link with a long round trip.
 PART_BYTES = 8 * MiB
 PARTS_IN_FLIGHT_MAX = 4
+# The upload client accumulates a part only when fewer are in flight
+# (`tests/storage/test_upload_memory.py`).
+UPLOAD_BYTES = PARTS_IN_FLIGHT_MAX * PART_BYTES
 # Freed memory that the C library may keep for reuse, so that small bursts cost nothing. Memory
 # above it goes back to the system within 5 s.
 FREED_BYTES_MAX = 16 * MiB
@@ -108,8 +111,7 @@ def memory_parts(config: Config) -> dict[str, int]:
     if remote.disk_cache_dir is not None:
         parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
     if archive.topics is not None:
-        # The upload client holds one more part than are in flight, and accumulates the next one.
-        a_worker = 2 * FETCH_BYTES_MAX + (PARTS_IN_FLIGHT_MAX + 2) * PART_BYTES
+        a_worker = 2 * FETCH_BYTES_MAX + UPLOAD_BYTES
         parts["archive.workers_max"] = archive.workers_max * a_worker
     return parts | {key: budget.size_bytes for key, budget in memory_budgets(config).items()}
 

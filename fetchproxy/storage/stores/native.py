@@ -232,7 +232,7 @@ class NativeObjectStore(ObjectStore):
         return True
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        """Bytes in memory: part_bytes × (PARTS_IN_FLIGHT_MAX + 2) at most."""
+        """Bytes in memory: part_bytes × PARTS_IN_FLIGHT_MAX at most, and a slice."""
         check_key(key)
         size_bytes = await asyncio.to_thread(file_bytes, path)
         part_bytes = part_size(size_bytes, self._part_bytes)
@@ -251,7 +251,7 @@ class NativeObjectStore(ObjectStore):
                 use_multipart=True,
                 attributes=self._file_attributes,
                 chunk_size=part_bytes,
-                max_concurrency=PARTS_IN_FLIGHT_MAX - 1,  # the library begins one more
+                max_concurrency=PARTS_IN_FLIGHT_MAX,
             )
         except RemoteStorageError as error:
             # The answer to the completion was lost, and the library has asked for it again.
