@@ -83,6 +83,14 @@ class ArchiveMismatch(RemoteStorageError):
     """The archive is not this process's own, or the process's settings differ from it; says how."""
 
 
+class ReadCrashed(FetchProxyError):
+    """A fault of fetchproxy itself; the log has its traceback. It says nothing about the store. The
+    read is tried again, so that its clients keep their places.
+    """
+
+    retriable = True
+
+
 class CorruptSegment(FetchProxyError):
     """Bytes with a wrong checksum or structure."""
 

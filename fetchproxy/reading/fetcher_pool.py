@@ -25,6 +25,7 @@ from fetchproxy.errors import (
     KeyServiceUnavailable,
     ObjectNotFound,
     RangeNotSatisfiable,
+    ReadCrashed,
     RemoteStorageError,
     StorageUnavailable,
 )
@@ -272,7 +273,8 @@ class FetcherPool:
             return error
         except Exception as error:  # a bug in one read must not end all reads
             log.exception("remote_read_crashed", read=load.what)
-            return StorageUnavailable(f"{load.what}: {type(error).__name__}: {error}")
+            self._health.crashed(error)
+            return ReadCrashed(f"{load.what}: {type(error).__name__}: {error}")
         return None
 
     def _note(self, load: Load, failure: FetchProxyError | None, began_at: float) -> None:
@@ -286,7 +288,7 @@ class FetcherPool:
         load.failures += 1
         if load.failing_since is None:
             load.failing_since = began_at
-        if not isinstance(failure, KeyServiceError):  # it has a health of its own
+        if not isinstance(failure, KeyServiceError | ReadCrashed):  # they say nothing about it
             self._health.failed(now, began_at, failure)
         log.debug(
             "remote_read_failed",

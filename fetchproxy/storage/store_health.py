@@ -43,6 +43,7 @@ from fetchproxy.observability.metrics import (
     STORE_REQUESTS_PER_S_MAX,
     STORE_UP,
 )
+from fetchproxy.runtime.retrying import RESTART_PAUSE_MAX_S
 from fetchproxy.segments.object_keys import SegmentFile
 
 # Labels that dashboards know, for methods that are called otherwise.
@@ -205,6 +206,7 @@ class OperationHealth:
         self._last_error: str | None = None
         self._budget = RequestBudget()
         self._turns = asyncio.Lock()
+        self._recovery: asyncio.TimerHandle | None = None  # when no request has crashed for a while
 
     def succeeded(self, now: float) -> None:
         self._last_success_at = now
@@ -220,6 +222,18 @@ class OperationHealth:
         """
         self.last_failure_at = now
         self._note(now, began_at, f"{type(error).__name__}: {error}")
+
+    def crashed(self, error: Exception) -> None:
+        """A request ended by a fault of fetchproxy itself, which says nothing about the store."""
+        if self._recovery is not None:
+            self._recovery.cancel()
+        part = f"{self.operation.requests} of the store"
+        what = f'the part "{part}" fails: {error!r}; what failed is tried again'
+        self._health.hold(Condition(Kind.PART_FAILED, what, part))
+        loop = asyncio.get_running_loop()
+        self._recovery = loop.call_later(
+            RESTART_PAUSE_MAX_S, self._health.clear, Kind.PART_FAILED, part
+        )
 
     def look(self, now: float) -> None:
         """Find requests that are silent for too long, and update the shown state and times."""

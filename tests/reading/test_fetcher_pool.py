@@ -16,14 +16,17 @@ from fetchproxy.errors import (
     KeyServiceUnavailable,
     ObjectNotFound,
     RangeNotSatisfiable,
+    ReadCrashed,
     StorageDenied,
     StorageThrottled,
     StorageUnavailable,
 )
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Health, Kind
 from fetchproxy.reading.fetcher_pool import FetcherPool, Load
 from fetchproxy.reading.limits import ReadingLimits
-from fetchproxy.storage.store_health import OperationHealth, StoreOperation
+from fetchproxy.runtime.retrying import RESTART_PAUSE_MAX_S
+from fetchproxy.storage.store_health import OperationHealth, OperationStatus, StoreOperation
 from lab.limited import section_and_limits
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
@@ -218,6 +221,26 @@ def test_a_bug_in_one_read_is_logged_retried_and_harms_no_other() -> None:
             await load.done.wait()
         assert load.error is None
         assert len(work.at) == 2
+
+    run(test)
+
+
+def test_a_bug_is_a_part_that_fails_and_no_outage_of_the_store() -> None:
+    async def test() -> None:
+        health = Health()
+        store = OperationHealth(StoreOperation.READ, health)
+        work = Work([ZeroDivisionError("bug")] * 1_000)
+        async with asyncio.TaskGroup() as tasks:
+            fetchers = FetcherPool(RemoteFetchConfig(), tasks, Random(1), store)
+            load = fetchers.load(work.load(now() + 60))
+            await load.done.wait()
+        assert isinstance(load.error, ReadCrashed)
+        (condition,) = health.conditions(now())
+        assert condition.kind is Kind.PART_FAILED
+        assert "ZeroDivisionError('bug')" in condition.what
+        assert store.status(now()) == OperationStatus(None, 0.0, None)
+        await asyncio.sleep(RESTART_PAUSE_MAX_S)
+        assert not health.conditions(now())
 
     run(test)
 
