@@ -46,7 +46,8 @@ class Spool:
 
     async def __aexit__(self, *_: object) -> None:
         if self._lock is not None and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            # In a thread: the deletion of some GiB takes a while, and the loop may serve clients.
+            await asyncio.to_thread(shutil.rmtree, self._folder, True)
             self._lock.close()
 
     def new_file(self) -> Path:

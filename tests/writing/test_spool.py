@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import shutil
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -75,3 +77,20 @@ async def test_a_start_that_is_cancelled_leaves_no_folder(tmp_path: Path) -> Non
         await starting
     await asyncio.get_running_loop().shutdown_default_executor()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_its_files_are_deleted_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    remove = shutil.rmtree
+
+    def noted(folder: Path, ignore_errors: bool) -> None:
+        threads.append(threading.current_thread())
+        remove(folder, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    async with Spool(tmp_path) as spool:
+        spool.new_file().write_bytes(b"x")
+    assert threads != [threading.main_thread()]
+    assert not list(tmp_path.iterdir())
