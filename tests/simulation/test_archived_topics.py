@@ -177,3 +177,34 @@ def test_a_client_with_very_many_names_comes_and_leaves_in_steps(
     assert max(forgotten) <= LISTED_TOPICS_AT_ONCE
     assert sum(joined) == count + 1
     assert max(joined) <= LISTED_TOPICS_AT_ONCE
+
+
+def test_a_connection_that_names_no_topic_costs_no_look() -> None:
+    looks = 0
+    loop = NetworkLoop()
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return loop.time()
+
+    async def main() -> None:
+        loop.network = network = SimulatedNetwork(Random(1), Conditions())
+        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
+        rsm = RemoteStorageManager(MemoryObjectStore())
+        async with (
+            brokers.serving(),
+            Cluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
+            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+            asyncio.TaskGroup() as tasks,
+        ):
+            knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
+            archived = ArchivedTopics(cluster, rlmm, knowledge, clock, 3_600)
+            running = tasks.create_task(archived.run())
+            for _ in range(100):
+                TopicsOfConnection(archived).leave()
+                await asyncio.sleep(0.01)
+            running.cancel()
+
+    run_virtual(main, lambda: loop)
+    assert looks == 1, "at its start"

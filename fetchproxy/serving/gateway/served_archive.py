@@ -193,7 +193,8 @@ class ArchivedTopics:
             changes = [_Change(client, True, more.each()), _Change(client, False, fewer.each())]
             client.changes += len(changes)
             self._changes.extend(changes)
-        self._wake.set()
+        if self._changes or self._waiting:  # not for each connection that only comes and goes
+            self._wake.set()
 
     def _next_change(self) -> None:
         """Count some more names of the first change."""
@@ -249,7 +250,8 @@ class ArchivedTopics:
             self._looked_at.pop(name, None)  # to the end
             self._looked_at[name] = now
         try:
-            await self._look_up(due)
+            if due:
+                await self._look_up(due)
         except (ClusterError, RemoteStorageError):
             pass  # counted already; clients see the log starts known before
         except Exception as error:  # no client depends on this, so the gateway must not fail by it
