@@ -44,12 +44,12 @@ class CompletenessCheck:
         found, tp, records = VerifyReport(), self.tp, self.rsm.objects
         in_topic = await self._in_topic(found)
 
-        def told() -> list[Offsets]:
+        def reported_holes() -> list[Offsets]:
             there = self._not_in_store(in_topic or ())
             return [*lost, *((s.start_offset, s.end_offset) for s in there)]
 
         look = await look_at_offsets(
-            records, self.stored, tp, lambda: refreshed(self.stored, tp), told
+            records, self.stored, tp, lambda: refreshed(self.stored, tp), reported_holes
         )
         stated = look.stated
         if look.damaged is not None:

@@ -276,17 +276,17 @@ class PartitionMirror:
         last = asyncio.Event()
         last.set()
 
-        async def copy(wanted: ToCopy) -> None:
+        async def copy(to_copy: ToCopy) -> None:
             nonlocal last
             before, last = last, asyncio.Event()
             ended = last
             try:
-                if wanted.metadata.segment_id not in self._faulty:
-                    await self._copy(wanted, there, before)
+                if to_copy.metadata.segment_id not in self._faulty:
+                    await self._copy(to_copy, there, before)
                 await before.wait()
             finally:
                 ended.set()
-            self._advance(wanted.metadata.segment_size_bytes)
+            self._advance(to_copy.metadata.segment_size_bytes)
 
         # The notes go first. They tell a reader which records are lost and which not copied yet.
         for place in plan.others:

@@ -63,37 +63,39 @@ async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> Archi
     """The archive's identity. The target is then marked as a mirror of the archive, or is already
     the archive itself. Raises ArchiveMissing, ArchiveMismatch, RemoteStorageError.
     """
-    said = await read_identity(source.store, source.prefix)
-    if said is None:
+    identity = await read_identity(source.store, source.prefix)
+    if identity is None:
         raise ArchiveMissing("there is no archive at --from")
-    if said.is_mirror:
+    if identity.is_mirror:
         raise ArchiveMismatch("--from is a mirror itself: give the URL of its archive")
-    if said.moved is not None and not same_place(said.moved.to, to):
-        raise ArchiveMismatch(f"the archive at --from has moved to {said.moved.to}")
+    if identity.moved is not None and not same_place(identity.moved.to, to):
+        raise ArchiveMismatch(f"the archive at --from has moved to {identity.moved.to}")
     theirs = await read_identity(target.store, target.prefix)
     if theirs is None:
-        theirs = await _made_mirror(target, said)
-    if _differ(said.generation, theirs.generation) or _differ(said.cluster_id, theirs.cluster_id):
+        theirs = await _made_mirror(target, identity)
+    if _differ(identity.generation, theirs.generation) or _differ(
+        identity.cluster_id, theirs.cluster_id
+    ):
         raise ArchiveMismatch("--to has another archive, or a mirror of another one")
-    if not theirs.is_mirror and said.moved is None:
+    if not theirs.is_mirror and identity.moved is None:
         raise ArchiveMismatch(
             "--to is not a mirror but an archive that archivers may write to: give an empty place"
         )
-    return said
+    return identity
 
 
 def _differ(one: object, other: object) -> bool:
     return None not in (one, other) and one != other
 
 
-async def _made_mirror(target: MirrorSide, said: ArchiveIdentity) -> ArchiveIdentity:
+async def _made_mirror(target: MirrorSide, identity: ArchiveIdentity) -> ArchiveIdentity:
     async for name in target.store.list_folders(target.prefix):
         if parse_topic_folder(name) is not None:
             raise ArchiveMismatch(
                 f"--to has objects of an archive ({name}/) and no {LAYOUT_OBJECT}: give an empty "
                 "place"
             )
-    content = encode_identity(ArchiveIdentity(said.generation, said.cluster_id, MIRROR))
+    content = encode_identity(ArchiveIdentity(identity.generation, identity.cluster_id, MIRROR))
     await target.store.put_new(target.prefix + LAYOUT_OBJECT, content)
     made = await read_identity(target.store, target.prefix)
     if made is None:
@@ -161,10 +163,10 @@ async def check_nobody_archives(source: MirrorSide) -> None:
 
 
 async def mark_moved(
-    source: MirrorSide, said: ArchiveIdentity, to: str, now_ms: int
+    source: MirrorSide, identity: ArchiveIdentity, to: str, now_ms: int
 ) -> ArchiveIdentity:
     """Mark the archive as moved: no archiver starts there, and a running one ends in a minute."""
-    moved = replace(said, manager=None, moved=Moved(to, now_ms, said.manager))
+    moved = replace(identity, manager=None, moved=Moved(to, now_ms, identity.manager))
     await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(moved))
     await asyncio.sleep(CREATION_SETTLE_S)
     return await _as_marked(source, moved)
@@ -173,8 +175,8 @@ async def mark_moved(
 async def take_back(at: MirrorSide, moved: ArchiveIdentity) -> None:
     """Mark `at` as the archive again, with its generation and manager."""
     assert moved.moved is not None
-    said = replace(moved, manager=moved.moved.manager, moved=None)
-    await at.store.put(at.prefix + LAYOUT_OBJECT, encode_identity(said))
+    identity = replace(moved, manager=moved.moved.manager, moved=None)
+    await at.store.put(at.prefix + LAYOUT_OBJECT, encode_identity(identity))
 
 
 async def hand_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:

@@ -403,22 +403,22 @@ class _PartitionRepair:
         keys = {file: self.rsm.object_key(metadata, file) for file in SegmentFile}
         if broken.known is not None:
             metadata = _as_the_log_has_it(metadata, broken.derived)
-        wanted: dict[SegmentFile, bytes | None] = {
+        contents: dict[SegmentFile, bytes | None] = {
             SegmentFile.INDEX: segment.index.encoded(keys[SegmentFile.LOG])
         }
         for file, tell in ((SegmentFile.EPOCHS, self._epochs), (SegmentFile.TXN, self._aborted)):
             if keys[file] in self.faulty or broken.known is None:
                 try:
-                    wanted[file] = tell(broken, metadata)
+                    contents[file] = tell(broken, metadata)
                 except CorruptSegment as error:
                     self.refusals.append(f"{self._name(broken.metadata)}: {error}")
-        if SegmentFile.TXN in wanted:
-            metadata = replace(metadata, has_aborted_txns=wanted[SegmentFile.TXN] is not None)
+        if SegmentFile.TXN in contents:
+            metadata = replace(metadata, has_aborted_txns=contents[SegmentFile.TXN] is not None)
         elif broken.known is None:
             return []  # the metadata must state whether the segment has aborted transactions
         repairs = [
             _Repair(metadata, file, content)
-            for file, content in wanted.items()
+            for file, content in contents.items()
             if (keys[file] in self.faulty or broken.known is None)
             and content != (broken.stored[file] or None)
         ]
@@ -442,9 +442,9 @@ class _PartitionRepair:
         end = broken.derived.segment.end_offset
         for start, lineage in sorted(self._lineage_after.items()):
             if start > metadata.start_offset:
-                told = tuple(e for e in lineage if e.start_offset <= end)
-                if agrees(clip_epochs(told, metadata.start_offset, end), own):
-                    return encode_epochs(told)
+                beside = tuple(e for e in lineage if e.start_offset <= end)
+                if agrees(clip_epochs(beside, metadata.start_offset, end), own):
+                    return encode_epochs(beside)
         # As far as is known, no offset below this one was ever archived.
         first_offset = 0 if self._stated is None else self._stated.recorded_from
         if metadata.start_offset > first_offset:

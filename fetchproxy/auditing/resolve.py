@@ -56,14 +56,14 @@ def plan_resolution(
     leader: LeaderSays,
 ) -> ResolutionPlan:
     """`segments`: all in the metadata, from the same time as `view`. Raises ResolutionRefused."""
-    shown = tuple(s for s in segments if s.is_finished and view.history.shows(s))
+    readable = tuple(s for s in segments if s.is_finished and view.history.shows(s))
     if choice is LogChoice.KEEP:
         return _keep(view, leader.log_offsets)
     lineage = archived_lineage(view)
     # If the archive has no segment, the last epoch before the leader's log.
     after_epoch = lineage[-1].epoch if lineage else leader.log_offsets.log_start_epoch - 1
     if choice is LogChoice.TRUNCATE and not (view.raised_log_start or view.history.kept_below):
-        return ResolutionPlan(shown[::-1], None, None, _dropped(shown, leader.log_offsets))
+        return ResolutionPlan(readable[::-1], None, None, _dropped(readable, leader.log_offsets))
     if after_epoch <= view.history.after_epoch or leader.leader_epoch <= after_epoch:
         raise ResolutionRefused(
             f"{view.tp}: the leader's epoch is {leader.leader_epoch}, and epoch {after_epoch} is "
@@ -74,10 +74,10 @@ def plan_resolution(
     log_start = start if start > leader.log_offsets.log_start_offset else None
     history = view.history.followed_by(after_epoch)
     if choice is LogChoice.TRUNCATE:
-        words = _dropped(shown, leader.log_offsets)
-        return ResolutionPlan(shown[::-1], history, log_start, words)
+        words = _dropped(readable, leader.log_offsets)
+        return ResolutionPlan(readable[::-1], history, log_start, words)
     words = (
-        f"{len(shown)} segments stay in the store, hidden from readers",
+        f"{len(readable)} segments stay in the store, hidden from readers",
         f"the log is archived from offset {start} on",
     )
     return ResolutionPlan((), history, log_start, words)
@@ -122,10 +122,12 @@ def _keep(view: PartitionView, log_offsets: LogOffsets) -> ResolutionPlan:
     return ResolutionPlan((), history, None, words)
 
 
-def _dropped(shown: Sequence[RemoteLogSegmentMetadata], log_offsets: LogOffsets) -> tuple[str, ...]:
-    size_bytes = sum(s.segment_size_bytes for s in shown)
+def _dropped(
+    segments: Sequence[RemoteLogSegmentMetadata], log_offsets: LogOffsets
+) -> tuple[str, ...]:
+    size_bytes = sum(s.segment_size_bytes for s in segments)
     return (
-        f"{len(shown)} segments ({size_bytes} bytes) are deleted, their objects after "
+        f"{len(segments)} segments ({size_bytes} bytes) are deleted, their objects after "
         "archive.retention_grace_ms",
         f"the log is archived from its start, offset {log_offsets.log_start_offset}",
     )
@@ -186,9 +188,9 @@ async def _waits(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets
 
 async def _ask(leader: LeaderLog, view: PartitionView, log_offsets: LogOffsets) -> LeaderSays:
     lineage = archived_lineage(view)
-    asked = lineage[-1].epoch if lineage else log_offsets.log_start_epoch
-    told = await leader.epoch_end(view.tp, asked) if asked >= 0 else None
-    if told is None:
+    epoch = lineage[-1].epoch if lineage else log_offsets.log_start_epoch
+    epoch_end = await leader.epoch_end(view.tp, epoch) if epoch >= 0 else None
+    if epoch_end is None:
         return LeaderSays(log_offsets, -1, -1)
-    leader_epoch, end = told
+    leader_epoch, end = epoch_end
     return LeaderSays(log_offsets, leader_epoch, end.end_offset if lineage else -1)

@@ -83,10 +83,10 @@ async def _missing_events(
     events: list[MetadataEvent] = []
     events += missing_deletion(table.deletion, await stored.partition_deletion(tp, now))
     # Written before the segments, so deleted or hidden segments are never shown.
-    is_told = view.history == table.history
-    if not is_told:
+    same_history = view.history == table.history
+    if not same_history:
         events.append(LogHistoryRecord(tp, view.history, now_ms))
-    if view.raised_log_start > (table.raised_log_start if is_told else 0):
+    if view.raised_log_start > (table.raised_log_start if same_history else 0):
         events.append(LogStartOffset(tp, view.raised_log_start, now_ms, view.history.after_epoch))
     for segment in stored.list_remote_log_segments(tp):
         events += missing_states(table.known(segment), segment)

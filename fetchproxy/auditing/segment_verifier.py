@@ -50,12 +50,12 @@ async def look_at_unnamed(
     """
     faults: list[Fault] = []
     offsets: list[tuple[int, int]] = []
-    held = [(segment.start_offset, segment.end_offset) for segment in finished]
+    in_segments = [(segment.start_offset, segment.end_offset) for segment in finished]
     for objects in (await find_orphans(rsm, rlmm, tp)).values():
         view = rlmm.view(tp)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
-        if lost is not None and not is_deleted and not held_in(*lost, held):
+        if lost is not None and not is_deleted and not held_in(*lost, in_segments):
             stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
             what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
             faults.append(Fault.of(tp, f"{stem}{SegmentFile.METADATA}", what, lost[0]))

@@ -142,7 +142,9 @@ class _PartitionCheck:
         expected: int | None = None
         before: RemoteLogSegmentMetadata | None = None  # the segment that ends before `expected`
         unconfirmed: _Segments = []  # since the last segment with known `.epochs`
-        told: set[str] = set()  # metadata keys of segments with an end already reported as wrong
+        reported: set[str] = (
+            set()
+        )  # metadata keys of segments with an end already reported as wrong
         for metadata in segments:
             start = metadata.start_offset
             # At the end of a log kept by `fetchproxy resolve`, another log begins. A batch may
@@ -156,13 +158,13 @@ class _PartitionCheck:
             if expected is not None and before is not None and start < expected:
                 self.report.segments_overlapping += 1
                 overlaps = overlap_faults(self.rsm, before, metadata, settled)
-                told.update(fault.object_key for fault in overlaps)
+                reported.update(fault.object_key for fault in overlaps)
                 self.report.faults += overlaps
             await segment.verify(continues=continues)
             await self._take(segment)
             if segment.lineage is not None:
                 found = lineage_faults(self.rsm, unconfirmed, metadata, segment.lineage, settled)
-                self.report.faults += [fault for fault in found if fault.object_key not in told]
+                self.report.faults += [fault for fault in found if fault.object_key not in reported]
                 unconfirmed = []
             unconfirmed.append(metadata)
             if expected is None or metadata.end_offset >= expected:

@@ -162,18 +162,20 @@ class Cluster:
     ) -> dict[K, TopicInfo | ClusterError]:
         oldest = self._oldest(max_age_ms)
         found: dict[K, TopicInfo | ClusterError] = {}
-        asked: list[K] = []
+        uncached: list[K] = []
         async for key in cooperative(keys):
             topic = self._metadata.get(key, oldest)
             if topic is None:
-                asked.append(key)
+                uncached.append(key)
             else:
                 found[key] = topic
-        if asked:
-            response = await self._ask_metadata(asked)
-            told = {key: topic for topic in response.topics for key in (topic.name, topic.topic_id)}
-            async for key in cooperative(asked):
-                found[key] = told.get(key) or _refused(key, response)
+        if uncached:
+            response = await self._ask_metadata(uncached)
+            by_key = {
+                key: topic for topic in response.topics for key in (topic.name, topic.topic_id)
+            }
+            async for key in cooperative(uncached):
+                found[key] = by_key.get(key) or _refused(key, response)
         return found
 
     async def still_there(self, max_age_ms: int) -> list[TopicInfo]:
@@ -208,8 +210,8 @@ class Cluster:
             resource = DescribeConfigsRequest.DescribeConfigsResource(
                 resource_type=_TOPIC_RESOURCE, resource_name=name, configuration_keys=None
             )
-            asked = DescribeConfigsRequest(resources=[resource])
-            response = await connection.call(asked, DescribeConfigsResponse)
+            request = DescribeConfigsRequest(resources=[resource])
+            response = await connection.call(request, DescribeConfigsResponse)
             found: dict[str, str] = {}
             for result in response.results:
                 raise_for(result.error_code, f"DescribeConfigs of {result.resource_name}")
@@ -286,8 +288,8 @@ class Cluster:
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> FetchedPartition:
             version = connection.version_of(ApiKey.FETCH)
             leader_epoch = topic.leaders[tp.partition][1]
-            asked = FetchRequest.FetchTopic
-            place = asked.FetchPartition(
+            topic_type = FetchRequest.FetchTopic
+            place = topic_type.FetchPartition(
                 partition=tp.partition,
                 current_leader_epoch=leader_epoch,
                 fetch_offset=offset,
@@ -301,7 +303,7 @@ class Cluster:
                 isolation_level=int(isolation),
                 session_id=0,
                 session_epoch=_NO_SESSION,
-                topics=[asked(partitions=[place], topic=topic.name, topic_id=topic.topic_id)],
+                topics=[topic_type(partitions=[place], topic=topic.name, topic_id=topic.topic_id)],
                 forgotten_topics_data=[],
                 rack_id="",
             )
@@ -408,10 +410,10 @@ async def delete_records(cluster: Cluster, tp: TopicIdPartition, offset: int) ->
     """
 
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
-        asked = DeleteRecordsRequest.DeleteRecordsTopic
-        place = asked.DeleteRecordsPartition(partition_index=tp.partition, offset=offset)
+        topic_type = DeleteRecordsRequest.DeleteRecordsTopic
+        place = topic_type.DeleteRecordsPartition(partition_index=tp.partition, offset=offset)
         request = DeleteRecordsRequest(
-            topics=[asked(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
+            topics=[topic_type(name=topic.name, partitions=[place])], timeout_ms=_REPLICAS_WAIT_MS
         )
         response = await connection.call(request, DeleteRecordsResponse, _REPLICAS_WAIT_MS)
         for responded in response.topics:

@@ -155,10 +155,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def negotiate(self) -> None:
         """Learn the broker's versions by ApiVersions 3, or 0 if the broker lacks 3 (KIP-511)."""
         for api_version in (3, 0):
-            asked = ApiVersionsRequest(
+            request = ApiVersionsRequest(
                 client_software_name="fetchproxy", client_software_version=SOFTWARE_VERSION
             )
-            body = asked.encode(version=api_version)
+            body = request.encode(version=api_version)
             [payload] = await self.send(ApiKey.API_VERSIONS, api_version, [body])
             error_code, found = messages.decode_api_versions(payload, api_version)
             if error_code == 0:

@@ -143,10 +143,10 @@ class GroupMember:
 
     async def _find_coordinator(self) -> HostPort:
         group_id = self._settings.group_id
-        asked = FindCoordinatorRequest(key_type=_GROUP, key=group_id, coordinator_keys=[group_id])
+        request = FindCoordinatorRequest(key_type=_GROUP, key=group_id, coordinator_keys=[group_id])
 
         async def ask(connection: BrokerConnection) -> HostPort:
-            response = await connection.call(asked, FindCoordinatorResponse)
+            response = await connection.call(request, FindCoordinatorResponse)
             found = response.coordinators[0] if response.coordinators else response
             if found.error_code in _NO_COORDINATOR_YET:
                 raise ClusterUnavailable("the group has no coordinator yet", found.error_code)

@@ -68,8 +68,8 @@ async def _listed_offsets(cluster: Cluster) -> list[GroupOffset]:
     found: list[GroupOffset] = []
     for address in (await cluster.brokers()).values():
         async with cluster.exclusive(address) as connection:
-            asked = ListGroupsRequest(states_filter=[], types_filter=[])
-            response = await connection.call(asked, ListGroupsResponse)
+            request = ListGroupsRequest(states_filter=[], types_filter=[])
+            response = await connection.call(request, ListGroupsResponse)
             raise_for(response.error_code, f"ListGroups of {address}")
             for group in sorted(one.group_id for one in response.groups):
                 found += await _offsets_of(connection, group)
@@ -77,8 +77,8 @@ async def _listed_offsets(cluster: Cluster) -> list[GroupOffset]:
 
 
 async def _offsets_of(connection: BrokerConnection, group: str) -> list[GroupOffset]:
-    asked = OffsetFetchRequest(group_id=group, topics=None, require_stable=False)
-    response = await connection.call(asked, OffsetFetchResponse)
+    request = OffsetFetchRequest(group_id=group, topics=None, require_stable=False)
+    response = await connection.call(request, OffsetFetchResponse)
     raise_for(response.error_code, f"OffsetFetch of group {group}")
     return [
         GroupOffset(
@@ -119,7 +119,7 @@ async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) 
             committed_metadata=one.metadata,
         )
         topics.setdefault(one.topic, []).append(place)
-    asked = OffsetCommitRequest(
+    request = OffsetCommitRequest(
         group_id=group,
         generation_id_or_member_epoch=-1,
         member_id="",
@@ -128,7 +128,7 @@ async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) 
         topics=[of_topic(name=name, partitions=places) for name, places in topics.items()],
     )
     async with cluster.exclusive(await _coordinator(cluster, group)) as connection:
-        response = await connection.call(asked, OffsetCommitResponse)
+        response = await connection.call(request, OffsetCommitResponse)
     for topic in response.topics:
         for place in topic.partitions:
             what = f"OffsetCommit of group {group} for {topic.name}-{place.partition_index}"
@@ -139,8 +139,8 @@ async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) 
 
 async def _coordinator(cluster: Cluster, group: str) -> HostPort:
     async def ask(connection: BrokerConnection) -> Any:
-        asked = FindCoordinatorRequest(key=group, key_type=_GROUP, coordinator_keys=[group])
-        return await connection.call(asked, FindCoordinatorResponse)
+        request = FindCoordinatorRequest(key=group, key_type=_GROUP, coordinator_keys=[group])
+        return await connection.call(request, FindCoordinatorResponse)
 
     response = await cluster.ask_any(ask)
     found = response.coordinators[0] if response.coordinators else response

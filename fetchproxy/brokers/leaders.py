@@ -248,22 +248,22 @@ class LogOffsetsReads:
     async def _ask_leader(
         self, leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
     ) -> FoundLogOffsets:
-        asked_at = asyncio.get_running_loop().time()
+        sent_at = asyncio.get_running_loop().time()
         connection = await self._connections.shared(leader)
         version = connection.version_of(ApiKey.LIST_OFFSETS)
         # The start first and the high watermark last, so that start <= LSO <= high watermark.
-        wanted = (
+        timestamps = (
             (list_offsets.EARLIEST, IsolationLevel(0)),
             (list_offsets.LATEST, IsolationLevel.READ_COMMITTED),
             (list_offsets.LATEST, IsolationLevel.READ_UNCOMMITTED),
         )
-        asked: dict[str, list[tuple[int, int]]] = {}
+        by_topic: dict[str, list[tuple[int, int]]] = {}
         async for tp, topic in cooperative(topics.items()):
             epoch = topic.leaders[tp.partition][1]
-            asked.setdefault(topic.name, []).append((tp.partition, epoch))
+            by_topic.setdefault(topic.name, []).append((tp.partition, epoch))
         bodies = []
-        for timestamp, isolation in wanted:
-            written = list_offsets.write_request(version, isolation, asked, timestamp)
+        for timestamp, isolation in timestamps:
+            written = list_offsets.write_request(version, isolation, by_topic, timestamp)
             bodies.append(b"".join(await collected(written)))
         payloads = await connection.send(ApiKey.LIST_OFFSETS, version, bodies)
         starts, stables, ends = [
@@ -276,7 +276,7 @@ class LogOffsetsReads:
             log_offsets = _log_offsets_of(starts.get(key), stables.get(key), ends.get(key))
             found[tp] = log_offsets
             if isinstance(log_offsets, LogOffsets):
-                self._known[tp] = log_offsets, asked_at
+                self._known[tp] = log_offsets, sent_at
         return found
 
 
@@ -306,22 +306,22 @@ async def epoch_ends(
     found: dict[TopicIdPartition, Told | ClusterError] = dict.fromkeys(topics, None)
     if api_key not in connection.versions:
         return found
-    asked: dict[str, list[tuple[int, int, int]]] = {}
+    by_topic: dict[str, list[tuple[int, int, int]]] = {}
     async for tp, topic in cooperative(topics.items()):
         current = topic.leaders[tp.partition][1]
         if current >= 0:
-            asked.setdefault(topic.name, []).append((tp.partition, current, epochs[tp]))
-    if not asked:
+            by_topic.setdefault(topic.name, []).append((tp.partition, current, epochs[tp]))
+    if not by_topic:
         return found
     version = connection.version_of(api_key)
-    body = b"".join(await collected(offset_for_leader_epoch.write_request(version, asked)))
+    body = b"".join(await collected(offset_for_leader_epoch.write_request(version, by_topic)))
     [payload] = await connection.send(api_key, version, [body])
-    told = await _results(payload, api_key, version, offset_for_leader_epoch.results_in)
+    results = await _results(payload, api_key, version, offset_for_leader_epoch.results_in)
     async for tp, topic in cooperative(topics.items()):
         current = topic.leaders[tp.partition][1]
         if current >= 0:
             missing = ClusterError("OffsetForLeaderEpoch was answered without the partition")
-            end = told.get((topic.name, tp.partition), missing)
+            end = results.get((topic.name, tp.partition), missing)
             found[tp] = (
                 end
                 if isinstance(end, ClusterError)

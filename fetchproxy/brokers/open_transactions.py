@@ -33,9 +33,9 @@ async def oldest_open_transaction(cluster: Cluster, tp: TopicIdPartition) -> Ope
     async def ask(connection: BrokerConnection, topic: TopicInfo) -> OpenTransaction | None:
         if ApiKey.DESCRIBE_PRODUCERS not in connection.versions:
             return None
-        asked = DescribeProducersRequest.TopicRequest
+        topic_type = DescribeProducersRequest.TopicRequest
         request = DescribeProducersRequest(
-            topics=[asked(name=topic.name, partition_indexes=[tp.partition])]
+            topics=[topic_type(name=topic.name, partition_indexes=[tp.partition])]
         )
         response = await connection.call(request, DescribeProducersResponse)
         producers = []

@@ -120,8 +120,8 @@ class SaslCredentials:
     def note_refusal(self, error: AuthenticationRefused) -> None:
         CLUSTER_AUTHENTICATION_REFUSALS.inc()
         refused = Kind.CLUSTER_AUTHENTICATION_REFUSED
-        said = Condition(refused, f"The proxy's own credentials are refused: {error}")
-        self.health.report(said, mechanism=self.mechanism)
+        condition = Condition(refused, f"The proxy's own credentials are refused: {error}")
+        self.health.report(condition, mechanism=self.mechanism)
         self._refused = (error, asyncio.get_running_loop().time())
 
     def note_success(self) -> None:

@@ -53,7 +53,7 @@ class TokenEndpoint:
             return self._token
 
     async def _fetch(self) -> str:
-        asked_at = asyncio.get_running_loop().time()
+        sent_at = asyncio.get_running_loop().time()
         status, body = await self._post()
         if status != 200:
             raise self._refusal(status, body)
@@ -63,8 +63,8 @@ class TokenEndpoint:
                 f"token endpoint {self._url} answered without an access_token"
             )
         lifetime_s = float(lifetime) if isinstance(lifetime, int | float) else _LIFETIME_UNSTATED_S
-        self._refresh_at = asked_at + _REFRESH_AFTER * lifetime_s
-        self._ends_at = asked_at + lifetime_s
+        self._refresh_at = sent_at + _REFRESH_AFTER * lifetime_s
+        self._ends_at = sent_at + lifetime_s
         self._token = token
         return token
 

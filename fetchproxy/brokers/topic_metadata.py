@@ -65,7 +65,7 @@ class ClusterMetadataCache:
         self, connection: BrokerConnection, topics: Sequence[str | UUID] | None
     ) -> ClusterMetadata:
         """Ask for these topics; None: all topics. Creates no topic. Raises ClusterError."""
-        asked_at = asyncio.get_running_loop().time()
+        sent_at = asyncio.get_running_loop().time()
         version = connection.version_of(ApiKey.METADATA)
         by_id = any(isinstance(topic, UUID) for topic in topics or ())
         if by_id and version < METADATA_BY_TOPIC_ID_VERSION:
@@ -73,21 +73,21 @@ class ClusterMetadataCache:
         body = b"".join(await collected(write_request(version, topics)))
         [payload] = await connection.send(ApiKey.METADATA, version, [body])
         response = await self.decode(payload, version, topics)
-        self._learn(response, asked_at, all_topics=topics is None)
+        self._learn(response, sent_at, all_topics=topics is None)
         return response
 
     async def decode(
-        self, payload: memoryview, version: int, asked: Sequence[str | UUID] | None
+        self, payload: memoryview, version: int, topics: Sequence[str | UUID] | None
     ) -> ClusterMetadata:
         """Raises ClusterError."""
-        said = bytes(payload[4:])  # after the correlation id
-        key = version, None if asked is None else tuple(asked)
+        body = bytes(payload[4:])  # after the correlation id
+        key = version, None if topics is None else tuple(topics)
         kept = self._responses.get(key)
-        if kept is not None and kept[0] == said:
+        if kept is not None and kept[0] == body:
             return kept[1]
         response = await decode_metadata(payload, version)
-        if len(said) <= _KEPT_BYTES_MAX:
-            self._responses[key] = said, response
+        if len(body) <= _KEPT_BYTES_MAX:
+            self._responses[key] = body, response
         return response
 
     def get(self, topic: str | UUID, not_older_than: float = NEVER) -> TopicInfo | None:
@@ -104,25 +104,25 @@ class ClusterMetadataCache:
         if name in self._topic_at:
             self._topic_at[name] = NEVER
 
-    def _learn(self, response: ClusterMetadata, asked_at: float, *, all_topics: bool) -> None:
+    def _learn(self, response: ClusterMetadata, sent_at: float, *, all_topics: bool) -> None:
         """`all_topics`: topics that the response does not name are gone."""
         if response.brokers:
             self.brokers = {n: HostPort(*address) for n, address in response.brokers.items()}
-            self.brokers_at = asked_at
+            self.brokers_at = sent_at
             self.cluster_id = response.cluster_id
         for topic in response.topics:
             known = self._by_name.get(topic.name)
             if known is not None and known.topic_id != topic.topic_id:
                 self._forget(topic.name)
             self._by_name[topic.name] = topic
-            self._topic_at[topic.name] = asked_at
+            self._topic_at[topic.name] = sent_at
             if topic.topic_id != ZERO_UUID:
                 self._names[topic.topic_id] = topic.name
         for missing, error_code in response.failed.items():
             if error_code in _GONE:
                 self._forget(self._names.get(missing) if isinstance(missing, UUID) else missing)
         if all_topics:
-            self.all_topics_at = asked_at
+            self.all_topics_at = sent_at
             named = {topic.name for topic in response.topics} | set(response.failed)
             for name in [known for known in self._by_name if known not in named]:
                 self._forget(name)

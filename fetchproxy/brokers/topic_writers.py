@@ -79,7 +79,7 @@ def _tell_unknown(topic: str, error: ClusterError, exposed: bool) -> None:
 
 async def _acls(cluster: Cluster, topic: str) -> list[Any]:
     """Every rule that applies to the topic: by its name, by a prefix, or for all topics."""
-    asked = DescribeAclsRequest(
+    request = DescribeAclsRequest(
         resource_type_filter=ACLResourceType.TOPIC,
         resource_name_filter=topic,
         pattern_type_filter=ACLResourcePatternType.MATCH,
@@ -90,7 +90,7 @@ async def _acls(cluster: Cluster, topic: str) -> list[Any]:
     )
 
     async def ask(connection: BrokerConnection) -> list[Any]:
-        response = await connection.call(asked, DescribeAclsResponse)
+        response = await connection.call(request, DescribeAclsResponse)
         if response.error_code:
             raise ClusterError(f"DescribeAcls: {response.error_message}", response.error_code)
         return [acl for resource in response.resources for acl in resource.acls]

@@ -111,7 +111,7 @@ async def _import(
 ) -> tuple[int, list[str]]:
     async with Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster:
         topics = await cluster.topics_by_name({key.topic for key in offsets}, max_age_ms=0)
-        wanted: dict[str, list[GroupOffset]] = {}
+        to_commit: dict[str, list[GroupOffset]] = {}
         others: set[str] = set()
         for key, value in offsets.items():
             topic = topics[key.topic]
@@ -119,8 +119,8 @@ async def _import(
                 others.add(key.topic)
                 continue
             committed = GroupOffset(*key, value.offset, value.leader_epoch, value.metadata)
-            wanted.setdefault(key.group, []).append(committed)
-        failed = await commit_offsets(cluster, wanted)
+            to_commit.setdefault(key.group, []).append(committed)
+        failed = await commit_offsets(cluster, to_commit)
     faults = [f"{name}: the cluster does not have the topic with this id" for name in others]
     faults += [f"group {group}: {error}" for group, error in failed.items()]
-    return len(wanted) - len(failed), sorted(faults)
+    return len(to_commit) - len(failed), sorted(faults)

@@ -118,26 +118,26 @@ def _begins_segment(raw: bytes, at: int, before: RemoteLogIndex) -> bool:
 def _offset_rows(raw: bytes, file: Path) -> Iterator[Row]:
     base = _base_offset(file)
 
-    def told(relative: int, position: int) -> str:
+    def row(relative: int, position: int) -> str:
         return f"offset {base + relative} at byte {position} of the remoteLogIndex"
 
-    for i, byte, relative, position in _rising(raw, OFFSET_ENTRY, (-1, -1), told):
+    for i, byte, relative, position in _rising(raw, OFFSET_ENTRY, (-1, -1), row):
         yield {"entry": i, "byte": byte, "first_offset": base + relative, "position": position}
 
 
 def _time_rows(raw: bytes, file: Path) -> Iterator[Row]:
     base = _base_offset(file)
 
-    def told(timestamp_ms: int, relative: int) -> str:
+    def row(timestamp_ms: int, relative: int) -> str:
         return f"timestamp {timestamp_ms} at offset {base + relative}"
 
-    for i, byte, timestamp_ms, relative in _rising(raw, TIME_ENTRY, (-(2**63) - 1, -1), told):
+    for i, byte, timestamp_ms, relative in _rising(raw, TIME_ENTRY, (-(2**63) - 1, -1), row):
         time, offset = _time(timestamp_ms), base + relative
         yield {"entry": i, "byte": byte, "timestamp": time, "first_offset": offset}
 
 
 def _rising(
-    raw: bytes, entry: Struct, before: tuple[int, int], told: Callable[[int, int], str]
+    raw: bytes, entry: Struct, before: tuple[int, int], row: Callable[[int, int], str]
 ) -> Iterator[tuple[int, int, int, int]]:
     """Number, byte and two values of each entry; both values rise. Raises CorruptSegment."""
     for at in range(0, len(raw), entry.size):
@@ -149,7 +149,7 @@ def _rising(
         one, other = entry.unpack_from(raw, at)
         if not (one > before[0] and other > before[1]):
             raise CorruptSegment(
-                f"entry {number} at byte {at}: {told(one, other)} is not above the entry before it"
+                f"entry {number} at byte {at}: {row(one, other)} is not above the entry before it"
             )
         before = one, other
         yield number, at, one, other

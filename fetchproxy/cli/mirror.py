@@ -91,12 +91,12 @@ def mirror(
             raise ConfigError("give --to URL")
     place: str = to
     ask_store(config)
-    wanted = MirrorOptions(compare, with_damaged, bytes_per_s)
+    options = MirrorOptions(compare, with_damaged, bytes_per_s)
     done = run_job(
         context,
         config,
         lambda runner: job.mirror(
-            runner, config, place, wanted, cut_over=cut_over or move, on_result=_print_faults
+            runner, config, place, options, cut_over=cut_over or move, on_result=_print_faults
         ),
     )
     _print_mirrored(done)

@@ -60,7 +60,7 @@ def resolve(
             LogChoice.TRUNCATE: truncate,
             LogChoice.NEW_HISTORY: new_history,
         }
-        chosen = [choice for choice, wanted in given.items() if wanted]
+        chosen = [choice for choice, is_given in given.items() if is_given]
         if len(chosen) != 1:
             raise ConfigError("give one of --keep, --truncate and --new-history")
     done = run_to_end(_resolve(config, partition, chosen[0], dry_run))

@@ -138,11 +138,11 @@ def _toml_value(key: Key, value: object) -> str:
         return str(value).lower()
     if isinstance(value, SecretFile):
         return f"{{ file = {json.dumps(str(value.file), ensure_ascii=False)} }}"
-    shown = "" if value is None else key.shown(value)
-    if isinstance(value, int) and shown == str(value):
-        return shown
+    text = "" if value is None else key.shown(value)
+    if isinstance(value, int) and text == str(value):
+        return text
     # A TOML string is a JSON string, except that DEL has to be escaped.
-    return json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 # The list of values and their origins.

@@ -163,16 +163,16 @@ def _type_words(annotation: Any) -> str:  # Any: as above
     return _TYPE_WORDS.get(annotation, str(annotation))
 
 
-def _bound_words(bound: object, shown: Callable[[object], str]) -> str:
+def _bound_words(bound: object, in_words: Callable[[object], str]) -> str:
     match bound:
         case Ge(ge=limit):
-            return f"at least {shown(limit)}"
+            return f"at least {in_words(limit)}"
         case Gt(gt=limit):
-            return f"above {shown(limit)}"
+            return f"above {in_words(limit)}"
         case Le(le=limit):
-            return f"at most {shown(limit)}"
+            return f"at most {in_words(limit)}"
         case Lt(lt=limit):
-            return f"below {shown(limit)}"
+            return f"below {in_words(limit)}"
     return ""
 
 

@@ -143,8 +143,8 @@ def _shrunk(budgets: Mapping[str, Budget], room: int) -> dict[str, int] | None:
     left = dict(budgets)
     while left:
         share = min(room / sum(budget.size_bytes for budget in left.values()), 1.0)
-        held = {key: b for key, b in left.items() if int(b.units * share) < b.units_min}
-        settled = held or left
+        at_least = {key: b for key, b in left.items() if int(b.units * share) < b.units_min}
+        settled = at_least or left
         for key, budget in settled.items():
             units[key] = max(int(budget.units * share), budget.units_min)
             room -= units[key] * budget.unit_bytes
@@ -165,8 +165,8 @@ def _with_units(config: Config, units: Mapping[str, int]) -> Config:
 
 
 def _too_small(ceiling: int, parts: Mapping[str, int]) -> str:
-    told = ", ".join(f"{key} {size / MiB:.0f}" for key, size in parts.items() if size)
+    sizes = ", ".join(f"{key} {size / MiB:.0f}" for key, size in parts.items() if size)
     return (
         f"process.memory_bytes_max = {ceiling}: expected at least {sum(parts.values())}, "
-        f"as its parts take {told} MiB"
+        f"as its parts take {sizes} MiB"
     )

@@ -150,8 +150,8 @@ def _one_of(cluster: ClusterConfig, names: tuple[str, ...], because: str) -> str
     found = _set("cluster", cluster, names)
     if len(found) > 1:
         return f"only one of {' and '.join(found)} may be set"
-    wanted = " or ".join(f"cluster.{name}" for name in names)
-    return None if found else f"{wanted} has to be set for {because}"
+    names_in_words = " or ".join(f"cluster.{name}" for name in names)
+    return None if found else f"{names_in_words} has to be set for {because}"
 
 
 # Which `tls_*` and `sni_*` keys belong together, and which clients may use the proxy's certificate.

@@ -267,14 +267,14 @@ def parse_node_map(text: str) -> dict[int, NodePlace]:
 
 
 def _parse_place(text: str) -> NodePlace:
-    listen, separator, told = text.partition("/")
+    listen, separator, advertised = text.partition("/")
     if not separator:
-        told = text
+        advertised = text
         listen = text.rpartition(":")[2]
-    if told.isascii() and told.isdigit():
-        advertised_host, advertised_port = None, _port(told)
+    if advertised.isascii() and advertised.isdigit():
+        advertised_host, advertised_port = None, _port(advertised)
     else:
-        address = parse_host_port(told)
+        address = parse_host_port(advertised)
         advertised_host, advertised_port = parse_host(address.host), _port(str(address.port))
     return NodePlace(_port(listen), advertised_host, advertised_port)
 

@@ -166,17 +166,17 @@ class StatusCollector:
         self._health = self.around.health
         self._health.watch(self._of_the_archive)
 
-    async def __call__(self, asked: PartitionQuery = ALL_PARTITIONS) -> Status:
+    async def __call__(self, query: PartitionQuery = ALL_PARTITIONS) -> Status:
         now = asyncio.get_running_loop().time()
         found = await self._found(now)
-        table = PartitionRows(asked, found.conditions)
+        table = PartitionRows(query, found.conditions)
         await asyncio.sleep(0)
         clients: tuple[ClientStatus, ...] = ()
         clients_total = 0
-        if asked != NO_PARTITIONS:
+        if query != NO_PARTITIONS:
             await self._fill(table)
             clients, clients_total = await self._clients()
-        shown = table.conditions_shown(found.conditions)
+        conditions = table.conditions_shown(found.conditions)
         await asyncio.sleep(0)
         return Status(
             version=__version__,
@@ -198,7 +198,7 @@ class StatusCollector:
             headlines=found.headlines,
             brokers=self.around.brokers(),
             conditions=tuple(
-                [one.as_json_at(now) async for one in cooperative(shown, LINES_AT_ONCE)]
+                [one.as_json_at(now) async for one in cooperative(conditions, LINES_AT_ONCE)]
             ),
             condition_counts=found.counts,
             clients=clients,
@@ -223,9 +223,9 @@ class StatusCollector:
             self._archive_looked_at = now
         else:
             await self._probe_archive(now)
-        wanted = await self._wanted()
+        to_look_at = await self._wanted()
         # Hashing and sorting thousands would hold the event loop.
-        tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *wanted), self._shown)
+        tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *to_look_at), self._shown)
         if tps is not None:
             self._tps = tps
             kept = {tp: self._shown[tp] for tp in self._tps if tp in self._shown}
@@ -389,14 +389,14 @@ class StatusCollector:
     def _partition_line(self, tp: TopicIdPartition) -> PartitionStatus:
         view = self.rlmm.view(tp)
         log_offsets = None if self.cluster is None else self.cluster.cached_log_offsets(tp)
-        shown = self._shown.get(tp)
-        if shown is None or not shown.is_of(view, log_offsets):
-            shown = self._shown[tp] = _Shown(
+        line = self._shown.get(tp)
+        if line is None or not line.is_of(view, log_offsets):
+            line = self._shown[tp] = _Shown(
                 view, log_offsets, partition_status(tp, view, log_offsets)
             )
             if self.around.work(tp) is None:
-                _set_gauges(shown.status)
-        return shown.status
+                _set_gauges(line.status)
+        return line.status
 
     async def _withdraw_gauges(self, gone: Sequence[TopicIdPartition]) -> None:
         """A partition that was made again under the name of one that is gone sets its own anew."""

@@ -274,8 +274,8 @@ class ConsoleServer:
         rows = request.query.get("rows_max", "")
         if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
             return web.Response(status=400, text=f"rows_max is not a row count: {rows[:20]!r}\n")
-        asked = PartitionQuery(int(rows) if rows else None, request.query.get("name_part", ""))
-        text = await _as_json(await self._source(asked))
+        query = PartitionQuery(int(rows) if rows else None, request.query.get("name_part", ""))
+        text = await _as_json(await self._source(query))
         return web.Response(body=text, content_type="application/json", charset="utf-8")
 
 

@@ -239,9 +239,9 @@ def _total(metric: MetricWrapperBase, **labels: str) -> int:
 
 
 class PartitionRows:
-    def __init__(self, asked: PartitionQuery, conditions: Iterable[Condition]) -> None:
-        self._name_part = asked.name_part.lower()
-        self._rows_max = asked.rows_max
+    def __init__(self, query: PartitionQuery, conditions: Iterable[Condition]) -> None:
+        self._name_part = query.name_part.lower()
+        self._rows_max = query.rows_max
         self._told = {
             (one.topic, one.partition) for one in conditions if one.level != Level.ON_RECORD
         }
@@ -269,12 +269,12 @@ class PartitionRows:
         """Conditions of shown partitions, those about no partition, and the first of each kind."""
         if self._rows_max is None and not self._name_part:
             return conditions
-        shown = {(row.topic, row.partition) for row in self.rows()}
+        in_rows = {(row.topic, row.partition) for row in self.rows()}
         first = set(map(id, first_of_each_kind(conditions)))
         return tuple(
             one
             for one in conditions
-            if one.partition is None or id(one) in first or (one.topic, one.partition) in shown
+            if one.partition is None or id(one) in first or (one.topic, one.partition) in in_rows
         )
 
     def topics(self) -> tuple[TopicStatus, ...]:
@@ -345,24 +345,24 @@ def partition_status(
 
 
 def with_work(
-    shown: PartitionStatus, work: PartitionArchiveStatus | None, now: float
+    status: PartitionStatus, work: PartitionArchiveStatus | None, now: float
 ) -> PartitionStatus:
     """The line with the work of this process's archiver; `now` is loop time (s).
 
     The archiver's gauges and log have the same figures, so that all places agree.
     """
     if work is None:
-        return shown
+        return status
     copy_s, left_ms = work.copy_seconds(now), work.deleted_in_ms
     if work.leads and work.last_stable_offset is not None:
-        shown = replace(
-            shown,
+        status = replace(
+            status,
             log_start_offset=work.log_start_offset,
             lag_offsets=work.lag_offsets,
             margin_offsets=work.margin_offsets,
         )
     return replace(
-        shown,
+        status,
         role="leader" if work.leads else "follower",
         copy_seconds=None if copy_s is None else round(copy_s, 1),
         retention_used=None if work.retention_used is None else round(work.retention_used, 4),
@@ -412,23 +412,23 @@ class PartitionsHealth:
         """Looks at each partition whose archive has changed. Raises RemoteStorageError; the earlier
         findings then stay.
         """
-        looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
+        results: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
         async for tp in cooperative(tps, _PARTITIONS_AT_ONCE):
             view, before = self.rlmm.view(tp), self._looked.get(tp)
             if view is None:
                 continue
             if before is not None and is_same_archive(view, before[0]):
-                looked[tp] = before
+                results[tp] = before
             elif (
                 has_holes(tp)
                 or view.history != FIRST_HISTORY
                 or self.rlmm.problems(tp)
                 or await self._may_end_early(tp, view)
             ):
-                looked[tp] = view, await partition_health(self.records, self.rlmm, tp)
-        self._looked = looked
-        self._note({one for _, found in looked.values() for one in found})
+                results[tp] = view, await partition_health(self.records, self.rlmm, tp)
+        self._looked = results
+        self._note({one for _, found in results.values() for one in found})
         if len(self._sound_ends) > len(tps):
             kept = set(tps)
             self._sound_ends = {t: end for t, end in self._sound_ends.items() if t in kept}

@@ -118,20 +118,20 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     `backfill`.
     """
     options, folder = target.options, target.folder
-    asked, left_out = in_loop(backfill_input(options))
+    selections, left_out = in_loop(backfill_input(options))
     number, last = folder.last_plan()
     manifests = folder.manifests()
     done = [manifest.range for manifest in manifests if manifest.is_whole]
     begun = [manifest.range for manifest in manifests if not manifest.is_whole]
     known = (*(last.ranges if last else ()), *done, *begun)
-    left_out = (*left_out, *of_other_topics(known, asked))
+    left_out = (*left_out, *of_other_topics(known, selections))
     unread = {failure.what for failure in left_out}
-    asked = [(view, span) for view, span in asked if str(view.tp) not in unread]
-    views = {(view.tp.topic, view.tp.partition): view for view, _ in asked}
+    selections = [(view, span) for view, span in selections if str(view.tp) not in unread]
+    views = {(view.tp.topic, view.tp.partition): view for view, _ in selections}
     plan = next_plan(
         last,
         done,
-        asked,
+        selections,
         _settings(options),
         bytes_max=range_bytes_max,
         begun=begun,
@@ -154,18 +154,18 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     return PlannedBackfill(tasks, len(done), (*left_out, *gone))
 
 
-def backfill_range(target: Target, wanted: RangeTask) -> Manifest:
+def backfill_range(target: Target, task: RangeTask) -> Manifest:
     """Runs in a worker process. Does not write a complete range again. Raises CorruptSegment,
     RemoteStorageError, OSError.
     """
-    folder, before = target.folder, target.folder.manifest(wanted.range.name)
+    folder, before = target.folder, target.folder.manifest(task.range.name)
     if before is not None and before.is_whole:
         return before
     skipped_records = SkippedRecords(too_large=[])
     batches: Iterator[Any] = iter(())
-    if wanted.task.parts:
-        batches = read_task(target.options, wanted.task, COLUMNS, skipped_records=skipped_records)
-    return write_range(folder, wanted.range, batches, target.compression, skipped_records, before)
+    if task.task.parts:
+        batches = read_task(target.options, task.task, COLUMNS, skipped_records=skipped_records)
+    return write_range(folder, task.range, batches, target.compression, skipped_records, before)
 
 
 def _settings(options: SourceOptions) -> dict[str, str]:
@@ -190,8 +190,8 @@ def _lost(options: SourceOptions, view: PartitionView | None, one: BackfillRange
 
 
 def _read_task(view: PartitionView | None, one: BackfillRange) -> ReadTask:
-    asked = [] if view is None else [(view, OffsetSpan(one.first, one.end))]
-    tasks = plan_tasks(asked, partition_bytes_max=2**62)
+    selections = [] if view is None else [(view, OffsetSpan(one.first, one.end))]
+    tasks = plan_tasks(selections, partition_bytes_max=2**62)
     tp = TopicIdPartition(UUID(one.topic_id), one.topic, one.partition)
     return tasks[0] if tasks else ReadTask(tp, ())
 

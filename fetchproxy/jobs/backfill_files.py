@@ -255,7 +255,7 @@ class _Open:
 
 def write_range(
     folder: OutputFolder,
-    wanted: BackfillRange,
+    of: BackfillRange,
     batches: Iterable[Any],
     compression: str,
     skipped_records: SkippedRecords,
@@ -267,7 +267,7 @@ def write_range(
     Files get their names after all are written; on S3 each appears once it is written. Raises
     OSError, and the errors of `batches`.
     """
-    files = _DatedFiles(folder, wanted, compression)
+    files = _DatedFiles(folder, of, compression)
     try:
         for batch in batches:
             files.add(batch)
@@ -283,7 +283,7 @@ def write_range(
         if file.path not in replaced:
             folder.discard(folder.path(file.path))
     manifest = Manifest(
-        wanted,
+        of,
         sum(file.rows for file in written),
         tuple(written),
         skipped_records.records,

@@ -51,18 +51,18 @@ async def _input(options: SourceOptions) -> BackfillInput:
                 if topic not in there:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
         reading.check_bounds(views)
-        asked, failures = await _spans(reading, views)
+        selections, failures = await _spans(reading, views)
         failures += [Failure(str(tp), str(error), True) for tp, error in sorted(failing.items())]
         topics = options.topics
         chosen = [t for t in unlisted if t in (topics.assigned or ()) or topics.takes(t, -1)]
         failures += not_listed({topic: unlisted[topic] for topic in chosen})
         if not options.fail_on_data_loss:
-            return asked, tuple(failures)
-        losses = {view.tp: said for view, _ in asked if (said := _outside(options, view))}
-        sound = [(view, span) for view, span in asked if view.tp not in losses]
+            return selections, tuple(failures)
+        losses = {view.tp: loss for view, _ in selections if (loss := _outside(options, view))}
+        sound = [(view, span) for view, span in selections if view.tp not in losses]
         losses |= await reading.holes((view, reading.looked_at(span)) for view, span in sound)
     failures += [
-        Failure(str(tp), f"{said}; {SKIPPED_RECORDS}", False) for tp, said in sorted(losses.items())
+        Failure(str(tp), f"{loss}; {SKIPPED_RECORDS}", False) for tp, loss in sorted(losses.items())
     ]
     return [(view, span) for view, span in sound if view.tp not in losses], tuple(failures)
 
@@ -72,20 +72,20 @@ async def described_partitions(options: SourceOptions, topic_id: UUID) -> int | 
     RemoteStorageError.
     """
     async with ArchiveReading(options, once=True) as reading:
-        said = await TopicDescriptions(reading.rsm.objects).refresh()
-    return said[topic_id].partitions if topic_id in said else None
+        descriptions = await TopicDescriptions(reading.rsm.objects).refresh()
+    return descriptions[topic_id].partitions if topic_id in descriptions else None
 
 
 async def _spans(reading: ArchiveReading, views: Views) -> tuple[list[Selection], list[Failure]]:
     """The spans to write. A partition that cannot be searched by timestamp stops no other."""
-    asked: list[Selection] = []
+    selections: list[Selection] = []
     failures: list[Failure] = []
     for view in views.values():
         try:
-            asked.append((view, await reading.span_of(view)))
+            selections.append((view, await reading.span_of(view)))
         except (RemoteStorageError, CorruptSegment) as error:
             failures.append(Failure(str(view.tp), str(error), error.retriable))
-    return asked, failures
+    return selections, failures
 
 
 def _outside(options: SourceOptions, view: PartitionView) -> str | None:
@@ -147,7 +147,9 @@ class Plan:
             raise ConfigError(f"{where} is not a backfill plan: {error!r}") from None
 
 
-def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Selection]) -> list[Failure]:
+def of_other_topics(
+    ranges: Iterable[BackfillRange], selections: Iterable[Selection]
+) -> list[Failure]:
     """The partitions for which the output has ranges of another topic of the same name."""
     ids: dict[str, set[str]] = {}
     for one in ranges:
@@ -160,7 +162,7 @@ def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Selection]
             "again, and needs an output of its own",
             False,
         )
-        for view, _ in wanted
+        for view, _ in selections
         if (others := ids.get(view.tp.topic, set()) - {str(view.tp.topic_id)})
     ]
 
@@ -168,13 +170,13 @@ def of_other_topics(ranges: Iterable[BackfillRange], wanted: Iterable[Selection]
 def next_plan(
     last: Plan | None,
     done: Iterable[BackfillRange],
-    wanted: Iterable[Selection],
+    selections: Iterable[Selection],
     settings: Mapping[str, str],
     *,
     bytes_max: int,
     begun: Iterable[BackfillRange] = (),
 ) -> Plan:
-    """Ranges that were planned and are not done, and new ranges for unplanned offsets of `wanted`.
+    """Ranges that were planned and are not done, and new ones for unplanned offsets of `selections`.
 
     `begun`: ranges that are written but lack records that were passed over.
 
@@ -191,7 +193,7 @@ def next_plan(
     for one in (*finished, *waiting):
         known.setdefault((one.topic, one.partition), []).append(one)
     ranges = waiting
-    for view, span in wanted:
+    for view, span in selections:
         before = known.get((view.tp.topic, view.tp.partition), [])
         taken = sorted((one.first, one.end - 1) for one in before)
         for first, end in uncovered(span.start, span.end - 1, taken):
@@ -229,11 +231,13 @@ def _pieces(
         start, end = max(segment.start_offset, at), min(segment.end_offset + 1, span.end)
         if start >= end:
             continue
-        held = segment.stored_end_offset - segment.start_offset + 1
-        count = min(-(-segment.size_bytes * (end - start) // (held * bytes_max)) or 1, end - start)
+        offsets = segment.stored_end_offset - segment.start_offset + 1
+        count = min(
+            -(-segment.size_bytes * (end - start) // (offsets * bytes_max)) or 1, end - start
+        )
         borders = [start + (end - start) * number // count for number in range(count + 1)]
         for one, other in pairwise(borders):
-            yield OffsetSpan(one, other), segment.size_bytes * (other - one) // held
+            yield OffsetSpan(one, other), segment.size_bytes * (other - one) // offsets
         at = end
 
 

@@ -133,8 +133,8 @@ def plan_topic(
     `backfill_topic`.
     """
     kafka_settings(target.cluster)  # raises for unsupported settings before any work starts
-    asked, left_out = in_loop(backfill_input(target.options))
-    topics = {view.tp.topic for view, _ in asked}
+    selections, left_out = in_loop(backfill_input(target.options))
+    topics = {view.tp.topic for view, _ in selections}
     if len(topics) > 1:
         raise ConfigError(
             f"--to-topic takes records of one topic, not of {', '.join(sorted(topics))}"
@@ -148,39 +148,42 @@ def plan_topic(
             f"topic {target.topic} is not there: make it first", error.error_code
         ) from error
     there = len(info.leaders)
-    needed = max((view.tp.partition for view, _ in asked), default=-1) + 1
-    said = None
-    if asked:
-        said = in_loop(described_partitions(target.options, asked[0][0].tp.topic_id))
-    if there < max(needed, said or 0):
-        what = f"at least {needed}" if said is None else str(said)
+    needed = max((view.tp.partition for view, _ in selections), default=-1) + 1
+    reason = None
+    if selections:
+        reason = in_loop(described_partitions(target.options, selections[0][0].tp.topic_id))
+    if there < max(needed, reason or 0):
+        what = f"at least {needed}" if reason is None else str(reason)
         raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {what}")
     found = [
         PartitionTask(task, span.end, _id_text(info))
-        for view, span in sorted(asked, key=lambda one: one[0].tp)
+        for view, span in sorted(selections, key=lambda one: one[0].tp)
         for task in plan_tasks([(view, span)], partition_bytes_max=2**62)
     ]
     return found, left_out
 
 
-def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartition:
+def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> CopiedPartition:
     """Runs in a worker process. Raises ConfigError, ClusterError, CorruptSegment, RecordsTooLarge,
     RemoteStorageError.
     """
-    tp, place = wanted.task.tp, TopicPartition(target.topic, wanted.task.tp.partition)
+    tp, place = (
+        partition_task.task.tp,
+        TopicPartition(target.topic, partition_task.task.tp.partition),
+    )
     group = f"fetchproxy-backfill-{tp.topic}"
-    origin = _Origin(str(tp.topic_id), wanted.target_id)
+    origin = _Origin(str(tp.topic_id), partition_task.target_id)
     copied, skipped_records = _Transactions(place, group, origin.encode()), SkippedRecords()
     try:
         # Closing the producer aborts an open transaction.
-        with closing(_producer(target, wanted)) as producer:
+        with closing(_producer(target, partition_task)) as producer:
             try:
                 # Fences an earlier producer of this partition and aborts its open transaction.
                 producer.init_transactions()
                 done = _come_to(target, group, place, origin)
                 copied.begin(producer, done)
-                end = max(wanted.end, done or 0)
-                if (task := _from_offset(wanted.task, done or 0)) is not None:
+                end = max(partition_task.end, done or 0)
+                if (task := _from_offset(partition_task.task, done or 0)) is not None:
                     for batch in read_task(
                         target.options, task, COLUMNS, skipped_records=skipped_records, exact=True
                     ):
@@ -191,9 +194,9 @@ def copy_partition(target: TopicTarget, wanted: PartitionTask) -> CopiedPartitio
     except ClusterError as error:
         raise ClusterError(f"{tp}: {error}", error.error_code) from error
     except KafkaError as error:
-        raise _in_words(error, target, wanted, copied.refused_from) from error
-    if (said := _moved(target, wanted.target_id)) is not None:
-        raise ClusterError(f"{tp}: {said}")
+        raise _in_words(error, target, partition_task, copied.refused_from) from error
+    if (reason := _moved(target, partition_task.target_id)) is not None:
+        raise ClusterError(f"{tp}: {reason}")
     left_out = skipped_records.records, skipped_records.faults
     return CopiedPartition(place.partition, copied.records, end, *left_out)
 
@@ -318,8 +321,8 @@ class _Producer(KafkaProducer):  # type: ignore[misc]
         for _ in range(TRANSACTION_LOOKS_MAX):
             if result.wait(timeout_ms=LOOK_EVERY_S * 1000):
                 return
-            if (said := self._moved()) is not None:
-                raise ClusterError(said)
+            if (reason := self._moved()) is not None:
+                raise ClusterError(reason)
         waited_s = TRANSACTION_LOOKS_MAX * LOOK_EVERY_S
         raise KafkaTimeoutError(f"the brokers have not ended a transaction within {waited_s} s")
 
@@ -425,10 +428,10 @@ def kafka_settings(config: ClusterConfig) -> dict[str, Any]:
     return settings
 
 
-def _producer(target: TopicTarget, wanted: PartitionTask) -> _Producer:
-    tp = wanted.task.tp
+def _producer(target: TopicTarget, task: PartitionTask) -> _Producer:
+    tp = task.task.tp
     return _Producer(
-        partial(_moved, target, wanted.target_id),
+        partial(_moved, target, task.target_id),
         **kafka_settings(target.cluster),
         transactional_id=f"fetchproxy-backfill-{tp.topic_id}-{tp.partition}-{target.topic}",
         value_serializer=_Nulls(),
@@ -497,15 +500,15 @@ async def _topic(config: Config, topic: str) -> TopicInfo:
 
 
 def _in_words(
-    error: KafkaError, target: TopicTarget, wanted: PartitionTask, refused_from: int | None
+    error: KafkaError, target: TopicTarget, task: PartitionTask, refused_from: int | None
 ) -> ClusterError:
-    what = str(wanted.task.tp)
+    what = str(task.task.tp)
     if refused_from is not None:
         what += f", at or after offset {refused_from}"
     if isinstance(error, ProducerFencedError):
         return ClusterError(f"{what}: another backfill into the same topic has taken over")
-    if (said := _moved(target, wanted.target_id)) is not None:
-        return ClusterError(f"{what}: {said}")
+    if (reason := _moved(target, task.target_id)) is not None:
+        return ClusterError(f"{what}: {reason}")
     kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
     remedy = _REMEDIES.get(type(error), "").format(topic=target.topic)
     return kind(f"{what}: {type(error).__name__}: {error}{remedy}")

@@ -122,11 +122,11 @@ class PartitionFigures:
 
     @property
     def size_bytes(self) -> int:
-        return sum(held.size_bytes for held in self.held)
+        return sum(segment.size_bytes for segment in self.held)
 
     @property
     def records(self) -> int:
-        return sum(held.records for held in self.held)
+        return sum(segment.records for segment in self.held)
 
     @property
     def oldest_ms(self) -> int | None:
@@ -134,7 +134,7 @@ class PartitionFigures:
 
     @property
     def newest_ms(self) -> int | None:
-        return max((held.newest_ms for held in self.held), default=None)
+        return max((segment.newest_ms for segment in self.held), default=None)
 
 
 async def measure_partition(
@@ -148,7 +148,7 @@ async def measure_partition(
     look = await look_at_offsets(rsm.objects, rlmm, tp)
     view = await rlmm.refresh(tp, float("-inf"))
     codecs, unreadable, too_large = await _sampled(rsm, view)
-    held = held_by(view)
+    segments = held_by(view)
     kept = segments_kept(view, retained_from(view, retention, now_ms))
     held_up = held_up_by(kept, retention.remote_ms, now_ms)
     return PartitionFigures(
@@ -158,11 +158,11 @@ async def measure_partition(
         gap_offsets=_count(look.found.gaps),
         missing_offsets=_count(look.found.missing),
         not_known_offsets=_count(look.found.not_known),
-        held=held,
+        held=segments,
         codecs=codecs,
         samples_unreadable=unreadable,
         samples_too_large=too_large,
-        ahead=forecast(held, retention, now_ms),
+        ahead=forecast(segments, retention, now_ms),
         held_up=int(held_up is not None),
     )
 
@@ -182,10 +182,10 @@ def held_by(view: PartitionView) -> tuple[SegmentFigures, ...]:
     return tuple(found)
 
 
-def figures_by_day(held: Iterable[SegmentFigures]) -> tuple[Day, ...]:
+def figures_by_day(segments: Iterable[SegmentFigures]) -> tuple[Day, ...]:
     """The figures by day, in order, without empty days."""
     days: dict[int, Day] = {}
-    for one in held:
+    for one in segments:
         day = one.newest_ms // DAY_MS
         days[day] = days.get(day, Day(day, 0, 0, 0)).plus(Day(day, one.size_bytes, one.records, 1))
     return tuple(days[day] for day in sorted(days))
@@ -253,33 +253,33 @@ async def _beginning(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadat
     return await rsm.fetch_log_segment(segment, ByteRange(0, end))
 
 
-def forecast(held: Sequence[SegmentFigures], retention: Retention, now_ms: int) -> Forecast:
-    """The forecast of one partition. `held`: in offset order."""
-    since_ms = min((one.newest_ms for one in held), default=now_ms)
+def forecast(segments: Sequence[SegmentFigures], retention: Retention, now_ms: int) -> Forecast:
+    """The forecast of one partition. `segments`: in offset order."""
+    since_ms = min((one.newest_ms for one in segments), default=now_ms)
     days = min(max(now_ms - since_ms, 0) / DAY_MS, float(RATE_DAYS))
-    deletion = _next_deletion_ms(held, retention)
+    deletion = _next_deletion_ms(segments, retention)
     if days < HISTORY_DAYS_MIN:
         return Forecast(days, None, None, deletion)
-    recent = sum(one.size_bytes for one in held if one.newest_ms >= now_ms - days * DAY_MS)
+    recent = sum(one.size_bytes for one in segments if one.newest_ms >= now_ms - days * DAY_MS)
     rate = round(recent / days)
-    sizes = [_size_after(held, retention, now_ms, rate, ahead) for ahead in HORIZON_DAYS]
+    sizes = [_size_after(segments, retention, now_ms, rate, ahead) for ahead in HORIZON_DAYS]
     return Forecast(days, rate, tuple(sizes), deletion)
 
 
 def _size_after(
-    held: Sequence[SegmentFigures], retention: Retention, now_ms: int, rate: int, days: int
+    segments: Sequence[SegmentFigures], retention: Retention, now_ms: int, rate: int, days: int
 ) -> int:
-    stays, grown_days = list(held), float(days)
+    stays, grown_days = list(segments), float(days)
     if retention.remote_ms >= 0:
         oldest_ms = now_ms + days * DAY_MS - retention.remote_ms
-        stays = [one for one in held if one.newest_ms >= oldest_ms]
+        stays = [one for one in segments if one.newest_ms >= oldest_ms]
         grown_days = min(grown_days, retention.remote_ms / DAY_MS)
     size = sum(one.size_bytes for one in stays) + round(rate * grown_days)
     return size if retention.remote_bytes < 0 else min(size, retention.remote_bytes)
 
 
-def _next_deletion_ms(held: Sequence[SegmentFigures], retention: Retention) -> int | None:
-    if retention.remote_ms < 0 or len(held) < 2:  # the newest segment always stays
+def _next_deletion_ms(segments: Sequence[SegmentFigures], retention: Retention) -> int | None:
+    if retention.remote_ms < 0 or len(segments) < 2:  # the newest segment always stays
         return None
-    at_ms = held[0].newest_ms + retention.remote_ms
+    at_ms = segments[0].newest_ms + retention.remote_ms
     return at_ms if at_ms <= _TIMESTAMP_MAX_MS else None

@@ -104,18 +104,18 @@ def mirror(
     if same_place(store_url(config), to):
         raise ConfigError("--from and --to are the same place")
     places = Places(for_executors(config), to)
-    said = places.ask(partial(_begin, to))
-    if said is None:
+    identity = places.ask(partial(_begin, to))
+    if identity is None:
         if not cut_over:
             raise ArchiveMismatch("the archive at --from has moved to --to already")
         return Mirrored(cut_over=True)
-    if said.moved is not None and not cut_over:
+    if identity.moved is not None and not cut_over:
         raise ArchiveMismatch(
             "the archive at --from is being moved to --to: finish the move with --cut-over"
         )
     options = replace(options, opens=cut_over)
     done = _one_run(runner, places, options, on_result)
-    return _cut_over(runner, places, options, said, done) if cut_over else done
+    return _cut_over(runner, places, options, identity, done) if cut_over else done
 
 
 async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIdentity | None:
@@ -123,14 +123,14 @@ async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIden
 
     The archive notes the copy, because `keys rewrap` has to know which copies need old keys.
     """
-    said = await moving.begin_mirror(source, target, to)
-    if said.moved is not None and await moving.is_cut_over(target):
+    identity = await moving.begin_mirror(source, target, to)
+    if identity.moved is not None and await moving.is_cut_over(target):
         return None
     try:
         await source.rsm.objects.note_mirror(without_secrets(to))
     except StorageDenied as error:
         log.warning("mirror_not_noted", error=str(error))
-    return said
+    return identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,16 +181,20 @@ def _one_run(
 
 
 def _cut_over(
-    runner: Runner, places: Places, options: MirrorOptions, said: ArchiveIdentity, done: Mirrored
+    runner: Runner,
+    places: Places,
+    options: MirrorOptions,
+    identity: ArchiveIdentity,
+    done: Mirrored,
 ) -> Mirrored:
     """Moves the archive to the copy. After any error, the archive stays at the old place."""
     refused = _why_not(done, options)
     if refused is not None:
-        if said.moved is not None:
-            places.ask(lambda source, target: moving.take_back(source, said))
+        if identity.moved is not None:
+            places.ask(lambda source, target: moving.take_back(source, identity))
         done.refused = refused
         return done
-    moved = places.ask(partial(_marked, said, places.to))
+    moved = places.ask(partial(_marked, identity, places.to))
     try:
         last = _one_run(
             runner, places, replace(options, compare=False), on_result=lambda mirrored: None
@@ -220,12 +224,12 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
 
 
 async def _marked(
-    said: ArchiveIdentity, to: str, source: MirrorSide, target: MirrorSide
+    identity: ArchiveIdentity, to: str, source: MirrorSide, target: MirrorSide
 ) -> ArchiveIdentity:
-    if said.moved is not None:
-        return said  # marked by an interrupted run
+    if identity.moved is not None:
+        return identity  # marked by an interrupted run
     await moving.check_nobody_archives(source)
-    return await moving.mark_moved(source, said, to, wall_clock_ms())
+    return await moving.mark_moved(source, identity, to, wall_clock_ms())
 
 
 async def _handed_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:
@@ -308,7 +312,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
 
 
 async def _moved_at_ms(to: str, source: MirrorSide, target: MirrorSide) -> int:
-    said = await moving.begin_mirror(source, target, to)
-    if said.moved is None or not await moving.is_cut_over(target):
+    identity = await moving.begin_mirror(source, target, to)
+    if identity.moved is None or not await moving.is_cut_over(target):
         raise ArchiveMismatch("the archive at --from has not moved to --to")
-    return said.moved.at_ms
+    return identity.moved.at_ms

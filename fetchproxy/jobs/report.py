@@ -171,14 +171,14 @@ def _topics_table(figures: Figures) -> str:
 
 
 def _sums(figures: Figures) -> list[str]:
-    held = [one for f in figures for one in f.held]
+    segments = [one for f in figures for one in f.held]
     oldest = [f.oldest_ms for f in figures if f.oldest_ms is not None]
     newest = [f.newest_ms for f in figures if f.newest_ms is not None]
     rates = [f.ahead.bytes_per_day for f in figures if f.ahead.bytes_per_day is not None]
     return [
-        f"{len(held):,}",
-        f"{sum(one.records for one in held):,}",
-        decimal(sum(one.size_bytes for one in held)),
+        f"{len(segments):,}",
+        f"{sum(one.records for one in segments):,}",
+        decimal(sum(one.size_bytes for one in segments)),
         _packed(add_codecs(codec for f in figures for codec in f.codecs)),
         _moment(min(oldest)) if oldest else "–",
         _moment(max(newest)) if newest else "–",
@@ -188,7 +188,7 @@ def _sums(figures: Figures) -> list[str]:
 
 def _topic(figures: Figures) -> str:
     tp = figures[0].tp
-    held = [one for f in figures for one in f.held]
+    segments = [one for f in figures for one in f.held]
     partitions = _table(
         ["partition", *_SUM_NAMES], [[str(f.tp.partition), *_sums([f])] for f in figures]
     )
@@ -197,9 +197,9 @@ def _topic(figures: Figures) -> str:
             f"<h2>{escape(tp.topic)}</h2><p class=note>topic id {tp.topic_id}</p>",
             _notes(figures),
             "<h3>Archived by day of the newest record</h3>",
-            _days_chart(tp.topic, held),
+            _days_chart(tp.topic, segments),
             f"<h3>Size now and ahead</h3><p class=note>{_stands_on(figures)}</p>",
-            _size_chart(tp.topic, sum(one.size_bytes for one in held), _sizes_ahead(figures)),
+            _size_chart(tp.topic, sum(one.size_bytes for one in segments), _sizes_ahead(figures)),
             "<h3>Compression</h3>",
             _codec_table(add_codecs(codec for f in figures for codec in f.codecs)),
             f"<details><summary>{len(figures)} partitions</summary>{partitions}</details>",
@@ -248,14 +248,14 @@ def _notes(figures: Figures) -> str:
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
 
 
-def _days_chart(topic: str, held: Iterable[SegmentFigures]) -> str:
+def _days_chart(topic: str, segments: Iterable[SegmentFigures]) -> str:
     bars = [
         Bar(
             str(_date(day.day) or f"day {day.day}"),
             day.size_bytes,
             f"{_date(day.day)}: {decimal(day.size_bytes)}",
         )
-        for day in fewer(figures_by_day(held))
+        for day in fewer(figures_by_day(segments))
     ]
     return bar_chart(f"{topic}: bytes by day", bars)
 

@@ -303,12 +303,12 @@ class _Doing(Generic[T, R]):
                 self.on_result(outcome)
 
     def progress(self) -> Progress:
-        sizes, told = dict(self.sizes), dict(self._told).values()
+        sizes, reports = dict(self.sizes), dict(self._told).values()
         return Progress(
             len(sizes),
             len(self.items),
-            sum(sizes.values()) + sum(done for done, _ in told),
-            sum(done / total for done, total in told if total),
+            sum(sizes.values()) + sum(done for done, _ in reports),
+            sum(done / total for done, total in reports if total),
         )
 
     def left(self) -> str:
@@ -391,8 +391,8 @@ def _errors_of(name: str) -> Iterator[list[Failure]]:
 
 
 def _in_words(error: BaseException, is_defect: bool) -> str:
-    said = f"{type(error).__name__}: {error}"
-    return f"{said} (a defect of fetchproxy: the log has it in full)" if is_defect else said
+    text = f"{type(error).__name__}: {error}"
+    return f"{text} (a defect of fetchproxy: the log has it in full)" if is_defect else text
 
 
 def named(names: Sequence[str]) -> str:

@@ -134,12 +134,16 @@ async def _with_stored(
     """The report with the archivers' recorded concerns added, and `Verified.not_asked`."""
     async with stored_archive(config) as archive:
         stored = await read_published_conditions(archive.rsm.objects)
-        said = await archive.rsm.identity.look()
-    if said is not None and said.is_mirror:
+        identity = await archive.rsm.identity.look()
+    if identity is not None and identity.is_mirror:
         report.published_conditions.append(mirror_in_words(store_url(config)))
     report.published_conditions = list(with_stored(report.published_conditions, stored, topic))
-    not_asked = said is not None and said.manager not in (None, MIRROR, config.metadata.ruling)
-    return report, str(said.manager) if said and not_asked else None
+    not_asked = identity is not None and identity.manager not in (
+        None,
+        MIRROR,
+        config.metadata.ruling,
+    )
+    return report, str(identity.manager) if identity and not_asked else None
 
 
 def together(reports: Iterable[VerifyReport]) -> VerifyReport:

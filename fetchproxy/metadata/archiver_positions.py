@@ -85,11 +85,11 @@ async def encode_positions(
     for piece in pieces(sorted(topics)):
         texts += [f'"{uuid_text(topic_id)}":{_json(topics[topic_id])}' for topic_id in piece]
         await asyncio.sleep(0)
-    said = (
+    lines = (
         f'"troubles":{_json(operator_notes.troubles)},"retention":{_json(operator_notes.retention)}'
     )
     return (
-        f'{{"version":{_VERSION},"beat":{beat},{said},"positions":{{{",".join(texts)}}}}}\n'
+        f'{{"version":{_VERSION},"beat":{beat},{lines},"positions":{{{",".join(texts)}}}}}\n'
     ).encode()
 
 
@@ -226,12 +226,12 @@ class ArchiverPositions:
             return own
         oldest = self._clock() - SILENT_MAX_S
         key = (tp.topic_id, tp.partition)
-        told = [
-            said.positions[key]
-            for said in self._said.values()
-            if said.seen_at > oldest and key in said.positions
+        positions = [
+            stored.positions[key]
+            for stored in self._said.values()
+            if stored.seen_at > oldest and key in stored.positions
         ]
-        return min(told, default=None)
+        return min(positions, default=None)
 
     def accumulates(self, topic_id: UUID) -> bool:
         """Whether `archiver_position` may know a partition of the topic. Never blocks."""
@@ -239,7 +239,7 @@ class ArchiverPositions:
             return True
         oldest = self._clock() - SILENT_MAX_S
         return any(
-            said.seen_at > oldest and topic_id in said.topics for said in self._said.values()
+            stored.seen_at > oldest and topic_id in stored.topics for stored in self._said.values()
         )
 
     async def _read(self, _: None, began_at: float) -> None:
@@ -251,12 +251,12 @@ class ArchiverPositions:
 
     async def _read_all(self, began_at: float) -> dict[str, _Said]:
         listed = [stored async for stored in self._rsm.objects.list_archiver_positions()]
-        said: dict[str, _Said] = {}
+        found: dict[str, _Said] = {}
         apart_s = began_at - self._looked_at
         for stored in listed:
             known = self._said.get(stored.key)
             if known is not None and known.version == stored.version:
-                said[stored.key] = _unchanged(known, began_at, apart_s)
+                found[stored.key] = _unchanged(known, began_at, apart_s)
                 continue
             positions: Positions = {}
             operator_notes = OperatorNotes()
@@ -268,10 +268,10 @@ class ArchiverPositions:
             except CorruptSegment as error:
                 log.warning("archiver_positions_unreadable", key=stored.key, error=str(error))
             topics = frozenset(topic_id for topic_id, _ in positions)
-            said[stored.key] = _Said(
+            found[stored.key] = _Said(
                 stored.version, began_at, positions, topics, operator_notes, began_at
             )
-        return said
+        return found
 
     def _tell(self, looked_at: float) -> None:
         """Report which archivers work and which are silent. An archiver whose partitions other

@@ -320,10 +320,10 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         return self._size
 
     def find(self, segment_id: UUID, start_offset: int) -> int | None:
-        wanted = segment_id.bytes
+        raw_id = segment_id.bytes
         row = bisect_left(self._starts, start_offset, self._first, self._end)
         while row < self._end and self._starts[row] == start_offset:
-            if self._columns.ids[16 * row : 16 * row + 16] == wanted:
+            if self._columns.ids[16 * row : 16 * row + 16] == raw_id:
                 return row - self._first
             row += 1
         return None
@@ -390,22 +390,26 @@ def _columns(
     """None: the segments overlap or are not in order, or a value is impossible. Then the caller
     decodes them one by one, which reports the error.
     """
-    said = dict(zip(HEAD_FIELDS, zip(*heads, strict=True), strict=True))
-    said |= zip(TAIL_FIELDS, zip(*tails, strict=True), strict=True)
-    starts, ends, copied = said["start_offset"], said["end_offset"], said["copied_end_offset"]
+    by_field = dict(zip(HEAD_FIELDS, zip(*heads, strict=True), strict=True))
+    by_field |= zip(TAIL_FIELDS, zip(*tails, strict=True), strict=True)
+    starts, ends, copied = (
+        by_field["start_offset"],
+        by_field["end_offset"],
+        by_field["copied_end_offset"],
+    )
     if starts[0] < 0 or not all(map(ge, ends, starts)) or not all(map(gt, starts[1:], ends)):
         return None
-    sizes = said["segment_size_bytes"]
+    sizes = by_field["segment_size_bytes"]
     highest, size_max = max(ends[-1], *copied), max(sizes)
     if highest > OFFSET_MAX or min(sizes) < 0 or size_max > SEGMENT_BYTES_MAX:
         return None
-    ids = said["segment_id"]
+    ids = by_field["segment_id"]
     clipped = {}
     if copied.count(NO_OFFSET) < len(copied):
         clipped = {i: end for i, end in zip(ids, copied, strict=True) if end != NO_OFFSET}
         if any(NO_OFFSET != stored < end for stored, end in zip(copied, ends, strict=True)):
             return None
-    values = {name: array(typecode, said[name]) for name, typecode in _COLUMNS.items()}
+    values = {name: array(typecode, by_field[name]) for name, typecode in _COLUMNS.items()}
     pool, start_at, size = EpochPool(), 2 + START_AT, SEGMENT_EPOCH.size
     epochs = [
         pool.number(

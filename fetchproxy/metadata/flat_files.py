@@ -233,8 +233,8 @@ def _last_checkpoint(raw: bytes) -> tuple[int, int]:
 
 
 def _checkpoint(metadata_topic_offset: int, checksum: int) -> bytes:
-    said = _CHECKPOINT_LEAD + INT64.pack(metadata_topic_offset)
-    return said + UINT32.pack(crc32c(said, checksum))
+    content = _CHECKPOINT_LEAD + INT64.pack(metadata_topic_offset)
+    return content + UINT32.pack(crc32c(content, checksum))
 
 
 def _holds(raw: bytes, at: int, checksum: int) -> int | None:

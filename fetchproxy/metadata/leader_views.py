@@ -77,23 +77,23 @@ class LeaderLog:
 
     async def _ask_ends(
         self,
-        asked: Collection[tuple[TopicIdPartition, int]],
+        pairs: Collection[tuple[TopicIdPartition, int]],
         tell: OnResult[tuple[TopicIdPartition, int], Told],
     ) -> None:
-        waiting = list(asked)
+        waiting = list(pairs)
         while waiting:  # more than once only if a partition is asked about two epochs
             epochs: dict[TopicIdPartition, int] = {}
             for tp, epoch in waiting:
                 epochs.setdefault(tp, epoch)
 
-            def told(
+            def result_of(
                 tp: TopicIdPartition,
                 end: Told | ClusterError,
                 of: Mapping[TopicIdPartition, int] = epochs,
             ) -> None:
                 tell((tp, of[tp]), end)
 
-            await self._cluster.ask_epoch_ends(epochs, told)
+            await self._cluster.ask_epoch_ends(epochs, result_of)
             waiting = [(tp, epoch) for tp, epoch in waiting if epochs[tp] != epoch]
 
     async def _ask_log_offsets(
@@ -281,8 +281,8 @@ class LeaderViews(PartitionViews):
             return None if known.segments else known
         if known.segments and self._has_new_leader(known.tp, checked):
             return None
-        shown = checked.show(known)
-        return None if checked.lacks_response else shown
+        view = checked.show(known)
+        return None if checked.lacks_response else view
 
     async def check(
         self, tps: Iterable[TopicIdPartition], deadline: float
@@ -333,7 +333,7 @@ class LeaderViews(PartitionViews):
             return
         compared = await compare_with_leader(self._leader, tp, compared_lineage(view), end)
         checked = self._checked[tp] = _Checked(compared, self._leader.known_epoch(tp))
-        shown = checked.show(view).log_end_offset or 0
+        known_end = checked.show(view).log_end_offset or 0
         if checked.begins_again:
             self._warnings.warn(
                 "log_begins_again",
@@ -343,12 +343,12 @@ class LeaderViews(PartitionViews):
                 leader_epoch=compared.leader_epoch,
                 remedy=f"fetchproxy resolve {tp}",
             )
-        elif shown < end:
+        elif known_end < end:
             self._warnings.warn(
                 "archive_parted_from_leader",
                 tp,
                 **tp.logged,
                 archive_end=end,
-                shared_end=shown,
+                shared_end=known_end,
                 leader_epoch=compared.leader_epoch,
             )

@@ -123,8 +123,8 @@ def merged_end_offset(
     if broker.epoch != requested or broker.end_offset < 0 or not archived:
         return broker
     if apart_to is not None:
-        told = end_offset_for(archived, requested, apart_to)
-        return told if told.end_offset > broker.end_offset else broker
+        stated = end_offset_for(archived, requested, apart_to)
+        return stated if stated.end_offset > broker.end_offset else broker
     if local_epoch is not None and 0 <= local_epoch <= requested:
         return broker
     floor = max((e.epoch for e in archived if e.epoch <= requested), default=requested)
@@ -255,22 +255,22 @@ def _walk_back(
     bound = end_offset
     at = len(lineage) - 1
     while at >= 0:
-        asked = lineage[at].epoch
-        response = leader.ends.get(asked)
+        epoch = lineage[at].epoch
+        response = leader.ends.get(epoch)
         if response is None:
-            return AskEpoch(asked)
+            return AskEpoch(epoch)
         if response.epoch == UNDEFINED_EPOCH or response.end_offset < 0:
-            return Undecided(f"the leader knows no epoch as high as {asked}", bound)
+            return Undecided(f"the leader knows no epoch as high as {epoch}", bound)
         if response.end_offset <= lineage[0].start_offset:
             return Shared(min(bound, lineage[0].start_offset))  # all of the copy is of other epochs
-        if response.epoch == asked and (response.end_offset < bound or bound < end_offset):
+        if response.epoch == epoch and (response.end_offset < bound or bound < end_offset):
             # Is this the epoch's end, or the start of the leader's remaining log?
             if leader.log_start_epoch is None:
                 return AskLogStart()
-            if leader.log_start_epoch > asked:
+            if leader.log_start_epoch > epoch:
                 at_most = min(bound, response.end_offset)
                 return Undecided(
-                    f"it diverged from the leader's log in epoch {asked} or before, at or below "
+                    f"it diverged from the leader's log in epoch {epoch} or before, at or below "
                     f"offset {at_most}, and the leader has deleted all records below that",
                     at_most,
                 )

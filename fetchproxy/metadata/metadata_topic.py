@@ -107,11 +107,11 @@ class KafkaMetadataLog:
             _MAGIC, 0, False, _NO_PRODUCER, _NO_PRODUCER, _NO_PRODUCER, batch_size=0
         )
         batch.append(0, self._wall_clock_ms(), None, value, [])
-        asked = ProduceRequest.TopicProduceData
-        place = asked.PartitionProduceData(index=partition, records=bytes(batch.build()))
+        topic_type = ProduceRequest.TopicProduceData
+        place = topic_type.PartitionProduceData(index=partition, records=bytes(batch.build()))
 
         async def ask(connection: BrokerConnection, topic: TopicInfo) -> int:
-            data = asked(name=topic.name, topic_id=topic.topic_id, partition_data=[place])
+            data = topic_type(name=topic.name, topic_id=topic.topic_id, partition_data=[place])
             request = ProduceRequest(
                 transactional_id=None, acks=_ALL_REPLICAS, timeout_ms=wait_max_ms, topic_data=[data]
             )
@@ -164,13 +164,13 @@ class KafkaMetadataLog:
         wait_max_ms = self._cluster_config.request_max_ms
 
         settings = {**SETTINGS, "min.insync.replicas": str(max(1, replicas - 1))}
-        asked = CreateTopicsRequest.CreatableTopic
-        topic = asked(
+        topic_type = CreateTopicsRequest.CreatableTopic
+        topic = topic_type(
             name=name,
             num_partitions=partitions,
             replication_factor=replicas,
             assignments=[],
-            configs=[asked.CreatableTopicConfig(name=k, value=v) for k, v in settings.items()],
+            configs=[topic_type.CreatableTopicConfig(name=k, value=v) for k, v in settings.items()],
         )
         request = CreateTopicsRequest(topics=[topic], timeout_ms=wait_max_ms, validate_only=False)
 

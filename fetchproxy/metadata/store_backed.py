@@ -165,9 +165,9 @@ class StoredPartition:
         self.gaps, self.awaited = gaps, ()
         if gaps is not None:
             stated = [c.recorded_from for c in found if isinstance(c, FinishedOffsets)]
-            shown = self.table.view(began_at)
-            first = min(stated, default=shown.log_start_offset or 0)
-            self.awaited = tuple(shown.not_copied(first, gaps))
+            view = self.table.view(began_at)
+            first = min(stated, default=view.log_start_offset or 0)
+            self.awaited = tuple(view.not_copied(first, gaps))
 
     def view(self, read_at: float) -> PartitionView:
         unreadable = {problem.base_offset for problem in self.problems}
@@ -218,10 +218,10 @@ class PartitionRead:
                 self._contents[entry.stored.key] = partition.objects[entry.stored.key]
             elif (
                 isinstance(entry, SegmentMetadataObject)
-                and (said := collected_segment(collected, entry)) is not None
+                and (segment := collected_segment(collected, entry)) is not None
             ):
-                partition.note(entry.stored, said)
-                self._contents[entry.stored.key] = (entry.stored.version, said)
+                partition.note(entry.stored, segment)
+                self._contents[entry.stored.key] = (entry.stored.version, segment)
             else:
                 waiting.append(entry)
         return waiting
@@ -236,21 +236,21 @@ class PartitionRead:
             self.partition.note_content(entry, raw)
             self._contents[key] = self.partition.objects[key]
 
-    def land(self, shown: tuple[float, PartitionView] | None) -> PartitionView:
-        """The new view. `shown`: the last view, with the loop time at which its listing began."""
+    def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
+        """The new view. `cached`: the last view, with the loop time at which its listing began."""
         partition = self.partition
-        if shown is not None and shown[0] > self._began_at:
-            return shown[1]  # a later listing was faster
+        if cached is not None and cached[0] > self._began_at:
+            return cached[1]  # a later listing was faster
         gaps = tuple(self._gaps) if self._of_mirror else None
         # A rebuild of thousands of segments holds the loop, and usually nothing has changed.
         if (
-            shown is not None
+            cached is not None
             and self._contents == partition.built
             and partition.put_at < partition.built_at
-            and shown[1].raised_log_start == partition.table.raised_log_start
+            and cached[1].raised_log_start == partition.table.raised_log_start
             and partition.gaps == gaps
         ):
-            return replace(shown[1], read_at=self._began_at)
+            return replace(cached[1], read_at=self._began_at)
         # No `await` from here on, so no put can come between the build and the view.
         partition.build(self._contents, self._began_at, gaps)
         return partition.view(self._began_at)
@@ -410,23 +410,23 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
         now = asyncio.get_running_loop().time()
         partition.put(metadata, now, 2 * self._read_max_ms / 1000)
-        shown = self._views.cached(tp)
-        if shown is not None:
-            self._views.replace(tp, partition.view(shown.read_at))
+        cached = self._views.cached(tp)
+        if cached is not None:
+            self._views.replace(tp, partition.view(cached.read_at))
         self._names.setdefault(tp.topic_id, set()).add(tp.topic)
         self._note_put(tp.topic_id)
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
-        shown = await self.refresh(tp, float("-inf"))
+        fresh = await self.refresh(tp, float("-inf"))
         partition = self._partition(tp)
         if offset <= partition.table.raised_log_start:
-            return shown
+            return fresh
         after_epoch = partition.table.history.after_epoch
         content = encode_log_start(tp, offset)
         await self._rsm.put_log_start_offset(tp, offset, content, after_epoch)
         partition.table.take(LogStartOffset(tp, offset, -1, after_epoch))
-        shown = self._views.cached(tp) or shown
-        view = partition.view(shown.read_at)
+        fresh = self._views.cached(tp) or fresh
+        view = partition.view(fresh.read_at)
         self._views.replace(tp, view)
         raised = partition.table.raised
         lower = [one for one in partition.log_starts if one.offset < raised(one.after_epoch)]
@@ -448,8 +448,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         else:
             await self._rsm.forget_partition(tp)
             self._topics.get(tp.topic_id, {}).pop(tp, None)
-            if (shown := self._views.cached(tp)) is not None:
-                self._views.replace(tp, PartitionTable(tp).view(shown.read_at))
+            if (cached := self._views.cached(tp)) is not None:
+                self._views.replace(tp, PartitionTable(tp).view(cached.read_at))
 
     async def partition_deletion(
         self, tp: TopicIdPartition, not_older_than: float

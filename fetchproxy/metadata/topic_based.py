@@ -496,10 +496,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         assert read_at is not None  # `refresh` came first
         problems = self._follower.problems(tp)
         made_from = (read_at, table.changes, len(problems))
-        shown = self._shown.get(tp)
+        cached = self._shown.get(tp)
         # During a restore the old view stays: `refresh` says that nothing newer is known.
-        if shown is not None and (table.restoring or shown[0] == made_from):
-            return shown[1]
+        if cached is not None and (table.restoring or cached[0] == made_from):
+            return cached[1]
         view = table.view(read_at)
         if problems:
             # The events may be about any offset that no segment covers.

@@ -50,11 +50,13 @@ class TopicDescriptions:
 
         new = [found for found in listed if found.key not in self._read]
         await for_each(new, lambda found: read(found.key, found.version), _READ_AT_ONCE)
-        said = [description for _, description in self._read.values() if description is not None]
-        self.by_id = {one.topic_id: one for one in said}
+        descriptions = [
+            description for _, description in self._read.values() if description is not None
+        ]
+        self.by_id = {one.topic_id: one for one in descriptions}
         return self.by_id
 
     def log_start(self, tp: TopicIdPartition) -> int:
         """Where the log of a partition without archived records begins; 0 if nobody knows."""
-        said = self.by_id.get(tp.topic_id)
-        return 0 if said is None else said.empty.get(tp.partition, 0)
+        description = self.by_id.get(tp.topic_id)
+        return 0 if description is None else description.empty.get(tp.partition, 0)

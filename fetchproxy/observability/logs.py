@@ -60,18 +60,18 @@ class RecentEvents:
 
     def note(self, event: str, level: str = "info", **details: object) -> None:
         """Notes an event. Cheap enough for each catch, too expensive for each frame."""
-        shown = {
+        fields = {
             name: MASK
             if is_secret_name(name)
             else harmless(mask_text(str(value)[:_DETAIL_CHARS_MAX]))
             for name, value in details.items()
         }
         last = self._ring[-1] if self._ring else None
-        if last is not None and (last.event, last.level, last.details) == (event, level, shown):
+        if last is not None and (last.event, last.level, last.details) == (event, level, fields):
             last.count += 1
             last.at = self.clock()
             return
-        self._ring.append(RecentEvent(self.clock(), level, event, 1, shown))
+        self._ring.append(RecentEvent(self.clock(), level, event, 1, fields))
 
     def newest_first(self) -> list[RecentEvent]:
         return list(reversed(self._ring))

@@ -526,10 +526,10 @@ def _pursued(fetch: DelayedRemoteFetch) -> list[int]:
     vain.
     """
     pursued: list[int] = []
-    asked = 0
+    chunks = 0
     for i, request in enumerate(fetch.requests):
-        if asked >= fetch.bytes_max and pursued:
+        if chunks >= fetch.bytes_max and pursued:
             break
         pursued.append(i)
-        asked += request.bytes_max
+        chunks += request.bytes_max
     return pursued

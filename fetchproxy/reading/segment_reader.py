@@ -323,18 +323,18 @@ class SegmentReader:
         Segments without such a batch are skipped. Only a view that was read at or after
         `fresh_since` decides that an offset is in a gap or not archived.
         """
-        wanted = offset
+        from_offset = offset
         while True:
-            metadata = view.segment_at_or_after(wanted)
-            if metadata is None or metadata.start_offset > wanted:
+            metadata = view.segment_at_or_after(from_offset)
+            if metadata is None or metadata.start_offset > from_offset:
                 if view.read_at < fresh_since:
                     return NeedView(view.tp, fresh_since)
-                if view.uncertain_at(wanted):
+                if view.uncertain_at(from_offset):
                     return CorruptSegment(
                         f"{view.tp}: the metadata of the segment with {offset} is unreadable, or "
                         "is not in this mirror yet"
                     )
-                gap = view.gap_around(wanted)
+                gap = view.gap_around(from_offset)
                 if gap is None:
                     return OffsetNotArchived(
                         f"{view.tp}: offset {offset} is in no segment; the archive holds "
@@ -345,16 +345,16 @@ class SegmentReader:
                         f"{view.tp}: offsets {gap[0]} to {gap[1]} were lost before they could be "
                         "archived"
                     )
-                wanted = gap[1] + 1
+                from_offset = gap[1] + 1
                 continue
             layout = self._memory.layout(metadata.segment_id.id.int)
             if layout is None:
                 need = NeedLayout(metadata)
                 return self._memory.damage(need, now) or need
-            number = layout.chunk_at_or_after(wanted)
+            number = layout.chunk_at_or_after(from_offset)
             if _counts(metadata, layout, number):
                 return NeedChunk(metadata, layout, number)
-            wanted = metadata.end_offset + 1
+            from_offset = metadata.end_offset + 1
 
     def following(
         self, place: NeedChunk, count: int, isolation: IsolationLevel, now: float

@@ -110,8 +110,8 @@ class TimestampLookup:
         metadata = view.segments[index]
         segment = metadata.segment_id.id.int
         from_offset = max(metadata.start_offset, view.raised_log_start)
-        asked = segment, timestamp_ms, from_offset, metadata.end_offset
-        if (known := self._found.get(asked)) is not None:
+        target = segment, timestamp_ms, from_offset, metadata.end_offset
+        if (known := self._found.get(target)) is not None:
             return known
         layout = self._memory.layout(segment)
         if layout is None:
@@ -125,12 +125,12 @@ class TimestampLookup:
         if chunk is None or len(chunk.view) > SHORT_BYTES_MAX:
             return None
         with _corrupt(metadata):
-            header = next((h for h in walk(chunk.view) if _may_have(h, asked)), None)
+            header = next((h for h in walk(chunk.view) if _may_have(h, target)), None)
         if header is None:
             return None
-        _, found = _search_short(chunk, header, need, asked)
+        _, found = _search_short(chunk, header, need, target)
         if found is not None:
-            self._found[asked] = found
+            self._found[target] = found
         return found
 
     async def _search(
@@ -160,40 +160,40 @@ class TimestampLookup:
     ) -> FoundRecord | None:
         layout = await self._layout(metadata, client)
         number: int | None = layout.chunk_at_or_after(from_offset)
-        asked = metadata.segment_id.id.int, timestamp_ms, from_offset, metadata.end_offset
+        target = metadata.segment_id.id.int, timestamp_ms, from_offset, metadata.end_offset
         while number is not None:
             number = layout.first_chunk_with_timestamp(timestamp_ms, number)
             if number is None or layout.first_offsets[number] > metadata.end_offset:
                 break
-            found = await self._search_at(NeedChunk(metadata, layout, number), asked, client)
+            found = await self._search_at(NeedChunk(metadata, layout, number), target, client)
             if found is not None:
-                self._found[asked] = found
+                self._found[target] = found
                 return found
             number += 1  # its records that are late enough lie below `from_offset`
         return None
 
     async def _search_at(
-        self, need: NeedChunk, asked: _Asked, client: Hashable
+        self, need: NeedChunk, target: _Asked, client: Hashable
     ) -> FoundRecord | None:
         position = 0
         kept: Chunk | None = None
         while True:
             chunk = kept or await self._chunk(need, client)
-            header = await self._next_batch(chunk, position, need, asked)
+            header = await self._next_batch(chunk, position, need, target)
             if header is None:
                 return None
             found: FoundRecord | None
-            if (found := self._found.get(asked)) is not None:  # by another client meanwhile
+            if (found := self._found.get(target)) is not None:  # by another client meanwhile
                 return found
-            is_searched, found = _search_short(chunk, header, need, asked)
+            is_searched, found = _search_short(chunk, header, need, target)
             if not is_searched:
-                work = _search(chunk, header, asked).work
+                work = _search(chunk, header, target).work
                 # What waits keeps its chunk only if the cache has dropped it once.
                 del chunk
                 async with self.turns.turn(client, work):
                     still = kept or self._memory.chunks.find(need.key)
                     if is_searched := still is not None:
-                        found = await self._search_long(still, header, need, asked)
+                        found = await self._search_long(still, header, need, target)
                     del still
             if found is not None:
                 return found
@@ -203,27 +203,27 @@ class TimestampLookup:
                 kept = await self._chunk(need, client)
 
     async def _next_batch(
-        self, chunk: Chunk, position: int, need: NeedChunk, asked: _Asked
+        self, chunk: Chunk, position: int, need: NeedChunk, target: _Asked
     ) -> BatchHeader | None:
         """The first batch from there on that may have the record."""
         with _corrupt(need.metadata):
             for piece in pieces(walk(chunk.view, position), HEADERS_AT_ONCE):
                 for header in piece:
-                    if _may_have(header, asked):
+                    if _may_have(header, target):
                         return header
                 await self._steps.go_on()
         return None
 
     async def _search_long(
-        self, chunk: Chunk, header: BatchHeader, need: NeedChunk, asked: _Asked
+        self, chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Asked
     ) -> FoundRecord | None:
         """Other work goes in between. If cancelled, it ends at its next step."""
-        if (known := self._found.get(asked)) is not None:
+        if (known := self._found.get(target)) is not None:
             return known
         TIMESTAMP_SEARCHES.inc()
         loop = asyncio.get_running_loop()
         with _corrupt(need.metadata):
-            search = _search(chunk, header, asked)
+            search = _search(chunk, header, target)
             while search.room is not None:
                 unpacked = await loop.run_in_executor(self._threads, search.unpack)
                 await in_steps(search.steps(unpacked), self._steps.go_on)
@@ -264,14 +264,14 @@ def _corrupt(metadata: RemoteLogSegmentMetadata) -> Iterator[None]:
         raise CorruptSegment(f"{metadata.topic_id_partition}: {error}") from error
 
 
-def _may_have(header: BatchHeader, asked: _Asked) -> bool:
-    _, timestamp_ms, from_offset, end_offset = asked
+def _may_have(header: BatchHeader, target: _Asked) -> bool:
+    _, timestamp_ms, from_offset, end_offset = target
     within = header.base_offset <= end_offset  # else it was clipped
     return within and header.max_timestamp >= timestamp_ms and header.last_offset >= from_offset
 
 
-def _search(chunk: Chunk, header: BatchHeader, asked: _Asked) -> BatchSearch:
-    _, timestamp_ms, from_offset, _ = asked
+def _search(chunk: Chunk, header: BatchHeader, target: _Asked) -> BatchSearch:
+    _, timestamp_ms, from_offset, _ = target
     return BatchSearch(chunk.view, header, timestamp_ms, from_offset)
 
 
@@ -280,13 +280,13 @@ def _found(search: BatchSearch, header: BatchHeader) -> FoundRecord | None:
 
 
 def _search_short(
-    chunk: Chunk, header: BatchHeader, need: NeedChunk, asked: _Asked
+    chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Asked
 ) -> tuple[bool, FoundRecord | None]:
     """(True, what was found); (False, None): it is too long to be searched in one turn."""
     if header.size > SHORT_BYTES_MAX or header.records_count > SHORT_RECORDS_MAX:
         return False, None
     with _corrupt(need.metadata):
-        search = _search(chunk, header, asked)
+        search = _search(chunk, header, target)
         if search.room is not None:
             at_once(search.steps(search.unpack()))
     return search.room is None, _found(search, header)

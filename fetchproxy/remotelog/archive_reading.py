@@ -167,9 +167,9 @@ class ArchiveReading:
     async def _described(self) -> frozenset[ArchiveLocation]:
         """The partitions that the archive knows without a record of theirs."""
         max_s = self._options.plan_max_ms / 1000
-        said = await with_retries("what describes topics", self._topics.refresh, max_s)
+        descriptions = await with_retries("what describes topics", self._topics.refresh, max_s)
         return frozenset(
-            (one.topic, number) for one in said.values() for number in range(one.partitions)
+            (one.topic, number) for one in descriptions.values() for number in range(one.partitions)
         )
 
     def _cached_views(self, cache_dir: str) -> Views:
@@ -212,9 +212,9 @@ class ArchiveReading:
         Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
         """
         self.check_bounds(views)
-        asked = [(view, await self.span_of(view)) for view in views.values()]
-        await self.check_no_loss((view, self.looked_at(span)) for view, span in asked)
-        return asked
+        selections = [(view, await self.span_of(view)) for view in views.values()]
+        await self.check_no_loss((view, self.looked_at(span)) for view, span in selections)
+        return selections
 
     def looked_at(self, span: OffsetSpan) -> OffsetSpan:
         """The offsets to check for loss: `earliest` and `latest` cover all that should be there."""
@@ -224,22 +224,22 @@ class ArchiveReading:
             ALL_OFFSETS.end if last is BoundKind.LATEST else span.end,
         )
 
-    async def check_no_loss(self, asked: Iterable[Selection]) -> None:
+    async def check_no_loss(self, selections: Iterable[Selection]) -> None:
         """Raises DataLoss if an offset is missing and `failOnDataLoss` is set.
 
         Also raises RemoteStorageError.
         """
         if self._options.fail_on_data_loss:
-            for tp, said in sorted((await self.holes(asked)).items()):
-                raise DataLoss(f"{tp}: {said}; {SKIPPED_RECORDS}")
+            for tp, holes in sorted((await self.holes(selections)).items()):
+                raise DataLoss(f"{tp}: {holes}; {SKIPPED_RECORDS}")
 
-    async def holes(self, asked: Iterable[Selection]) -> dict[TopicIdPartition, str]:
+    async def holes(self, selections: Iterable[Selection]) -> dict[TopicIdPartition, str]:
         """As `planning.holes_of`, which has the one rule for holes."""
         of_store = self._options.metadata_cache_dir is None
         look = partial(
             holes_of,
             self.rsm,
-            list(asked),
+            list(selections),
             views_of_store=of_store,
             problems=self._rlmm.problems,
         )
@@ -351,10 +351,10 @@ class ArchiveReading:
                 continue
             if span.first_offset > segment.end_offset:
                 break
-            wanted = ByteRange(span.position, span.end)
+            byte_range = ByteRange(span.position, span.end)
             data = await with_retries(
                 f"{key}, bytes {span.position} to {span.end}",
-                partial(self.rsm.fetch_log_segment, segment, wanted),
+                partial(self.rsm.fetch_log_segment, segment, byte_range),
                 max_s,
             )
             try:
@@ -377,8 +377,8 @@ def _last_incarnations(views: Iterable[PartitionView]) -> Views:
     newest: dict[str, tuple[int, bytes]] = {}
     for view in archived:
         at_ms = view.segments[-1].event_timestamp_ms if view.segments else -1
-        said = (at_ms, view.tp.topic_id.bytes)
-        newest[view.tp.topic] = max(said, newest.get(view.tp.topic, said))
+        order = (at_ms, view.tp.topic_id.bytes)
+        newest[view.tp.topic] = max(order, newest.get(view.tp.topic, order))
     return {
         (view.tp.topic, view.tp.partition): view
         for view in archived
@@ -406,9 +406,9 @@ def plan_input(options: SourceOptions) -> list[Selection]:
     return asyncio.run(planned())
 
 
-def tasks_of(options: SourceOptions, asked: Iterable[Selection]) -> list[ReadTask]:
+def tasks_of(options: SourceOptions, selections: Iterable[Selection]) -> list[ReadTask]:
     return plan_tasks(
-        asked,
+        selections,
         partition_bytes_max=options.partition_bytes_max,
         partitions_min=options.partitions_min,
         records_max=options.partition_records_max,
@@ -430,10 +430,14 @@ class _Position:
 
     @classmethod
     def decode(cls, offset: StreamOffset) -> _Position:
-        ids = {topic: said[_TOPIC_ID] for topic, said in offset.items() if _TOPIC_ID in said}
+        ids = {
+            topic: partitions[_TOPIC_ID]
+            for topic, partitions in offset.items()
+            if _TOPIC_ID in partitions
+        }
         ends = {
-            topic: {key: end for key, end in said.items() if key != _TOPIC_ID}
-            for topic, said in offset.items()
+            topic: {key: end for key, end in partitions.items() if key != _TOPIC_ID}
+            for topic, partitions in offset.items()
         }
         return cls(by_place(ends), ids)
 
@@ -519,7 +523,7 @@ class FollowedArchive:
         ):
             views = self._look()
         ends = until.without(self._made_again(until)).ends
-        asked: list[Selection] = []
+        selections: list[Selection] = []
         for key, offset_end in ends.items():
             if key not in views:
                 if begins.get(key, offset_end) < offset_end and self._options.fail_on_data_loss:
@@ -530,10 +534,10 @@ class FollowedArchive:
             span = OffsetSpan(begins.get(key, first), offset_end)
             if span.start < span.end and self._options.fail_on_data_loss:
                 _check_ends(view, span, first)
-            asked.append((view, span))
-        self._loop.done(self._reading.check_no_loss(asked))
+            selections.append((view, span))
+        self._loop.done(self._reading.check_no_loss(selections))
         self._read_up_to = until
-        return tasks_of(self._options, asked)
+        return tasks_of(self._options, selections)
 
     def _position(self, ends: Ends, before: _Position | None = None) -> _Position:
         """With the ids of the last look, or of `before` for topics that it did not find."""

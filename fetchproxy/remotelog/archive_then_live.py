@@ -114,16 +114,16 @@ class KafkaAdmin:
         if chosen.pattern is not None:
             every = _asked("the list of topics", lambda: self._client.listTopics().names().get())
             names = sorted(name for name in every if chosen.takes(name, 0))
-        asked = self._jvm.java.util.ArrayList()
+        names_list = self._jvm.java.util.ArrayList()
         for name in names:
-            asked.add(name)
-        values = self._client.describeTopics(asked).topicNameValues()
+            names_list.add(name)
+        values = self._client.describeTopics(names_list).topicNameValues()
         ids: dict[str, str] = {}
         places: list[ArchiveLocation] = []
         for name in names:
-            said = _asked(f"topic {name!r}", values[name].get)
-            ids[name] = said.topicId().toString()
-            numbers = {each.partition() for each in said.partitions()}
+            description = _asked(f"topic {name!r}", values[name].get)
+            ids[name] = description.topicId().toString()
+            numbers = {each.partition() for each in description.partitions()}
             missing = sorted((chosen.assigned or {}).get(name, frozenset()) - numbers)
             if missing:
                 raise ConfigError(
@@ -135,10 +135,10 @@ class KafkaAdmin:
     def earliest(self, places: list[ArchiveLocation]) -> dict[ArchiveLocation, int]:
         spec = self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
         made = {place: self._jvm.org.apache.kafka.common.TopicPartition(*place) for place in places}
-        asked = self._jvm.java.util.HashMap()
+        specs = self._jvm.java.util.HashMap()
         for partition in made.values():
-            asked.put(partition, spec)
-        found = _asked("the first offsets", self._client.listOffsets(asked).all().get)
+            specs.put(partition, spec)
+        found = _asked("the first offsets", self._client.listOffsets(specs).all().get)
         return {place: found.get(partition).offset() for place, partition in made.items()}
 
 

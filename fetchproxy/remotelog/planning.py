@@ -55,7 +55,7 @@ ALL_OFFSETS = OffsetSpan(0, 2**63)
 
 async def holes_of(
     rsm: RemoteStorageManager,
-    asked: Iterable[Selection],
+    selections: Iterable[Selection],
     *,
     views_of_store: bool = True,
     problems: Callable[[TopicIdPartition], Iterable[MetadataProblem]] = lambda tp: (),
@@ -77,28 +77,28 @@ async def holes_of(
             except ObjectFailing as error:  # what it would tell is not known
                 found[view.tp] = str(error)
                 return
-            said = _in_words(holes, view, offsets, problems(view.tp))
-            if said is not None:
-                found[view.tp] = said
+            in_words = _in_words(holes, view, offsets, problems(view.tp))
+            if in_words is not None:
+                found[view.tp] = in_words
 
-    await for_each(asked, look, _PARTITIONS_AT_ONCE)
+    await for_each(selections, look, _PARTITIONS_AT_ONCE)
     return found
 
 
 def _in_words(
-    holes: NotHeld, view: PartitionView, asked: Offsets, problems: Iterable[MetadataProblem]
+    holes: NotHeld, view: PartitionView, offsets: Offsets, problems: Iterable[MetadataProblem]
 ) -> str | None:
     for first, last in holes.missing:
-        said = in_no_segment(first, last)
-        return f"{said}, which is a fault: run `fetchproxy verify` for details"
+        text = in_no_segment(first, last)
+        return f"{text}, which is a fault: run `fetchproxy verify` for details"
     for first, last in holes.gaps:
         return f"offsets {first} to {last} were lost before they could be archived"
     for first, last in holes.not_known:
-        said = f"offsets {first} to {last} are in no segment"
-        return f"{said}, and it is not known if they ever were"
+        text = f"offsets {first} to {last} are in no segment"
+        return f"{text}, and it is not known if they ever were"
     why = {problem.base_offset: f" ({problem.what})" for problem in problems}
     for base in view.unreadable:
-        if asked[0] <= base <= asked[1] and not view.covers(base):
+        if offsets[0] <= base <= offsets[1] and not view.covers(base):
             return (
                 f"the metadata of the segment at offset {base} cannot be read{why.get(base, '')}: "
                 "`fetchproxy verify --repair` may repair them"
@@ -106,9 +106,9 @@ def _in_words(
     return None
 
 
-def _has_all(view: PartitionView, asked: Offsets) -> bool:
+def _has_all(view: PartitionView, offsets: Offsets) -> bool:
     """True: the view alone shows that it has all offsets. Otherwise the store may know more."""
-    first, last = asked
+    first, last = offsets
     if first > last:
         return True
     if view.unreadable or not view.segments:
@@ -125,27 +125,27 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
         raise
     except CorruptSegment:
         stated = None  # `verify` names it
-    held = Coverage(
+    coverage = Coverage(
         segments=list(view.segments.bounds()),
         uncertain=view.unreadable,
         log_start_offset=view.raised_log_start,
         newest_epoch=view.segments[-1].last_epoch if view.segments else -1,
     )
-    found = not_held(held, stated, ())
+    found = not_held(coverage, stated, ())
     if found == NotHeld():
         return found
     if not of_store:
         gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tp)]
         end = view.log_end_offset or 0
-        return _clipped(not_held(held, stated, gaps), (0, end - 1))
+        return _clipped(not_held(coverage, stated, gaps), (0, end - 1))
     # `look_at_offsets` reads finished offsets first: a copy or truncation under way is not a hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
         return (await look_at_offsets(rsm.objects, rlmm, view.tp)).found
 
 
-def _clipped(found: NotHeld, asked: Offsets) -> NotHeld:
+def _clipped(found: NotHeld, offsets: Offsets) -> NotHeld:
     def clipped(holes: Iterable[Offsets]) -> tuple[Offsets, ...]:
-        shared = ((max(first, asked[0]), min(last, asked[1])) for first, last in holes)
+        shared = ((max(first, offsets[0]), min(last, offsets[1])) for first, last in holes)
         return tuple((first, last) for first, last in shared if first <= last)
 
     return NotHeld(clipped(found.missing), clipped(found.gaps), clipped(found.not_known))
@@ -216,18 +216,18 @@ def _task_of(
 
 
 def plan_tasks(
-    asked: Iterable[Selection],
+    selections: Iterable[Selection],
     *,
     partition_bytes_max: int,
     partitions_min: int = 0,
     records_max: int = 0,
 ) -> list[ReadTask]:
-    """The tasks to read the `asked` offsets that the views have, by topic, partition and offset.
+    """The tasks to read the offsets of `selections` that the views have, in their order.
 
     `partitions_min`: the least number of tasks, if there are bytes to share. `records_max`: the
     most offsets of one task; 0: as many as its bytes hold.
     """
-    ordered = sorted(asked, key=lambda one: (one[0].tp.topic, one[0].tp.partition))
+    ordered = sorted(selections, key=lambda one: (one[0].tp.topic, one[0].tp.partition))
     if partitions_min:
         wholes = (part for view, span in ordered for part in parts_of(view, span))
         total = sum(part.segment_size_bytes for part in wholes)
@@ -291,13 +291,13 @@ def parts_of(
     """The parts that have these offsets, none of more than `bytes_max`. Neighbours do not overlap;
     offsets between them are in no segment.
     """
-    for segment, asked in segments_with(view, span):
+    for segment, offsets in segments_with(view, span):
         raw_id, start, _, stored_end, size, aborted, packed = segment
-        said = view.tp, raw_id, start, stored_end, size, aborted, packed
+        fields = view.tp, raw_id, start, stored_end, size, aborted, packed
         count = -(-size // bytes_max)
         borders = [size * number // count for number in range(count + 1)] if count else []
         for bytes_of_piece in pairwise(borders):
-            yield SegmentPart(*said, *bytes_of_piece, *asked)
+            yield SegmentPart(*fields, *bytes_of_piece, *offsets)
 
 
 def segments_with(

@@ -149,6 +149,6 @@ def open_session(name: str, master: str | None, more: Mapping[str, str]) -> Any:
 
 def _reason(lines: Iterable[str]) -> str:
     """The JVM's own message in a text that names the call before it and the frames after it."""
-    said = [line.strip() for line in lines if line.strip()]
-    java = (line.removeprefix(": ") for line in said if re.match(r"(: )?(\w+\.)+\w+:", line))
-    return next(java, said[0] if said else "no reason was given")
+    texts = [line.strip() for line in lines if line.strip()]
+    java = (line.removeprefix(": ") for line in texts if re.match(r"(: )?(\w+\.)+\w+:", line))
+    return next(java, texts[0] if texts else "no reason was given")

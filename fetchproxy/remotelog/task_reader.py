@@ -199,10 +199,10 @@ class _TaskReading:
         key = self._rsm.object_key(part, SegmentFile.LOG)
         for i, j in _runs(part, index):
             span = index.merged(i, j)
-            wanted = ByteRange(span.position, span.end)
-            what = f"{where}: {key}, bytes {wanted.start} to {wanted.end - 1}"
+            byte_range = ByteRange(span.position, span.end)
+            what = f"{where}: {key}, bytes {byte_range.start} to {byte_range.end - 1}"
             borders = [index[n].position for n in range(i, j)]
-            read = partial(self._rsm.fetch_log_segment, part, wanted)
+            read = partial(self._rsm.fetch_log_segment, part, byte_range)
             # No name for it here: this generator would keep the bytes until the next range.
             yield _Range(part, key, span, borders, aborted, [self._begin(what, read)])
 

@@ -60,9 +60,9 @@ class Batcher(Generic[K, V]):
         single_flights = {key: mine}
         self._next = single_flights
 
-        def tell(asked: K, response: V | ClusterError) -> None:
-            if not single_flights[asked].done():
-                single_flights[asked].set_result(response)
+        def tell(key: K, response: V | ClusterError) -> None:
+            if not single_flights[key].done():
+                single_flights[key].set_result(response)
 
         try:
             try:

@@ -133,12 +133,12 @@ async def cooperative(items: Iterable[T], at_once: int = ITEMS_AT_ONCE) -> Async
 
 
 async def chosen(
-    items: Iterable[T], wanted: Callable[[T], bool], at_once: int = ITEMS_AT_ONCE
+    items: Iterable[T], predicate: Callable[[T], bool], at_once: int = ITEMS_AT_ONCE
 ) -> list[T]:
-    """The items for which `wanted` is true, tested `at_once` at a time."""
+    """The items for which `predicate` is true, tested `at_once` at a time."""
     found: list[T] = []
     for piece in pieces(items, at_once):
-        found += [item for item in piece if wanted(item)]
+        found += [item for item in piece if predicate(item)]
         if len(piece) == at_once:
             await a_turn()
     return found

@@ -69,17 +69,17 @@ def glibc_allocator() -> Allocator | None:
     """None: the C library is not glibc, or is older than 2.33."""
     library = ctypes.CDLL(None)
     try:
-        told, trim = library.mallinfo2, library.malloc_trim
+        usage, trim = library.mallinfo2, library.malloc_trim
     except AttributeError:
         return None
-    told.restype = _MallInfo2
+    usage.restype = _MallInfo2
     trim.argtypes = [ctypes.c_size_t]
 
     def keep_large_blocks() -> None:
         library.mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES_MAX)
         library.mallopt(_M_TRIM_THRESHOLD, 2 * _KEPT_BLOCK_BYTES_MAX)
 
-    return Allocator(lambda: int(told().fordblks), lambda: trim(0), keep_large_blocks)
+    return Allocator(lambda: int(usage().fordblks), lambda: trim(0), keep_large_blocks)
 
 
 async def give_back_freed_memory(allocator: Allocator | None) -> None:

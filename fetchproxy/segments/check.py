@@ -727,12 +727,12 @@ def agrees(beside: Sequence[EpochStart], own: Sequence[EpochStart]) -> bool:
     """Batches without an epoch add none to a segment, but do not end the lineage before it: what
     such batches begin a segment with is in `beside` alone, as the first epoch or its start.
     """
-    told, stated = tuple(beside), rising(own)
-    if stated in (told, told[1:]):
+    lineage, stated = tuple(beside), rising(own)
+    if stated in (lineage, lineage[1:]):
         return True
-    if not told or not stated or told[1:] != stated[1:]:
+    if not lineage or not stated or lineage[1:] != stated[1:]:
         return False
-    return told[0].epoch == stated[0].epoch and told[0].start_offset < stated[0].start_offset
+    return lineage[0].epoch == stated[0].epoch and lineage[0].start_offset < stated[0].start_offset
 
 
 def _parsed(index: bytes | None) -> RemoteLogIndex:

@@ -76,20 +76,20 @@ def legal_partition(topic_id: UUID, topic: str, partition: int) -> TopicIdPartit
     return TopicIdPartition(topic_id, topic, partition)
 
 
-def legal_segment(said: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    """Returns `said`, whose fields are not below their least values. Raises CorruptSegment."""
-    start, end, copied = said.start_offset, said.end_offset, said.stored_end_offset
+def legal_segment(segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    """Returns `segment`, whose fields are not below their least values. Raises CorruptSegment."""
+    start, end, copied = segment.start_offset, segment.end_offset, segment.stored_end_offset
     if not 0 <= start <= end <= copied <= OFFSET_MAX:
         raise CorruptSegment(
             f"offsets {start} to {end}, copied to {copied}: they do not rise from 0 to {OFFSET_MAX}"
         )
-    size = said.segment_size_bytes
+    size = segment.segment_size_bytes
     if not 0 <= size <= SEGMENT_BYTES_MAX:
         raise CorruptSegment(f"a segment of {size} bytes: 0 to {SEGMENT_BYTES_MAX} are possible")
-    for epoch in said.segment_leader_epochs:
+    for epoch in segment.segment_leader_epochs:
         if epoch.start_offset > OFFSET_MAX:
             raise CorruptSegment(f"leader epoch {epoch.epoch} from offset {epoch.start_offset}")
-    return said
+    return segment
 
 
 class NewerMetadataVersion(CorruptSegment):
@@ -359,8 +359,8 @@ def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
     )
     for field in FIELDS:
         value = getattr(metadata, field.attribute)
-        is_said = field.since <= _IN_EVERY_OBJECT or value != field.if_absent
-        if field.json and value is not None and is_said:
+        is_stored = field.since <= _IN_EVERY_OBJECT or value != field.if_absent
+        if field.json and value is not None and is_stored:
             encode = _TO_JSON.get(field.kind)
             document[field.json] = value if encode is None else encode(value)
     return json_document(document)
@@ -440,13 +440,13 @@ def encode_log_start(tp: TopicIdPartition, offset: int) -> bytes:
 
 
 def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
-    said = {
+    document = {
         "state": deletion.state.name,
         "event_timestamp_ms": deletion.event_timestamp_ms,
         "epoch": deletion.epoch,
     }
     place = identity_fields(deletion.topic_id_partition, PARTITION_DELETION_VERSION)
-    return json_document(place | said)
+    return json_document(place | document)
 
 
 def decode_partition_deletion(raw: bytes, key: str) -> RemotePartitionDeleteMetadata:
@@ -492,8 +492,8 @@ class FinishedOffsets:
 
 def encode_finished_offsets(finished: FinishedOffsets) -> bytes:
     place = identity_fields(finished.topic_id_partition, FINISHED_OFFSETS_VERSION)
-    said = {name: getattr(finished, name) for name in _FINISHED_FIELDS}
-    return json_document(place | said | {"crc32c": _checksum(finished)})
+    document = {name: getattr(finished, name) for name in _FINISHED_FIELDS}
+    return json_document(place | document | {"crc32c": _checksum(finished)})
 
 
 def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> FinishedOffsets:
@@ -502,8 +502,8 @@ def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> Finis
     def read(fields: JsonFields) -> FinishedOffsets:
         if fields.partition() != tp:
             raise CorruptSegment(f"it is of {fields.partition()}")
-        said = {name: fields.integer(name, *of) for name, of in _FINISHED_FIELDS.items()}
-        found = FinishedOffsets(tp, **said)
+        values = {name: fields.integer(name, *of) for name, of in _FINISHED_FIELDS.items()}
+        found = FinishedOffsets(tp, **values)
         if fields.text("crc32c") != _checksum(found):
             raise CorruptSegment("its checksum does not match")
         return found
@@ -512,15 +512,15 @@ def decode_finished_offsets(raw: bytes, key: str, tp: TopicIdPartition) -> Finis
 
 
 def encode_archive_gap(tp: TopicIdPartition, first: int, last: int) -> bytes:
-    said = {"first_lost_offset": first, "last_lost_offset": last}
-    return json_document(identity_fields(tp, FINISHED_OFFSETS_VERSION) | said)
+    document = {"first_lost_offset": first, "last_lost_offset": last}
+    return json_document(identity_fields(tp, FINISHED_OFFSETS_VERSION) | document)
 
 
 def _checksum(finished: FinishedOffsets) -> str:
     tp = finished.topic_id_partition
     values = tuple(getattr(finished, name) for name in _FINISHED_FIELDS)
-    said = f"{tp.topic} {uuid_text(tp.topic_id)} {tp.partition} {values}"
-    return f"{crc32c(said.encode()):08x}"
+    text = f"{tp.topic} {uuid_text(tp.topic_id)} {tp.partition} {values}"
+    return f"{crc32c(text.encode()):08x}"
 
 
 # Content of a partition's `log-history` object.

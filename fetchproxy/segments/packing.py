@@ -136,28 +136,28 @@ class Described:
     def digest(self, topic: str) -> str:
         epochs = [[e.epoch, e.start_offset] for e in self.leader_epochs]
         numbers = (self.start_offset, self.end_offset, self.max_timestamp_ms, self.log_bytes)
-        said = json.dumps([topic, *numbers, self.has_aborted_txns, epochs])
-        return hashlib.sha256(said.encode()).hexdigest()
+        text = json.dumps([topic, *numbers, self.has_aborted_txns, epochs])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def fault(self, segment: StoredSegment) -> str:
         """The fields of `segment` that differ from this description; "": none.
 
         It may claim aborted transactions that do not exist: their index is encrypted too.
         """
-        said: list[tuple[str, object, object]] = [
+        fields: list[tuple[str, object, object]] = [
             ("start_offset", segment.start_offset, self.start_offset),
             ("segment_size_bytes", segment.segment_size_bytes, self.log_bytes),
         ]
         if not segment.has_aborted_txns:
-            said.append(("has_aborted_txns", False, self.has_aborted_txns))
+            fields.append(("has_aborted_txns", False, self.has_aborted_txns))
         if isinstance(segment, RemoteLogSegmentMetadata):
             whole = self.clipped_as(segment)
-            said += [
+            fields += [
                 ("end_offset", segment.stored_end_offset, self.end_offset),
                 ("leader_epochs", segment.segment_leader_epochs, whole.segment_leader_epochs),
                 ("max_timestamp_ms", segment.max_timestamp_ms, whole.max_timestamp_ms),
             ]
-        wrong = [f"{name} is {now}, not {was}" for name, now, was in said if now != was]
+        wrong = [f"{name} is {now}, not {was}" for name, now, was in fields if now != was]
         return "; ".join(wrong)
 
     def clipped_as(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
@@ -348,8 +348,8 @@ def opened_file(cipher: Cipher, label: bytes, sealed: bytes) -> bytes:
 def encode_packing(packing: Packing) -> bytes:
     begins = [0, *packing.ends[:-1]]
     sizes = [end - begin for begin, end in zip(begins, packing.ends, strict=True)]
-    said = packing.described
-    version = _UNDESCRIBED_VERSION if said is None else PACKING_VERSION
+    described = packing.described
+    version = _UNDESCRIBED_VERSION if described is None else PACKING_VERSION
     document = {
         **identity_fields(packing.segment_id.topic_id_partition, version),
         "segment_id": uuid_text(packing.segment_id.id),
@@ -360,12 +360,12 @@ def encode_packing(packing: Packing) -> bytes:
     if packing.key is not None:
         document["key_id"] = packing.key.key_id
         document["wrapped_key"] = b64encode(packing.key.wrapped).decode()
-    if said is not None:
-        document["base_offset"] = said.start_offset
-        document["end_offset"] = said.end_offset
-        document["max_timestamp_ms"] = said.max_timestamp_ms
-        document["has_aborted_txns"] = said.has_aborted_txns
-        document["leader_epochs"] = epochs_as_json(said.leader_epochs)
+    if described is not None:
+        document["base_offset"] = described.start_offset
+        document["end_offset"] = described.end_offset
+        document["max_timestamp_ms"] = described.max_timestamp_ms
+        document["has_aborted_txns"] = described.has_aborted_txns
+        document["leader_epochs"] = epochs_as_json(described.leader_epochs)
     return json_document(document)
 
 

@@ -294,11 +294,11 @@ def _encode(event: MetadataEvent) -> tuple[bytes, bytes]:
             return record_head(kind, 0), _LOG_START.pack(event.offset, at_ms)
         return record_head(kind), _LOG_START_AFTER.pack(event.offset, at_ms, event.after_epoch)
     if isinstance(event, LogHistoryRecord):
-        said = event.history
-        data = _LOG_HISTORY.pack(said.after_epoch, said.kept_below, said.kept_epoch, at_ms)
-        if not said.earlier:
+        history = event.history
+        data = _LOG_HISTORY.pack(history.after_epoch, history.kept_below, history.kept_epoch, at_ms)
+        if not history.earlier:
             return record_head(RecordType.LOG_HISTORY, 0), data
-        data += INT32.pack(len(said.earlier)) + b"".join(map(INT32.pack, said.earlier))
+        data += INT32.pack(len(history.earlier)) + b"".join(map(INT32.pack, history.earlier))
         return record_head(RecordType.LOG_HISTORY), data
     if isinstance(event, Restore):
         return record_head(RecordType.RESTORE), _RESTORE.pack(event.restoring, at_ms)
@@ -317,8 +317,8 @@ def _least_version(metadata: RemoteLogSegmentMetadata) -> int:
 def _encode_segment(metadata: RemoteLogSegmentMetadata, version: int) -> bytes:
     epochs = metadata.segment_leader_epochs
     head = SEGMENT_HEAD.pack(*[_packed(metadata, f) for f in _BEFORE_EPOCHS], len(epochs))
-    said = [_packed(metadata, f) for f in _BEHIND_EPOCHS if f.since <= version]
-    tail = SEGMENT_TAILS[version][0].pack(*said)
+    fields = [_packed(metadata, f) for f in _BEHIND_EPOCHS if f.since <= version]
+    tail = SEGMENT_TAILS[version][0].pack(*fields)
     return b"".join([head, *(SEGMENT_EPOCH.pack(e.epoch, e.start_offset) for e in epochs), tail])
 
 

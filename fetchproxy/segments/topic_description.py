@@ -44,16 +44,16 @@ class TopicDescription:
     described_at_ms: int = field(default=0, compare=False)
 
 
-def encode_topic_description(said: TopicDescription) -> bytes:
+def encode_topic_description(description: TopicDescription) -> bytes:
     return json_document(
         {
             "version": _VERSION,
-            "topic": said.topic,
-            "topic_id": uuid_text(said.topic_id),
-            "partitions": said.partitions,
-            "cluster_id": said.cluster_id,
-            "empty": {str(number): start for number, start in sorted(said.empty.items())},
-            "described_at_ms": said.described_at_ms,
+            "topic": description.topic,
+            "topic_id": uuid_text(description.topic_id),
+            "partitions": description.partitions,
+            "cluster_id": description.cluster_id,
+            "empty": {str(number): start for number, start in sorted(description.empty.items())},
+            "described_at_ms": description.described_at_ms,
         }
     )
 

@@ -135,19 +135,19 @@ class ResponseBudget:
     def _hold(self, pieces: Iterable[Buffer]) -> list[int]:
         blocks = {id(block): len(block) for block in map(_block, pieces)}
         for block, size in blocks.items():
-            held = self._blocks.setdefault(block, [size, 0])
-            held[1] += 1
-            self.taken += size if held[1] == 1 else 0
+            entry = self._blocks.setdefault(block, [size, 0])
+            entry[1] += 1
+            self.taken += size if entry[1] == 1 else 0
         self._wake_next()
         return list(blocks)
 
     def _let_go(self, blocks: Iterable[int]) -> None:
         for block in blocks:
-            held = self._blocks[block]
-            held[1] -= 1
-            if not held[1]:
+            entry = self._blocks[block]
+            entry[1] -= 1
+            if not entry[1]:
                 del self._blocks[block]
-                self.taken -= held[0]
+                self.taken -= entry[0]
         self._wake_next()
 
     def _wake_next(self) -> None:

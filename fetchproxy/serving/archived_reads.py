@@ -61,14 +61,14 @@ class ArchivedReads:
         remote: Iterable[tuple[PartitionKey, TopicIdPartition]],
         deadline: float,
         views: Mapping[PartitionKey, PartitionView] = NO_VIEWS_READ,
-        held: Set[TopicIdPartition] = frozenset(),
+        waiting: Set[TopicIdPartition] = frozenset(),
     ) -> None:
-        """Begin to read up to PARTITIONS_READ_MAX of `remote`, except those in `held`. Completes at
-        once if the chunk cache has all records. `views`: the current views of all of `remote`.
+        """Begin to read up to PARTITIONS_READ_MAX of `remote`, except those in `waiting`. Completes
+        at once if the chunk cache has all records. `views`: the current views of all of `remote`.
         """
         if self.owed_s:
             return
-        free = ((key, tp) for key, tp in remote if tp not in held) if held else remote
+        free = ((key, tp) for key, tp in remote if tp not in waiting) if waiting else remote
         keys = list(islice(free, PARTITIONS_READ_MAX - len(self.read_for())))
         if not keys:
             return

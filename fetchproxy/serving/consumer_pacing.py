@@ -342,8 +342,8 @@ class ConsumerPaces:
         known = self._known.get(subject, _NOTHING_KNOWN)
         if consumer is None:
             consumer_pace = ConsumerPace(self.clock(), known.pace) if paced else self._unpaced
-            shown = client[0], client[1][:CLIENT_ID_SHOWN_MAX]
-            consumer = Consumer(hash(client), shown, software, subject, consumer_pace, {})
+            label = client[0], client[1][:CLIENT_ID_SHOWN_MAX]
+            consumer = Consumer(hash(client), label, software, subject, consumer_pace, {})
             consumers[consumer] = None
         reader = Reader(self, consumer, node_id, known.record_bytes, paced)
         consumer.readers[node_id] = reader
@@ -459,8 +459,8 @@ class Reader:
         records = consumer_pace.response_records / len(
             self._consumer.readers
         )  # their responses coincide
-        wanted = max(int(records * self.record_bytes), FULL_RESPONSE_BYTES)
-        return min(bytes_max, wanted)
+        size_bytes = max(int(records * self.record_bytes), FULL_RESPONSE_BYTES)
+        return min(bytes_max, size_bytes)
 
     def responded(self, size_bytes: int) -> None:
         self._response_bytes += size_bytes

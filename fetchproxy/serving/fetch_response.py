@@ -47,11 +47,11 @@ class PartitionResponse(NamedTuple):
         """Bytes of records."""
         return sum(map(len, self.records))
 
-    def has_news(self, shown: PartitionPatch | None) -> bool:
+    def has_news(self, last: PartitionPatch | None) -> bool:
         """Incremental answers list only partitions with news (Kafka's maybeUpdateResponseData).
-        `shown`: the log ends that the client last saw.
+        `last`: the log ends that the client last saw.
         """
-        return bool(self.records) or self.error_code != 0 or self.watermarks != shown
+        return bool(self.records) or self.error_code != 0 or self.watermarks != last
 
 
 @dataclass(slots=True)

@@ -120,13 +120,13 @@ class AccumulatedBytes:
         self.bytes_max = of_all - min(max(others, 0), of_all)
 
 
-def to_close(held: Collection[tuple[int, T]], bytes_max: int) -> list[T]:
+def to_close(sizes: Collection[tuple[int, T]], bytes_max: int) -> list[T]:
     """Of pairs (bytes, connection), the largest ones: as few as bring the rest within the limit."""
-    above = sum(size for size, _ in held) - bytes_max
+    above = sum(size for size, _ in sizes) - bytes_max
     closed: list[T] = []
     if above <= 0:
         return closed
-    for size, connection in sorted(held, key=lambda pair: pair[0], reverse=True):
+    for size, connection in sorted(sizes, key=lambda pair: pair[0], reverse=True):
         if above <= 0:
             break
         closed.append(connection)

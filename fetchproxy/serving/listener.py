@@ -298,16 +298,19 @@ class Listener:
         """
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            held: list[tuple[int, ClientSession]] = []
+            sizes: list[tuple[int, ClientSession]] = []
             for number, session in enumerate(list(self._sessions), 1):
                 if session in self._sessions:  # else its client has gone since the last pause
                     session.look(self.clock())
                     if kept := session.kept_bytes:
-                        held.append((kept, session))
+                        sizes.append((kept, session))
                 if not number % SWEPT_AT_ONCE:
                     await asyncio.sleep(0)
-            kept, kept_max = sum(kept for kept, _ in held), self.config.connection_buffers_bytes_max
+            kept, kept_max = (
+                sum(kept for kept, _ in sizes),
+                self.config.connection_buffers_bytes_max,
+            )
             CONNECTION_BUFFERS_BYTES.set(kept)
             self.accumulated.leave_to_others(kept - self.accumulated.total, kept_max)
-            for session in to_close(held, kept_max):
+            for session in to_close(sizes, kept_max):
                 session.give_up()

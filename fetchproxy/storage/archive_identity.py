@@ -109,8 +109,8 @@ def encode_identity(identity: ArchiveIdentity) -> bytes:
     if (moved := identity.moved) is not None:
         lines |= {_MANAGER: _MOVED, _MOVED_TO: moved.to, _MOVED_AT: str(moved.at_ms)}
         lines[_MOVED_MANAGER] = moved.manager
-    said = "".join(f"{name} {value}\n" for name, value in lines.items() if value)
-    return layout_text() + said.encode()
+    text = "".join(f"{name} {value}\n" for name, value in lines.items() if value)
+    return layout_text() + text.encode()
 
 
 def parse_identity(content: bytes) -> ArchiveIdentity:
@@ -123,18 +123,18 @@ def parse_identity(content: bytes) -> ArchiveIdentity:
             f"the archive's layout is {named}; this program knows version {LAYOUT_VERSION}"
         )
     lines = rest.decode(errors="replace").splitlines()
-    said = dict(line.split(" ", 1) for line in lines if " " in line)
-    generation = parse_uuid(said[_GENERATION]) if _GENERATION in said else None
-    if _GENERATION in said and generation is None:
-        raise RemoteStorageError(f"{LAYOUT_OBJECT}: {said[_GENERATION]!r} is not a generation")
-    manager = said.get(_MANAGER)
+    fields = dict(line.split(" ", 1) for line in lines if " " in line)
+    generation = parse_uuid(fields[_GENERATION]) if _GENERATION in fields else None
+    if _GENERATION in fields and generation is None:
+        raise RemoteStorageError(f"{LAYOUT_OBJECT}: {fields[_GENERATION]!r} is not a generation")
+    manager = fields.get(_MANAGER)
     if manager != _MOVED:
-        return ArchiveIdentity(generation, said.get(_CLUSTER), manager)
-    to, at_ms = said.get(_MOVED_TO, ""), said.get(_MOVED_AT, "")
+        return ArchiveIdentity(generation, fields.get(_CLUSTER), manager)
+    to, at_ms = fields.get(_MOVED_TO, ""), fields.get(_MOVED_AT, "")
     if not to or not at_ms.isdecimal():
         raise RemoteStorageError(f"{LAYOUT_OBJECT}: it does not say where the archive has moved to")
-    moved = Moved(to, int(at_ms), said.get(_MOVED_MANAGER))
-    return ArchiveIdentity(generation, said.get(_CLUSTER), None, moved)
+    moved = Moved(to, int(at_ms), fields.get(_MOVED_MANAGER))
+    return ArchiveIdentity(generation, fields.get(_CLUSTER), None, moved)
 
 
 async def read_identity(store: ObjectStore, prefix: str) -> ArchiveIdentity | None:
@@ -216,20 +216,20 @@ class OwnIdentity:
 
     async def _make(self) -> None:
         if self._seen is None:
-            nothing_said = encode_identity(ArchiveIdentity())
-            await self._store.put_new(self._prefix + LAYOUT_OBJECT, nothing_said)
+            no_identity = encode_identity(ArchiveIdentity())
+            await self._store.put_new(self._prefix + LAYOUT_OBJECT, no_identity)
             await self.look()
 
     async def look(self) -> ArchiveIdentity | None:
         """Read the identity again; None: there is no archive. Raises as `check`."""
         began_at = asyncio.get_running_loop().time()
         self._seen = None
-        said = await read_identity(self._store, self._prefix)
-        if said is not None:
-            self._compare(said)
-            self._generation = self._generation or said.generation
-            self._seen, self._seen_at, self.is_mirror = said, began_at, said.is_mirror
-        return said
+        identity = await read_identity(self._store, self._prefix)
+        if identity is not None:
+            self._compare(identity)
+            self._generation = self._generation or identity.generation
+            self._seen, self._seen_at, self.is_mirror = identity, began_at, identity.is_mirror
+        return identity
 
     async def create(self, identity: ArchiveIdentity) -> ArchiveIdentity:
         """Make the archive, or take the identity of a faster process. Raises as `check`, and
@@ -254,16 +254,16 @@ class OwnIdentity:
         self._generation = None
         await self.look()
 
-    def _compare(self, said: ArchiveIdentity) -> None:
+    def _compare(self, identity: ArchiveIdentity) -> None:
         if self._manager is not None:
-            said.check_is_the_archive()
-        if self._manager is not None and said.manager not in (None, self._manager):
+            identity.check_is_the_archive()
+        if self._manager is not None and identity.manager not in (None, self._manager):
             raise ArchiveMismatch(
                 f"metadata.manager: the metadata of the archive at store.url are kept by the "
-                f"{said.manager}, and this process is set to the {self._manager}; with two "
+                f"{identity.manager}, and this process is set to the {self._manager}; with two "
                 "managers, readers would miss segments"
             )
-        if self._generation is not None and said.generation not in (None, self._generation):
+        if self._generation is not None and identity.generation not in (None, self._generation):
             raise ArchiveMismatch(
                 "the archive at store.url was replaced by another while this process ran; if this "
                 "was intended, restart the process"

@@ -219,10 +219,12 @@ class AttachedObjectStore(ObjectStore):
         raw = await mount.attached.store.get(mount.description_there, bytes_max)
         own_id = uuid5(mount.topic_id, mount.attached.name)
         try:
-            said = decode_topic(raw, mount.description_there)
+            description = decode_topic(raw, mount.description_there)
         except CorruptSegment:
             return raw  # the reader reports it
-        return encode_topic_description(replace(said, topic=mount.attached.name, topic_id=own_id))
+        return encode_topic_description(
+            replace(description, topic=mount.attached.name, topic_id=own_id)
+        )
 
     def _renamed(self, key: str, mount: _Mount, content: bytes) -> bytes:
         """Metadata with the segment's topic id and name here. Other content is left as it is."""

@@ -258,24 +258,24 @@ class LocalRemoteLogIndex:
 
     # --- for one writer at a time, which calls `keep` before `append` -----------------------------
 
-    def keep(self, wanted: Sequence[IndexedSegment]) -> int:
-        """Drop all that differs from the beginning of `wanted`, and sets whose segments all precede
-        it: the log start offset has passed them. Returns how many of `wanted` are there. Raises
-        OSError.
+    def keep(self, segments: Sequence[IndexedSegment]) -> int:
+        """Drop all that differs from the beginning of `segments`, and sets whose segments all
+        precede it: the log start offset has passed them. Returns how many of `segments` are there.
+        Raises OSError.
         """
-        marks = [segment_mark(segment.object_key) for segment in wanted]
+        marks = [segment_mark(segment.object_key) for segment in segments]
         with self._lock:
             self._open()
-            held = self._marks()
-            passed = held.index(marks[0]) if marks and marks[0] in held else len(held)
-            same = takewhile(bool, map(eq, held[passed:], marks))
+            on_disk = self._marks()
+            passed = on_disk.index(marks[0]) if marks and marks[0] in on_disk else len(on_disk)
+            same = takewhile(bool, map(eq, on_disk[passed:], marks))
             self._cut(passed + len(list(same)))
             kept = max(len(self._marks()) - passed, 0)
             while self._files and len(self._files[0].segments) <= passed:
                 passed -= len(self._files[0].segments)
                 self._files.pop(0).remove()
             if self._files and self._files[-1].begun_ms is None:
-                copied_at_ms = dict(zip(marks, (s.copied_at_ms for s in wanted), strict=True))
+                copied_at_ms = dict(zip(marks, (s.copied_at_ms for s in segments), strict=True))
                 self._files[-1].begun_ms = copied_at_ms.get(self._files[-1].segments[0], 0)
             self._publish()
             return kept
@@ -478,10 +478,10 @@ class LocalIndexes:
         outcome, found = "failed", None
         try:
             async with asyncio.timeout(_READ_MAX_S):
-                held = await self.in_thread(index.segment_index, self.describe(metadata))
-            if held is not None:
-                held.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
-            outcome, found = "absent" if held is None else "hit", held
+                indexed = await self.in_thread(index.segment_index, self.describe(metadata))
+            if indexed is not None:
+                indexed.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
+            outcome, found = "absent" if indexed is None else "hit", indexed
         except CorruptSegment as error:
             outcome = "damaged"
             log.warning("local_index_damaged", **metadata.logged, error=str(error))

@@ -125,15 +125,15 @@ class KeyRings(KeyRing):
 
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
         """Decrypt with the first ring that can; two files may have a key with the same id."""
-        said: list[str] = []
+        refusals: list[str] = []
         for ring in self._rings:
             if ring.names(wrapped.key_id):
                 try:
                     return await ring.unwrap(wrapped, context)
                 except SegmentLocked as error:
-                    said.append(str(error))
+                    refusals.append(str(error))
         raise SegmentLocked(
-            "; ".join(said)
+            "; ".join(refusals)
             or f"it is encrypted with the key {wrapped.key_id!r}, which needs another kind of key "
             f"ring than {SETTING} has"
         )
@@ -167,8 +167,8 @@ NO_KEYS = Keys(None, {})
 
 
 def encode_keys(keys: Keys) -> bytes:
-    said = {key_id: b64encode(key).decode() for key_id, key in keys.keys.items()}
-    document = {"version": _RING_VERSION, "active": keys.active, "keys": said}
+    by_id = {key_id: b64encode(key).decode() for key_id, key in keys.keys.items()}
+    document = {"version": _RING_VERSION, "active": keys.active, "keys": by_id}
     return json.dumps(document, indent=1).encode() + b"\n"
 
 

@@ -147,11 +147,11 @@ async def take_topic_objects(
     at_once = asyncio.Semaphore(PAGES_AT_ONCE)
 
     def take_found(found: StoredObject) -> None:
-        said = standing(prefix, found)
-        if said is not None:
+        objects = standing(prefix, found)
+        if objects is not None:
             tp = keys.parse_partition_folder(prefix, found.key[: found.key.rindex("/") + 1])
             if tp is not None:
-                take(tp, said)
+                take(tp, objects)
 
     async def take_part(digits: str, after: str) -> None:
         """List the objects after key `after` of partitions whose numbers begin with `digits`."""

@@ -318,15 +318,15 @@ class PackedLogs:
         if byte_range.start >= packing.log_bytes:
             await self._store.get_range(key, end)  # RangeNotSatisfiable, if intact
             raise DamagedObject(f"{key}: goes on behind its last block")
-        wanted = ByteRange(byte_range.start, min(byte_range.end, packing.log_bytes))
-        blocks = packing.stored_range(packing.blocks_of(wanted))
+        in_log = ByteRange(byte_range.start, min(byte_range.end, packing.log_bytes))
+        blocks = packing.stored_range(packing.blocks_of(in_log))
         # A range that goes past the log's end also asks whether the object has more bytes.
-        asked = ByteRange(blocks.start, end.end if wanted.end < byte_range.end else blocks.end)
-        stored = await self._store.get_range(key, asked)
+        in_object = ByteRange(blocks.start, end.end if in_log.end < byte_range.end else blocks.end)
+        stored = await self._store.get_range(key, in_object)
         if len(stored) > blocks.length:
             raise DamagedObject(f"{key}: goes on behind its last block")
         try:
-            return await asyncio.to_thread(unpacked, packing, opened.cipher, stored, wanted)
+            return await asyncio.to_thread(unpacked, packing, opened.cipher, stored, in_log)
         except CorruptSegment as error:
             raise DamagedObject(f"{key}: {error}") from None
 

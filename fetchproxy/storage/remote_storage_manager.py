@@ -211,9 +211,9 @@ class RemoteStorageManager:
         """The objects that describe the partition's state, by offset, in one listing."""
         await self.identity.check()
         async for found in self._listed(keys.partition_folder(self._prefix, tp)):
-            said = standing(self._prefix, found)
-            if said is not None:
-                yield said
+            objects = standing(self._prefix, found)
+            if objects is not None:
+                yield objects
 
     @measured
     async def put_log_start_offset(

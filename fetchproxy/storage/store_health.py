@@ -159,8 +159,8 @@ class RequestBudget:
         share = 0.0 if limit is not None else REFUSED_SHARE_MIN
         if refused < max(REFUSED_MIN, share * (self._before + self._in_second)):
             return
-        asked = max(self._before, self._in_second)
-        self._per_s = max(min(asked, limit or asked) / 2, PER_S_MIN)
+        requests = max(self._before, self._in_second)
+        self._per_s = max(min(requests, limit or requests) / 2, PER_S_MIN)
         self.refused_at = now
         self._refused, self._refused_before = set(), set()
 
@@ -262,8 +262,8 @@ class OperationHealth:
         return 0.0 if self.failing_since is None else now - self.failing_since
 
     def status(self, now: float) -> OperationStatus:
-        asked = self.failing_since is not None or self._last_success_at > float("-inf")
-        up = self.failing_since is None if asked else None
+        was_used = self.failing_since is not None or self._last_success_at > float("-inf")
+        up = self.failing_since is None if was_used else None
         return OperationStatus(up, self.failing_for_s(now), self._last_error)
 
     def _note(self, now: float, began_at: float, error: str) -> None:

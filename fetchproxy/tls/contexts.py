@@ -64,27 +64,29 @@ def _load_own(context: ssl.SSLContext, section: str, config: GatewayConfig | Clu
     """Loads certificate and key. Returns the epoch seconds when the certificate ends."""
     certificate = config.tls_certificate_file
     assert certificate is not None
-    certificate_said = f"{section}.tls_certificate_file = {certificate}"
+    certificate_setting = f"{section}.tls_certificate_file = {certificate}"
     key = config.tls_key_file or certificate
-    key_said = certificate_said if key is certificate else f"{section}.tls_key_file = {key}"
+    key_setting = certificate_setting if key is certificate else f"{section}.tls_key_file = {key}"
     try:
-        ends = not_after(first_certificate(_read(certificate, certificate_said)))
+        ends = not_after(first_certificate(_read(certificate, certificate_setting)))
     except ValueError as error:
-        raise ConfigError(f"{certificate_said}: {error}") from None
-    _read(key, key_said)
-    password = _Password(section, config, key_said)
+        raise ConfigError(f"{certificate_setting}: {error}") from None
+    _read(key, key_setting)
+    password = _Password(section, config, key_setting)
     try:
         context.load_cert_chain(certificate, key, password)
     except (ssl.SSLError, ValueError) as error:
-        raise ConfigError(_load_fault(error, certificate_said, key_said, password)) from None
+        raise ConfigError(_load_fault(error, certificate_setting, key_setting, password)) from None
     return ends
 
 
 class _Password:
     """OpenSSL calls this for an encrypted key. Otherwise it would ask on the terminal."""
 
-    def __init__(self, section: str, config: GatewayConfig | ClusterConfig, key_said: str) -> None:
-        self._section, self._config, self._key_said = section, config, key_said
+    def __init__(
+        self, section: str, config: GatewayConfig | ClusterConfig, key_setting: str
+    ) -> None:
+        self._section, self._config, self._key_said = section, config, key_setting
         self.was_asked = False
 
     def __call__(self) -> str:
@@ -97,31 +99,34 @@ class _Password:
 
 
 def _load_fault(
-    error: ssl.SSLError | ValueError, certificate_said: str, key_said: str, password: _Password
+    error: ssl.SSLError | ValueError,
+    certificate_setting: str,
+    key_setting: str,
+    password: _Password,
 ) -> str:
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
-        return f"{key_said}: does not belong to {certificate_said}"
+        return f"{key_setting}: does not belong to {certificate_setting}"
     if password.was_asked:
-        return f"{key_said}: cannot be decrypted with the password that is configured"
-    return f"{key_said}: no private key that fits {certificate_said} ({reason or error})"
+        return f"{key_setting}: cannot be decrypted with the password that is configured"
+    return f"{key_setting}: no private key that fits {certificate_setting} ({reason or error})"
 
 
 def _load_authorities(context: ssl.SSLContext, name: str, file: Path | None) -> None:
     if file is None:
         return
-    said = f"{name} = {file}"
-    _read(file, said)
+    setting = f"{name} = {file}"
+    _read(file, setting)
     try:
         context.load_verify_locations(cafile=file)
     except ssl.SSLError as error:
-        raise ConfigError(f"{said}: holds no certificates ({error.reason})") from None
+        raise ConfigError(f"{setting}: holds no certificates ({error.reason})") from None
 
 
-def _read(file: Path, said: str) -> str:
+def _read(file: Path, setting: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{said}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{setting}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{said}: is not PEM") from None
+        raise ConfigError(f"{setting}: is not PEM") from None

@@ -45,17 +45,17 @@ class NotHeld:
 
 
 def not_held(
-    held: Coverage, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
+    coverage: Coverage, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
 ) -> NotHeld:
     """`stated` None: the partition has no record."""
-    first, last = _expected(held, stated)
+    first, last = _expected(coverage, stated)
     recorded_from = 2**63 if stated is None else stated.recorded_from
     found: list[Offsets] = []
     gaps: list[Offsets] = []
     recorded = sorted(recorded_gaps)
     last = _end_of_gaps(last, recorded)
-    for hole in uncovered(first, last, sorted(held.segments)):
-        certain = _before_uncertain(hole, held.uncertain)
+    for hole in uncovered(first, last, sorted(coverage.segments)):
+        certain = _before_uncertain(hole, coverage.uncertain)
         if certain is not None:
             gaps += _shared(*certain, recorded)
             found += uncovered(*certain, recorded)
@@ -66,16 +66,16 @@ def not_held(
     )
 
 
-def _expected(held: Coverage, stated: FinishedOffsets | None) -> Offsets:
+def _expected(coverage: Coverage, stated: FinishedOffsets | None) -> Offsets:
     """The offsets at which the archive has to begin and end."""
-    first = min((start for start, _ in held.segments), default=2**63)
-    last = max((end for _, end in held.segments), default=-1)
+    first = min((start for start, _ in coverage.segments), default=2**63)
+    last = max((end for _, end in coverage.segments), default=-1)
     if stated is not None:
         first = min(first, stated.recorded_from)
         # With a newer epoch, a newer leader's log has replaced the one whose end was stated.
-        if stated.end_offset != NOT_STATED and held.newest_epoch <= stated.leader_epoch:
+        if stated.end_offset != NOT_STATED and coverage.newest_epoch <= stated.leader_epoch:
             last = max(last, stated.end_offset)
-    return max(first, held.log_start_offset), last
+    return max(first, coverage.log_start_offset), last
 
 
 def _end_of_gaps(last: int, recorded: Iterable[Offsets]) -> int:
@@ -140,14 +140,14 @@ async def look_at_offsets(
         now = asyncio.get_running_loop().time()
         view = await (rlmm.refresh(tp, now) if refresh is None else refresh())
         done = [s for s in rlmm.list_remote_log_segments(tp) if s.is_finished]
-        held = Coverage(
+        coverage = Coverage(
             segments=[*((s.start_offset, s.end_offset) for s in done), *also()],
             uncertain=view.unreadable,
             log_start_offset=view.raised_log_start,
             newest_epoch=max((s.last_epoch for s in done), default=-1),
         )
         gaps = [gap async for gap in records.list_archive_gaps(tp)]
-        return OffsetsProbe(stated, damaged, not_held(held, stated, gaps))
+        return OffsetsProbe(stated, damaged, not_held(coverage, stated, gaps))
 
     found = await look()
     if found.found.missing:
@@ -164,16 +164,19 @@ def in_no_segment(first: int, last: int) -> str:
 
 
 def offsets_in_words(tp: TopicIdPartition, found: NotHeld) -> list[Condition]:
-    def said(kind: Kind, offsets: Offsets, what: str) -> Condition:
+    def condition(kind: Kind, offsets: Offsets, what: str) -> Condition:
         return of_partition(kind, tp, f"{tp}: {what}", offsets)
 
     recorded = "were lost before they could be copied (recorded gap)"
     unknown = "are in no segment, and it is not known if they ever were"
     return [
-        *(said(Kind.ARCHIVE_GAP, (a, b), f"offsets {a} to {b} {recorded}") for a, b in found.gaps),
-        *(said(Kind.ARCHIVED_OFFSETS_MISSING, o, in_no_segment(*o)) for o in found.missing),
         *(
-            said(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, (a, b), f"offsets {a} to {b} {unknown}")
+            condition(Kind.ARCHIVE_GAP, (a, b), f"offsets {a} to {b} {recorded}")
+            for a, b in found.gaps
+        ),
+        *(condition(Kind.ARCHIVED_OFFSETS_MISSING, o, in_no_segment(*o)) for o in found.missing),
+        *(
+            condition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, (a, b), f"offsets {a} to {b} {unknown}")
             for a, b in found.not_known
         ),
     ]
@@ -215,8 +218,8 @@ def with_stored(
     findings: Iterable[Condition], stored: StoredConditions, topic: str | None
 ) -> tuple[Condition, ...]:
     """The findings and the archivers' concerns. `topic`: its concerns only; None: all."""
-    said = [one for one in stored.values() if topic is None or one.topic == topic]
-    return in_order([*findings, *said])
+    conditions = [one for one in stored.values() if topic is None or one.topic == topic]
+    return in_order([*findings, *conditions])
 
 
 async def partition_health(

@@ -89,9 +89,9 @@ class LocalIndexRefresher:
     ) -> list[RemoteLogSegmentMetadata]:
         """Drop entries that are not of the archive; return the segments to append. Blocks."""
         left_out = self._left_out.get(view.tp, set())
-        wanted = [s for s in view.segments if s.segment_id.id not in left_out]
-        kept = index.keep([self._local.describe(metadata) for metadata in wanted])
-        return wanted[kept:]
+        segments = [s for s in view.segments if s.segment_id.id not in left_out]
+        kept = index.keep([self._local.describe(metadata) for metadata in segments])
+        return segments[kept:]
 
     async def keep_only(self, tps: Iterable[TopicIdPartition]) -> None:
         """Remove the local indexes of all other partitions; a failure is logged."""

@@ -88,13 +88,13 @@ def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
     """Each member's partitions in this round: even if all want the same topics and none moves."""
-    wanted = {topic for member in members.values() for topic in member.topics}
+    topics = {topic for member in members.values() for topic in member.topics}
     every = frozenset(
-        (topic, number) for topic in wanted for number in range(partition_counts.get(topic, 0))
+        (topic, number) for topic in topics for number in range(partition_counts.get(topic, 0))
     )
     owners = _owners(members, every)
     parts = _kept(members, owners, len(every))
-    takers = {topic: [m for m in sorted(members) if topic in members[m].topics] for topic in wanted}
+    takers = {topic: [m for m in sorted(members) if topic in members[m].topics] for topic in topics}
     loads = {member_id: len(part) for member_id, part in parts.items()}
     for partition in sorted(every.difference(*parts.values())):
         taker = min(takers[partition[0]], key=loads.__getitem__)
@@ -185,7 +185,9 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         return bytes(subscription.encode())
 
     def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        members = {member_id: _member(told) for member_id, told in subscriptions.items()}
+        members = {
+            member_id: _member(subscription) for member_id, subscription in subscriptions.items()
+        }
         count = _MEMBER_COUNT.pack(len(members))
         topics = ConsumerProtocolAssignment.TopicPartition
         return {
@@ -204,9 +206,9 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         now_owned: frozenset[Partition] = frozenset()
         if assignment is not None:
             now_owned = frozenset(_partitions(assignment.assigned_partitions))
-            told = assignment.user_data or b""
-            known = len(told) == _MEMBER_COUNT.size
-            self._members = _MEMBER_COUNT.unpack(told)[0] if known else None
+            user_data = assignment.user_data or b""
+            known = len(user_data) == _MEMBER_COUNT.size
+            self._members = _MEMBER_COUNT.unpack(user_data)[0] if known else None
         before = self._owned
         log.info(
             "archive_leadership_assigned",
@@ -234,11 +236,11 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
 
 
 def _member(subscription: bytes) -> Member:
-    told = _decoded(ConsumerProtocolSubscription, subscription)
+    decoded = _decoded(ConsumerProtocolSubscription, subscription)
     return Member(
-        topics=frozenset(told.topics),
-        owned=frozenset(_partitions(told.owned_partitions or ())),
-        generation=told.generation_id if told.generation_id is not None else -1,
+        topics=frozenset(decoded.topics),
+        owned=frozenset(_partitions(decoded.owned_partitions or ())),
+        generation=decoded.generation_id if decoded.generation_id is not None else -1,
     )
 
 

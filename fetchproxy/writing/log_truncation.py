@@ -82,7 +82,7 @@ def buried_copies(
     """Finished copies of a dead log that the view hides below copies of the living log
     (`overlaps`). They must not reappear when the copies above them are deleted.
     """
-    shown = {segment.segment_id.id: segment.end_offset for segment in view.segments}
+    end_of = {segment.segment_id.id: segment.end_offset for segment in view.segments}
     drop: list[RemoteLogSegmentMetadata] = []
     clip: dict[RemoteLogSegmentMetadata, int] = {}
     for segment in segments:
@@ -90,7 +90,7 @@ def buried_copies(
             continue
         if not view.history.shows(segment):
             continue  # an operator has put it aside and may undo that
-        end = shown.get(segment.segment_id.id)
+        end = end_of.get(segment.segment_id.id)
         if end is not None:
             if end < segment.end_offset:
                 clip[segment] = end
@@ -219,11 +219,11 @@ class LogTruncation:
         """
         if segment.leader_epoch < 0 or NOT_COUNTED not in (e.epoch for e in segment.leader_epochs):
             return
-        told = await self.leader.epoch_end(segment.tp, segment.leader_epoch)
-        if told is not None and told[0] != segment.leader_epoch:
+        epoch_end = await self.leader.epoch_end(segment.tp, segment.leader_epoch)
+        if epoch_end is not None and epoch_end[0] != segment.leader_epoch:
             raise LogDiverged(
                 f"{segment.tp}: read from the leader of epoch {segment.leader_epoch}, and the "
-                f"epoch is {told[0]} now"
+                f"epoch is {epoch_end[0]} now"
             )
 
     async def agrees(self, tp: TopicIdPartition, archive: Resumed) -> int | None:

@@ -192,10 +192,10 @@ async def merged_log(
         )
     before = side_files.decode_epochs(await rsm.fetch_index(sources[0], SegmentFile.EPOCHS))
     lineage = extend_lineage(before, epochs)
-    shown = clip_epochs(lineage, accumulated.start_offset, accumulated.end_offset)
-    if epochs and not agrees(shown, epochs):
+    own_epochs = clip_epochs(lineage, accumulated.start_offset, accumulated.end_offset)
+    if epochs and not agrees(own_epochs, epochs):
         raise CorruptSegment(
-            f"{_place(sources[0])}: the lineage has {shown}, metadata have {epochs}"
+            f"{_place(sources[0])}: the lineage has {own_epochs}, metadata have {epochs}"
         )
     files = await _kafka_files(rsm, sources)
     return replace(accumulated, leader_epochs=epochs, kafka_files=files), lineage
@@ -323,9 +323,9 @@ class PartitionMerger:
         plain: dict[RemoteLogSegmentId, str] = {}
         if not self.rsm.packed.encrypts or self.encrypt_plain:
             return groups, []
-        looked_at: set[RemoteLogSegmentId] = set()
-        while new := [s for group in groups for s in group if s.segment_id not in looked_at]:
-            looked_at.update(segment.segment_id for segment in new)
+        planned: set[RemoteLogSegmentId] = set()
+        while new := [s for group in groups for s in group if s.segment_id not in planned]:
+            planned.update(segment.segment_id for segment in new)
             for segment in new:
                 if not await self._is_encrypted(segment):
                     plain[segment.segment_id] = f"{_place(segment)}: {_NOT_ENCRYPTED}"

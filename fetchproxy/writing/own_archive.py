@@ -102,8 +102,8 @@ class OwnArchive:
         is not: then no process should run; ArchiveMissing if there is none; RemoteStorageError,
         ClusterError while the store or the brokers do not answer.
         """
-        said = await self.rsm.identity.look()
-        if said is None and not self.archives:
+        identity = await self.rsm.identity.look()
+        if identity is None and not self.archives:
             await self.rsm.identity.check()
             log.warning("archive_missing", error=f"there is no archive at {self._place}")
             self.confirmed.set()  # archive-only starts without an archive
@@ -112,20 +112,20 @@ class OwnArchive:
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
         own = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.ruling)
         marker = _marker(self.config.archive.spool_dir, cluster_id, self._place)
-        if said is None:
+        if identity is None:
             await self._check_none_expected(marker)
-            said = await self.rsm.identity.create(own)
-            if said == own:
+            identity = await self.rsm.identity.create(own)
+            if identity == own:
                 log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
-        if None not in (said.cluster_id, cluster_id) and said.cluster_id != cluster_id:
+        if None not in (identity.cluster_id, cluster_id) and identity.cluster_id != cluster_id:
             raise ArchiveMismatch(
                 f"cluster.bootstrap: the archive at store.url belongs to the cluster "
-                f"{said.cluster_id}, and the brokers are of the cluster {cluster_id}"
+                f"{identity.cluster_id}, and the brokers are of the cluster {cluster_id}"
             )
         if self.archives and not self.create and not _was_seen(marker):
             await self._check_has_what_was_trimmed()
-        if self.archives and said.completed(own) != said:
-            await self.rsm.identity.state(said.completed(own))
+        if self.archives and identity.completed(own) != identity:
+            await self.rsm.identity.state(identity.completed(own))
             log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
         if self.archives:
             _remember(marker)
@@ -148,12 +148,12 @@ class OwnArchive:
             await self._try(self.confirm)
             if not self.confirmed.is_set():
                 await asyncio.sleep(_RETRY_PAUSE_S)
-        told = await self._try(self._tell)
+        is_published = await self._try(self._tell)
         while True:
             await asyncio.sleep(ARCHIVE_LOOK_INTERVAL_S)
             there = await self._try(self._look)
-            if there and (not told or self.health.reported(Kind.PARTITIONS_UNKNOWN)):
-                told = await self._try(self._tell)
+            if there and (not is_published or self.health.reported(Kind.PARTITIONS_UNKNOWN)):
+                is_published = await self._try(self._tell)
 
     async def _look(self) -> None:
         """A mirror becomes the archive when the archive moves."""
@@ -260,7 +260,7 @@ class OwnArchive:
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
     """State that the rebuilt metadata topic is valid now. Raises ArchiveMismatch at a mirror."""
-    said = await rsm.identity.look()
-    if said is not None:
-        said.check_is_the_archive()
-    await rsm.identity.state(replace(said or ArchiveIdentity(), manager=f"topic {topic_name}"))
+    identity = await rsm.identity.look()
+    if identity is not None:
+        identity.check_is_the_archive()
+    await rsm.identity.state(replace(identity or ArchiveIdentity(), manager=f"topic {topic_name}"))

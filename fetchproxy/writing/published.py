@@ -70,16 +70,16 @@ class PublishedPositions:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         clock = asyncio.get_running_loop().time
-        told: tuple[Positions, OperatorNotes] | None = None
-        told_at = looked_at = float("-inf")
+        last: tuple[Positions, OperatorNotes] | None = None
+        published_at = noted_at = float("-inf")
         try:
             while True:
                 current = await self._current()
-                due = current != told or clock() - told_at >= BEAT_INTERVAL_S
+                due = current != last or clock() - published_at >= BEAT_INTERVAL_S
                 if due and await self._tell(*current):
-                    told, told_at = current, clock()
-                if clock() - looked_at >= _REMOVAL_INTERVAL_S:
-                    looked_at = clock()
+                    last, published_at = current, clock()
+                if clock() - noted_at >= _REMOVAL_INTERVAL_S:
+                    noted_at = clock()
                     await self._remove_abandoned()
                 await asyncio.sleep(_CHANGE_INTERVAL_S)
         finally:

@@ -57,10 +57,10 @@ class PublishedConditions:
         **fields: object,
     ) -> None:
         """`what`: for people; may change at each look. It is logged when the concern begins."""
-        said = of_partition(kind, subject, what, offsets, until=until)
-        if self._held(kind, subject) != said:
+        condition = of_partition(kind, subject, what, offsets, until=until)
+        if self._held(kind, subject) != condition:
             self._unsaid.add((kind, subject))
-        self.health.report(said, subject or "", **fields)
+        self.health.report(condition, subject or "", **fields)
         self._decided[kind].add(subject)
 
     def release(self, kind: Kind, subject: Subject) -> None:
@@ -79,9 +79,9 @@ class PublishedConditions:
     def merged(self, stored: StoredConditions, now: float) -> Iterator[Condition]:
         """This archiver's concerns, and those of `stored` that others have decided. In no order."""
         yield from self.health.all(now)
-        for one, said in stored.items():
+        for one, condition in stored.items():
             if one.tp not in self._decided.get(one.name, ()):
-                yield said
+                yield condition
 
     def _held(self, kind: Kind, subject: Subject) -> Condition | None:
         return self.health.reported(kind, subject or "")
@@ -95,17 +95,17 @@ class PublishedConditions:
 
     async def _publish(self, objects: ArchiveObjects) -> None:
         self._stored = await read_published_conditions(objects, self._stored)
-        stored = {(one.name, one.tp): said for one, said in self._stored.items()}
+        stored = {(one.name, one.tp): condition for one, condition in self._stored.items()}
         for kind, subject in list(self._unsaid):
             if (kind, subject) not in self._unsaid:
                 continue  # forgotten meanwhile: it is another archiver's
-            wanted = self._held(kind, subject)
-            said = stored.get((kind, subject))
-            if wanted is None and said is not None:
+            condition_now = self._held(kind, subject)
+            condition = stored.get((kind, subject))
+            if condition_now is None and condition is not None:
                 await objects.delete_conditions(subject, kind)
-            elif wanted is not None and said != wanted:
-                await objects.put_conditions(subject, kind, encode_conditions(wanted))
-            if self._held(kind, subject) == wanted:  # not changed meanwhile
+            elif condition_now is not None and condition != condition_now:
+                await objects.put_conditions(subject, kind, encode_conditions(condition_now))
+            if self._held(kind, subject) == condition_now:  # not changed meanwhile
                 self._unsaid.discard((kind, subject))
 
     async def run(self) -> None:
@@ -138,7 +138,7 @@ async def read_published_conditions(
             found[one] = of_partition(one.name, one.tp, str(damage))
 
     await for_each([one for one in listed if found[one] is None], read, _READ_AT_ONCE)
-    return {one: said for one, said in found.items() if said is not None}
+    return {one: condition for one, condition in found.items() if condition is not None}
 
 
 def encode_conditions(one: Condition) -> bytes:

@@ -331,15 +331,15 @@ class RemoteLogManager(Archiver):
     async def _discover(self, spool: Spool) -> None:
         self._found = found = await self.discovery.look()
         self._leadership.manage(found)
-        wanted = partitions_of(found)
-        for tp in wanted:
+        tps = partitions_of(found)
+        for tp in tps:
             self._assign(tp, spool)
         self._wake.set()
         self._discovered = True
-        for tp in self._partitions.keys() - set(wanted):
+        for tp in self._partitions.keys() - set(tps):
             await self._unassign(tp)
         if self._refresher is not None:
-            await self._refresher.keep_only(wanted)
+            await self._refresher.keep_only(tps)
 
     def _assign(self, tp: TopicIdPartition, spool: Spool) -> None:
         if tp not in self._partitions:

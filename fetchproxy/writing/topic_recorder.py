@@ -63,21 +63,23 @@ class TopicRecorder:
                 topic.topic_id, topic.name, count, cluster_id, empty, self._wall_clock_ms()
             )
 
-        async def write(said: TopicDescription) -> None:
+        async def write(description: TopicDescription) -> None:
             await self._rsm.identity.check_to_put()
             await self._rsm.objects.put_topic_description(
-                said.topic_id, encode_topic_description(said)
+                description.topic_id, encode_topic_description(description)
             )
 
-        wanted = [described(topic) async for topic in cooperative(topics)]
-        changed = [said for said in wanted if known.get(said.topic_id) != said]
+        descriptions = [described(topic) async for topic in cooperative(topics)]
+        changed = [one for one in descriptions if known.get(one.topic_id) != one]
         await for_each(changed, write, WRITTEN_AT_ONCE)
         await self._forget_deleted(cluster_id)
 
     async def _forget_deleted(self, cluster_id: str) -> None:
         """What is forgotten holds no record: it would be described again if the topic came back."""
         known = self._known.by_id.values()
-        mine = {said.topic_id for said in known if said.cluster_id == cluster_id}
+        mine = {
+            description.topic_id for description in known if description.cluster_id == cluster_id
+        }
         self._archived &= mine
         gone = mine - self._archived - {t.topic_id for t in await self._cluster.topics()}
         if not gone or not cluster_id:

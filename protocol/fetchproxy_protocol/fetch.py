@@ -609,8 +609,8 @@ def _plain_one(frame: memoryview, log_starts: LogStarts | None) -> int | None:
         return None
     if frame[at] or frame[at + 1] or frame[at + 2]:
         return None
-    if log_starts and start > 0 and (shown := log_starts.get(topic)):
-        show_log_start(frame, _ONE_PARTITION_AT, shown)
+    if log_starts and start > 0 and (log_start := log_starts.get(topic)):
+        show_log_start(frame, _ONE_PARTITION_AT, log_start)
     return session_id  # type: ignore[no-any-return]
 
 
@@ -632,8 +632,8 @@ def _plain_response_flexible(
         partitions = frame[pos] - 1
         if not (0 < length < 0x80 and 0 <= partitions < 0x7F):
             return None
-        shown = log_starts.get(bytes(frame[at:pos])) if log_starts else None
-        pos, left = plain_run(frame, pos + 1, end, partitions, shown)
+        log_start = log_starts.get(bytes(frame[at:pos])) if log_starts else None
+        pos, left = plain_run(frame, pos + 1, end, partitions, log_start)
         if left or frame[pos]:
             return None
         pos += 1
@@ -655,35 +655,35 @@ def _plain_response_classic(
         partitions = _COUNT.unpack_from(frame, pos)[0]
         if partitions >= 0x80:
             return None
-        shown = log_starts.get(bytes(frame[at:pos])) if log_starts else None
+        log_start = log_starts.get(bytes(frame[at:pos])) if log_starts else None
         pos += 4
         for _ in range(partitions):
             fields = entry.unpack_from(frame, pos)
             if fields[1] or fields[5] > 0 or fields[-1] >= end:
                 return None
-            if shown is not None:
-                show_log_start(frame, pos, shown)
+            if log_start is not None:
+                show_log_start(frame, pos, log_start)
             pos += entry.size + fields[-1]
     return session_id if pos == end else None
 
 
-def show_log_start(buf: memoryview, pos: int, shown: LogStart) -> None:
+def show_log_start(buf: memoryview, pos: int, log_start: LogStart) -> None:
     """Patch the log start in the partition's entry at `pos` (v5+) if the log begins lower."""
     start = INT64.unpack_from(buf, pos + _LOG_START_AT)[0]
     if start <= 0:  # no log begins below it
         return
-    first_offset = shown(INT32.unpack_from(buf, pos)[0])
+    first_offset = log_start(INT32.unpack_from(buf, pos)[0])
     if first_offset is not None and first_offset < start:
         INT64.pack_into(buf, pos + _LOG_START_AT, first_offset)
 
 
 def plain_run(
-    buf: memoryview, pos: int, end: int, partitions: int, shown: LogStart | None = None
+    buf: memoryview, pos: int, end: int, partitions: int, log_start: LogStart | None = None
 ) -> tuple[int, int]:
     """Step over partitions (v12+) that have no error, no aborted transactions and no tags.
 
     Returns (position, partitions left). It stops before the first partition that is different or
-    not whole. Log starts of the partitions before it are patched by `shown`.
+    not whole. Log starts of the partitions before it are patched by `log_start`.
     """
     unpack = _PARTITION_V12.unpack_from
     while partitions and pos + 36 <= end:
@@ -703,8 +703,8 @@ def plain_run(
                 at += length - 1
         if at >= end or buf[at]:
             break
-        if shown is not None:
-            show_log_start(buf, pos, shown)
+        if log_start is not None:
+            show_log_start(buf, pos, log_start)
         pos = at + 1
         partitions -= 1
     return pos, partitions

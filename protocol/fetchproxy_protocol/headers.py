@@ -104,15 +104,15 @@ def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]
     if head.api_version < _SOFTWARE_FROM:
         return "", ""
     cursor = Cursor(buf, head.body_position, end)
-    told = []
+    parts = []
     try:
         for what in ("client software name", "client software version"):
             size = cursor.uvarint() - 1
             at = cursor.skip(size, what)
-            told.append(bytes(buf[at : at + size]).decode(errors="replace"))
+            parts.append(bytes(buf[at : at + size]).decode(errors="replace"))
     except WireError:
-        told += ["", ""]
-    return told[0], told[1]
+        parts += ["", ""]
+    return parts[0], parts[1]
 
 
 def response_header_version(api_key: int, api_version: int) -> int:

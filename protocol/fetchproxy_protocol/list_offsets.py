@@ -102,10 +102,10 @@ def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
         if not count or plain < count:
             return None
         first = next(rows)[-1]
-        said, at = INT64.pack(first), begin + _PLACE_WITH_EPOCH.size
+        timestamp_bytes, at = INT64.pack(first), begin + _PLACE_WITH_EPOCH.size
         for n in range(INT64.size):
             column = bytes(buf[at + n : cursor.pos : row.size])
-            if column.strip(said[n : n + 1]):
+            if column.strip(timestamp_bytes[n : n + 1]):
                 return None
         if found not in (None, first):
             return None
@@ -139,19 +139,19 @@ def result_rows_in(cursor: Cursor, api_version: int) -> Iterator[TopicRows]:
 def write_request(
     api_version: int,
     isolation_level: int,
-    asked: Mapping[str, Sequence[tuple[int, int]]],
+    timestamps: Mapping[str, Sequence[tuple[int, int]]],
     timestamp: int,
 ) -> Iterator[bytes]:
     """The body of a consumer's request, v2 to v11, in pieces: one timestamp for many partitions.
 
-    `asked`: by topic, (partition, known leader epoch). The time-out is left to the broker.
+    `timestamps`: by topic, (partition, known leader epoch). The time-out is left to the broker.
     """
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     tags = b"\x00" if flexible else b""
     has_epoch = api_version >= _LEADER_EPOCH_FROM
     at = INT64.pack(timestamp) + tags
-    yield _CONSUMER + bytes([isolation_level]) + encode_count(len(asked), flexible)
-    for topic, partitions in asked.items():
+    yield _CONSUMER + bytes([isolation_level]) + encode_count(len(timestamps), flexible)
+    for topic, partitions in timestamps.items():
         yield encode_string(topic, flexible) + encode_count(len(partitions), flexible)
         for partition, epoch in partitions:
             place = _PLACE_WITH_EPOCH.pack(partition, epoch) if has_epoch else INT32.pack(partition)

@@ -81,18 +81,18 @@ def results_in(cursor: Cursor, api_version: int) -> Iterator[EpochResult]:
 
 
 def write_request(
-    api_version: int, asked: Mapping[str, Sequence[tuple[int, int, int]]]
+    api_version: int, epochs: Mapping[str, Sequence[tuple[int, int, int]]]
 ) -> Iterator[bytes]:
     """The body of a consumer's request, v2 to v4, in pieces.
 
-    `asked`: by topic, (partition, known current leader epoch, requested leader epoch).
+    `epochs`: by topic, (partition, known current leader epoch, requested leader epoch).
     """
     flexible = is_flexible(ApiKey.OFFSET_FOR_LEADER_EPOCH, api_version)
     tags = b"\x00" if flexible else b""
     yield (_CONSUMER if api_version >= _REPLICA_ID_FROM else b"") + encode_count(
-        len(asked), flexible
+        len(epochs), flexible
     )
-    for topic, partitions in asked.items():
+    for topic, partitions in epochs.items():
         yield encode_string(topic, flexible) + encode_count(len(partitions), flexible)
         for place in partitions:
             yield _PLACE.pack(*place) + tags

@@ -135,8 +135,8 @@ class ArrowBatches:
         """
         counts = batches[:, COUNT]
         spans = batches[:, LAST_OFFSET] - batches[:, BASE_OFFSET] + 1
-        asked = set(self._columns) <= _IN_HEADERS and limits.any_timestamp
-        return asked and int(counts.sum()) <= HEADER_ROWS_MAX and bool((spans == counts).all())
+        columns = set(self._columns) <= _IN_HEADERS and limits.any_timestamp
+        return columns and int(counts.sum()) <= HEADER_ROWS_MAX and bool((spans == counts).all())
 
     def of_headers(self, batches: Any, limits: RowLimits) -> Iterator[Any]:
         """As `of`, if the headers suffice."""

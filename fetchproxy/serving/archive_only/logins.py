@@ -176,24 +176,27 @@ def _read_plain(token: bytes) -> tuple[str, str, str] | None:
     return authzid, name, password
 
 
-def server_final(asked: Challenge, token: bytes) -> bytes | None:
+def server_final(challenge: Challenge, token: bytes) -> bytes | None:
     """The server's proof for the client; None: a wrong password. Raises LoginRefused."""
     found = _FINAL.fullmatch(_text(token))
     if found is None:
         raise _malformed("no client-final message")
-    if _decoded(found["binding"]) != asked.first.header.encode() or found["nonce"] != asked.nonce:
+    if (
+        _decoded(found["binding"]) != challenge.first.header.encode()
+        or found["nonce"] != challenge.nonce
+    ):
         raise _malformed("a client-final message of another exchange")
-    name = HASHES[asked.mechanism]
-    said = ",".join((asked.first.bare, asked.message, found["bare"])).encode()
-    signature = hmac.digest(asked.credential.stored_key, said, name)
+    name = HASHES[challenge.mechanism]
+    auth_message = ",".join((challenge.first.bare, challenge.message, found["bare"])).encode()
+    signature = hmac.digest(challenge.credential.stored_key, auth_message, name)
     proof = _decoded(found["proof"])
     if len(proof) != len(signature):
         raise _malformed(f"a proof of {len(proof)} bytes")
     client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
     stored_key = hashlib.new(name, client_key).digest()
-    if not hmac.compare_digest(stored_key, asked.credential.stored_key):
+    if not hmac.compare_digest(stored_key, challenge.credential.stored_key):
         return None
-    return b"v=" + b64encode(hmac.digest(asked.credential.server_key, said, name))
+    return b"v=" + b64encode(hmac.digest(challenge.credential.server_key, auth_message, name))
 
 
 def _text(token: bytes) -> str:
@@ -544,14 +547,14 @@ class Login:
         self.name = first.name
         credential, is_true = self._logins.credential(first.name, mechanism)
         nonce = first.nonce + secrets.token_urlsafe(24)
-        asked = self._challenge = Challenge(mechanism, first, credential, nonce, is_true)
-        return asked.message.encode()
+        challenge = self._challenge = Challenge(mechanism, first, credential, nonce, is_true)
+        return challenge.message.encode()
 
-    def _scram_proof(self, asked: Challenge, token: bytes) -> bytes:
-        final = server_final(asked, token)
-        is_known = final is not None and asked.is_true
+    def _scram_proof(self, challenge: Challenge, token: bytes) -> bytes:
+        final = server_final(challenge, token)
+        is_known = final is not None and challenge.is_true
         user = self._logins.users.get(self.name) if is_known else None
-        if user is not None and user.credentials.get(asked.mechanism) != asked.credential:
+        if user is not None and user.credentials.get(challenge.mechanism) != challenge.credential:
             user = None  # changed between the two messages
         self._end(user)
         return final or b""

@@ -121,12 +121,12 @@ def _default(schema: dict[str, Any]) -> Any:
 
     If Kafka's schema has no default, nullable fields are null.
     """
-    of, said = schema["type"], schema.get("default")
-    if said is None:
+    of, text = schema["type"], schema.get("default")
+    if text is None:
         is_array = of.startswith("[]")
         return () if is_array else None if "nullableVersions" in schema else _ABSENT.get(of, 0)
-    if said == "null":
+    if text == "null":
         return None
     if of == "string":
-        return said
-    return said in (True, "true") if of == "bool" else int(str(said), 0)
+        return text
+    return text in (True, "true") if of == "bool" else int(str(text), 0)

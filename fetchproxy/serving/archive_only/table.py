@@ -56,11 +56,11 @@ _FAILED = "Authentication failed: invalid credentials with SASL mechanism"
 
 
 async def _api_versions(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = await request.read(API_VERSIONS_REQUEST)
-    name = asked.get("client_software_name", "")
-    request.share.software_is(name, asked.get("client_software_version", ""))
-    if asked["cluster_id"] not in (None, parts.cluster_id) or (
-        asked["node_id"] not in (_ANY_NODE, NODE_ID)
+    fields = await request.read(API_VERSIONS_REQUEST)
+    name = fields.get("client_software_name", "")
+    request.share.software_is(name, fields.get("client_software_version", ""))
+    if fields["cluster_id"] not in (None, parts.cluster_id) or (
+        fields["node_id"] not in (_ANY_NODE, NODE_ID)
     ):
         return await request.respond({"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": ()})
     ranges = {api.key: (api.lowest, api.highest) for api in ADVERTISED.values()}
@@ -124,8 +124,8 @@ async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence
 
     Such a request has no response, and silence would mean success.
     """
-    asked = await request.read()
-    if asked["acks"] == 0:
+    fields = await request.read()
+    if fields["acks"] == 0:
         raise RequestRefused(request.head, f"{READ_ONLY}; acks=0 wants no answer")
     refusal = {
         "error_code": ErrorCode.POLICY_VIOLATION,
@@ -140,7 +140,7 @@ async def _refuse_produce(parts: ArchiveOnlyParts, request: Request) -> Sequence
                 for partition in elements(topic["partition_data"])
             ],
         }
-        for topic in elements(asked["topic_data"])
+        for topic in elements(fields["topic_data"])
     ]
     return await request.respond({"responses": topics})
 

@@ -69,8 +69,13 @@ def build_catalogue(
     `described`: tells the number of partitions. Without it, as in an archive of an older program,
     the highest archived partition does.
     """
-    counts = {(said.topic, said.topic_id): said.partitions for said in described.values()}
-    described_at = {topic_id: said.described_at_ms for topic_id, said in described.items()}
+    counts = {
+        (description.topic, description.topic_id): description.partitions
+        for description in described.values()
+    }
+    described_at = {
+        topic_id: description.described_at_ms for topic_id, description in described.items()
+    }
     with_records: set[UUID] = set()
     for tp in tps:
         key = (tp.topic, tp.topic_id)

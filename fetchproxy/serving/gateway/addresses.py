@@ -181,11 +181,11 @@ class AddressMap:
 
 def addresses_in_words(nodes: Mapping[int, Address]) -> list[str]:
     """The clients' addresses for the console, by node id."""
-    said = []
+    parts = []
     for node_id, (host, port) in sorted(nodes.items()):
         reached = ", told by the address reached" if is_any_address(host) else ""
-        said.append(f"{HostPort(host, port)} (node {node_id}{reached})")
-    return said
+        parts.append(f"{HostPort(host, port)} (node {node_id}{reached})")
+    return parts
 
 
 class AdvertisedAddresses:

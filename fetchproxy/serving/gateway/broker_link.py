@@ -232,8 +232,8 @@ class BrokerLink(asyncio.BufferedProtocol):
     def kept_bytes(self) -> int:
         """Bytes of incomplete answers, and of requests that the broker has not taken yet."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        held = 0 if self._held is None else self._held.accumulated
-        return len(self._carry) + HELD_COPIES * held + unsent
+        accumulated = 0 if self._held is None else self._held.accumulated
+        return len(self._carry) + HELD_COPIES * accumulated + unsent
 
     def send(self, data: Buffer, response: ExpectedResponse | None) -> None:
         """A whole request, or the first bytes of one."""
@@ -433,21 +433,21 @@ class BrokerLink(asyncio.BufferedProtocol):
                 self._finish()
                 response.done()
             return pos + step
-        held = self._held
-        assert held is not None
-        step = min(held.left, end - pos)
-        held.payload += view[pos : pos + step]
-        held.accumulated += step
-        held.left -= step
-        if not held.left:
-            del held.payload[:4]
-            payload = self._owner.rewrite(held)
+        buffered = self._held
+        assert buffered is not None
+        step = min(buffered.left, end - pos)
+        buffered.payload += view[pos : pos + step]
+        buffered.accumulated += step
+        buffered.left -= step
+        if not buffered.left:
+            del buffered.payload[:4]
+            payload = self._owner.rewrite(buffered)
             if payload is None:
                 self._waiting = True
             else:
                 self._leave(payload)
         elif self._accumulated is not None:
-            self._accumulated.hold(self, HELD_COPIES * held.accumulated)
+            self._accumulated.hold(self, HELD_COPIES * buffered.accumulated)
         return pos + step
 
     def give_up(self) -> None:

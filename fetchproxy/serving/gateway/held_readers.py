@@ -83,18 +83,18 @@ class HeldReaders:
         decision: RouteDecision,
     ) -> None:
         """`decision` has one of WAITING_ROUTES. `reader` is told when it changes."""
-        held = self._held.setdefault((by_id, key, offset), _Held(decision))
-        held.readers[reader] = self._clock()
+        entry = self._held.setdefault((by_id, key, offset), _Held(decision))
+        entry.readers[reader] = self._clock()
         self._of_reader.setdefault(reader, set()).add((by_id, key, offset))
-        self._note(held, decision)
+        self._note(entry, decision)
         self._any.set()
 
     def waits(self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int) -> bool:
         """Notes that a held reader has fetched again. False: it is not held."""
-        held = self._held.get((by_id, key, offset))
-        if held is None or reader not in held.readers:
+        entry = self._held.get((by_id, key, offset))
+        if entry is None or reader not in entry.readers:
             return False
-        held.readers[reader] = self._clock()
+        entry.readers[reader] = self._clock()
         return True
 
     def leave(self, reader: HeldReader) -> None:
@@ -127,11 +127,11 @@ class HeldReaders:
             by_id = left[0][0]
             offsets: dict[PartitionKey, int] = {}
             later = []
-            async for held in cooperative(left):
-                if held[0] is by_id and held[1] not in offsets:
-                    offsets[held[1]] = held[2]
+            async for place in cooperative(left):
+                if place[0] is by_id and place[1] not in offsets:
+                    offsets[place[1]] = place[2]
                 else:
-                    later.append(held)
+                    later.append(place)
             yield by_id, offsets
             left = later
 
@@ -141,12 +141,12 @@ class HeldReaders:
         now = self._clock()
         too_long, for_nothing = set(), set()
         async for key, offset in cooperative(offsets.items()):
-            held = self._held.get((by_id, key, offset))
-            if held is None:
+            entry = self._held.get((by_id, key, offset))
+            if entry is None:
                 continue
-            if held.since is not None and now - held.since >= self._held_max_s:
+            if entry.since is not None and now - entry.since >= self._held_max_s:
                 too_long.add(key)
-            elif held.uncertain_since is not None and now - held.uncertain_since >= SILENT_MAX_S:
+            elif entry.uncertain_since is not None and now - entry.uncertain_since >= SILENT_MAX_S:
                 for_nothing.add(key)
         try:
             decided = await decide_routes(by_id, offsets, now, too_long | for_nothing)
@@ -159,14 +159,14 @@ class HeldReaders:
     def _settle(
         self, by_id: bool, key: PartitionKey, offset: int, decision: RouteDecision, gave_up: bool
     ) -> None:
-        held = self._held.get((by_id, key, offset))
-        if held is None:
+        entry = self._held.get((by_id, key, offset))
+        if entry is None:
             return
         if decision.outcome in WAITING_ROUTES:
-            if decision.outcome is not held.decision.outcome:
-                for reader in held.readers:
+            if decision.outcome is not entry.decision.outcome:
+                for reader in entry.readers:
                     reader.settle(key, offset, decision)
-            self._note(held, decision)
+            self._note(entry, decision)
             return
         if gave_up:
             LIMITS_REACHED.labels("held_max_ms").inc()
@@ -177,36 +177,36 @@ class HeldReaders:
                 offset=offset,
                 limit="held_max_ms",
             )
-        for reader in list(held.readers):
+        for reader in list(entry.readers):
             self._remove((by_id, key, offset), reader)
             reader.settle(key, offset, decision)
 
-    def _note(self, held: _Held, decision: RouteDecision) -> None:
+    def _note(self, entry: _Held, decision: RouteDecision) -> None:
         """Counts only the time in which both archiver and reader could have gone on."""
-        held.decision = decision
+        entry.decision = decision
         waits_for, now = decision.waits_for, self._clock()
         if waits_for is None or ENDS[waits_for][1] is None:
-            held.since = None
-        elif held.since is None:
-            held.since = now
+            entry.since = None
+        elif entry.since is None:
+            entry.since = now
         if waits_for not in UNCERTAIN_WAITS:
-            held.uncertain_since = None
-        elif held.uncertain_since is None:
-            held.uncertain_since = now
+            entry.uncertain_since = None
+        elif entry.uncertain_since is None:
+            entry.uncertain_since = now
 
     async def _forget_absent(self) -> None:
         oldest = self._clock() - ABSENT_MAX_S
-        async for where, held in cooperative(list(self._held.items())):
-            for reader in [r for r, at in held.readers.items() if at < oldest]:
+        async for where, entry in cooperative(list(self._held.items())):
+            for reader in [r for r, at in entry.readers.items() if at < oldest]:
                 self._remove(where, reader)
 
     def conditions(self) -> Iterator[Condition]:
         """One for each reason to wait."""
         waits: dict[Wait, dict[object, tuple[bool, PartitionKey, int]]] = {}
-        for where, held in self._held.items():
-            reason = held.decision.waits_for
+        for where, entry in self._held.items():
+            reason = entry.decision.waits_for
             if reason is not None and reason is not Wait.RECORDS:
-                tp = held.decision.tp
+                tp = entry.decision.tp
                 waits.setdefault(reason, {}).setdefault(tp or where[:2], where)
         for reason, partitions in waits.items():
             count, (first, (_, key, offset)) = len(partitions), next(iter(partitions.items()))
@@ -224,8 +224,8 @@ class HeldReaders:
         """Partitions with a reader that waits for the archiver, by id or by name."""
         return len(
             {
-                held.decision.tp or (by_id, key)
-                for (by_id, key, _), held in self._held.items()
-                if held.decision.outcome is Route.WAIT
+                entry.decision.tp or (by_id, key)
+                for (by_id, key, _), entry in self._held.items()
+                if entry.decision.outcome is Route.WAIT
             }
         )

@@ -197,13 +197,13 @@ class ArchiveLookup:
         left: list[TopicIdPartition] = []
         async for tp in cooperative(tps):
             view = view_of(tp)
-            shown = None
+            settled_view = None
             if view is not None and view.read_at >= oldest and view.segments:
-                shown = settled(view)
-            if shown is None:
+                settled_view = settled(view)
+            if settled_view is None:
                 left.append(tp)
             else:
-                found[tp] = ViewResult(shown, None)
+                found[tp] = ViewResult(settled_view, None)
         return left
 
     async def views_reaching(
@@ -299,13 +299,13 @@ class ArchiveLookup:
     async def _shown(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, ViewResult]:
         """The views that clients may see, compared with their leaders."""
         views = self.archive.views
-        held = await views.check(tps, self.archive.clock() + COMPARE_WAIT_MAX_S)
+        checked = await views.check(tps, self.archive.clock() + COMPARE_WAIT_MAX_S)
         found: dict[TopicIdPartition, ViewResult] = {}
         async for tp in cooperative(tps):
             failure = self._failures.get(tp)
-            if tp in held:
+            if tp in checked:
                 failure = ClusterUnavailable(f"{tp}: its new leader does not answer")
-            found[tp] = ViewResult(None if tp in held else views.view(tp), failure)
+            found[tp] = ViewResult(None if tp in checked else views.view(tp), failure)
         return found
 
 

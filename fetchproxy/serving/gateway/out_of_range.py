@@ -246,10 +246,10 @@ class RouteDecisions:
         views = self.archive.views
         for piece in pieces(tps.items()):
             seen = {key: tp for key, tp in piece if self.archive.rlmm.view(tp) is not None}
-            held = await views.check(seen.values(), self.archive.clock() + COMPARE_WAIT_MAX_S)
+            checked = await views.check(seen.values(), self.archive.clock() + COMPARE_WAIT_MAX_S)
             for key, tp in seen.items():
                 view = views.view(tp)
-                if tp in held:
+                if tp in checked:
                     self.found[key] = _held(tp, Wait.RESPONSE)
                 elif view is not None and view.covers_offset(self.offsets[key]):
                     self.found[key] = RouteDecision(Route.REMOTE, tp)
@@ -360,12 +360,12 @@ class RouteDecisions:
         # Not older than the archivers' positions: an offset below them is in the view, or is lost.
         fresh = await self._refreshed(between, archive.clock())
         for piece in pieces(fresh.items()):
-            held = await archive.views.check(
+            checked = await archive.views.check(
                 dict(piece).values(), archive.clock() + COMPARE_WAIT_MAX_S
             )
             for key, tp in piece:
                 known = log_offsets[tp]
-                if tp in held or isinstance(known, ClusterError):
+                if tp in checked or isinstance(known, ClusterError):
                     self.found[key] = _held(tp, Wait.RESPONSE)
                 else:
                     self.found[key] = self._decided(key, tp, known)

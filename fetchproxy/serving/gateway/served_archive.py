@@ -456,10 +456,10 @@ class ArchiveStarts:
             kept = known.starts.get(partition)
             if kept is not None and kept[0] is view:
                 return kept[1]
-            shown = settled(view) if view.segments else None
-            if shown is None or not shown.segments:
+            settled_view = settled(view) if view.segments else None
+            if settled_view is None or not settled_view.segments:
                 return None
-            start = archive_start(shown)
+            start = archive_start(settled_view)
             known.starts[partition] = view, start
             known.tps[partition] = view.tp
             return start

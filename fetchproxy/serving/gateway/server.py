@@ -252,8 +252,10 @@ class _Nodes:
             named = names.node_of(server_name) if names is not None else None
             node = node_id if named is None else named
             connect = partial(self._connect, node)
-            told = AdvertisedAddresses(self.addresses) if listener.tells_reached else self._told
-            return GatewaySession(listener, self._gateway, told, connect, node)
+            addresses = (
+                AdvertisedAddresses(self.addresses) if listener.tells_reached else self._told
+            )
+            return GatewaySession(listener, self._gateway, addresses, connect, node)
 
         return new_session
 

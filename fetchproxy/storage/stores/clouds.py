@@ -53,9 +53,9 @@ def open_cloud_store(
     try:
         clients = remake()
     except (BaseError, OSError, ValueError) as error:
-        said = str(error).partition("Debug source")[0].strip()
+        text = str(error).partition("Debug source")[0].strip()
         raise ConfigError(
-            f"store {location.scheme}://{location.bucket}: {mask_text(said)}"
+            f"store {location.scheme}://{location.bucket}: {mask_text(text)}"
         ) from error
     return NativeObjectStore(
         clients,

@@ -313,8 +313,8 @@ class HdfsObjectStore(ObjectStore):
                     more = False
                     break
                 is_own = OWN_MARK in entry.name
-                wanted = (entry.is_folder and not is_own) or is_own is temporaries
-                if wanted and entry.name.startswith(name_start):
+                matches = (entry.is_folder and not is_own) or is_own is temporaries
+                if matches and entry.name.startswith(name_start):
                     for ready in order.add(entry):
                         yield ready
         for ready in order.rest():

@@ -94,13 +94,13 @@ class Negotiation:
         except GSSError as error:
             code = error.min_code - 2**32 if error.min_code >= 2**31 else error.min_code
             # The mechanism's own texts are the exact ones.
-            exact = [said for said in error.get_all_statuses(error.min_code, False) if said]
-            said = f"Kerberos for HTTP/{self._host}: {'; '.join(exact or [str(error)])}"
+            exact = [status for status in error.get_all_statuses(error.min_code, False) if status]
+            status = f"Kerberos for HTTP/{self._host}: {'; '.join(exact or [str(error)])}"
             if code in _NO_KDC:
-                raise StorageUnavailable(said) from None
+                raise StorageUnavailable(status) from None
             if isinstance(error, MissingCredentialsError):
-                said += " (credentials come from KRB5CCNAME or KRB5_CLIENT_KTNAME)"
-            raise StorageDenied(said) from None
+                status += " (credentials come from KRB5CCNAME or KRB5_CLIENT_KTNAME)"
+            raise StorageDenied(status) from None
 
 
 class Kerberos:

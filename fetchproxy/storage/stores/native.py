@@ -76,28 +76,30 @@ _ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwx
 def native_error(error: Exception, what: str) -> RemoteStorageError:
     """`error`: the library's. `what`: the beginning of the text."""
     text = str(error)
-    said, _, debug = text.partition("Debug source")
-    code, status = _CODE.search(said), _STATUS.search(said)
-    if _BEHIND_END.search(said):
+    what_failed, _, debug = text.partition("Debug source")
+    code, status = _CODE.search(what_failed), _STATUS.search(what_failed)
+    if _BEHIND_END.search(what_failed):
         return RangeNotSatisfiable(f"{what}: the object ends before that")
     if status is None:
         cause = _CAUSE.search(debug)
-        short = _QUERY.sub("", said.strip())[:_TEXT_MAX] + (f" ({cause[1]})" if cause else "")
+        short = _QUERY.sub("", what_failed.strip())[:_TEXT_MAX] + (
+            f" ({cause[1]})" if cause else ""
+        )
         if isinstance(error, native.PermissionDeniedError | native.UnauthenticatedError):
             return StorageDenied(f"{what}: {short}")
         if isinstance(error, native.GenericError | FileNotFoundError):
             return StorageUnavailable(f"{what}: {short}")
         return RemoteStorageError(f"{what}: {short}")
     name = code[1] if code else ""
-    message = _MESSAGE.search(said)
-    tried = int(retries[1]) + 1 if (retries := _RETRIES.search(said)) else 1
-    told = [
+    message = _MESSAGE.search(what_failed)
+    tried = int(retries[1]) + 1 if (retries := _RETRIES.search(what_failed)) else 1
+    lines = [
         name,
         message[1].strip() if message else "",
-        f"(request {request[1]})" if (request := _REQUEST.search(said)) else "",
+        f"(request {request[1]})" if (request := _REQUEST.search(what_failed)) else "",
         f"(tried {tried} times)" if tried > 1 else "",
     ]
-    text = " ".join(filter(None, [": ".join(filter(None, told[:2])), *told[2:]]))
+    text = " ".join(filter(None, [": ".join(filter(None, lines[:2])), *lines[2:]]))
     return responded(what, int(status[1]), name, f"status {status[1]} {text}".rstrip())
 
 
@@ -287,8 +289,8 @@ class NativeObjectStore(ObjectStore):
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
         async with self._reading(key, what) as reader:
-            wanted = (byte_range.start, byte_range.end)
-            response = await reader.get_async(key, options={"range": wanted})
+            bounds = (byte_range.start, byte_range.end)
+            response = await reader.get_async(key, options={"range": bounds})
             start, end = response.range
             if start != byte_range.start or end > byte_range.end:
                 raise StorageUnavailable(f"{what}: answered with bytes {start} to {end}")
@@ -355,8 +357,8 @@ class NativeObjectStore(ObjectStore):
                 self._clients = self._renewal.make()
                 log.info("store_credentials_changed")
             except (native.BaseError, OSError, ValueError, ConfigError) as error:
-                said = str(error).partition("Debug source")[0].strip()
-                log.error("store_credentials_unusable", error=mask_text(said))
+                text = str(error).partition("Debug source")[0].strip()
+                log.error("store_credentials_unusable", error=mask_text(text))
         return self._clients
 
     async def _put(

@@ -171,16 +171,16 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
 
 
 def responded(
-    what: str, status: int, code: str, said: str, *, may_be_absent: bool = True
+    what: str, status: int, code: str, text: str, *, may_be_absent: bool = True
 ) -> RemoteStorageError:
-    """The domain's error for a store's error answer. `said`: what the response tells."""
+    """The domain's error for a store's error answer. `text`: what the response tells."""
     kind = error_of(status, code)
     if kind is ObjectNotFound and not may_be_absent:
         kind = StorageUnavailable
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
     if 300 <= status < 400:
         remedy = f"; {ELSEWHERE}"
-    error = kind(f"{what}: {said}{remedy}")
+    error = kind(f"{what}: {text}{remedy}")
     error.status = status
     return error
 

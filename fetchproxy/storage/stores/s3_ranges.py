@@ -75,7 +75,7 @@ class Wanted:
         return b"%d" % end == total if self.to_end else end == self.byte_range.end
 
 
-def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
+def part_of(head: bytes, request: Wanted) -> tuple[int, bool]:
     """(length of the body, whether the connection may be reused) from a response's head. Raises
     OtherAnswer unless the body is certainly the wanted part in its full length.
     """
@@ -92,13 +92,13 @@ def part_of(head: bytes, wanted: Wanted) -> tuple[int, bool]:
     if part is not None and status == 206:
         first, end = int(part[1]), int(part[2]) + 1
         if (
-            wanted.is_part(first, end, part[3])
+            request.is_part(first, end, part[3])
             and headers.get(b"content-length") == b"%d" % (end - first)
             and not any(name in headers for name in _RECODED)
         ):
             return end - first, headers.get(b"connection", b"").lower() != b"close"
-    asked = (headers.get(name, b"").decode("latin-1") for name in (b"retry-after", b"date"))
-    raise OtherResponse(f"answered {head[:40]!r}", status, asked_pause_s(*asked))
+    pause_headers = (headers.get(name, b"").decode("latin-1") for name in (b"retry-after", b"date"))
+    raise OtherResponse(f"answered {head[:40]!r}", status, asked_pause_s(*pause_headers))
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[_Address, bytes]:
@@ -135,11 +135,11 @@ class _Connection(asyncio.BufferedProtocol):
         self.heard = False  # whether any bytes came since the request
         self.kept = False  # whether the connection may be reused
 
-    def begin(self, request: bytes, wanted: Wanted) -> asyncio.Future[bytearray]:
+    def begin(self, request: bytes, part: Wanted) -> asyncio.Future[bytearray]:
         """The future raises OtherAnswer, or ConnectionError if the connection is lost. The call
         raises ConnectionResetError if the connection was lost before.
         """
-        self._wanted, self._head_bytes = wanted, 0
+        self._wanted, self._head_bytes = part, 0
         self.heard = self.kept = False
         if self._transport is None:
             raise ConnectionResetError("the connection was lost before it was used")
@@ -235,23 +235,23 @@ class RangeRequests:
         self._open: dict[_Connection, _Address] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
-    async def get(self, url: str, wanted: Wanted) -> bytearray:
-        """The `wanted` bytes of the object at `url`. Raises OtherAnswer; OSError if the server is
+    async def get(self, url: str, part: Wanted) -> bytearray:
+        """The `part` bytes of the object at `url`. Raises OtherAnswer; OSError if the server is
         unreachable, falls silent or ends the connection.
         """
-        address, request = _request(url, wanted.byte_range)
+        address, request = _request(url, part.byte_range)
         async with self._places:
             while (connection := self._idle_one(address)) is not None:
                 try:
-                    return await self._exchange(connection, request, wanted)
+                    return await self._exchange(connection, request, part)
                 except ConnectionError:
                     if connection.heard:
                         raise  # else the server had closed it before the request
-            return await self._exchange(await self._connect(address), request, wanted)
+            return await self._exchange(await self._connect(address), request, part)
 
-    async def _exchange(self, connection: _Connection, request: bytes, wanted: Wanted) -> bytearray:
+    async def _exchange(self, connection: _Connection, request: bytes, part: Wanted) -> bytearray:
         clock = asyncio.get_running_loop().time
-        response = connection.begin(request, wanted)
+        response = connection.begin(request, part)
         try:
             while not response.done():
                 left_s = connection.heard_at + self._silence_max_s - clock()
@@ -360,7 +360,7 @@ class S3RangeReads:
         )
         self._needless = 0
 
-    async def get(self, key: str, wanted: Wanted, what: str) -> bytearray | None:
+    async def get(self, key: str, part: Wanted, what: str) -> bytearray | None:
         """None: the caller has to use the client. Raises the error for status 429 or 500 and above,
         as such a store should get no second request; OSError and the client's errors if the request
         fails.
@@ -368,12 +368,12 @@ class S3RangeReads:
         if self._needless >= NEEDLESS_MAX:
             return None
         try:
-            content = await self._requests.get(await self.signed_url(key), wanted)
+            content = await self._requests.get(await self.signed_url(key), part)
         except OtherResponse as error:
             if error.status == 429 or error.status >= 500:
-                said = responded(what, error.status, "", str(error))
-                said.retry_after_s = error.retry_after_s
-                raise said from error
+                translated = responded(what, error.status, "", str(error))
+                translated.retry_after_s = error.retry_after_s
+                raise translated from error
             return None
         self._needless = 0
         return content

@@ -120,9 +120,9 @@ def translated_s3_error(what: str, *, may_be_absent: bool = False) -> Iterator[N
         about = error.response.get("ResponseMetadata", {})
         status = int(about.get("HTTPStatusCode", 0))
         request = f" (request {about['RequestId']})" if about.get("RequestId") else ""
-        said = f"{error}{request}".replace(" (reached max retries: 0)", "")
+        text = f"{error}{request}".replace(" (reached max retries: 0)", "")
         code = error_code(error)
-        failure = responded(what, status, code, said, may_be_absent=may_be_absent)
+        failure = responded(what, status, code, text, may_be_absent=may_be_absent)
         headers = about.get("HTTPHeaders", {})
         failure.retry_after_s = asked_pause_s(headers.get("retry-after"), headers.get("date"))
         raise failure from error

@@ -106,8 +106,8 @@ class RemoteFault(Exception):
 
 def remote_fault(status: int, body: bytes) -> RemoteFault:
     try:
-        said = json.loads(body)["RemoteException"]
-        return RemoteFault(status, str(said["exception"]), str(said.get("message", "")))
+        exception = json.loads(body)["RemoteException"]
+        return RemoteFault(status, str(exception["exception"]), str(exception.get("message", "")))
     except (ValueError, KeyError, TypeError):
         return RemoteFault(status, "", body[:200].decode("ascii", "replace"))
 
@@ -143,9 +143,11 @@ def translated_webhdfs_error(what: str, *, may_be_absent: bool = False) -> Itera
         error.may_be_of_object = may_be_absent and _NO_DATANODE in str(fault)
         raise error from fault
     except (aiohttp.ClientError, OSError) as error:  # includes TimeoutError
-        said = str(error) or type(error).__name__
-        told = without_token(said)
-        raise StorageUnavailable(f"{what}: {told}") from (error if told == said else None)
+        text = str(error) or type(error).__name__
+        without_secret = without_token(text)
+        raise StorageUnavailable(f"{what}: {without_secret}") from (
+            error if without_secret == text else None
+        )
 
 
 # HDFS sorts a folder by the names of its entries. Keys sort as whole paths, so a folder counts as
@@ -378,18 +380,20 @@ class WebHdfsClient:
         tries_left = len(self._location.addresses)
         token_is_fresh = False
         while True:
-            asked, used = self._active, None
+            namenode, used = self._active, None
             try:
                 if self._token is None and self._needs_token:
-                    self._token = await self._new_tokens.run(asked, partial(self._new_token, asked))
+                    self._token = await self._new_tokens.run(
+                        namenode, partial(self._new_token, namenode)
+                    )
                     token_is_fresh = True
                 used = self._token
                 asker = {
                     "delegation": used,
                     "user.name": self._location.user if used is None else None,
                 }
-                said = {name: who for name, who in asker.items() if who is not None}
-                url = self._url(asked, op, path, {**parameters, **said})
+                identity = {name: who for name, who in asker.items() if who is not None}
+                url = self._url(namenode, op, path, {**parameters, **identity})
                 return await self._ask_once(method, url, op, bytes_max)
             except RemoteFault as fault:
                 if fault.wants_kerberos and not self._needs_token:
@@ -401,13 +405,13 @@ class WebHdfsClient:
                 if fault.exception not in STANDBY or tries_left <= 1:
                     raise
             except aiohttp.ServerTimeoutError:
-                self._pass_over(asked)  # no retry: the NameNode may have acted on the request
+                self._pass_over(namenode)  # no retry: the NameNode may have acted on the request
                 raise
             except aiohttp.ClientConnectorError:
                 if tries_left <= 1:
                     raise
             tries_left -= 1
-            self._pass_over(asked)
+            self._pass_over(namenode)
 
     async def _ask_once(
         self, method: str, url: URL, op: str, bytes_max: int
@@ -423,10 +427,10 @@ class WebHdfsClient:
     def _needs_token(self) -> bool:
         return self._by_kerberos or self._config.hdfs_token_file is not None
 
-    async def _new_token(self, asked: int) -> str | None:
+    async def _new_token(self, namenode: int) -> str | None:
         if self._config.hdfs_token_file is not None:
             return await asyncio.to_thread(self._read_token)
-        url = self._url(asked, "GETDELEGATIONTOKEN", "", {})  # the ticket names the user
+        url = self._url(namenode, "GETDELEGATIONTOKEN", "", {})  # the ticket names the user
         assert url.host is not None
         host = url.host
         negotiation = await self._kerberos.run(lambda: Negotiation(host), host)
@@ -454,15 +458,15 @@ class WebHdfsClient:
                 self._token = None
             raise StorageUnavailable(f"the delegation token has ended: {fault}") from fault
 
-    def _pass_over(self, asked: int) -> None:
-        if self._active == asked:
-            self._active = (asked + 1) % len(self._location.addresses)
+    def _pass_over(self, namenode: int) -> None:
+        if self._active == namenode:
+            self._active = (namenode + 1) % len(self._location.addresses)
 
-    def _url(self, asked: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
+    def _url(self, namenode: int, op: str, path: str, parameters: Mapping[str, str]) -> URL:
         query = {"op": op, **parameters}
         scheme = "https" if self._location.tls else "http"
         place = quote(f"/webhdfs/v1{self.absolute(path)}")
-        address = self._location.addresses[asked]
+        address = self._location.addresses[namenode]
         return URL(f"{scheme}://{address}{place}?{urlencode(query)}", encoded=True)
 
     def absolute(self, path: str) -> str:
@@ -498,8 +502,8 @@ async def _check(response: aiohttp.ClientResponse, status: int) -> None:
         fault = remote_fault(response.status, await _received(response, _FAULT_BYTES_MAX))
         challenges = response.headers.getall("WWW-Authenticate", [])
         fault.wants_kerberos = response.status == 401 and offered(challenges)
-        asked = response.headers.get("Retry-After"), response.headers.get("Date")
-        fault.retry_after_s = asked_pause_s(*asked)
+        pause_headers = response.headers.get("Retry-After"), response.headers.get("Date")
+        fault.retry_after_s = asked_pause_s(*pause_headers)
         raise fault
 
 

@@ -178,8 +178,8 @@ class RetentionBrake:
             self._known[tp] = None
             try:
                 if raw is not None:
-                    said = decode_document(raw, "retention-step", _VERSION, _announcement)
-                    self._known[tp] = said
+                    step = decode_document(raw, "retention-step", _VERSION, _announcement)
+                    self._known[tp] = step
             except CorruptSegment as error:  # the step is announced anew
                 log.warning("announced_retention_unreadable", topic=tp.topic, error=str(error))
         return self._known[tp]
@@ -421,20 +421,20 @@ class Expirer:
     def _look_for_future(
         self, view: PartitionView, start: int | None, age_max_ms: int, now_ms: int
     ) -> None:
-        held = held_up_by(segments_kept(view, start), age_max_ms, now_ms)
-        if held is None:
+        segment = held_up_by(segments_kept(view, start), age_max_ms, now_ms)
+        if segment is None:
             self.published_conditions.release(Kind.RETENTION_HELD_UP, view.tp)
             return
         self.published_conditions.hold(
             Kind.RETENTION_HELD_UP,
             view.tp,
-            f"{view.tp}: retention by time has stopped at offsets {held.start_offset} to "
-            f"{held.end_offset}: a record there has the timestamp "
-            f"{utc_text(held.max_timestamp_ms)}, and nothing behind it is deleted by time before "
-            f"{utc_text(held.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
-            f"{held.end_offset + 1} through the proxy deletes it, and "
+            f"{view.tp}: retention by time has stopped at offsets {segment.start_offset} to "
+            f"{segment.end_offset}: a record there has the timestamp "
+            f"{utc_text(segment.max_timestamp_ms)}, and nothing behind it is deleted by time "
+            f"before {utc_text(segment.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
+            f"{segment.end_offset + 1} through the proxy deletes it, and "
             "archive.remote_log_retention_bytes passes it over",
-            (held.start_offset, held.end_offset),
+            (segment.start_offset, segment.end_offset),
         )
 
     async def _remove(self, view: PartitionView, now_ms: int) -> float:
@@ -450,15 +450,15 @@ class Expirer:
             # Twice the longest copy: another archiver may be at it, with a clock of its own.
             attempt_age_max_ms=2 * self.config.copy_max_ms,
         )
-        looked_at, done = await self._do(tp, removals)
+        visits, done = await self._do(tp, removals)
         count = len(removals.hide) + len(removals.delete)
         known = self._partitions.get(tp)
-        if count == looked_at == done and not (known and known.orphan_kept):
+        if count == visits == done and not (known and known.orphan_kept):
             # Every removal was checked and done: earlier damage is mended.
             self.published_conditions.release(Kind.REPLACED_SEGMENT_KEPT, tp)
-        undeleted = removals.delete[max(0, looked_at - len(removals.hide)) :]
+        undeleted = removals.delete[max(0, visits - len(removals.hide)) :]
         self._publish(view, (*removals.hide, *removals.waiting, *undeleted))
-        if done and looked_at < count:
+        if done and visits < count:
             return 0.0
         waits_ms = [self.limits.retention_check_interval_ms]
         if done and removals.hide:
@@ -475,7 +475,7 @@ class Expirer:
         """
         loop = asyncio.get_running_loop()
         enough_at = loop.time() + _TURN_ENOUGH_S
-        looked_at = done = in_a_row = 0
+        visits = done = in_a_row = 0
         first: RemoteStorageError | None = None
         failed = self._partitions.setdefault(tp, _Partition()).failed
         segments = (*removals.hide, *removals.delete)
@@ -498,10 +498,10 @@ class Expirer:
                 continue
             failed.discard(segment.segment_id.id)
             in_a_row = 0
-            looked_at += 1
+            visits += 1
         if first is not None:
             raise first
-        return looked_at, done
+        return visits, done
 
     async def _do_one(
         self,

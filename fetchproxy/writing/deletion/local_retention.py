@@ -179,20 +179,20 @@ class LocalRetention:
     def _look_for_future(
         self, view: PartitionView, start: int, age_max_ms: int, now_ms: int
     ) -> None:
-        held = held_up_by(_archived_from(view, start), age_max_ms, now_ms)
-        if held is None:
+        segment = held_up_by(_archived_from(view, start), age_max_ms, now_ms)
+        if segment is None:
             self.published_conditions.release(Kind.LOCAL_RETENTION_HELD_UP, view.tp)
             return
         self.published_conditions.hold(
             Kind.LOCAL_RETENTION_HELD_UP,
             view.tp,
-            f"{view.tp}: local retention by time has stopped at offsets {held.start_offset} to "
-            f"{held.end_offset}: a record there has the timestamp "
-            f"{utc_text(held.max_timestamp_ms)}, and the brokers keep all behind it until "
-            f"{utc_text(held.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
-            f"{held.end_offset + 1}, sent to a broker, trims its log (the archive keeps the "
+            f"{view.tp}: local retention by time has stopped at offsets {segment.start_offset} to "
+            f"{segment.end_offset}: a record there has the timestamp "
+            f"{utc_text(segment.max_timestamp_ms)}, and the brokers keep all behind it until "
+            f"{utc_text(segment.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
+            f"{segment.end_offset + 1}, sent to a broker, trims its log (the archive keeps the "
             "records), and archive.local_retention_bytes passes it over",
-            (held.start_offset, held.end_offset),
+            (segment.start_offset, segment.end_offset),
         )
 
     async def _whole_up_to(self, view: PartitionView, start: int, target: int) -> int | None:
@@ -221,10 +221,10 @@ class LocalRetention:
     async def _is_same_log(self, view: PartitionView, target: int) -> bool:
         """Whether the leader's log up to `target` is the archived one."""
         epoch = epoch_of(view, target - 1)
-        told = await self._leader.epoch_end(view.tp, epoch)
-        if told is None:
+        epoch_end = await self._leader.epoch_end(view.tp, epoch)
+        if epoch_end is None:
             return False
-        _, end = told
+        _, end = epoch_end
         return end.epoch == epoch and end.end_offset >= target
 
     def _refuse(self, topic: str, reason: str) -> None:

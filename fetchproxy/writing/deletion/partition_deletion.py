@@ -364,9 +364,9 @@ class PartitionDeletion:
         log.info("partition_deletion", **tp.logged, state=state.name)
 
 
-async def _is_denial(asked: Awaitable[TopicInfo], topic_id: UUID, code: ErrorCode) -> bool:
+async def _is_denial(lookup: Awaitable[TopicInfo], topic_id: UUID, code: ErrorCode) -> bool:
     try:
-        return (await asked).topic_id != topic_id
+        return (await lookup).topic_id != topic_id
     except ClusterError as error:
         if error.retriable or error.error_code is None:
             raise

@@ -74,9 +74,9 @@ def effective_retention(
     own = _own(topic_config) if config.follow_topic_retention else {}
 
     def setting(name: str) -> int:
-        said: int | None = getattr(override, name)
+        override_value: int | None = getattr(override, name)
         default: int = getattr(config, name)
-        return own.get(name, default) if said is None else said
+        return own.get(name, default) if override_value is None else override_value
 
     return Retention(*map(setting, _SETTINGS))
 

@@ -296,9 +296,9 @@ class _Reading:
         """Read the next block. False: the file has been read, as far as it can be."""
         if self._at == self._size or self.damage is not None:
             return False
-        wanted_bytes = min(self._block_bytes, self._size - self._at)
-        data = self._read(self._at, wanted_bytes)
-        if len(data) < wanted_bytes:
+        block_bytes = min(self._block_bytes, self._size - self._at)
+        data = self._read(self._at, block_bytes)
+        if len(data) < block_bytes:
             raise self._unusable(f"has {self._at + len(data)} bytes now; it had {self._size}")
         converts = self._converts
         if converts:

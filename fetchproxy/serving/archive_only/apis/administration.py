@@ -44,12 +44,12 @@ _LOG_DIR = "archive"
 
 
 def _each(
-    asked: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL
+    request_field: str, responded: str, *kept: str, refusal: Mapping[str, Any] = _REFUSAL
 ) -> _Handler:
-    """Refuses each element of the request's array `asked`; `kept`: its fields in the response."""
+    """Refuses each element of the array `request_field`; `kept`: its fields in the response."""
 
     async def refuse(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-        found = elements((await request.read())[asked])
+        found = elements((await request.read())[request_field])
         results = [{**refusal, **{name: one[name] for name in kept}} for one in found]
         return await request.respond({responded: results})
 
@@ -66,9 +66,9 @@ def _always(**response: Any) -> _Handler:
 
 
 async def _delete_topics(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = await request.read()
-    topics = [_REFUSAL | topic for topic in elements(asked["topics"])]
-    topics += [_REFUSAL | {"name": name} for name in elements(asked["topic_names"])]
+    fields = await request.read()
+    topics = [_REFUSAL | topic for topic in elements(fields["topics"])]
+    topics += [_REFUSAL | {"name": name} for name in elements(fields["topic_names"])]
     return await request.respond({"responses": topics})
 
 
@@ -88,8 +88,10 @@ async def _delete_records(parts: ArchiveOnlyParts, request: Request) -> Sequence
 
 
 async def _alter_scram_credentials(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = await request.read()
-    names = {one["name"] for one in (*elements(asked["deletions"]), *elements(asked["upsertions"]))}
+    fields = await request.read()
+    names = {
+        one["name"] for one in (*elements(fields["deletions"]), *elements(fields["upsertions"]))
+    }
     return await request.respond({"results": [_REFUSAL | {"user": name} for name in sorted(names)]})
 
 
@@ -154,15 +156,15 @@ async def _describe_transactions(parts: ArchiveOnlyParts, request: Request) -> S
 
 
 async def _list_config_resources(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
-    asked = elements((await request.read()).get("resource_types"))
+    types = elements((await request.read()).get("resource_types"))
     if request.version == 0:
         return await request.respond({"config_resources": ()})  # client metrics only
     found = [{"resource_name": str(NODE_ID), "resource_type": _BROKER}]
     for name in parts.archive.catalogue.by_name:
         if request.may_read(name):
             found.append({"resource_name": name, "resource_type": _TOPIC})
-    shown = [one for one in found if not asked or one["resource_type"] in asked]
-    return await request.respond({"config_resources": shown})
+    resources = [one for one in found if not types or one["resource_type"] in types]
+    return await request.respond({"config_resources": resources})
 
 
 async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
@@ -170,13 +172,13 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
 
     A partition that the store has not shown yet is left out, as one that a broker does not have.
     """
-    asked, by_name = (await request.read())["topics"], parts.archive.catalogue.by_name
-    if asked is None:
-        wanted = {name: range(topic.partition_count) for name, topic in by_name.items()}
+    named, by_name = (await request.read())["topics"], parts.archive.catalogue.by_name
+    if named is None:
+        partitions_of = {name: range(topic.partition_count) for name, topic in by_name.items()}
     else:
-        wanted = {topic["topic"]: topic["partitions"] for topic in asked}
+        partitions_of = {topic["topic"]: topic["partitions"] for topic in named}
     tps: list[TopicIdPartition] = []
-    async for name, numbers in cooperative(wanted.items(), LOOKUP_TOPICS_AT_ONCE):
+    async for name, numbers in cooperative(partitions_of.items(), LOOKUP_TOPICS_AT_ONCE):
         topic = by_name.get(name) if request.may_read(name) else None
         found = (topic.partition(number) for number in numbers) if topic is not None else ()
         tps += [tp for tp in found if tp is not None]
@@ -186,8 +188,10 @@ async def _describe_log_dirs(parts: ArchiveOnlyParts, request: Request) -> Seque
         if not isinstance(view, RemoteStorageError):
             size = {"partition_index": tp.partition, "partition_size": _size_bytes(view)}
             topics.setdefault(tp.topic, []).append(size)
-    shown = [{"name": name, "partitions": partitions} for name, partitions in topics.items()]
-    return await request.respond({"results": [{"log_dir": _LOG_DIR, "topics": shown}]})
+    log_dir_topics = [
+        {"name": name, "partitions": partitions} for name, partitions in topics.items()
+    ]
+    return await request.respond({"results": [{"log_dir": _LOG_DIR, "topics": log_dir_topics}]})
 
 
 def _size_bytes(view: PartitionView) -> int:

@@ -46,7 +46,7 @@ _NOT_FOUND_FROM = 6  # before, an unknown group is Dead without an error
 
 async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """This node, for every group. There are no transactions and no share groups."""
-    asked = await request.read()
+    fields = await request.read()
     found: dict[str, Any] = {
         "node_id": NODE_ID,
         "host": request.host,
@@ -55,18 +55,18 @@ async def _find_coordinator(parts: ArchiveOnlyParts, request: Request) -> Sequen
         # Kafka's older versions send the text NONE, and some clients print it.
         "error_message": "NONE" if request.version < _MANY_GROUPS_FROM else "",
     }
-    if asked["key_type"] == _TRANSACTION:
+    if fields["key_type"] == _TRANSACTION:
         # A producer gives up; with other errors some look for the coordinator for minutes.
         found = _no_coordinator(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, READ_ONLY)
-    elif asked["key_type"] != _GROUP:
+    elif fields["key_type"] != _GROUP:
         words = "an archive coordinates consumer groups only"
         found = _no_coordinator(ErrorCode.INVALID_REQUEST, words)
     refused = _no_coordinator(ErrorCode.GROUP_AUTHORIZATION_FAILED, "")
     if request.version >= _MANY_GROUPS_FROM:
-        keys = dict.fromkeys(elements(asked["coordinator_keys"]))
+        keys = dict.fromkeys(elements(fields["coordinator_keys"]))
         every = [(found if request.may_join(key) else refused) | {"key": key} for key in keys]
         found = {"coordinators": every}
-    elif not request.may_join(asked["key"]):
+    elif not request.may_join(fields["key"]):
         found = refused
     return await request.respond(found)
 
@@ -88,8 +88,8 @@ async def _join_of(
     limits: ArchiveOnlyLimits, request: Request
 ) -> tuple[str, JoinRequest | JoinReply]:
     """The group and the join request, or the refusal. Frees the fields before the wait."""
-    asked = await request.read()
-    group_id, session_ms = asked["group_id"], asked["session_timeout_ms"]
+    fields = await request.read()
+    group_id, session_ms = fields["group_id"], fields["session_timeout_ms"]
     low, high = limits.group_session_timeout_min_ms, limits.group_session_timeout_max_ms
     error = ErrorCode.NONE
     if not group_id:
@@ -99,18 +99,18 @@ async def _join_of(
     elif not low <= session_ms <= high:
         error = ErrorCode.INVALID_SESSION_TIMEOUT
     if error is not ErrorCode.NONE:
-        return group_id, JoinReply(error, asked["member_id"])
+        return group_id, JoinReply(error, fields["member_id"])
     # v0 has no rebalance timeout: the session timeout counts.
-    rebalance_ms = asked["rebalance_timeout_ms"] if request.version else session_ms
+    rebalance_ms = fields["rebalance_timeout_ms"] if request.version else session_ms
     return group_id, JoinRequest(
-        member_id=asked["member_id"],
-        group_instance_id=asked["group_instance_id"],
+        member_id=fields["member_id"],
+        group_instance_id=fields["group_instance_id"],
         client_id=request.client_id,
         client_host=request.client_host,
         session_timeout_s=session_ms / 1000,
         rebalance_timeout_s=max(rebalance_ms / 1000, _REBALANCE_TIMEOUT_MIN_S),
-        protocol_type=asked["protocol_type"],
-        protocols=tuple((p["name"], p["metadata"]) for p in elements(asked["protocols"])),
+        protocol_type=fields["protocol_type"],
+        protocols=tuple((p["name"], p["metadata"]) for p in elements(fields["protocols"])),
         requires_member_id=request.version >= _MEMBER_ID_REQUIRED_FROM,
         can_skip_assignment=request.version >= _SKIP_ASSIGNMENT_FROM,
     )
@@ -118,15 +118,15 @@ async def _join_of(
 
 async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """The leader brings the assignments, every member gets its own (`groups`)."""
-    asked = await request.read()
-    group_id = asked["group_id"]
+    fields = await request.read()
+    group_id = fields["group_id"]
     sync = SyncRequest(
-        Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"]),
-        tuple((a["member_id"], a["assignment"]) for a in elements(asked["assignments"])),
-        asked["protocol_type"],
-        asked["protocol_name"],
+        Membership(fields["member_id"], fields["group_instance_id"], fields["generation_id"]),
+        tuple((a["member_id"], a["assignment"]) for a in elements(fields["assignments"])),
+        fields["protocol_type"],
+        fields["protocol_name"],
     )
-    del asked  # not kept during the wait
+    del fields  # not kept during the wait
     if request.may_join(group_id):
         reply = await parts.groups.sync(group_id, sync)
     else:
@@ -136,26 +136,26 @@ async def _sync_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buf
 
 async def _heartbeat(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """A member shows that it lives, and learns of a rebalance under way (27)."""
-    asked = await request.read()
-    member = Membership(asked["member_id"], asked["group_instance_id"], asked["generation_id"])
+    fields = await request.read()
+    member = Membership(fields["member_id"], fields["group_instance_id"], fields["generation_id"])
     error = ErrorCode.GROUP_AUTHORIZATION_FAILED
-    if request.may_join(asked["group_id"]):
-        error = parts.groups.heartbeat(asked["group_id"], member)
+    if request.may_join(fields["group_id"]):
+        error = parts.groups.heartbeat(fields["group_id"], member)
     return await request.respond({"error_code": error})
 
 
 async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Members leave, from v3 on several at once; static ones may leave by their instance id."""
-    asked = await request.read()
-    if not request.may_join(asked["group_id"]):
+    fields = await request.read()
+    if not request.may_join(fields["group_id"]):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "members": ()}
         return await request.respond(refused)
     if request.version < _MANY_MEMBERS_FROM:
-        errors = parts.groups.leave(asked["group_id"], [(asked["member_id"], None)])
+        errors = parts.groups.leave(fields["group_id"], [(fields["member_id"], None)])
         error = ErrorCode.UNKNOWN_MEMBER_ID if errors is None else errors[0]
         return await request.respond({"error_code": error})
-    members = [(m["member_id"], m["group_instance_id"]) for m in elements(asked["members"])]
-    errors = parts.groups.leave(asked["group_id"], members)
+    members = [(m["member_id"], m["group_instance_id"]) for m in elements(fields["members"])]
+    errors = parts.groups.leave(fields["group_id"], members)
     if errors is None:
         errors = [ErrorCode.UNKNOWN_MEMBER_ID] * len(members)
     results = [
@@ -167,9 +167,9 @@ async def _leave_group(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
 
 async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """Groups with members, and groups with commits."""
-    asked = await request.read()
-    states = {state.lower() for state in elements(asked["states_filter"])}
-    types = {kind.lower() for kind in elements(asked["types_filter"])}
+    fields = await request.read()
+    states = {state.lower() for state in elements(fields["states_filter"])}
+    types = {kind.lower() for kind in elements(fields["types_filter"])}
     found = dict.fromkeys(parts.offsets.groups(), ("consumer", GroupState.EMPTY))
     for group in parts.groups.by_id.values():
         found[group.group_id] = (group.protocol_type or "", group.state)
@@ -190,10 +190,10 @@ async def _list_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Bu
 
 async def _describe_groups(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """A group's members. A group with only commits is Empty, any other unknown group Dead."""
-    asked = elements((await request.read())["groups"])
+    group_ids = elements((await request.read())["groups"])
     groups = [
         _described_group(parts, request, group_id)
-        async for group_id in cooperative(dict.fromkeys(asked), GROUPS_AT_ONCE)
+        async for group_id in cooperative(dict.fromkeys(group_ids), GROUPS_AT_ONCE)
     ]
     return await request.respond({"groups": groups})
 

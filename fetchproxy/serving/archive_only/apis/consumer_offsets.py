@@ -32,17 +32,17 @@ async def _offset_commit(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     Members of a generation are checked (`groups`). A reader that assigns itself partitions commits
     without a generation, as long as the group has no members.
     """
-    asked = await request.read()
-    group = asked["group_id"]
+    fields = await request.read()
+    group = fields["group_id"]
     member = Membership(
-        asked["member_id"], asked["group_instance_id"], asked["generation_id_or_member_epoch"]
+        fields["member_id"], fields["group_instance_id"], fields["generation_id_or_member_epoch"]
     )
     refused = ErrorCode.GROUP_AUTHORIZATION_FAILED
     if request.may_join(group):
         refused = parts.groups.check_commit(group, member)
     changes: dict[OffsetKey, CommittedOffset | None] = {}
     errors: dict[OffsetKey, ErrorCode] = {}
-    async for name, partition in cooperative(_partitions(asked["topics"])):
+    async for name, partition in cooperative(_partitions(fields["topics"])):
         key = OffsetKey(group, name, partition["partition_index"])
         error, committed = _committed(parts, request, key, partition)
         errors[key] = error if refused is ErrorCode.NONE else refused
@@ -61,17 +61,17 @@ def _partitions(topics: Sequence[MessageFields] | None) -> Iterator[tuple[str, M
 
 
 def _committed(
-    parts: ArchiveOnlyParts, request: Request, key: OffsetKey, asked: MessageFields
+    parts: ArchiveOnlyParts, request: Request, key: OffsetKey, fields: MessageFields
 ) -> tuple[ErrorCode, CommittedOffset | None]:
     topic = parts.archive.catalogue.by_name.get(key.topic)
-    metadata = asked["committed_metadata"]
+    metadata = fields["committed_metadata"]
     known = topic is not None and topic.partition(key.partition) is not None
     if topic is None or not (known and request.may_read(key.topic)):
         return request.missing(key.topic), None
     if len((metadata or "").encode()) > parts.limits.offset_metadata_bytes_max:
         return ErrorCode.OFFSET_METADATA_TOO_LARGE, None
     committed = CommittedOffset(
-        topic.topic_id, asked["committed_offset"], asked["committed_leader_epoch"], metadata
+        topic.topic_id, fields["committed_offset"], fields["committed_leader_epoch"], metadata
     )
     return ErrorCode.NONE, committed
 
@@ -105,14 +105,14 @@ async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
 
     A commit belongs to the incarnation of the topic that had the name at that time.
     """
-    asked = await request.read()
+    fields = await request.read()
     if request.version < _MANY_GROUPS_FROM:
-        topics = asked["topics"] if request.version >= _ALL_TOPICS_FROM else asked["topics"] or []
-        return await request.respond(await _fetch(parts, request, asked["group_id"], topics))
-    wanted = {one["group_id"]: one["topics"] for one in elements(asked["groups"])}
+        topics = fields["topics"] if request.version >= _ALL_TOPICS_FROM else fields["topics"] or []
+        return await request.respond(await _fetch(parts, request, fields["group_id"], topics))
+    topics_of = {one["group_id"]: one["topics"] for one in elements(fields["groups"])}
     groups = [
         {"group_id": group_id} | await _fetch(parts, request, group_id, topics)
-        for group_id, topics in wanted.items()
+        for group_id, topics in topics_of.items()
     ]
     return await request.respond({"groups": groups})
 
@@ -123,8 +123,8 @@ async def _fetch(
     """`topics` None: all topics that the group has committed."""
     if not request.may_join(group):
         error = ErrorCode.GROUP_AUTHORIZATION_FAILED
-        asked = topics if request.version < _ERROR_OF_GROUP_FROM else ()
-        refused = {t["name"]: list(elements(t["partition_indexes"])) for t in asked or ()}
+        named = topics if request.version < _ERROR_OF_GROUP_FROM else ()
+        refused = {t["name"]: list(elements(t["partition_indexes"])) for t in named or ()}
         return {"error_code": error, "topics": _refused(refused, error)}
     by_name: dict[str, list[int]] = {}
     if topics is None:
@@ -141,8 +141,8 @@ async def _fetch(
         (n, p) for n, numbers in by_name.items() for p in numbers
     ):
         found[name].append(_partition(parts, group, name, number))
-    shown = [{"name": name, "partitions": partitions} for name, partitions in found.items()]
-    return {"topics": shown + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
+    readable = [{"name": name, "partitions": partitions} for name, partitions in found.items()]
+    return {"topics": readable + _refused(hidden, ErrorCode.TOPIC_AUTHORIZATION_FAILED)}
 
 
 def _refused(by_name: Mapping[str, list[int]], error: ErrorCode) -> list[dict[str, Any]]:
@@ -186,8 +186,8 @@ async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[
     Kafka refuses it for topics that members still read. Here the whole request is refused if the
     group has members, because their subscriptions are not decoded.
     """
-    asked = await request.read()
-    group = asked["group_id"]
+    fields = await request.read()
+    group = fields["group_id"]
     error = ErrorCode.NONE
     if not request.may_join(group):
         refused = {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED, "topics": ()}
@@ -198,7 +198,7 @@ async def _offset_delete(parts: ArchiveOnlyParts, request: Request) -> Sequence[
         return await request.respond({"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "topics": ()})
     keys = [
         OffsetKey(group, name, partition["partition_index"])
-        async for name, partition in cooperative(_partitions(asked["topics"]))
+        async for name, partition in cooperative(_partitions(fields["topics"]))
     ]
     if error is ErrorCode.NONE:
         try:

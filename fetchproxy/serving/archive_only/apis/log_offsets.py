@@ -45,29 +45,29 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     is named twice: with an error.
     """
     payload = request.take_payload()
-    asked: dict[tuple[str, int], int] = {}
+    timestamps: dict[tuple[str, int], int] = {}
     twice: set[tuple[str, int]] = set()
     reading = wire.partitions_in(payload, request.head.body_position, request.version)
     async for place, timestamp in cooperative(reading):
-        if place in asked:
+        if place in timestamps:
             twice.add(place)
-        asked[place] = timestamp
+        timestamps[place] = timestamp
     del payload
-    tps = {place: _readable(parts, request, *place) for place in asked}
+    tps = {place: _readable(parts, request, *place) for place in timestamps}
     views = await parts.archive.views(tp for tp in tps.values() if tp is not None)
     results = {place: (ErrorCode.INVALID_REQUEST, _NONE) for place in twice}
 
-    async def look_up(wanted: tuple[tuple[str, int], int]) -> None:
-        place, timestamp = wanted
+    async def look_up(item: tuple[tuple[str, int], int]) -> None:
+        place, timestamp = item
         tp = tps[place]
         view = None if tp is None else views[tp]
         results[place] = await _look_up(parts, request, place[0], timestamp, view)
         await asyncio.sleep(0)  # in-memory results come without waiting
 
-    once = [(place, timestamp) for place, timestamp in asked.items() if place not in twice]
+    once = [(place, timestamp) for place, timestamp in timestamps.items() if place not in twice]
     await for_each(once, look_up, min(len(once), LOOKED_UP_AT_ONCE))
     topics: dict[str, list[dict[str, Any]]] = {}
-    async for topic, partition in cooperative(asked):
+    async for topic, partition in cooperative(timestamps):
         error, (timestamp, offset, epoch) = results[topic, partition]
         topics.setdefault(topic, []).append(
             {
@@ -145,7 +145,7 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
 
     The client's current leader epoch is not checked: no leader could fence it.
     """
-    asked = [
+    readable = [
         (
             topic["topic"],
             partition,
@@ -154,9 +154,9 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
         for topic in elements((await request.read())["topics"])
         for partition in elements(topic["partitions"])
     ]
-    views = await parts.archive.views(tp for _, _, tp in asked if tp is not None)
+    views = await parts.archive.views(tp for _, _, tp in readable if tp is not None)
     topics: dict[str, list[dict[str, Any]]] = {}
-    for name, partition, tp in asked:
+    for name, partition, tp in readable:
         view = None if tp is None else views[tp]
         end = _end_offset(view, partition, request.missing(name))
         topics.setdefault(name, []).append(end)
@@ -165,14 +165,14 @@ async def _offset_for_leader_epoch(parts: ArchiveOnlyParts, request: Request) ->
 
 
 def _end_offset(
-    view: PartitionView | RemoteStorageError | None, asked: MessageFields, missing: ErrorCode
+    view: PartitionView | RemoteStorageError | None, fields: MessageFields, missing: ErrorCode
 ) -> dict[str, Any]:
-    result: dict[str, Any] = {"partition": asked["partition"]}
+    result: dict[str, Any] = {"partition": fields["partition"]}
     if view is None:
         return result | {"error_code": missing}
     if isinstance(view, RemoteStorageError):
         return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
-    end = end_offset_for(lineage_of(view), asked["leader_epoch"], view.log_end_offset or 0)
+    end = end_offset_for(lineage_of(view), fields["leader_epoch"], view.log_end_offset or 0)
     return result | {"leader_epoch": end.epoch, "end_offset": end.end_offset}
 
 

@@ -44,10 +44,10 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
     Topics are never created. There is no leader, so there is no leader epoch (-1): clients then
     neither fence nor validate positions, and an archive is never truncated under them.
     """
-    asked = (await request.read())["topics"]
+    named = (await request.read())["topics"]
     catalogue = parts.archive.catalogue
     # v0 has no null array: there the empty one means all topics.
-    if asked is None or (request.version == 0 and not asked):
+    if named is None or (request.version == 0 and not named):
         known = catalogue.by_name.values()
         topics = [
             topic_fields(topic)
@@ -56,10 +56,10 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         ]
     else:
         # Each topic once, as from a broker: a small request must not make a huge answer.
-        wanted = {(topic["name"], topic["topic_id"]): topic for topic in asked}
+        unique = {(topic["name"], topic["topic_id"]): topic for topic in named}
         topics = [
             _asked_topic(catalogue, topic, request)
-            async for topic in cooperative(wanted.values(), LOOKUP_TOPICS_AT_ONCE)
+            async for topic in cooperative(unique.values(), LOOKUP_TOPICS_AT_ONCE)
         ]
     return await request.respond(
         {
@@ -71,8 +71,8 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
     )
 
 
-def _asked_topic(catalogue: Catalogue, asked: MessageFields, request: Request) -> dict[str, Any]:
-    name, topic_id = asked["name"], asked["topic_id"] or ZERO_UUID
+def _asked_topic(catalogue: Catalogue, fields: MessageFields, request: Request) -> dict[str, Any]:
+    name, topic_id = fields["name"], fields["topic_id"] or ZERO_UUID
     if request.version >= _BY_ID_FROM and name is None:
         topic = catalogue.by_id.get(topic_id)
         missing = ErrorCode.UNKNOWN_TOPIC_ID
@@ -111,16 +111,16 @@ def partition_fields(number: int) -> Mapping[str, Any]:
 
 async def _describe_topic_partitions(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """The archive's topics page by page, by name."""
-    asked = await request.read()
+    request_fields = await request.read()
     by_name = parts.archive.catalogue.by_name
-    named = {topic["name"] for topic in elements(asked["topics"])}
-    shown = named or {name for name in by_name if request.may_read(name)}
-    cursor = asked["cursor"]
+    named = {topic["name"] for topic in elements(request_fields["topics"])}
+    names = named or {name for name in by_name if request.may_read(name)}
+    cursor = request_fields["cursor"]
     first, skipped = (cursor["topic_name"], cursor["partition_index"]) if cursor else ("", 0)
-    left = min(max(asked["response_partition_limit"], 1), _PARTITIONS_MAX)
+    left = min(max(request_fields["response_partition_limit"], 1), _PARTITIONS_MAX)
     topics: list[dict[str, Any]] = []
     following = None
-    async for name in cooperative(name for name in sorted(shown) if name >= first):
+    async for name in cooperative(name for name in sorted(names) if name >= first):
         if left == 0:
             following = {"topic_name": name, "partition_index": 0}
             break
@@ -148,12 +148,12 @@ async def _describe_configs(parts: ArchiveOnlyParts, request: Request) -> Sequen
 
     `kafka-topics --describe` and the usual consoles ask for them.
     """
-    asked = elements((await request.read())["resources"])
-    wanted = {
-        (resource["resource_type"], resource["resource_name"]): resource for resource in asked
+    resources = elements((await request.read())["resources"])
+    unique = {
+        (resource["resource_type"], resource["resource_name"]): resource for resource in resources
     }
     results = [
-        _configs_of(parts, request, resource) async for resource in cooperative(wanted.values())
+        _configs_of(parts, request, resource) async for resource in cooperative(unique.values())
     ]
     return await request.respond({"results": results})
 
@@ -162,7 +162,7 @@ def _configs_of(
     parts: ArchiveOnlyParts, request: Request, resource: MessageFields
 ) -> dict[str, Any]:
     kind, name = resource["resource_type"], resource["resource_name"]
-    wanted = resource["configuration_keys"]
+    keys = resource["configuration_keys"]
     result = {"resource_type": kind, "resource_name": name, "configs": ()}
     if kind == _TOPIC:
         if not request.may_read(name) or name not in parts.archive.catalogue.by_name:
@@ -183,7 +183,7 @@ def _configs_of(
                 "config_type": form,
             }
             for key, value, form in settings
-            if wanted is None or key in wanted
+            if keys is None or key in keys
         ]
     }
 

@@ -43,9 +43,9 @@ _SHARED = "Addresses in NodeEndpoints become the proxy's"
 
 
 def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) -> ExpectedResponse:
-    api_key, version, told = head.api_key, head.api_version, session.addresses
+    api_key, version, addresses = head.api_key, head.api_version, session.addresses
     return BufferedResponse(
-        head.correlation_id, lambda payload: told.rewrite(payload, api_key, version)
+        head.correlation_id, lambda payload: addresses.rewrite(payload, api_key, version)
     )
 
 

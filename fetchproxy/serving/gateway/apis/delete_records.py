@@ -60,13 +60,13 @@ def expect(
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         cursor = Cursor(memoryview(frame)[4:], body_at)
-        asked = dict(await collected(wire.partitions_in(cursor, version)))
+        partitions = dict(await collected(wire.partitions_in(cursor, version)))
         deadline = archive.clock() + max(cursor.int32(), STORE_WAIT_MIN_MS) / 1000
         corrected = bytearray(payload)
 
         deleted: list[tuple[DeletionResult, int]] = []
         async for result in cooperative(await collected(wire.parse_response(payload, version))):
-            offset = asked.get((result.topic, result.partition))
+            offset = partitions.get((result.topic, result.partition))
             if offset is not None and not result.error_code and result.partition >= 0:
                 deleted.append((result, offset))
         topics = await _identified(archive, {result.topic for result, _ in deleted})

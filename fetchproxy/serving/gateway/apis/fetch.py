@@ -140,17 +140,17 @@ class TailMarks:
         """Entries without records; with log ends only for partitions that the client may read."""
         now = self._clock()
         responses: list[PartitionResponse] = []
-        shown_tps: list[TopicIdPartition] = []
+        tps: list[TopicIdPartition] = []
         async for key in cooperative(keys):
-            shown = PartitionPatch()
+            patch = PartitionPatch()
             readable = key in self._readable and now < self._readable_until
             if readable or self._routing.routes.permitted(key[0], now):
                 tp = self._routing.identify(*key)
-                shown = self._shared.watermarks(tp)
+                patch = self._shared.watermarks(tp)
                 if tp is not None:
-                    shown_tps.append(tp)
-            responses.append(PartitionResponse(key, shown))
-        await self._routing.refresh_log_offsets(shown_tps)
+                    tps.append(tp)
+            responses.append(PartitionResponse(key, patch))
+        await self._routing.refresh_log_offsets(tps)
         return responses
 
 
@@ -212,9 +212,9 @@ class PendingFetch(ScannedResponse):
         if session_id is None:
             return False
         self.frame_bytes = len(frame)
-        shown_id = self.on_plain(session_id)
-        if shown_id != session_id:
-            INT32.pack_into(frame, head_bytes(self.version) - INT32.size, shown_id)
+        client_id = self.on_plain(session_id)
+        if client_id != session_id:
+            INT32.pack_into(frame, head_bytes(self.version) - INT32.size, client_id)
         return True
 
     def begin(self) -> FetchResponseScan:
@@ -693,8 +693,8 @@ class ServedFetch:
             return response
         view = plan.remote.get(key)
         tp = view.tp if view else decision.tp if decision else None
-        shown = watermarks(tp, result and result.view)
-        response = read_response(key, shown, result, may_fail=self._on.routing.alone(plan))
+        patch = watermarks(tp, result and result.view)
+        response = read_response(key, patch, result, may_fail=self._on.routing.alone(plan))
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.routing.again(key)
         return response
@@ -797,8 +797,8 @@ def read_response(
     if result is None or isinstance(result.error, OffsetNotArchived):
         return PartitionResponse(key, routes)
     if result.error is not None:
-        shown = may_fail or isinstance(result.error, OffsetLost)
-        return PartitionResponse(key, routes, kafka_error_code(result.error) if shown else 0)
+        is_told = may_fail or isinstance(result.error, OffsetLost)
+        return PartitionResponse(key, routes, kafka_error_code(result.error) if is_told else 0)
     return PartitionResponse(key, routes, 0, result.records, result.aborted_txns, result.skipped)
 
 

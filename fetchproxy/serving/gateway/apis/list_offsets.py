@@ -102,23 +102,23 @@ def expect(
 ) -> ExpectedResponse:
     """For a framed request, which itself goes upstream unchanged."""
     request, version = memoryview(frame)[4:], head.api_version
-    asked: _Asked | None = None
+    questions: _Asked | None = None
     of_all = wire.asked_of_all(request, body_at, version)
     if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
-        asked = dict(wire.partitions_in(request, body_at, version))
+        questions = dict(wire.partitions_in(request, body_at, version))
     of_replica = Cursor(request, body_at).int32() >= 0
     if of_replica or of_all in _NOT_OURS:
         return ExpectedResponse(head.correlation_id)
-    if asked is not None and _NOT_OURS.issuperset(asked.values()):
+    if questions is not None and _NOT_OURS.issuperset(questions.values()):
         return ExpectedResponse(head.correlation_id)
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         if of_all == wire.EARLIEST:
             return [await _correct_earliest(archive, payload, version)]
-        wanted = of_all if asked is None else asked
-        if wanted is None:
-            wanted = dict(await collected(wire.partitions_in(request, body_at, version)))
-        return [await _correct(archive, payload, version, wanted, client)]
+        timestamps = of_all if questions is None else questions
+        if timestamps is None:
+            timestamps = dict(await collected(wire.partitions_in(request, body_at, version)))
+        return [await _correct(archive, payload, version, timestamps, client)]
 
     return BufferedResponse(head.correlation_id, rewrite)
 
@@ -157,15 +157,15 @@ async def _about_to_have_an_archive(
 
 
 async def _correct(
-    archive: ServedArchive, payload: bytes, version: int, asked: _Asked | int, client: Client
+    archive: ServedArchive, payload: bytes, version: int, timestamps: _Asked | int, client: Client
 ) -> Buffer:
     if version < 1:
         return payload
     lookup = ArchiveLookup(archive, archive.clock())
     body = response_body(payload, ApiKey.LIST_OFFSETS, version)
     results: list[tuple[OffsetResult, int]] = []
-    of_all = asked if isinstance(asked, int) else None
-    by_partition = {} if isinstance(asked, int) else asked
+    of_all = timestamps if isinstance(timestamps, int) else None
+    by_partition = {} if isinstance(timestamps, int) else timestamps
     async for result in cooperative(wire.results_in(body, version)):
         timestamp = of_all
         if timestamp is None:
@@ -214,8 +214,8 @@ async def _patch(
     await _look(lookup, archived, others)
     for response in await _about_to_be_archived(lookup.archive, others):
         wire.patch(corrected, version, response)
-    asked_further = [*archived, *(q for q in others if q.log_offsets is not None)]
-    async for response in cooperative(await _responses(lookup.archive, asked_further, client)):
+    open_questions = [*archived, *(q for q in others if q.log_offsets is not None)]
+    async for response in cooperative(await _responses(lookup.archive, open_questions, client)):
         wire.patch(corrected, version, response)
 
 
@@ -243,9 +243,9 @@ async def _about_to_be_archived(
         await positions.first_look()
     found = []
     async for question in cooperative(earliest):
-        begin, shown = positions.archiver_position(question.tp), question.result
-        if begin is not None and 0 <= begin < shown.offset:
-            found.append(shown._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
+        begin, result = positions.archiver_position(question.tp), question.result
+        if begin is not None and 0 <= begin < result.offset:
+            found.append(result._replace(offset=begin, leader_epoch=wire.UNKNOWN_EPOCH))
     return found
 
 
@@ -271,9 +271,9 @@ async def _look(
         async for question in cooperative((*within, *pending)):
             question.looked = reaching.get(question.tp)
             question.log_offsets = log_offsets[question.tp]
-    looked = await lookup.views([q.tp for q in known])
+    views = await lookup.views([q.tp for q in known])
     async for question in cooperative(known):
-        question.looked = looked[question.tp]
+        question.looked = views[question.tp]
 
 
 def _needs_no_log_offsets(archive: ServedArchive, question: _Question) -> bool:
@@ -392,11 +392,11 @@ def _earliest_pending_upload(
     )
 
 
-def _usable(looked: ViewResult) -> PartitionView:
+def _usable(result: ViewResult) -> PartitionView:
     """In an outage the last view will do if it had segments: their start is still good."""
-    if looked.view is not None and (looked.failure is None or looked.view.segments):
-        return looked.view
-    raise looked.failure or RemoteStorageError("the archive is not known")
+    if result.view is not None and (result.failure is None or result.view.segments):
+        return result.view
+    raise result.failure or RemoteStorageError("the archive is not known")
 
 
 def _known(question: _Question) -> LogOffsets:

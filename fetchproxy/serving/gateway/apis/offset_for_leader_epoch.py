@@ -52,30 +52,30 @@ def expect(
     archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
 ) -> ExpectedResponse:
     request, version = memoryview(frame)[4:], head.api_version
-    asked: _Asked | None = None
+    epochs_of: _Asked | None = None
     if len(frame) <= READ_AT_ONCE_BYTES_MAX:
-        asked = dict(wire.partitions_in(request, body_at, version))
+        epochs_of = dict(wire.partitions_in(request, body_at, version))
     if wire.replica_id(request, body_at, version) >= 0:
         return ExpectedResponse(
             head.correlation_id
         )  # a follower must get its leader's own response
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
-        wanted = asked
-        if wanted is None:
-            wanted = dict(await collected(wire.partitions_in(request, body_at, version)))
-        return [await _correct(archive, payload, version, wanted)]
+        epochs = epochs_of
+        if epochs is None:
+            epochs = dict(await collected(wire.partitions_in(request, body_at, version)))
+        return [await _correct(archive, payload, version, epochs)]
 
     return BufferedResponse(head.correlation_id, rewrite)
 
 
-async def _correct(archive: ServedArchive, payload: bytes, version: int, asked: _Asked) -> Buffer:
+async def _correct(archive: ServedArchive, payload: bytes, version: int, epochs: _Asked) -> Buffer:
     deadline = archive.clock() + ARCHIVE_WAIT_MAX_S
     body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
     def may_change(result: EpochResult) -> bool:
         # Otherwise the broker found the epoch in its own log, or knows that it is impossible.
-        requested = asked.get((result.topic, result.partition))
+        requested = epochs.get((result.topic, result.partition))
         return requested == result.leader_epoch and not result.error_code and result.end_offset >= 0
 
     results = await chosen(await collected(wire.results_in(body, version)), may_change)
@@ -98,28 +98,28 @@ async def _both_tiers(archive: ServedArchive, results: Sequence[EpochResult]) ->
     found = await lookup.identify({result.topic for result in results})
     async for name, error in cooperative(found.unknown.items(), WARNED_AT_ONCE):
         _warn(archive, name, error)
-    asked: dict[TopicIdPartition, EpochResult] = {}
+    known: dict[TopicIdPartition, EpochResult] = {}
     async for result in cooperative(results):
         topic = found.archived.get(result.topic)
         if topic is not None and result.partition >= 0:
-            asked[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
+            known[TopicIdPartition(topic.topic_id, topic.name, result.partition)] = result
     lineages: dict[TopicIdPartition, Sequence[EpochStart]] = {}
-    looked = await lookup.last_views(asked)
-    async for tp, (view, failure) in cooperative(looked.items(), LINEAGES_AT_ONCE):
+    views = await lookup.last_views(known)
+    async for tp, (view, failure) in cooperative(views.items(), LINEAGES_AT_ONCE):
         if failure is not None:
             _warn(archive, tp.topic, failure)
         elif view is not None:
             lineages[tp] = lineage_of(view)
-    local_epochs = await _local_epochs(archive, lineages, asked)
+    local_epochs = await _local_epochs(archive, lineages, known)
     merged = []
     async for tp, epoch in cooperative(local_epochs.items()):
         if not isinstance(epoch, ClusterError):
-            said = asked[tp]
-            broker = EpochEnd(said.leader_epoch, said.end_offset)
+            local = known[tp]
+            broker = EpochEnd(local.leader_epoch, local.end_offset)
             end = merged_end_offset(
-                lineages[tp], said.leader_epoch, broker, epoch, _apart_to(archive, tp)
+                lineages[tp], local.leader_epoch, broker, epoch, _apart_to(archive, tp)
             )
-            merged.append(said._replace(leader_epoch=end.epoch, end_offset=end.end_offset))
+            merged.append(local._replace(leader_epoch=end.epoch, end_offset=end.end_offset))
     return merged
 
 
@@ -134,13 +134,13 @@ def _apart_to(archive: ServedArchive, tp: TopicIdPartition) -> int | None:
 async def _local_epochs(
     archive: ServedArchive,
     lineages: Mapping[TopicIdPartition, Sequence[EpochStart]],
-    asked: Mapping[TopicIdPartition, EpochResult],
+    results: Mapping[TopicIdPartition, EpochResult],
 ) -> dict[TopicIdPartition, int | ClusterError | None]:
     """The epochs in which the brokers' local logs begin; asks if the archive does not settle it."""
     epochs: dict[TopicIdPartition, int | ClusterError | None] = {}
     open_ones: list[TopicIdPartition] = []
     async for tp, archived in cooperative(lineages.items()):
-        requested = asked[tp].leader_epoch
+        requested = results[tp].leader_epoch
         log_offsets = archive.cluster.cached_log_offsets(tp)
         if not archived or any(entry.epoch >= requested for entry in archived):
             epochs[tp] = None
@@ -149,8 +149,8 @@ async def _local_epochs(
             epochs[tp] = log_offsets.log_start_epoch
         else:
             open_ones.append(tp)
-    told = await archive.cluster.fetch_log_offsets(open_ones, not_older_than=archive.clock())
-    async for tp, now in cooperative(told.items(), LINEAGES_AT_ONCE):
+    found = await archive.cluster.fetch_log_offsets(open_ones, not_older_than=archive.clock())
+    async for tp, now in cooperative(found.items(), LINEAGES_AT_ONCE):
         if isinstance(now, ClusterError):
             epochs[tp] = now
             _warn(archive, tp.topic, now)
