@@ -333,7 +333,7 @@ def _positions(parts: Parts) -> ArchiverPositions:
         asyncio.get_running_loop().time,
         parts.archiver_position if accumulates else None,
         parts.health,
-        lambda: None if parts.manager is None else parts.manager.told.key,
+        lambda: None if parts.manager is None else parts.manager.published_positions.key,
     )
 
 

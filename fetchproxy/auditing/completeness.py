@@ -154,7 +154,7 @@ class CompletenessCheck:
         log_start = self._log_start(self.topic)
         for segment in finished(stored.values()):
             first = max(segment.start_offset, log_start)
-            if segment.segment_id not in known and not held_in(first, segment.end_offset, seen):
+            if segment.segment_id not in known and not in_offsets(first, segment.end_offset, seen):
                 fault(segment, "it is not in the metadata topic: no reader sees it")
         return faults
 
@@ -183,6 +183,6 @@ def _says(segment: RemoteLogSegmentMetadata) -> str:
     )
 
 
-def held_in(first: int, last: int, offsets: Iterable[Offsets]) -> bool:
+def in_offsets(first: int, last: int, offsets: Iterable[Offsets]) -> bool:
     """Whether each offset from `first` to `last`, both inclusive, is in one of `offsets`."""
     return not any(uncovered(first, last, sorted(offsets)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fetchproxy.auditing.completeness import held_in
+from fetchproxy.auditing.completeness import in_offsets
 from fetchproxy.auditing.faults import Fault
 from fetchproxy.errors import (
     CorruptSegment,
@@ -55,7 +55,7 @@ async def look_at_unnamed(
         view = rlmm.view(tp)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
-        if lost is not None and not is_deleted and not held_in(*lost, in_segments):
+        if lost is not None and not is_deleted and not in_offsets(*lost, in_segments):
             stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
             what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
             faults.append(Fault.of(tp, f"{stem}{SegmentFile.METADATA}", what, lost[0]))

@@ -29,7 +29,7 @@ class _Broker:
     named_at: float  # loop s, when the cluster last named it
     away_since: float | None = None
     responded: bool = False  # since the start
-    asked_next_at: float = 0.0
+    ask_next_at: float = 0.0
     error: str = ""
     counts: bool = True  # False: asked only for the brokers it knows
 
@@ -66,7 +66,7 @@ class BrokerWatch:
         self._note_named(now)
         async with asyncio.TaskGroup() as tasks:
             for address, broker in list(self._brokers.items()):
-                if now >= broker.asked_next_at:
+                if now >= broker.ask_next_at:
                     tasks.create_task(self._ask(address, broker))
             if self._none_since is not None:  # other brokers may have replaced them
                 for address in set(self._cluster.bootstrap) - self._brokers.keys():
@@ -123,7 +123,7 @@ class BrokerWatch:
                     return
                 continue  # the connection may have been stale: try a new one
             except ClusterError:
-                broker.asked_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
+                broker.ask_next_at = asyncio.get_running_loop().time() + REFUSED_INTERVAL_S
             break
         broker.away_since = None
         broker.responded = True

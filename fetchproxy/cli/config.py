@@ -9,7 +9,7 @@ import typer
 
 from fetchproxy.cli import options
 from fetchproxy.cli.running import EXIT_FAULTS, users_errors
-from fetchproxy.config.document import commented_toml, shown_values
+from fetchproxy.config.document import commented_toml, values_as_toml
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ConfigError
 
@@ -47,7 +47,7 @@ def config(
         return
     with users_errors():
         loaded = options.read_settings(context, context.params["config_file"])
-    typer.echo(shown_values(loaded) if show else commented_toml(loaded), nl=False)
+    typer.echo(values_as_toml(loaded) if show else commented_toml(loaded), nl=False)
 
 
 def _check(context: typer.Context, file: Path) -> None:

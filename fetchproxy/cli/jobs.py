@@ -104,7 +104,7 @@ def run_job(
             settings = options.spark_settings(context)
             spark = open_session(name, context.params["master"], settings)
             spark.sparkContext.setLogLevel("ERROR")
-        with interruptible(), _shown(name, unit) as on_progress:
+        with interruptible(), _progress_of(name, unit) as on_progress:
             try:
                 if spark is None:
                     return job(Here(on_progress, config.log))
@@ -167,7 +167,7 @@ def count(number: int, what: str) -> str:
 
 
 @contextmanager
-def _shown(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress]:
+def _progress_of(name: str, unit: Callable[[float], str]) -> Iterator[OnProgress]:
     """Shows progress with the rate: a bar on a terminal, otherwise a log line every 10 seconds."""
     began_at = time.perf_counter()
     console = Console(stderr=True)

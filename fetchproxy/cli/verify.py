@@ -114,10 +114,10 @@ def _verified(
         config,
         lambda runner: job.verify(runner, config, topic=topic, on_fault=on_fault),
     )
-    if done.not_asked is not None:
+    if done.other_manager is not None:
         typer.echo(
-            f"fetchproxy: not checked: the {done.not_asked}, which keeps this archive's metadata "
-            "(metadata.manager)",
+            f"fetchproxy: not checked: the {done.other_manager}, which keeps this archive's "
+            "metadata (metadata.manager)",
             err=True,
         )
     return done

@@ -68,7 +68,7 @@ def document() -> str:
 
 
 def _row(key: Key) -> str:
-    default = "not set" if key.default in (None, "") else f"`{key.shown(key.default)}`"
+    default = "not set" if key.default in (None, "") else f"`{key.as_text(key.default)}`"
     meaning = meaning_of(key).replace("|", "\\|")
     return f"| `{key.dotted}` | {default} | {key.expected_shortly} | {meaning} | `{key.variable}` |"
 
@@ -138,7 +138,7 @@ def _toml_value(key: Key, value: object) -> str:
         return str(value).lower()
     if isinstance(value, SecretFile):
         return f"{{ file = {json.dumps(str(value.file), ensure_ascii=False)} }}"
-    text = "" if value is None else key.shown(value)
+    text = "" if value is None else key.as_text(value)
     if isinstance(value, int) and text == str(value):
         return text
     # A TOML string is a JSON string, except that DEL has to be escaped.
@@ -148,7 +148,7 @@ def _toml_value(key: Key, value: object) -> str:
 # The list of values and their origins.
 
 
-def shown_values(loaded: Loaded) -> str:
+def values_as_toml(loaded: Loaded) -> str:
     """A line for each key: the value in effect, and where it comes from. Secrets are masked."""
     rows = []
     for key in all_keys().values():

@@ -91,7 +91,7 @@ class Key:
     def default(self) -> object:
         return self.field.default
 
-    def shown(self, value: object) -> str:
+    def as_text(self, value: object) -> str:
         """`value` as text, with its unit if the key has one."""
         for form in self._forms:
             if isinstance(form, UnitForm) and isinstance(value, int):
@@ -123,7 +123,7 @@ class Key:
         return [m for m in self.field.metadata if isinstance(m, TextForm)]
 
     def _in_words(self, forms: list[str]) -> str:
-        bounds = [_bound_words(m, self.shown) for m in self.field.metadata]
+        bounds = [_bound_words(m, self.as_text) for m in self.field.metadata]
         words = forms or [_type_words(t) for t in _alternatives(self.field.annotation)]
         return ", ".join([*(w for w in words if w), *(b for b in bounds if b)])
 

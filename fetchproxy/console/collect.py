@@ -157,9 +157,9 @@ class StatusCollector:
         self._started_at = asyncio.get_running_loop().time()
         self._tps: list[TopicIdPartition] = []
         self._archived: tuple[TopicIdPartition, ...] = ()
-        self._archive_looked_at = float("-inf")
+        self._archive_read_at = float("-inf")
         self._probed: TopicIdPartition | None = None  # has the fewest segments: listed fastest
-        self._shown: dict[TopicIdPartition, _Shown] = {}
+        self._rows: dict[TopicIdPartition, _Shown] = {}
         self._stored: StoredConditions = {}
         self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
         self._archive_up: bool | None = None
@@ -176,7 +176,7 @@ class StatusCollector:
         if query != NO_PARTITIONS:
             await self._fill(table)
             clients, clients_total = await self._clients()
-        conditions = table.conditions_shown(found.conditions)
+        conditions = table.conditions_in_view(found.conditions)
         await asyncio.sleep(0)
         return Status(
             version=__version__,
@@ -217,19 +217,19 @@ class StatusCollector:
         # up. In between, one small listing tells whether the store still answers.
         now = asyncio.get_running_loop().time()
         interval_s = self.limits.archive_refresh_interval_ms / 1000
-        all_of_it = not self._archive_up or now >= self._archive_looked_at + interval_s
+        all_of_it = not self._archive_up or now >= self._archive_read_at + interval_s
         if all_of_it:
             await self._look_at_archive(now - interval_s)
-            self._archive_looked_at = now
+            self._archive_read_at = now
         else:
             await self._probe_archive(now)
-        to_look_at = await self._wanted()
+        to_look_at = await self._tps_to_look_at()
         # Hashing and sorting thousands would hold the event loop.
-        tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *to_look_at), self._shown)
+        tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *to_look_at), self._rows)
         if tps is not None:
             self._tps = tps
-            kept = {tp: self._shown[tp] for tp in self._tps if tp in self._shown}
-            gone, self._shown = self._shown, kept
+            kept = {tp: self._rows[tp] for tp in self._tps if tp in self._rows}
+            gone, self._rows = self._rows, kept
             await self._withdraw_gauges([tp for tp in gone if tp not in kept])
         if self.cluster is not None:
             log_offsets_s = self.limits.refresh_interval_ms / 1000
@@ -283,7 +283,7 @@ class StatusCollector:
 
     def _has_holes(self, tp: TopicIdPartition) -> bool:
         """Whether the partition's line on the page shows gaps."""
-        return tp in self._shown and bool(self._shown[tp].status.gaps)
+        return tp in self._rows and bool(self._rows[tp].status.gaps)
 
     def _of_the_archive(self, now: float) -> Iterator[Condition]:
         own = self.around.published_conditions() or PublishedConditions()
@@ -315,7 +315,7 @@ class StatusCollector:
         view = self.rlmm.view(tp)
         return 0 if view is None else len(view.segments)
 
-    async def _wanted(self) -> Iterable[TopicIdPartition]:
+    async def _tps_to_look_at(self) -> Iterable[TopicIdPartition]:
         """Partitions of the topics to be archived, also if nothing of them is archived yet."""
         if self.config.archive.topics is None or self.cluster is None:
             return []
@@ -389,9 +389,9 @@ class StatusCollector:
     def _partition_line(self, tp: TopicIdPartition) -> PartitionStatus:
         view = self.rlmm.view(tp)
         log_offsets = None if self.cluster is None else self.cluster.cached_log_offsets(tp)
-        line = self._shown.get(tp)
+        line = self._rows.get(tp)
         if line is None or not line.is_of(view, log_offsets):
-            line = self._shown[tp] = _Shown(
+            line = self._rows[tp] = _Shown(
                 view, log_offsets, partition_status(tp, view, log_offsets)
             )
             if self.around.work(tp) is None:
@@ -406,7 +406,7 @@ class StatusCollector:
                 for gauge in _GAUGES:
                     gauge.remove(tp.topic, tp.partition)
         if places:
-            await forget(self._shown, lambda tp: (tp.topic, tp.partition) in places)
+            await forget(self._rows, lambda tp: (tp.topic, tp.partition) in places)
 
 
 def _by_name(tp: TopicIdPartition) -> tuple[str, int, int]:

@@ -242,7 +242,7 @@ class PartitionRows:
     def __init__(self, query: PartitionQuery, conditions: Iterable[Condition]) -> None:
         self._name_part = query.name_part.lower()
         self._rows_max = query.rows_max
-        self._told = {
+        self._with_condition = {
             (one.topic, one.partition) for one in conditions if one.level != Level.ON_RECORD
         }
         self._faulty: list[PartitionStatus] = []  # both lists have at most `rows_max`
@@ -265,7 +265,7 @@ class PartitionRows:
         """The shown lines, faulty partitions first."""
         return tuple([*self._faulty, *self._others][: self._rows_max])
 
-    def conditions_shown(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
+    def conditions_in_view(self, conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
         """Conditions of shown partitions, those about no partition, and the first of each kind."""
         if self._rows_max is None and not self._name_part:
             return conditions
@@ -284,7 +284,7 @@ class PartitionRows:
 
     def _is_faulty(self, line: PartitionStatus) -> bool:
         place = (line.topic, line.partition)
-        return place in self._told or (line.topic, None) in self._told
+        return place in self._with_condition or (line.topic, None) in self._with_condition
 
     def _count(self, line: PartitionStatus, faulty: bool) -> None:
         before = self._topics.get(line.topic) or TopicStatus(line.topic)
@@ -398,7 +398,7 @@ class PartitionsHealth:
     rlmm: RemoteLogMetadataManager
 
     def __post_init__(self) -> None:
-        self._looked: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
+        self._results: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._health = Health()
         self._sound_ends: dict[TopicIdPartition, int] = {}
         self._reads_left = 0
@@ -415,7 +415,7 @@ class PartitionsHealth:
         results: dict[TopicIdPartition, tuple[PartitionView, list[Condition]]] = {}
         self._reads_left = STATED_ENDS_READ_MAX
         async for tp in cooperative(tps, _PARTITIONS_AT_ONCE):
-            view, before = self.rlmm.view(tp), self._looked.get(tp)
+            view, before = self.rlmm.view(tp), self._results.get(tp)
             if view is None:
                 continue
             if before is not None and is_same_archive(view, before[0]):
@@ -427,7 +427,7 @@ class PartitionsHealth:
                 or await self._may_end_early(tp, view)
             ):
                 results[tp] = view, await partition_health(self.records, self.rlmm, tp)
-        self._looked = results
+        self._results = results
         self._note({one for _, found in results.values() for one in found})
         if len(self._sound_ends) > len(tps):
             kept = set(tps)

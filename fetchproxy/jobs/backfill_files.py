@@ -297,7 +297,7 @@ def write_range(
 @dataclass(slots=True)
 class _DatedFiles:
     folder: OutputFolder
-    wanted: BackfillRange
+    range_: BackfillRange
     compression: str
     # By day, the file written least recently first.
     _open: dict[int, _Open] = field(default_factory=dict)
@@ -343,8 +343,8 @@ class _DatedFiles:
         number = self._begun.get(day, 0)
         self._begun[day] = number + 1
         suffix = f"-{number + 1}" if number else ""
-        folder = f"topic_folder={file_stem(self.wanted.topic)}/date={day_name(day)}"
-        name = f"{folder}/{self.wanted.name}{suffix}.parquet"
+        folder = f"topic_folder={file_stem(self.range_.topic)}/date={day_name(day)}"
+        name = f"{folder}/{self.range_.name}{suffix}.parquet"
         part = self.folder.part(name)
         writer = pq.ParquetWriter(
             part,

@@ -60,7 +60,7 @@ async def _input(options: SourceOptions) -> BackfillInput:
             return selections, tuple(failures)
         losses = {view.tp: loss for view, _ in selections if (loss := _outside(options, view))}
         sound = [(view, span) for view, span in selections if view.tp not in losses]
-        losses |= await reading.holes((view, reading.looked_at(span)) for view, span in sound)
+        losses |= await reading.holes((view, reading.to_check(span)) for view, span in sound)
     failures += [
         Failure(str(tp), f"{loss}; {SKIPPED_RECORDS}", False) for tp, loss in sorted(losses.items())
     ]
@@ -176,7 +176,7 @@ def next_plan(
     bytes_max: int,
     begun: Iterable[BackfillRange] = (),
 ) -> Plan:
-    """Ranges that were planned and are not done, and new ones for unplanned offsets of `selections`.
+    """Ranges that were planned and are not done, and new ones for the unplanned of `selections`.
 
     `begun`: ranges that are written but lack records that were passed over.
 

@@ -25,10 +25,10 @@ from fetchproxy.writing.archive_health import look_at_offsets
 from fetchproxy.writing.deletion.retention import (
     Retention,
     counted_bytes,
-    held_up_by,
     newest_timestamp_ms,
     retained_from,
     segments_kept,
+    stopped_by,
 )
 
 DAY_MS = 86_400_000
@@ -113,7 +113,7 @@ class PartitionFigures:
     gap_offsets: int  # lost before they could be copied, as recorded by the archiver
     missing_offsets: int  # archived once, but no longer in a segment: a fault
     not_known_offsets: int  # in no segment, and it is not known if they ever were
-    held: tuple[SegmentFigures, ...]
+    archived: tuple[SegmentFigures, ...]
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
     ahead: Forecast
@@ -122,19 +122,19 @@ class PartitionFigures:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self.held)
+        return sum(segment.size_bytes for segment in self.archived)
 
     @property
     def records(self) -> int:
-        return sum(segment.records for segment in self.held)
+        return sum(segment.records for segment in self.archived)
 
     @property
     def oldest_ms(self) -> int | None:
-        return self.held[0].newest_ms if self.held else None
+        return self.archived[0].newest_ms if self.archived else None
 
     @property
     def newest_ms(self) -> int | None:
-        return max((segment.newest_ms for segment in self.held), default=None)
+        return max((segment.newest_ms for segment in self.archived), default=None)
 
 
 async def measure_partition(
@@ -148,9 +148,9 @@ async def measure_partition(
     look = await look_at_offsets(rsm.objects, rlmm, tp)
     view = await rlmm.refresh(tp, float("-inf"))
     codecs, unreadable, too_large = await _sampled(rsm, view)
-    segments = held_by(view)
+    segments = figures_of(view)
     kept = segments_kept(view, retained_from(view, retention, now_ms))
-    held_up = held_up_by(kept, retention.remote_ms, now_ms)
+    held_up = stopped_by(kept, retention.remote_ms, now_ms)
     return PartitionFigures(
         tp=tp,
         log_start_offset=view.log_start_offset,
@@ -158,7 +158,7 @@ async def measure_partition(
         gap_offsets=_count(look.found.gaps),
         missing_offsets=_count(look.found.missing),
         not_known_offsets=_count(look.found.not_known),
-        held=segments,
+        archived=segments,
         codecs=codecs,
         samples_unreadable=unreadable,
         samples_too_large=too_large,
@@ -171,7 +171,7 @@ def _count(holes: Iterable[tuple[int, int]]) -> int:
     return sum(last - first + 1 for first, last in holes)
 
 
-def held_by(view: PartitionView) -> tuple[SegmentFigures, ...]:
+def figures_of(view: PartitionView) -> tuple[SegmentFigures, ...]:
     """The figures by segment. Each offset counts once, as in retention by bytes."""
     found: list[SegmentFigures] = []
     counted_to = view.raised_log_start

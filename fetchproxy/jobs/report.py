@@ -157,7 +157,7 @@ def page(figures: Figures, now_ms: int) -> str:
 
 def _total(figures: Figures) -> str:
     size = sum(one.size_bytes for one in figures)
-    segments = sum(len(one.held) for one in figures)
+    segments = sum(len(one.archived) for one in figures)
     records = sum(one.records for one in figures)
     return f"{len(figures)} partitions, {segments:,} segments, {records:,} records, {decimal(size)}"
 
@@ -171,7 +171,7 @@ def _topics_table(figures: Figures) -> str:
 
 
 def _sums(figures: Figures) -> list[str]:
-    segments = [one for f in figures for one in f.held]
+    segments = [one for f in figures for one in f.archived]
     oldest = [f.oldest_ms for f in figures if f.oldest_ms is not None]
     newest = [f.newest_ms for f in figures if f.newest_ms is not None]
     rates = [f.ahead.bytes_per_day for f in figures if f.ahead.bytes_per_day is not None]
@@ -188,7 +188,7 @@ def _sums(figures: Figures) -> list[str]:
 
 def _topic(figures: Figures) -> str:
     tp = figures[0].tp
-    segments = [one for f in figures for one in f.held]
+    segments = [one for f in figures for one in f.archived]
     partitions = _table(
         ["partition", *_SUM_NAMES], [[str(f.tp.partition), *_sums([f])] for f in figures]
     )
@@ -392,7 +392,7 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
         tp, ahead = one.tp, one.ahead
         rows["partitions"].append(
             (
-                *(tp.topic, str(tp.topic_id), tp.partition, len(one.held), one.size_bytes),
+                *(tp.topic, str(tp.topic_id), tp.partition, len(one.archived), one.size_bytes),
                 *(one.records, one.log_start_offset, one.log_end_offset, one.gap_offsets),
                 *(one.missing_offsets, one.not_known_offsets, one.oldest_ms, one.newest_ms),
                 *(ahead.history_days, ahead.bytes_per_day, *(ahead.size_bytes or no_sizes)),
@@ -401,7 +401,7 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
         )
         rows["days"] += [
             (tp.topic, tp.partition, _date(day.day), day.size_bytes, day.records, day.segments)
-            for day in figures_by_day(one.held)
+            for day in figures_by_day(one.archived)
         ]
         rows["codecs"] += [
             (tp.topic, tp.partition, c.codec, c.batches, c.packed_bytes, c.unpacked_bytes)

@@ -286,15 +286,15 @@ class _Doing(Generic[T, R]):
     on_result: Callable[[R], None]
     sizes: dict[int, int] = field(default_factory=dict)
     _outcomes: dict[int, R | Failure] = field(default_factory=dict)
-    _told: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _reports: dict[int, tuple[int, int]] = field(default_factory=dict)
     _handed_on: int = 0
 
     def tell(self, number: int, done: int, total: int) -> None:
-        self._told[number] = (done, total)
+        self._reports[number] = (done, total)
 
     def add(self, number: int, outcome: R | Failure) -> None:
         self._outcomes[number] = outcome
-        self._told.pop(number, None)
+        self._reports.pop(number, None)
         self.sizes[number] = 0 if isinstance(outcome, Failure) else self.size(outcome)
         while self._handed_on in self._outcomes:
             outcome = self._outcomes[self._handed_on]
@@ -303,7 +303,7 @@ class _Doing(Generic[T, R]):
                 self.on_result(outcome)
 
     def progress(self) -> Progress:
-        sizes, reports = dict(self.sizes), dict(self._told).values()
+        sizes, reports = dict(self.sizes), dict(self._reports).values()
         return Progress(
             len(sizes),
             len(self.items),

@@ -49,13 +49,13 @@ ToVerify = tuple[StoredArchive, RemoteLogMetadataManager | None]
 class Verified:
     """`faults`: a frame of FAULT_SCHEMA. `failures`: partitions and objects that could not be
     checked.
-    `not_asked`: the archive's metadata manager if it differs from `metadata.manager`.
+    `other_manager`: the archive's metadata manager if it differs from `metadata.manager`.
     """
 
     report: VerifyReport
     faults: Any
     failures: tuple[Failure, ...]
-    not_asked: str | None
+    other_manager: str | None
 
 
 def verify(
@@ -75,10 +75,10 @@ def verify(
 
     tps, unlisted = in_loop(_partitions(config, topic))
     done = runner.each(tps, verify_work(config), on_result)
-    report, not_asked = in_loop(_with_stored(config, topic, together(done.results)))
+    report, other_manager = in_loop(_with_stored(config, topic, together(done.results)))
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *done.failures, *not_done(report.unread))
-    return Verified(report, faults, failures, not_asked)
+    return Verified(report, faults, failures, other_manager)
 
 
 def verify_work(config: Config) -> StoreWork[ToVerify, TopicIdPartition, VerifyReport]:
@@ -138,12 +138,12 @@ async def _with_stored(
     if identity is not None and identity.is_mirror:
         report.published_conditions.append(mirror_in_words(store_url(config)))
     report.published_conditions = list(with_stored(report.published_conditions, stored, topic))
-    not_asked = identity is not None and identity.manager not in (
+    other_manager = identity is not None and identity.manager not in (
         None,
         MIRROR,
         config.metadata.ruling,
     )
-    return report, str(identity.manager) if identity and not_asked else None
+    return report, str(identity.manager) if identity and other_manager else None
 
 
 def together(reports: Iterable[VerifyReport]) -> VerifyReport:

@@ -163,8 +163,8 @@ class ArchiverPositions:
         self._read_max_ms = read_max_ms
         self._clock = clock
         self._here = here
-        self._said: dict[str, _Said] = {}
-        self._looked_at = float("-inf")  # the last time that the store answered
+        self._stored: dict[str, _Said] = {}
+        self._read_at = float("-inf")  # the last time that the store answered
         self._failing = False
         self._reads = FreshReads[None, None](self._read)
 
@@ -193,13 +193,13 @@ class ArchiverPositions:
 
     async def first_look(self) -> None:
         """Wait for the first look, if there was none yet: `run` keeps the last one fresh."""
-        if self._looked_at == float("-inf"):
+        if self._read_at == float("-inf"):
             await self.look(POSITIONS_LOOK_INTERVAL_S)
 
     @property
-    def looked_at(self) -> float:
+    def read_at(self) -> float:
         """Loop time (s) at which the last look began that the store answered."""
-        return self._looked_at
+        return self._read_at
 
     async def run(self) -> None:
         """Looks for ever, so that callers seldom wait and a silent archiver is noticed."""
@@ -228,7 +228,7 @@ class ArchiverPositions:
         key = (tp.topic_id, tp.partition)
         positions = [
             stored.positions[key]
-            for stored in self._said.values()
+            for stored in self._stored.values()
             if stored.seen_at > oldest and key in stored.positions
         ]
         return min(positions, default=None)
@@ -239,22 +239,23 @@ class ArchiverPositions:
             return True
         oldest = self._clock() - SILENT_MAX_S
         return any(
-            stored.seen_at > oldest and topic_id in stored.topics for stored in self._said.values()
+            stored.seen_at > oldest and topic_id in stored.topics
+            for stored in self._stored.values()
         )
 
     async def _read(self, _: None, began_at: float) -> None:
         async with within(self._read_max_ms / 1000, "what archivers gather"):
-            self._said = await self._read_all(began_at)
-            self._looked_at = began_at
+            self._stored = await self._read_all(began_at)
+            self._read_at = began_at
             self._failing = False
             self._tell(began_at)
 
     async def _read_all(self, began_at: float) -> dict[str, _Said]:
         listed = [stored async for stored in self._rsm.objects.list_archiver_positions()]
         found: dict[str, _Said] = {}
-        apart_s = began_at - self._looked_at
+        apart_s = began_at - self._read_at
         for stored in listed:
-            known = self._said.get(stored.key)
+            known = self._stored.get(stored.key)
             if known is not None and known.version == stored.version:
                 found[stored.key] = _unchanged(known, began_at, apart_s)
                 continue
@@ -273,14 +274,14 @@ class ArchiverPositions:
             )
         return found
 
-    def _tell(self, looked_at: float) -> None:
+    def _tell(self, read_at: float) -> None:
         """Report which archivers work and which are silent. An archiver whose partitions other
         archivers have taken over counts as neither.
         """
         missed, heard = {}, {}
         taken: set[tuple[UUID, int]] = set()
-        for key, one in self._said.items():
-            if looked_at - one.watched_from >= MISSED_AFTER_S:
+        for key, one in self._stored.items():
+            if read_at - one.watched_from >= MISSED_AFTER_S:
                 missed[key] = one
             else:
                 heard[key] = one

@@ -40,7 +40,7 @@ class PartitionTable:
         "_overlapping",
         "_raised",
         "_rows",
-        "_shown",
+        "_rows_of_view",
         "_unfinished",
         "changes",
         "deletion",
@@ -58,7 +58,7 @@ class PartitionTable:
         self._rows = SegmentRows(self.tp)
         self._overlapping: dict[UUID, RemoteLogSegmentMetadata] = {}
         self._unfinished: dict[UUID, RemoteLogSegmentMetadata] = {}
-        self._shown: SegmentRows | None = None  # the rows of the views; None: to be computed
+        self._rows_of_view: SegmentRows | None = None  # the rows of the views; None: to be computed
         self._raised: dict[int, int] = {}  # log starts by their history
         self.history = FIRST_HISTORY
         self.deletion: RemotePartitionDeleteMetadata | None = None
@@ -135,13 +135,13 @@ class PartitionTable:
 
     def view(self, read_at: float, unreadable: Iterable[int] = ()) -> PartitionView:
         """Later events do not change the view. See `PartitionView` for the arguments."""
-        if self._shown is None:
-            self._shown = self._work_out()
+        if self._rows_of_view is None:
+            self._rows_of_view = self._work_out()
         unknown = tuple(sorted(unreadable))
         copying = any(segment.state is _STARTED for segment in self._unfinished.values())
         return PartitionView(
             tp=self.tp,
-            segments=self._shown,
+            segments=self._rows_of_view,
             copies_started=copying or bool(unknown),
             read_at=read_at,
             unreadable=unknown,
@@ -183,10 +183,10 @@ class PartitionTable:
             known = self._raised.get(event.after_epoch, 0)
             if event.offset > known:
                 self._raised[event.after_epoch] = event.offset
-                self._shown = None
+                self._rows_of_view = None
         elif isinstance(event, LogHistoryRecord):
             self.history = event.history
-            self._shown = None
+            self._rows_of_view = None
         elif isinstance(event, Restore):
             self.restoring = event.restoring
         elif isinstance(event, RemotePartitionDeleteMetadata):
@@ -194,7 +194,7 @@ class PartitionTable:
             if event.state is _EMPTIED:
                 self._forget()
         else:
-            self._shown = None
+            self._rows_of_view = None
             self._remove(event)
             if event.state is _FINISHED:
                 self._insert(event)

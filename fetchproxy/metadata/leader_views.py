@@ -196,16 +196,16 @@ class _Checked:
         self.leader_epoch = compared.leader_epoch if self._tells else known_epoch
         self._responses = compared.responses
         self._seen: PartitionView | None = None
-        self._shown: PartitionView | None = None
-        self._shown_end = 0
+        self._view: PartitionView | None = None
+        self._view_end = 0
         self.lacks_response = False  # the last view needs another response of the leader
         self.begins_again = False  # the leader's log has no record of the last view
 
     def show(self, view: PartitionView) -> PartitionView:
-        if view is not self._seen or self._shown is None:
+        if view is not self._seen or self._view is None:
             end = self._shared_end(view)
-            self._seen, self._shown, self._shown_end = view, view.up_to(end), end
-        return self._shown
+            self._seen, self._view, self._view_end = view, view.up_to(end), end
+        return self._view
 
     def _shared_end(self, view: PartitionView) -> int:
         self.lacks_response = self.begins_again = False
@@ -223,7 +223,7 @@ class _Checked:
         if isinstance(found, AskEpoch | AskLogStart):
             # The view has a new epoch. It is shown after the leader was asked about it.
             self.lacks_response = True
-            return min(end, self._shown_end)
+            return min(end, self._view_end)
         if isinstance(found, Undecided):
             # `at_most` may lie inside a batch. The part below its segment ends with a whole batch.
             segment = view.segment_at_or_after(found.at_most)

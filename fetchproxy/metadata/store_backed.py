@@ -366,7 +366,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     def view(self, tp: TopicIdPartition) -> PartitionView | None:
         """If the view is older than `view_age_max_ms`, a new read begins meanwhile."""
-        return self._views.shown(tp, self._config.view_age_max_ms / 1000)
+        return self._views.recent(tp, self._config.view_age_max_ms / 1000)
 
     async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is the time when the listing *began*. Raises StorageUnavailable if no response

@@ -378,7 +378,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._wall_clock_ms = wall_clock_ms
         self._follower = TopicFollower(metadata_log, config.cache_dir, read_max_ms)
         # Views, each with its inputs: a view is rebuilt when they change.
-        self._shown: dict[TopicIdPartition, tuple[tuple[float, int, int], PartitionView]] = {}
+        self._views: dict[TopicIdPartition, tuple[tuple[float, int, int], PartitionView]] = {}
         self._in_store_checked: dict[TopicIdPartition, None] = {}
         self._in_store = FreshReads(self._list_store_topics)
         self._owned = AsyncExitStack()
@@ -397,7 +397,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     # --- reading ---
     def view(self, tp: TopicIdPartition) -> PartitionView | None:
         """A view older than `view_age_max_ms` is read again in the background."""
-        if tp not in self._shown:
+        if tp not in self._views:
             return None
         age_max_s = self._config.view_age_max_ms / 1000
         now = asyncio.get_running_loop().time()
@@ -454,7 +454,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
         """The follower has read the log lately, or begins to: no read is for one topic alone."""
         oldest = asyncio.get_running_loop().time() - age_max_s
-        for tp in [tp for tp in self._shown if tp.topic_id == topic_id]:
+        for tp in [tp for tp in self._views if tp.topic_id == topic_id]:
             self._follower.renew(tp, oldest, age_max_s)
 
     async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
@@ -474,7 +474,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return await self._follower.topic_names()
 
     async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        await forget(self._shown, lambda tp: gone(tp.topic_id))
+        await forget(self._views, lambda tp: gone(tp.topic_id))
         await forget(self._in_store_checked, lambda tp: gone(tp.topic_id))
         await self._follower.forget_topics(gone)
 
@@ -496,7 +496,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         assert read_at is not None  # `refresh` came first
         problems = self._follower.problems(tp)
         made_from = (read_at, table.changes, len(problems))
-        cached = self._shown.get(tp)
+        cached = self._views.get(tp)
         # During a restore the old view stays: `refresh` says that nothing newer is known.
         if cached is not None and (table.restoring or cached[0] == made_from):
             return cached[1]
@@ -505,7 +505,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             # The events may be about any offset that no segment covers.
             ends = (end for _, end in view.segments.bounds())
             view = table.view(read_at, (0, *(end + 1 for end in ends)))
-        self._shown[tp] = made_from, view
+        self._views[tp] = made_from, view
         return view
 
     async def _check_not_in_store(self, tp: TopicIdPartition) -> None:

@@ -81,7 +81,7 @@ class Load:
     size_bytes: int
     attempt: Callable[[], Awaitable[Chunk | None]]
     on_corrupt: Callable[[CorruptSegment], None]
-    wanted_until: float
+    needed_until: float
     ahead: bool = False
     client: Hashable = None  # the load takes this client's turn
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
@@ -124,7 +124,7 @@ class FetcherPool:
         """Begin `load`, or join the running load with the same key. Returns the load that runs."""
         running = self._loads.get(load.key)
         if running is not None:
-            self.touch(running[0], load.wanted_until, load.ahead, load.client)
+            self.touch(running[0], load.needed_until, load.ahead, load.client)
             return running[0]
         load.begun_at = asyncio.get_running_loop().time()
         if load.ahead:
@@ -136,10 +136,10 @@ class FetcherPool:
         return load
 
     def touch(
-        self, load: Load, wanted_until: float, ahead: bool = False, client: Hashable = None
+        self, load: Load, needed_until: float, ahead: bool = False, client: Hashable = None
     ) -> None:
-        """A caller asks for the load (again): it is retried until `wanted_until` at least."""
-        load.wanted_until = max(load.wanted_until, wanted_until)
+        """A caller asks for the load (again): it is retried until `needed_until` at least."""
+        load.needed_until = max(load.needed_until, needed_until)
         if load.ahead and not ahead:
             load.ahead = False
             self.ahead_bytes -= load.size_bytes
@@ -215,7 +215,7 @@ class FetcherPool:
             return load.corrupt_reads < CORRUPT_READS_MAX
         if isinstance(failure, ObjectNotFound):
             return False
-        return now < load.wanted_until
+        return now < load.needed_until
 
     async def _attempt(self, load: Load) -> FetchProxyError | None:
         """One try. Returns its error, or None."""

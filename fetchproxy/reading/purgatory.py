@@ -119,11 +119,11 @@ class PendingRead:
     def __init__(self, request: RemoteReadRequest, now: float) -> None:
         self.request = request
         self.created_at = now
-        self.wanted_until = now
+        self.needed_until = now
         self.watchers: dict[DelayedRemoteFetch, None] = {}
         self.load: Load | None = None
         # Chunks that this read has loaded, so that the cache cannot evict them before their use.
-        self.held: dict[ChunkKey, Chunk] = {}
+        self.chunks: dict[ChunkKey, Chunk] = {}
         self.missing: Need | None = None  # its object was not found
         self.view_from = float("-inf")  # then the view has to be at least this recent
         self.landed = False
@@ -158,14 +158,14 @@ class PendingReads:
     def ask(
         self,
         request: RemoteReadRequest,
-        wanted_until: float,
+        needed_until: float,
         watcher: DelayedRemoteFetch | None = None,
     ) -> PendingRead:
-        """Begin the read or join it; it is retried until `wanted_until` (loop time) at least."""
+        """Begin the read or join it; it is retried until `needed_until` (loop time) at least."""
         read = self.get(request) or self._begin(request)
-        read.wanted_until = max(read.wanted_until, wanted_until)
+        read.needed_until = max(read.needed_until, needed_until)
         if read.load is not None:
-            self._pool.touch(read.load, read.wanted_until, client=request.client)
+            self._pool.touch(read.load, read.needed_until, client=request.client)
         if watcher is not None:
             read.watchers[watcher] = None
             self._unwatched.pop(read.key, None)
@@ -214,7 +214,7 @@ class PendingReads:
     async def _drive(self, read: PendingRead) -> None:
         try:
             while (need := self._lacks(read)) is not None:
-                read.load = self._loads.begin(need, read.wanted_until, client=read.request.client)
+                read.load = self._loads.begin(need, read.needed_until, client=read.request.client)
                 await read.load.done.wait()
                 if not self._go_on(read, need, read.load):
                     break
@@ -228,14 +228,14 @@ class PendingReads:
         if view is not None and view.read_at < read.view_from:
             return NeedView(read.request.tp, read.view_from)
         now = asyncio.get_running_loop().time()
-        outcome = self._reader.read(read.request, 1, True, read.created_at, now, read.held)
+        outcome = self._reader.read(read.request, 1, True, read.created_at, now, read.chunks)
         return None if isinstance(outcome, Served | RemoteReadResult) else outcome
 
     def _go_on(self, read: PendingRead, need: Need, load: Load) -> bool:
         """After a load. False: this read ends."""
         if load.error is None:
             if load.chunk is not None and isinstance(need, NeedChunk):
-                read.held[need.key] = load.chunk
+                read.chunks[need.key] = load.chunk
             return True
         if isinstance(load.error, ObjectNotFound) and not isinstance(need, NeedView):
             return self._look_again(read, need, load.error)
@@ -397,9 +397,9 @@ class RemoteFetchPurgatory:
         """Watch the reads of as many requests as could fill the response."""
         self._entries[fetch] = None
         PURGATORY_ENTRIES.set(len(self._entries))
-        wanted_until = max(fetch.deadline, now + self._unasked_max_s)
+        needed_until = max(fetch.deadline, now + self._unasked_max_s)
         for i in _pursued(fetch):
-            fetch.reads[i] = self._pending.ask(fetch.requests[i], wanted_until, fetch)
+            fetch.reads[i] = self._pending.ask(fetch.requests[i], needed_until, fetch)
 
     def _try_complete(
         self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView] = ()
@@ -432,7 +432,7 @@ class RemoteFetchPurgatory:
                 empty,
                 now if read is None else read.created_at,
                 now,
-                NO_CHUNKS if read is None else read.held,
+                NO_CHUNKS if read is None else read.chunks,
                 views[i] if views else None,
             )
             if isinstance(outcome, Served):

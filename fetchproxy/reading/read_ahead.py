@@ -151,7 +151,7 @@ class ReadAheadLoads:
     _memory: ArchiveMemory
     _pool: FetcherPool
     _loads: SegmentLoads
-    _wanted_for_s: float
+    _needed_for_s: float
 
     def served(self, request: RemoteReadRequest, served: Served, waited: bool, now: float) -> None:
         """Begin to read what the reader of `request` will want next.
@@ -185,4 +185,4 @@ class ReadAheadLoads:
                     READ_AHEAD_CHUNKS.inc()
                 own += size
             if not loading:
-                self._loads.begin(need, now + self._wanted_for_s, True, request.client)
+                self._loads.begin(need, now + self._needed_for_s, True, request.client)

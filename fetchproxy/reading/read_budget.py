@@ -39,7 +39,7 @@ class ReadBudget:
         self._tasks_max = tasks_max
         self._ahead_max = max(1, tasks_max // 2)
         self._bytes_max = bytes_max
-        self._asked: FairQueue[Slot] = FairQueue()
+        self._queue: FairQueue[Slot] = FairQueue()
         self._ahead: FairQueue[Slot] = FairQueue()
         self._ahead_taken = 0
         self.tasks_taken = 0
@@ -47,7 +47,7 @@ class ReadBudget:
 
     @property
     def waiting(self) -> int:
-        return len(self._asked) + len(self._ahead)
+        return len(self._queue) + len(self._ahead)
 
     async def acquire(self, permit: Slot) -> None:
         """Wait for a place; clients take turns. If cancelled, it passes the place on."""
@@ -80,7 +80,7 @@ class ReadBudget:
         """Another client waits for the same read, which goes at the first turn of any of them. Does
         nothing if the permit is not in the queue.
         """
-        (self._ahead if permit.ahead else self._asked).join(permit, client)
+        (self._ahead if permit.ahead else self._queue).join(permit, client)
 
     def promote(self, permit: Slot, client: Hashable = None) -> None:
         """A fetch of `client` now waits for this read, which began as a read ahead."""
@@ -96,10 +96,10 @@ class ReadBudget:
         self._grant()
 
     def _grant(self) -> None:
-        self._grant_from(self._asked)
-        if not self._asked:
+        self._grant_from(self._queue)
+        if not self._queue:
             self._grant_from(self._ahead)
-        READERS_WAITING.set(self._asked.clients)
+        READERS_WAITING.set(self._queue.clients)
         INFLIGHT_BYTES.set(self.bytes_taken)
 
     def _grant_from(self, queue: FairQueue[Slot]) -> None:
@@ -116,11 +116,11 @@ class ReadBudget:
         return not self.bytes_taken or self.bytes_taken + permit.size_bytes <= self._bytes_max
 
     def _enter_queue(self, permit: Slot) -> None:
-        queue = self._ahead if permit.ahead else self._asked
+        queue = self._ahead if permit.ahead else self._queue
         queue.push(permit.client, permit, max(permit.size_bytes, COST_BYTES_MIN))
 
     def _leave_queue(self, permit: Slot) -> bool:
-        return (self._ahead if permit.ahead else self._asked).remove(permit)
+        return (self._ahead if permit.ahead else self._queue).remove(permit)
 
     def _take(self, permit: Slot) -> None:
         if permit.granted.cancelled():

@@ -266,7 +266,7 @@ class SegmentReader:
         min_one: bool,
         fresh_since: float,
         now: float,
-        held: Mapping[ChunkKey, Chunk] = NO_CHUNKS,
+        chunks: Mapping[ChunkKey, Chunk] = NO_CHUNKS,
         view: PartitionView | None = None,
     ) -> Served | RemoteReadResult | Need:
         """Served: data. RemoteReadResult: an error, or NOTHING_YET if no batch fits. Need: the read
@@ -274,7 +274,7 @@ class SegmentReader:
 
         At most `bytes_max` and `request.bytes_max` bytes; with `min_one`, the first batch comes
         whole even if it is larger. "Not archived" is returned only from a view that was read at or
-        after `fresh_since`. `held`: chunks that the caller keeps alive, cached or not. `view`: the
+        after `fresh_since`. `chunks`: those that the caller keeps alive, cached or not. `view`: the
         partition's view, if the caller has just looked it up.
         """
         view = view or self._rlmm.view(request.tp)
@@ -289,7 +289,7 @@ class SegmentReader:
             # Before the chunk, so that a read with its chunk has all it needs, and a waiting read
             # holds no chunk in memory.
             return self._need_or_damage(NeedAborted(place.metadata), now)
-        chunk = held.get(place.key) if held else None
+        chunk = chunks.get(place.key) if chunks else None
         chunk = chunk or self._memory.chunks.find(place.key)
         if chunk is None:
             return self._need_or_damage(place, now)
@@ -299,7 +299,7 @@ class SegmentReader:
         if start == end:
             if up_to is not None and chunk.readable_from(request.fetch_offset, up_to) == 0:
                 further = request._replace(fetch_offset=up_to + 1)  # no valid batch is left here
-                return self.read(further, bytes_max, min_one, fresh_since, now, held, view)
+                return self.read(further, bytes_max, min_one, fresh_since, now, chunks, view)
             return NOTHING_YET
         run = _ReadRun()
         run.add(place, chunk, start, end, last)

@@ -206,17 +206,17 @@ class ArchiveReading:
                     f"archive has {has}"
                 )
 
-    async def asked(self, views: Views) -> list[Selection]:
+    async def selections(self, views: Views) -> list[Selection]:
         """The offsets to read of each partition. The archive has to have all of them.
 
         Raises ConfigError, DataLoss, RemoteStorageError, CorruptSegment.
         """
         self.check_bounds(views)
         selections = [(view, await self.span_of(view)) for view in views.values()]
-        await self.check_no_loss((view, self.looked_at(span)) for view, span in selections)
+        await self.check_no_loss((view, self.to_check(span)) for view, span in selections)
         return selections
 
-    def looked_at(self, span: OffsetSpan) -> OffsetSpan:
+    def to_check(self, span: OffsetSpan) -> OffsetSpan:
         """The offsets to check for loss: `earliest` and `latest` cover all that should be there."""
         first, last = self._options.starting.kind, self._options.ending.kind
         return OffsetSpan(
@@ -251,11 +251,11 @@ class ArchiveReading:
         self._check_partitions("starting", self._options.starting, views)
 
     async def span_of(self, view: PartitionView) -> OffsetSpan:
-        """The offsets to read of a partition, without a look for holes. Raises as `asked`."""
+        """The offsets to read of a partition, without a look for holes. Raises as `selections`."""
         return OffsetSpan(await self._start(view), await self._end(view))
 
     async def starts(self, views: Views) -> dict[ArchiveLocation, int]:
-        """The offset at which reading of each partition begins. Raises as `asked`."""
+        """The offset at which reading of each partition begins. Raises as `selections`."""
         self._check_partitions("starting", self._options.starting, views)
         return {place: await self._start(view) for place, view in views.items()}
 
@@ -401,7 +401,7 @@ def plan_input(options: SourceOptions) -> list[Selection]:
         async with ArchiveReading(options, once=True) as reading:
             views = await reading.views()
             reading.check_topics()
-            return await reading.asked(views)
+            return await reading.selections(views)
 
     return asyncio.run(planned())
 

@@ -103,7 +103,7 @@ class KafkaAdmin:
         for name, value in {**_PATIENCE, **given}.items():
             settings.setProperty(name, value)
         create = self._jvm.org.apache.kafka.clients.admin.AdminClient.create
-        self._client = _asked("the Kafka client", lambda: create(settings))
+        self._client = _result_of("the Kafka client", lambda: create(settings))
 
     def close(self) -> None:
         self._client.close()
@@ -112,7 +112,9 @@ class KafkaAdmin:
         """The id of each chosen topic, and the chosen partitions."""
         names = sorted(chosen.names or chosen.assigned or ())
         if chosen.pattern is not None:
-            every = _asked("the list of topics", lambda: self._client.listTopics().names().get())
+            every = _result_of(
+                "the list of topics", lambda: self._client.listTopics().names().get()
+            )
             names = sorted(name for name in every if chosen.takes(name, 0))
         names_list = self._jvm.java.util.ArrayList()
         for name in names:
@@ -121,7 +123,7 @@ class KafkaAdmin:
         ids: dict[str, str] = {}
         places: list[ArchiveLocation] = []
         for name in names:
-            description = _asked(f"topic {name!r}", values[name].get)
+            description = _result_of(f"topic {name!r}", values[name].get)
             ids[name] = description.topicId().toString()
             numbers = {each.partition() for each in description.partitions()}
             missing = sorted((chosen.assigned or {}).get(name, frozenset()) - numbers)
@@ -138,11 +140,11 @@ class KafkaAdmin:
         specs = self._jvm.java.util.HashMap()
         for partition in made.values():
             specs.put(partition, spec)
-        found = _asked("the first offsets", self._client.listOffsets(specs).all().get)
+        found = _result_of("the first offsets", self._client.listOffsets(specs).all().get)
         return {place: found.get(partition).offset() for place, partition in made.items()}
 
 
-def _asked(what: str, ask: Callable[[], T]) -> T:
+def _result_of(what: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except Py4JJavaError as error:

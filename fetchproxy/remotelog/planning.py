@@ -24,7 +24,7 @@ from fetchproxy.writing.archive_health import (
     NotHeld,
     in_no_segment,
     look_at_offsets,
-    not_held,
+    missing_offsets,
 )
 from fetchproxy.writing.published import read_finished_offsets
 
@@ -131,13 +131,13 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
         log_start_offset=view.raised_log_start,
         newest_epoch=view.segments[-1].last_epoch if view.segments else -1,
     )
-    found = not_held(coverage, stated, ())
+    found = missing_offsets(coverage, stated, ())
     if found == NotHeld():
         return found
     if not of_store:
         gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tp)]
         end = view.log_end_offset or 0
-        return _clipped(not_held(coverage, stated, gaps), (0, end - 1))
+        return _clipped(missing_offsets(coverage, stated, gaps), (0, end - 1))
     # `look_at_offsets` reads finished offsets first: a copy or truncation under way is not a hole.
     async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
         return (await look_at_offsets(rsm.objects, rlmm, view.tp)).found

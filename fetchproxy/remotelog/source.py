@@ -136,7 +136,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         self._columns = columns
         self._followed: FollowedArchive | None = None
         self._repeated = False
-        self._looked_for_new = False
+        self._knows_latest = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_followed": None}
@@ -162,7 +162,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
 
     def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
         """PySpark 4.0 and 4.1 pass no arguments."""
-        self._looked_for_new = True
+        self._knows_latest = True
         limited = ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
         with sentence_first():
             return self._archive().latest(start, limited=limited)
@@ -174,7 +174,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         with sentence_first():
             tasks = self._archive().tasks(start, end)
-        self._repeated = self._repeated or (start != end and not self._looked_for_new)
+        self._repeated = self._repeated or (start != end and not self._knows_latest)
         return _partitions_of(tasks)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -182,7 +182,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
 
     def stop(self) -> None:
         if self._followed is not None:
-            if self._repeated and not self._looked_for_new:
+            if self._repeated and not self._knows_latest:
                 # PySpark 4.0 and 4.1 with availableNow, without `register` of `fetchproxy.spark`.
                 log.warning("stream_ended_after_repeated_batch", hint="run it again for the rest")
             self._followed.close()

@@ -76,7 +76,7 @@ class FreshReads(Generic[K, V]):
         if entry is None or entry[0] <= began_at:
             self._cached[key] = (began_at, value)
 
-    def shown(self, key: K, age_max_s: float) -> V | None:
+    def recent(self, key: K, age_max_s: float) -> V | None:
         """The cached value. If it is older than `age_max_s`, `renew` begins a new read."""
         entry = self._cached.get(key)
         if entry is None:
@@ -118,13 +118,13 @@ class FreshReads(Generic[K, V]):
 
         Raises the error of the read, or StorageUnavailable if the owner closes meanwhile.
         """
-        asked_from = min(not_older_than, asyncio.get_running_loop().time())
+        not_before = min(not_older_than, asyncio.get_running_loop().time())
         while True:
             entry = self._cached.get(key)
-            if entry is not None and entry[0] >= asked_from:
+            if entry is not None and entry[0] >= not_before:
                 return entry[1]
             running = self._running.get(key) or self._start(key)
-            if running.began_at >= asked_from:
+            if running.began_at >= not_before:
                 try:
                     # shield: callers share the outcome, and a bare await would cancel it with this
                     # one.

@@ -322,11 +322,11 @@ class ClientQuota:
             self._reader = self._admission.consumer_paces.reader(
                 client(), node_id, partitions, self._software, paced=self._may_pause
             )
-        return self._reader.asked(partitions, session_partitions)
+        return self._reader.fetch_wait_s(partitions, session_partitions)
 
-    def bytes_wanted(self, bytes_max: int) -> int:
+    def budget_bytes(self, bytes_max: int) -> int:
         """`bytes_max` of a fetch, or less if its client takes less at once."""
-        return bytes_max if self._reader is None else self._reader.bytes_wanted(bytes_max)
+        return bytes_max if self._reader is None else self._reader.budget_bytes(bytes_max)
 
     def responded(self, size_bytes: int) -> None:
         if self._reader is not None:
@@ -367,15 +367,15 @@ class ClientQuota:
         responses = self._admission.responses
         return self._admission.rates.room(min(bytes_max, responses.room())), not responses.full
 
-    def charge(self, size_bytes: int, *, told: bool) -> int:
+    def charge(self, size_bytes: int, *, must_wait: bool) -> int:
         """Count archived bytes that are sent. Returns the response's throttle_time_ms; `pay`
         follows.
 
-        `told`: the client must wait. If False, it gets no archived records while it owes.
+        `must_wait`: the client must wait. If False, it gets no archived records while it owes.
         """
         self._charged += size_bytes
         owed_s = self._admission.rates.spend(self.payer, size_bytes)
-        self._pause_s = owed_s if told else 0.0
+        self._pause_s = owed_s if must_wait else 0.0
         if not self._pause_s:
             return 0
         CLIENT_THROTTLES.inc()

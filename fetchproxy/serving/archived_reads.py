@@ -47,7 +47,7 @@ class ArchivedReads:
 
     purgatory: RemoteFetchPurgatory
     request: FetchRequest
-    asked: Mapping[PartitionKey, FetchEntry]
+    entries: Mapping[PartitionKey, FetchEntry]
     client: Client
     bytes_max: int
     owed_s: float = 0.0
@@ -75,7 +75,7 @@ class ArchivedReads:
         isolation = IsolationLevel(self.request.isolation_level)
         reads = []
         for key, tp in keys:
-            entry = self.asked[key]
+            entry = self.entries[key]
             offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
             reads.append(RemoteReadRequest(tp, offset, bytes_max, isolation, self.client))
         delayed = self.purgatory.watch(
@@ -87,12 +87,12 @@ class ArchivedReads:
         )
         self.watched.append((keys, delayed))
 
-    def asked_bytes(self, keys: Iterable[PartitionKey]) -> int:
+    def requested_bytes(self, keys: Iterable[PartitionKey]) -> int:
         """The bytes that the client wants from the archive. It gets more only by first batches,
         which always come whole.
         """
         read = islice(keys, PARTITIONS_READ_MAX)
-        return min(self.bytes_max, sum(entry_bytes_max(self.asked[key]) for key in read))
+        return min(self.bytes_max, sum(entry_bytes_max(self.entries[key]) for key in read))
 
     def read_for(self) -> list[PartitionKey]:
         """The partitions that had their turn."""

@@ -210,7 +210,7 @@ class ConsumerPace:
         """`known`: the consumer's pace when it left before; 0: not known."""
         self.pace = known  # 0: it is not paced
         self.pauses = 0
-        self.held_s = 0.0  # total wait of its fetches
+        self.waited_s = 0.0  # total wait of its fetches
         self._natural = 0.0  # the rate without a pace, pauses included
         self._too_fast = known / _BELOW  # no pace above this was kept
         self._misses = 1 if known else 0  # pauses in spite of a pace
@@ -223,7 +223,7 @@ class ConsumerPace:
         self._holds = False  # the last response was held back
         self._rests, self._rests_until = 0, -math.inf
 
-    def asked(
+    def fetch_wait_s(
         self, now: float, responded_at: float, records: int, others: Sequence[_Given] = ()
     ) -> float:
         """A fetch came; the response before it had `records`. Returns the fetch's wait, in s.
@@ -251,7 +251,7 @@ class ConsumerPace:
         self._taken_by = max(self._taken_by, now - late_max_s) + records / self.pace
         due_in = min(max(self._taken_by - now, 0.0), DELAY_MAX_S)
         self._holds = due_in > 0
-        self.held_s += due_in
+        self.waited_s += due_in
         return due_in
 
     @property
@@ -399,7 +399,7 @@ class Consumer:
             round(size_bytes),
             self.consumer_pace.pauses,
             round(pace) if pace else None,
-            round(self.consumer_pace.held_s, 2),
+            round(self.consumer_pace.waited_s, 2),
         )
 
 
@@ -422,7 +422,7 @@ class Reader:
         self.partitions_max = PARTITIONS_PACED_MAX if self._paced else PARTITIONS_COUNTED_MAX
         self.lately = Lately(self._consumer_paces.clock())
 
-    def asked(
+    def fetch_wait_s(
         self, partitions: Mapping[PartitionKey, FetchEntry], session_partitions: int = 0
     ) -> float:
         """A fetch came. Returns how long it must wait, in s. It need not name all of the
@@ -445,14 +445,14 @@ class Reader:
         now = self._consumer_paces.clock()
         silent = now - self._responded_at >= PAUSE_MIN_S
         others = self._consumer.given(self) if silent else ()
-        due_in = consumer_pace.asked(now, self._responded_at, records, others)
+        due_in = consumer_pace.fetch_wait_s(now, self._responded_at, records, others)
         CLIENT_PAUSES.inc(consumer_pace.pauses - pauses)
         if due_in:
             PACED_RESPONSES.inc()
             PACED_SECONDS.inc(due_in)
         return due_in
 
-    def bytes_wanted(self, bytes_max: int) -> int:
+    def budget_bytes(self, bytes_max: int) -> int:
         consumer_pace = self._consumer.consumer_pace
         if not consumer_pace.pace or not self.record_bytes:
             return bytes_max

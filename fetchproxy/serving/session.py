@@ -287,7 +287,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
         A client that has only ended its sending is still there: its last bytes may be unread.
         """
-        unwatched = self._held_back or self.requests.ended
+        unwatched = self._must_wait or self.requests.ended
         return unwatched and self._transport is not None and is_reset(self._transport)
 
     @property
@@ -368,14 +368,14 @@ class ClientSession(asyncio.BufferedProtocol):
         self.take_more()
 
     @property
-    def _held_back(self) -> bool:
+    def _must_wait(self) -> bool:
         """No further request is handled now, so reading may be paused."""
         return self.muted or self.requests.limited
 
     def _pace(self) -> None:
         transport = self._transport
         if transport is not None and not transport.is_closing():
-            (transport.pause_reading if self._held_back else transport.resume_reading)()
+            (transport.pause_reading if self._must_wait else transport.resume_reading)()
 
 
 class RequestFraming(ABC, Generic[Handling]):

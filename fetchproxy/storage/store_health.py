@@ -278,7 +278,7 @@ class OperationHealth:
         STORE_FAILING_SECONDS.labels(self.operation).set(now - self.failing_since)
 
     @asynccontextmanager
-    async def asked(
+    async def watch_request(
         self, *, may_take_long: bool = False, tries: Sequence[float] = ()
     ) -> AsyncIterator[Callable[[], None]]:
         """Watch one request, with all its tries; each of them begins with `turn`. The caller may

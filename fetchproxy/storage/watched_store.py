@@ -94,7 +94,7 @@ class WatchedObjectStore(WrappedObjectStore):
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """The store itself repeats the requests of an upload: this would repeat the whole file."""
         health = self.health[StoreOperation.WRITE]
-        async with health.asked(may_take_long=True):
+        async with health.watch_request(may_take_long=True):
             try:
                 await self.inner.put_file(key, path, settled=settled)
             except StorageThrottled as error:
@@ -173,7 +173,7 @@ class WatchedObjectStore(WrappedObjectStore):
             tries.append(asyncio.get_running_loop().time())
             return await call()
 
-        async with health.asked(tries=tries):
+        async with health.watch_request(tries=tries):
             return await retried(key, one, on_failure)
 
     @asynccontextmanager
@@ -221,7 +221,7 @@ class WatchedObjectStore(WrappedObjectStore):
         out is no failure of the store.
         """
         health, of_folder = self.health[StoreOperation.LIST], None
-        async with health.asked() as responded:
+        async with health.watch_request() as responded:
             try:
                 yield responded
             except StorageThrottled as error:

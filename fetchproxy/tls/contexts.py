@@ -86,15 +86,15 @@ class _Password:
     def __init__(
         self, section: str, config: GatewayConfig | ClusterConfig, key_setting: str
     ) -> None:
-        self._section, self._config, self._key_said = section, config, key_setting
-        self.was_asked = False
+        self._section, self._config, self._key_setting = section, config, key_setting
+        self.was_called = False
 
     def __call__(self) -> str:
-        self.was_asked = True
+        self.was_called = True
         name = f"{self._section}.tls_key_password"
         secret = secret_from(self._config.tls_key_password, name)
         if secret is None:
-            raise ConfigError(f"{self._key_said}: is encrypted, and {name} is not set")
+            raise ConfigError(f"{self._key_setting}: is encrypted, and {name} is not set")
         return secret
 
 
@@ -107,7 +107,7 @@ def _load_fault(
     reason = getattr(error, "reason", None)
     if reason == "KEY_VALUES_MISMATCH":
         return f"{key_setting}: does not belong to {certificate_setting}"
-    if password.was_asked:
+    if password.was_called:
         return f"{key_setting}: cannot be decrypted with the password that is configured"
     return f"{key_setting}: no private key that fits {certificate_setting} ({reason or error})"
 

@@ -44,7 +44,7 @@ class NotHeld:
     not_known: tuple[Offsets, ...] = ()
 
 
-def not_held(
+def missing_offsets(
     coverage: Coverage, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
 ) -> NotHeld:
     """`stated` None: the partition has no record."""
@@ -147,7 +147,7 @@ async def look_at_offsets(
             newest_epoch=max((s.last_epoch for s in done), default=-1),
         )
         gaps = [gap async for gap in records.list_archive_gaps(tp)]
-        return OffsetsProbe(stated, damaged, not_held(coverage, stated, gaps))
+        return OffsetsProbe(stated, damaged, missing_offsets(coverage, stated, gaps))
 
     found = await look()
     if found.found.missing:

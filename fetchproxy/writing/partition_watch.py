@@ -73,7 +73,7 @@ class _Watched:
     first: tuple[int, FirstBatch | None] | None = None  # the first unarchived offset, its batch
     stable: tuple[int, int] | None = None  # the last stable offset, seen unchanged since (epoch ms)
     oldest: OpenTransaction | None = None
-    asked_ms: int | None = None  # when the brokers were asked for it
+    due_by_ms: int | None = None  # when the brokers were asked for it
     begun_at: int | None = None  # the first log start seen, while nothing is archived
 
 
@@ -363,7 +363,7 @@ class PartitionWatch:
         """A transaction that is open for long, or about to cost records."""
         kind, tp, stable = Kind.OPEN_TRANSACTION, status.tp, status.last_stable_offset
         if stable is None or not status.is_pinned:
-            watched.stable = watched.oldest = watched.asked_ms = None
+            watched.stable = watched.oldest = watched.due_by_ms = None
             self._published_conditions.release(kind, tp)
             return
         # Where the brokers delete its first records, Kafka moves it to the log start.
@@ -372,13 +372,13 @@ class PartitionWatch:
             status.log_start_offset,
         )
         if watched.stable is None or moved:
-            watched.stable, watched.oldest, watched.asked_ms = (stable, now_ms), None, None
+            watched.stable, watched.oldest, watched.due_by_ms = (stable, now_ms), None, None
         seen_ms = now_ms - watched.stable[1]
         urgent = watched.used is not None and watched.used >= MARGIN_WARN_SHARE
         if not urgent and seen_ms < PINNED_MIN_MS:
             self._published_conditions.release(kind, tp)
             return
-        if watched.asked_ms is None or now_ms - watched.asked_ms >= ASKED_AGAIN_AFTER_MS:
+        if watched.due_by_ms is None or now_ms - watched.due_by_ms >= ASKED_AGAIN_AFTER_MS:
             self._held_up[tp] = now_ms
         if not urgent and seen_ms < OPEN_TRANSACTION_MAX_MS:
             self._published_conditions.release(kind, tp)
@@ -467,7 +467,7 @@ class PartitionWatch:
             watched = self._watched.get(tp)
             if watched is None:
                 return
-            watched.asked_ms = self._held_up[tp]
+            watched.due_by_ms = self._held_up[tp]
             try:
                 watched.oldest = await oldest_open_transaction(cluster, tp)
             except ClusterError as error:  # such as no READ: the condition says how to find it

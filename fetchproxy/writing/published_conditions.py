@@ -58,7 +58,7 @@ class PublishedConditions:
     ) -> None:
         """`what`: for people; may change at each look. It is logged when the concern begins."""
         condition = of_partition(kind, subject, what, offsets, until=until)
-        if self._held(kind, subject) != condition:
+        if self._condition_of(kind, subject) != condition:
             self._unsaid.add((kind, subject))
         self.health.report(condition, subject or "", **fields)
         self._decided[kind].add(subject)
@@ -83,7 +83,7 @@ class PublishedConditions:
             if one.tp not in self._decided.get(one.name, ()):
                 yield condition
 
-    def _held(self, kind: Kind, subject: Subject) -> Condition | None:
+    def _condition_of(self, kind: Kind, subject: Subject) -> Condition | None:
         return self.health.reported(kind, subject or "")
 
     async def publish(self) -> None:
@@ -99,13 +99,13 @@ class PublishedConditions:
         for kind, subject in list(self._unsaid):
             if (kind, subject) not in self._unsaid:
                 continue  # forgotten meanwhile: it is another archiver's
-            condition_now = self._held(kind, subject)
+            condition_now = self._condition_of(kind, subject)
             condition = stored.get((kind, subject))
             if condition_now is None and condition is not None:
                 await objects.delete_conditions(subject, kind)
             elif condition_now is not None and condition != condition_now:
                 await objects.put_conditions(subject, kind, encode_conditions(condition_now))
-            if self._held(kind, subject) == condition_now:  # not changed meanwhile
+            if self._condition_of(kind, subject) == condition_now:  # not changed meanwhile
                 self._unsaid.discard((kind, subject))
 
     async def run(self) -> None:
@@ -152,13 +152,13 @@ def encode_conditions(one: Condition) -> bytes:
 def _decode(raw: bytes, listed: ConditionsObject) -> Condition:
     """An unreadable concern is reported too: its name tells most."""
     try:
-        what, offsets = decode_document(raw, listed.key, _VERSION, _said)
+        what, offsets = decode_document(raw, listed.key, _VERSION, _statement)
     except CorruptSegment as error:
         what, offsets = str(error), None
     return of_partition(listed.name, listed.tp, what, offsets)
 
 
-def _said(fields: JsonFields) -> tuple[str, Offsets | None]:
+def _statement(fields: JsonFields) -> tuple[str, Offsets | None]:
     what = fields.text("what")
     if "first_offset" not in fields.names():
         return what, None

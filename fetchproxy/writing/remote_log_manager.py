@@ -223,7 +223,7 @@ class RemoteLogManager(Archiver):
         self._discovered = False
         self._found: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
-        self.told = PublishedPositions(
+        self.published_positions = PublishedPositions(
             rsm,
             self.uuid_factory(),
             lambda: self._partitions,
@@ -238,7 +238,7 @@ class RemoteLogManager(Archiver):
             tasks.create_task(self._discover_forever(spool), name="archive discovery")
             tasks.create_task(self._watch_forever(), name="archive watch")
             tasks.create_task(self._deletion.run(), name="deleted topics")
-            tasks.create_task(self.told.run(), name="archive positions")
+            tasks.create_task(self.published_positions.run(), name="archive positions")
             tasks.create_task(self.published_conditions.run(), name="archive concerns")
             tasks.create_task(self._record_topics_forever(), name="archive topics")
             for number in range(self.config.workers_max):

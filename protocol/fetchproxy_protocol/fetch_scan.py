@@ -121,7 +121,7 @@ class FetchResponseScan:
         "_aborted",
         "_carry",
         "_from",
-        "_held",
+        "_is_buffered",
         "_joining",
         "_kept",
         "_log_start",
@@ -157,7 +157,9 @@ class FetchResponseScan:
         self._splice_tags = splice_tags
         self._log_starts = log_starts if log_starts and version >= LOG_START_FROM else None
         self._log_start: LogStart | None = None  # of the current topic
-        self._held = version >= NODE_ENDPOINTS_FROM and frame_bytes <= SMALL_RESPONSE_BYTES_MAX
+        self._is_buffered = (
+            version >= NODE_ENDPOINTS_FROM and frame_bytes <= SMALL_RESPONSE_BYTES_MAX
+        )
         # None: bytes leave as they come.
         self._kept = None if suppress is None else BufferedFetchResponse(suppress, any_empty)
         # For topics that were not reached yet; with the growth of their count in bytes.
@@ -215,7 +217,7 @@ class FetchResponseScan:
             self._carry = bytearray()
         if self._on_head is None:
             return self._body(buf, 0, 0)
-        if self._held and self.left:
+        if self._is_buffered and self.left:
             self._carry = bytearray(buf)
             return []
         parsed = parse_head(buf, self._version)
@@ -248,7 +250,7 @@ class FetchResponseScan:
             joined_bytes += sum(map(len, entries.pieces)) + grows_by
         in_front = len(patch.injected) - len(self._joining)
         rest = self._body(buf, at, at)
-        if self._held:
+        if self._is_buffered:
             body_bytes = sum(map(len, rest))
         else:
             body_bytes = INT32.unpack_from(buf)[0] + 4 - at + joined_bytes
@@ -323,7 +325,7 @@ class FetchResponseScan:
             return tail
         if self._version < NODE_ENDPOINTS_FROM or tail == _NO_TAGS:
             return tail
-        return self._splice_tags(tail) if self._held else hide_node_endpoints(tail)
+        return self._splice_tags(tail) if self._is_buffered else hide_node_endpoints(tail)
 
     def _step(self, buf: memoryview, pos: int, end: int) -> int:
         state = self._state

@@ -82,7 +82,7 @@ def topics_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[TopicRow
     return cursor.by_topic(entry, flexible, ELEMENTS_MAX)
 
 
-def asked_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
+def timestamp_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None:
     """The timestamp if a request asks for the same one in all partitions. None: it does not, its
     entries differ in length, or it names more than `_TOPICS_AT_ONCE`. Raises `WireError`.
     """

@@ -178,7 +178,7 @@ async def test_a_commit_that_was_refused_or_deleted_leaves_its_room() -> None:
             await offsets.commit({second: at(1)})
         await offsets.commit({first: at(2)})  # what is there already still moves
         await offsets.commit({first: None})
-        assert memory.held_bytes == 0
+        assert memory.kept_bytes == 0
         await offsets.commit({second: at(1)})
 
 

@@ -18,7 +18,7 @@ from fetchproxy.storage.packed_logs import AS_THEY_ARE
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
 from fetchproxy.writing.copy_pace import CopyPace
-from fetchproxy.writing.deletion.orphans import offsets_held
+from fetchproxy.writing.deletion.orphans import log_offsets_of
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.spool import Spool
 
@@ -99,10 +99,10 @@ async def test_a_log_whose_offsets_cannot_be_read_now_is_not_taken_for_one_witho
         async for key, found in archive.rsm.list_segment_objects(TP)
         if key.segment_id == segment.segment_id
     }
-    assert await offsets_held(archive.rsm, objects) == (20, 39)
+    assert await log_offsets_of(archive.rsm, objects) == (20, 39)
     store.denied = archive.key(segment, SegmentFile.INDEX)
     with pytest.raises(ObjectNotReadable):
-        await offsets_held(archive.rsm, objects)
+        await log_offsets_of(archive.rsm, objects)
 
 
 async def test_a_record_that_cannot_be_read_now_is_not_replaced_by_one_that_states_less() -> None:

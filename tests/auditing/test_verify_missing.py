@@ -19,7 +19,7 @@ from fetchproxy.segments.description import (
     encode_finished_offsets,
 )
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.writing.archive_health import Coverage, NotHeld, not_held
+from fetchproxy.writing.archive_health import Coverage, NotHeld, missing_offsets
 
 
 async def four_segments(*, recorded: bool = True) -> PlantedArchive:
@@ -172,7 +172,7 @@ def test_each_offset_is_judged_by_itself(
     said: tuple[int, int] | None,
 ) -> None:
     stated = None if said is None else FinishedOffsets(TP, said[0], said[1], 0)
-    found = not_held(Coverage(segments, (), log_start, 0), stated, gaps)
+    found = missing_offsets(Coverage(segments, (), log_start, 0), stated, gaps)
     every = range(60)
     held = _offsets(segments)
     first = min([*held, *([] if said is None else [said[0]])], default=60)
@@ -190,7 +190,7 @@ def test_each_offset_is_judged_by_itself(
 def test_what_an_unreadable_segment_may_hold_is_not_judged() -> None:
     stated = FinishedOffsets(TP, 0, 99, 0)
     held = Coverage([(0, 9), (50, 59)], (30, 80), 0, 0)
-    assert not_held(held, stated, ()) == NotHeld(missing=((10, 29), (60, 79)))
+    assert missing_offsets(held, stated, ()) == NotHeld(missing=((10, 29), (60, 79)))
 
 
 def test_a_statement_is_read_as_it_was_written() -> None:

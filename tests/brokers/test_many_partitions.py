@@ -271,17 +271,17 @@ async def test_edges_of_many_take_three_requests_a_broker() -> None:
     fleet = Fleet()
     tps = [*tps_of("topic-0"), *tps_of("topic-1"), *tps_of("topic-2")]
     async with running(fleet) as cluster:
-        asked_from = now()
-        found = await cluster.fetch_log_offsets(tps, not_older_than=asked_from)
+        not_before = now()
+        found = await cluster.fetch_log_offsets(tps, not_older_than=not_before)
         assert found == {tp: log_offsets_of(tp) for tp in tps}
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         assert len(fleet.names) == 1
         # Kept, for one and for many.
-        assert await cluster.log_offsets(tps[5], not_older_than=asked_from) == log_offsets_of(
+        assert await cluster.log_offsets(tps[5], not_older_than=not_before) == log_offsets_of(
             tps[5]
         )
         assert cluster.cached_log_offsets(tps[7]) == log_offsets_of(tps[7])
-        await cluster.fetch_log_offsets(tps, not_older_than=asked_from)
+        await cluster.fetch_log_offsets(tps, not_older_than=not_before)
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         await cluster.fetch_log_offsets(tps, not_older_than=now())
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 6 * len(NODES)

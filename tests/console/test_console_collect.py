@@ -156,7 +156,7 @@ async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Pr
             ("host", f"client-{number}"), 1, {(b"topic", 0): entry}, "", paced=False
         )
         reader.responded(1000 * (number % 277))
-        reader.asked({(b"topic", 0): entry})
+        reader.fetch_wait_s({(b"topic", 0): entry})
     status = await process.collector()
     assert status.clients_total == DISPLAYED_CLIENTS_MAX + 250
     assert [one.bytes_per_s for one in status.clients] == [

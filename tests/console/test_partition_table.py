@@ -62,8 +62,8 @@ def test_conditions_are_of_what_is_shown_and_one_of_each_kind() -> None:
     refused = of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")
     another = of_partition(Kind.PARTITION_FAILING, tp("orders", 4_000), "the store is away")
     found = (process, refused, stopped, failing, another, gap)
-    assert filled(PartitionQuery()).conditions_shown(found) == found
-    of_row = filled(PartitionQuery(rows_max=1, name_part="orders-7")).conditions_shown(found)
+    assert filled(PartitionQuery()).conditions_in_view(found) == found
+    of_row = filled(PartitionQuery(rows_max=1, name_part="orders-7")).conditions_in_view(found)
     assert of_row == (process, refused, stopped, failing, gap)
 
 

@@ -382,7 +382,7 @@ async def test_verify_of_a_mirror_says_that_it_is_one_and_what_it_lacks(
     assert not verify(Here(), config_of(a)).report.published_conditions
     whole = verify(Here(), config_of(b))
     assert whole.report.clean
-    assert whole.not_asked is None
+    assert whole.other_manager is None
     assert [one.kind for one in whole.report.published_conditions] == ["mirror_read"]
     (b / archive.key(archive.segments[1], SegmentFile.METADATA)).unlink()
     (b / archive.key(archive.segments[2], SegmentFile.METADATA)).unlink()

@@ -25,8 +25,8 @@ from fetchproxy.jobs.figures import (
     PartitionFigures,
     SegmentFigures,
     figures_by_day,
+    figures_of,
     forecast,
-    held_by,
     sample_codecs,
     spread_evenly,
 )
@@ -60,7 +60,7 @@ def held(*days_ago: float, size: int = 280) -> list[SegmentFigures]:
 def test_each_offset_counts_once() -> None:
     every = [segment(1, 0, 99), segment(2, 80, 179), segment(3, 200, 249)]
     view = build_view(TP, every, 0.0, raised_log_start=50)
-    found = held_by(view)
+    found = figures_of(view)
     assert [h.records for h in found] == [50, 80, 50]
     assert [h.size_bytes for h in found] == [50, 80, 50]
 

@@ -11,10 +11,10 @@ from fetchproxy_protocol.apis import ApiKey, WireError
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.list_offsets import (
     OffsetResult,
-    asked_of_all,
     partitions_in,
     patch,
     results_in,
+    timestamp_of_all,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +58,7 @@ def test_one_timestamp_for_all(version: int) -> None:
             if timestamp is not None:
                 partition["Timestamp"] = timestamp
         body = encode_body(REQUEST, version, value)
-        found = asked_of_all(b"lead" + body, 4, version)
+        found = timestamp_of_all(b"lead" + body, 4, version)
         asked = {timestamp for _, timestamp in partitions_in(body, 0, version)}
         assert found is None or {found} == asked
         plain = version >= 4 and value["Topics"] and all(t["Partitions"] for t in value["Topics"])

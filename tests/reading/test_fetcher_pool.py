@@ -59,10 +59,10 @@ class Work:
             self.running -= 1
 
     def load(
-        self, wanted_until: float, key: str = "k", size_bytes: int = 1, ahead: bool = False
+        self, needed_until: float, key: str = "k", size_bytes: int = 1, ahead: bool = False
     ) -> Load:
         return Load(
-            key, key, TP, size_bytes, self.attempt, self.corrupt.append, wanted_until, ahead
+            key, key, TP, size_bytes, self.attempt, self.corrupt.append, needed_until, ahead
         )
 
 

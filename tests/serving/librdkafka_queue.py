@@ -67,7 +67,7 @@ class StockConsumer:
             wanted = min(self._partitions * _PARTITION_RECORDS, _FETCH_RECORDS_MAX)
             if consumer_pace is not None:
                 if responded_at is not None:
-                    delay = consumer_pace.asked(self.now, responded_at, last)
+                    delay = consumer_pace.fetch_wait_s(self.now, responded_at, last)
                     outcome.longest_delay_s = max(outcome.longest_delay_s, delay)
                     self._pass(delay)
                 if consumer_pace.pace:

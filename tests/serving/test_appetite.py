@@ -89,7 +89,7 @@ def test_recorded_client_is_paced_after_its_first_pause_at_what_it_could_take(na
     consumer_pace = ConsumerPace(0.0)
     for asked_ms, responded_ms, records in _TRACES[name]:
         assert not consumer_pace.pauses, "only the last silence is a pause"
-        held = consumer_pace.asked(asked_ms / 1000, responded_ms / 1000, records)
+        held = consumer_pace.fetch_wait_s(asked_ms / 1000, responded_ms / 1000, records)
         assert consumer_pace.pauses or not held
     taken = _TAKEN_PER_S[name.partition("-")[0]]
     assert 0.25 * taken < consumer_pace.pace < 1.1 * taken
@@ -99,7 +99,7 @@ def test_nothing_is_held_back_before_a_pause() -> None:
     consumer_pace, now = ConsumerPace(0.0), 0.0
     for _ in range(1_000):
         now += 0.01
-        assert consumer_pace.asked(now, now - 0.005, 10_000) == 0.0
+        assert consumer_pace.fetch_wait_s(now, now - 0.005, 10_000) == 0.0
     assert consumer_pace.pauses == 0
 
 
@@ -108,7 +108,7 @@ def test_another_silence_is_no_pause(silence: float) -> None:
     consumer_pace, now = ConsumerPace(0.0), 0.0
     for _ in range(20):
         now += silence
-        assert consumer_pace.asked(now, now - silence, 2 * QUEUE_RECORDS) == 0.0
+        assert consumer_pace.fetch_wait_s(now, now - silence, 2 * QUEUE_RECORDS) == 0.0
     assert consumer_pace.pauses == 0
 
 
@@ -116,7 +116,7 @@ def test_silence_behind_fewer_records_than_fill_the_queue_is_no_pause() -> None:
     consumer_pace, now = ConsumerPace(0.0), 0.0
     for _ in range(20):
         now += 1.0
-        assert consumer_pace.asked(now, now - 1.0, QUEUE_RECORDS - 1) == 0.0
+        assert consumer_pace.fetch_wait_s(now, now - 1.0, QUEUE_RECORDS - 1) == 0.0
     assert consumer_pace.pauses == 0
 
 
@@ -127,7 +127,7 @@ def test_moment_in_which_the_machine_stood_still_fills_no_queue() -> None:
         if number == 30:
             now += 0.3
         given = consumer_pace.response_records
-        responded_at = now + consumer_pace.asked(now, now - 0.001, given)
+        responded_at = now + consumer_pace.fetch_wait_s(now, now - 0.001, given)
         if number >= 30 and responded_at < now + 0.01:
             came_at_once += given
         now = responded_at + 0.001
@@ -140,10 +140,10 @@ def test_pause_of_three_connections_is_one() -> None:
     for number in range(6):
         for connection in range(3):
             now = 0.1 * number + 0.01 * connection + 0.01
-            assert consumer_pace.asked(now, responded[connection], 20_000) == 0.0
+            assert consumer_pace.fetch_wait_s(now, responded[connection], 20_000) == 0.0
             responded[connection] = now + 0.05
     for connection in range(3):
-        consumer_pace.asked(1.6 + 0.05 * connection, responded[connection], 20_000)
+        consumer_pace.fetch_wait_s(1.6 + 0.05 * connection, responded[connection], 20_000)
     assert consumer_pace.pauses == 1
     assert 300_000 < consumer_pace.pace < 600_000
 
@@ -153,8 +153,8 @@ def test_pauses_that_come_too_early_to_tell_halve_the_pace() -> None:
     consumer_pace, paces = ConsumerPace(0.0, 1_000_000), []
     for number in range(3):
         begun = 1.04 * number
-        consumer_pace.asked(begun + 0.02, begun + 0.01, 80_000)
-        consumer_pace.asked(begun + 1.04, begun + 0.03, 80_000)
+        consumer_pace.fetch_wait_s(begun + 0.02, begun + 0.01, 80_000)
+        consumer_pace.fetch_wait_s(begun + 1.04, begun + 0.03, 80_000)
         paces.append(consumer_pace.pace)
     assert consumer_pace.pauses == 3
     assert paces[0] > 900_000
@@ -191,7 +191,9 @@ def test_answers_before_a_pause_that_another_connection_told_of_are_not_of_the_n
                 now = begun + 0.05 * number + 0.01 * connection + 0.01
                 others = [(at, 27_000) for at in responded if at != responded[connection]]
                 silent = now - responded[connection] > 0.5
-                consumer_pace.asked(now, responded[connection], 27_000, others if silent else ())
+                consumer_pace.fetch_wait_s(
+                    now, responded[connection], 27_000, others if silent else ()
+                )
                 responded[connection] = now + 0.005
         paces.append(consumer_pace.pace)
     assert consumer_pace.pauses == 2
@@ -245,7 +247,7 @@ def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_
     """Read three answers, then pause, again and again; return the total time held back, in s."""
     held, offset = 0.0, 0
     for number in range(40):
-        held += reader.asked(_asked(offset))
+        held += reader.fetch_wait_s(_asked(offset))
         offset += 300_000 // 3
         clock.now += 0.05
         reader.responded(size_bytes)
@@ -257,7 +259,7 @@ def test_reader_that_pauses_is_paced() -> None:
     clock = _Clock()
     reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock) > 0
-    assert reader.bytes_wanted(1 << 30) < 1 << 30
+    assert reader.budget_bytes(1 << 30) < 1 << 30
 
 
 def test_queue_of_large_records_is_full_by_their_bytes() -> None:
@@ -265,20 +267,20 @@ def test_queue_of_large_records_is_full_by_their_bytes() -> None:
     reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     offset, held = 0, 0.0
     for number in range(40):  # 10 KiB each: three answers of 40 MB and then a pause
-        held += reader.asked(_asked(offset))
+        held += reader.fetch_wait_s(_asked(offset))
         offset += 4_000
         clock.now += 0.05
         reader.responded(4_000 * 10 * 1024)
         clock.now += 1.0 if number % 3 == 2 else 0.001
     assert held > 0
-    assert reader.bytes_wanted(1 << 30) < 64 * 1024 * 1024
+    assert reader.budget_bytes(1 << 30) < 64 * 1024 * 1024
 
 
 def test_switched_off_nobody_is_paced() -> None:
     clock = _Clock()
     reader = _reader(ConsumerPaces(clock, enabled=False), ("host", "id"), 1)
     assert _read_with_pauses(reader, clock) == 0
-    assert reader.bytes_wanted(1 << 30) == 1 << 30
+    assert reader.budget_bytes(1 << 30) == 1 << 30
 
 
 def test_at_the_end_of_the_log_nobody_is_paced() -> None:
@@ -296,16 +298,16 @@ def test_pace_is_known_when_the_client_comes_back() -> None:
     clock.now += 24 * 3600
     again = _reader(consumer_paces, ("host", "id"), 1)
     again.responded(3_000_000)
-    again.asked(_asked(0))
+    again.fetch_wait_s(_asked(0))
     again.responded(3_000_000)
-    assert again.asked(_asked(400_000)) > 0
+    assert again.fetch_wait_s(_asked(400_000)) > 0
     again.close()
     third = _reader(consumer_paces, ("host", "id"), 1)
-    assert third.bytes_wanted(50_000_000) < 10_000_000, "from its first answer on"
+    assert third.budget_bytes(50_000_000) < 10_000_000, "from its first answer on"
     other = _reader(consumer_paces, ("another host", "id"), 1)
-    other.asked(_asked(0))
+    other.fetch_wait_s(_asked(0))
     other.responded(3_000_000)
-    assert other.asked(_asked(400_000)) == 0
+    assert other.fetch_wait_s(_asked(400_000)) == 0
 
 
 def test_connections_to_different_brokers_are_one_consumer() -> None:
@@ -316,10 +318,10 @@ def test_connections_to_different_brokers_are_one_consumer() -> None:
     second = _reader(consumer_paces, ("host", "id"), 2)
     stranger = _reader(consumer_paces, ("host", "id"), 1)
     for reader in (second, stranger):
-        reader.asked(_asked(0))
+        reader.fetch_wait_s(_asked(0))
         reader.responded(3_000_000)
-    assert second.asked(_asked(400_000)) > 0
-    assert stranger.asked(_asked(400_000)) == 0
+    assert second.fetch_wait_s(_asked(400_000)) > 0
+    assert stranger.fetch_wait_s(_asked(400_000)) == 0
     for reader in (first, second, stranger):
         reader.close()
 
@@ -350,7 +352,7 @@ def test_client_that_does_not_pause_has_no_pace() -> None:
     consumer_paces = ConsumerPaces(clock)
     reader = _reader(consumer_paces, ("host", "id"), 1)
     for number in range(200):  # 100,000 records/s, 1 MB/s, in small answers
-        reader.asked(_asked(number * 5_000))
+        reader.fetch_wait_s(_asked(number * 5_000))
         clock.now += 0.05
         reader.responded(50_000)
     (consumer,) = consumer_paces.consumers()
@@ -378,10 +380,10 @@ def test_of_very_many_partitions_only_the_bytes_are_known() -> None:
     consumer_paces = ConsumerPaces(clock)
     reader = _reader(consumer_paces, ("host", "id"), 1)
     (entry,) = _asked(0).values()
-    asked = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX + 1)}
-    reader.asked(asked)
+    fetch_wait_s = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX + 1)}
+    reader.fetch_wait_s(fetch_wait_s)
     reader.responded(3_000)
-    reader.asked(asked)
+    reader.fetch_wait_s(fetch_wait_s)
     said = consumer_paces.consumers()[0].status(clock.now)
     assert (said.partitions, said.records_per_s, said.bytes_per_s) == (1_001, None, 3_000)
 
@@ -393,7 +395,7 @@ def test_client_that_is_never_paced_is_counted(enabled: bool) -> None:
     consumer_paces = ConsumerPaces(clock, enabled=enabled)
     java = consumer_paces.reader(("host", "id"), 1, _asked(0), JAVA, paced=not enabled)
     assert _read_with_pauses(java, clock) == 0
-    assert java.bytes_wanted(1 << 30) == 1 << 30
+    assert java.budget_bytes(1 << 30) == 1 << 30
     (consumer,) = consumer_paces.consumers()
     said = consumer.status(clock.now)
     assert said.software == JAVA
@@ -410,9 +412,9 @@ def test_two_libraries_of_one_name_are_two_clients() -> None:
     consumer_paces = ConsumerPaces(clock)
     _read_with_pauses(_reader(consumer_paces, ("host", "id"), 1), clock)
     java = consumer_paces.reader(("host", "id"), 2, _asked(0), JAVA, paced=False)
-    java.asked(_asked(0))
+    java.fetch_wait_s(_asked(0))
     java.responded(3_000_000)
-    assert java.asked(_asked(400_000)) == 0
+    assert java.fetch_wait_s(_asked(400_000)) == 0
     found = {one.software: one.status(clock.now) for one in consumer_paces.consumers()}
     assert found[LIBRDKAFKA].pauses > found[JAVA].pauses == 0
 
@@ -423,13 +425,13 @@ def test_fetch_that_names_some_of_its_session() -> None:
     reader = consumer_paces.reader(("host", "id"), 1, {}, JAVA, paced=False)
     (entry,) = _asked(0).values()
     (further,) = _asked(5_000).values()
-    reader.asked({(b"topic", number): entry for number in range(90)})
+    reader.fetch_wait_s({(b"topic", number): entry for number in range(90)})
     for number in range(90):  # one at a time; the others are remembered
         reader.responded(50_000)
-        reader.asked({(b"topic", number): further}, 90)
+        reader.fetch_wait_s({(b"topic", number): further}, 90)
     said = consumer_paces.consumers()[0].status(clock.now)
     assert (said.partitions, said.records_per_s) == (90, 90 * 5_000)
-    reader.asked({(b"topic", 0): further}, PARTITIONS_COUNTED_MAX + 1)
+    reader.fetch_wait_s({(b"topic", 0): further}, PARTITIONS_COUNTED_MAX + 1)
     assert consumer_paces.consumers()[0].status(clock.now).records_per_s is None
     assert reader.kept_bytes == 0
 
@@ -438,9 +440,9 @@ def test_fetch_of_very_many_partitions_is_not_looked_at() -> None:
     reader = _reader(ConsumerPaces(_Clock()), ("host", "id"), 1)
     (entry,) = _asked(0).values()
     most = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX)}
-    reader.asked(most)
+    reader.fetch_wait_s(most)
     assert reader.kept_bytes > 0
-    reader.asked({**most, (b"topic", PARTITIONS_PACED_MAX): entry})
+    reader.fetch_wait_s({**most, (b"topic", PARTITIONS_PACED_MAX): entry})
     assert reader.kept_bytes == 0
 
 
@@ -449,7 +451,7 @@ def test_offset_that_jumps_counts_as_nothing_read() -> None:
     reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     for offset in (0, 10**12, 5, 10**15, 7):
         clock.now += 1.0
-        assert reader.asked(_asked(offset)) == 0.0
+        assert reader.fetch_wait_s(_asked(offset)) == 0.0
         reader.responded(3_000_000)
 
 

@@ -114,7 +114,7 @@ def test_a_client_is_told_no_less_than_it_owes_and_counts_as_having_waited() -> 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
         share = share_of(ClientRates(RATE, clock))
-        assert share.charge(2500, told=True) == 1501
+        assert share.charge(2500, must_wait=True) == 1501
         began = clock()
         await share.pay()
         assert clock() - began == 1.5
@@ -137,7 +137,7 @@ def test_connections_of_one_client_have_their_turns() -> None:
             while clock() < began + 60:
                 size = 0 if share.owed_s() else 800
                 served[number] += size
-                share.charge(size, told=True)
+                share.charge(size, must_wait=True)
                 await share.pay()
                 await asyncio.sleep(0.001)
 
@@ -154,7 +154,7 @@ def test_connections_of_one_client_have_their_turns() -> None:
 def test_who_may_not_be_kept_waiting_pays_before_it_has_more() -> None:
     async def main() -> None:
         share = share_of(ClientRates(RATE, asyncio.get_running_loop().time))
-        assert share.charge(3000, told=False) == 0
+        assert share.charge(3000, must_wait=False) == 0
         await share.pay()
         assert share.owed_s() == 2
 

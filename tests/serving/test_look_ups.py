@@ -330,7 +330,7 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
         positions: Any = SimpleNamespace(
             first_look=look,
             refresh=look,
-            looked_at=float("-inf"),
+            read_at=float("-inf"),
             archiver_position=lambda tp: None,
             accumulates=lambda topic_id: False,
         )
@@ -768,7 +768,7 @@ async def test_a_deletion_reaches_an_archive_that_had_just_begun(
         await asyncio.sleep(0.02)
         assert len(gate.archive.deletions) == 2, "nothing was read again"
         await gate.list_again()
-        gate.archive.positions.looked_at = gate.clock()  # type: ignore[misc]
+        gate.archive.positions.read_at = gate.clock()  # type: ignore[misc]
         gate.store.error = StorageUnavailable("the store is away")
         await asyncio.sleep(0.02)
         assert list(gate.archive.deletions) == [tp_of(0)], "it is tried again"

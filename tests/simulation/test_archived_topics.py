@@ -61,7 +61,7 @@ def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
             loop_clock = loops[-1].time
             knowledge = ArchivedKnowledge(rlmm, loop_clock, SparingWarnings(loop_clock))
             archived = ArchivedTopics(cluster, rlmm, knowledge, clock, max_age_s)
-            TopicsOfConnection(archived).asked({(b"weather", 0)}, by_id=False, only_these=True)
+            TopicsOfConnection(archived).note({(b"weather", 0)}, by_id=False, only_these=True)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout((LOOKS - 0.5) * max_age_s):
                     await archived.run()
@@ -100,18 +100,18 @@ def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
             clients = [TopicsOfConnection(archived) for _ in range(4)]
             for number, client in enumerate(clients):
                 names = {(b"made-up-%d-%d" % (number, n), 0) for n in range(2_000)}
-                client.asked(names, by_id=False, only_these=True)
+                client.note(names, by_id=False, only_these=True)
             running = tasks.create_task(archived.run())
             await asyncio.sleep(0)
             ordinary = TopicsOfConnection(archived)
-            ordinary.asked({(b"weather", 0)}, by_id=False, only_these=True)
+            ordinary.note({(b"weather", 0)}, by_id=False, only_these=True)
             while sum(map(len, asked)) < 8_001:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.1)
             running.cancel()
             for client in (*clients, ordinary):
                 client.leave()
             assert not archived._clients_of
-            assert not archived._looked_at
+            assert not archived._read_at
             assert not archived.starts
 
     run_virtual(main, lambda: loop)
@@ -155,8 +155,8 @@ def test_a_client_with_very_many_names_comes_and_leaves_in_steps(
             knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
             archived = ArchivedTopics(cluster, rlmm, knowledge, loop.time, 3_600)
             client, other = TopicsOfConnection(archived), TopicsOfConnection(archived)
-            client.asked({(b"made-up-%d" % n, 0) for n in range(count)}, False, only_these=True)
-            other.asked({(b"made-up-0", 0)}, by_id=False, only_these=True)
+            client.note({(b"made-up-%d" % n, 0) for n in range(count)}, False, only_these=True)
+            other.note({(b"made-up-0", 0)}, by_id=False, only_these=True)
             archived.starts |= {(False, b"made-up-0"): None, (False, b"made-up-1"): lambda _: 7}
             starts = client.log_starts()
             assert starts is not None

@@ -17,7 +17,7 @@ from fetchproxy.storage.stores.clouds import open_cloud_store
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore
 from fetchproxy.storage.stores.locations import CloudLocation, HdfsLocation, S3Location
 from fetchproxy.storage.stores.object_store import ObjectStore
-from fetchproxy.storage.stores.retries import RETRY_AFTER_MAX_S, asked_pause_s, retried, tried_once
+from fetchproxy.storage.stores.retries import RETRY_AFTER_MAX_S, retried, retry_pause_s, tried_once
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 
 DATE = "Sat, 28 Nov 2026 19:00:00 GMT"
@@ -47,7 +47,7 @@ DATE = "Sat, 28 Nov 2026 19:00:00 GMT"
     ],
 )
 def test_what_the_header_asks_for(header: str | None, date: str | None, pause_s: float) -> None:
-    assert asked_pause_s(header, date) == pause_s
+    assert retry_pause_s(header, date) == pause_s
 
 
 def store_at(scheme: str, address: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:

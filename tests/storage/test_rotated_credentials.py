@@ -47,7 +47,7 @@ def write_keys(file: Path, server: S3Server) -> None:
 def again(store: S3ObjectStore) -> None:
     """Without the pause between two looks."""
     assert store._credentials is not None
-    store._credentials._looked_at = float("-inf")
+    store._credentials._read_at = float("-inf")
 
 
 async def test_credentials_of_a_web_identity_are_renewed(

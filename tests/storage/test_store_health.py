@@ -73,7 +73,7 @@ def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() ->
         loop = asyncio.get_running_loop()
         tracker = OperationHealth(StoreOperation.WRITE)
         with capture_logs() as logs:
-            async with tracker.asked() as responded:
+            async with tracker.watch_request() as responded:
                 began_at = loop.time()
                 await asyncio.sleep(SILENT_AFTER_S - 1)
                 tracker.look(loop.time())
@@ -87,7 +87,7 @@ def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() ->
                 responded()
                 assert tracker.status(loop.time()).up
         assert [entry["event"] for entry in logs] == ["store_failing", "store_failing_no_more"]
-        async with tracker.asked(may_take_long=True):
+        async with tracker.watch_request(may_take_long=True):
             await asyncio.sleep(100 * SILENT_AFTER_S)
             tracker.look(loop.time())
             assert tracker.status(loop.time()).up
@@ -99,7 +99,7 @@ def test_a_silent_request_beside_others_that_are_answered_is_no_outage() -> None
     async def main() -> None:
         loop = asyncio.get_running_loop()
         tracker = OperationHealth(StoreOperation.READ)
-        async with tracker.asked():
+        async with tracker.watch_request():
             await asyncio.sleep(SILENT_AFTER_S)
             tracker.succeeded(loop.time())
             await asyncio.sleep(SILENT_AFTER_S)

@@ -21,7 +21,7 @@ from fetchproxy.writing.deletion.retention import (
     FUTURE_MIN_MS,
     RECORDS_AHEAD_MAX_MS,
     ClockWitness,
-    held_up_by,
+    stopped_by,
 )
 
 DAY_MS = 24 * HOUR_MS
@@ -73,7 +73,7 @@ def test_the_hour_is_the_limit() -> None:
 
 def test_only_a_record_that_holds_others_up_is_named() -> None:
     def held(*newest_ms: int, age_max_ms: int = DAY_MS) -> int | None:
-        found = held_up_by(view(0, *newest_ms).segments, age_max_ms, NOW_MS)
+        found = stopped_by(view(0, *newest_ms).segments, age_max_ms, NOW_MS)
         return None if found is None else found.start_offset
 
     old = NOW_MS - 2 * DAY_MS

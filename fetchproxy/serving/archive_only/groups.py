@@ -555,14 +555,14 @@ class GroupMemory:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self.held_bytes = 0
+        self.kept_bytes = 0
 
     def has_room(self, more_bytes: int) -> bool:
-        return more_bytes <= 0 or self.held_bytes + more_bytes <= self._bytes_max
+        return more_bytes <= 0 or self.kept_bytes + more_bytes <= self._bytes_max
 
     def take(self, size_bytes: int) -> None:
         """Negative: gives memory back."""
-        self.held_bytes += size_bytes
+        self.kept_bytes += size_bytes
 
 
 def group_bytes(group: ClassicGroup) -> int:

@@ -121,7 +121,7 @@ class ArchiveWatch:
         self._interval_s = refresh_interval_s
         self._reads = asyncio.Semaphore(READS_AT_ONCE_MAX)
         self._ends: dict[TopicIdPartition, float] = {}  # watched until (loop time)
-        self._looked = asyncio.Event()
+        self._refreshed = asyncio.Event()
         self._failing = False
         self._unlisted: frozenset[str] = frozenset()  # topics whose folder cannot be listed
         self.catalogue = Catalogue({}, {})
@@ -148,8 +148,8 @@ class ArchiveWatch:
                 self._note(None)
             except RemoteStorageError as error:
                 self._note(error)
-            self._looked.set()
-            self._looked = asyncio.Event()
+            self._refreshed.set()
+            self._refreshed = asyncio.Event()
 
     async def view(self, tp: TopicIdPartition) -> PartitionView:
         """A view at most the interval old; an older one if the store does not answer. Raises
@@ -218,7 +218,7 @@ class ArchiveWatch:
         """Until the next look has ended, or loop time `deadline`."""
         try:
             async with asyncio.timeout_at(deadline):
-                await self._looked.wait()
+                await self._refreshed.wait()
         except TimeoutError:
             pass
 

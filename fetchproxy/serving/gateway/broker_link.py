@@ -137,7 +137,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _owner: LinkOwner
     _receive: ReceiveBuffer
     _client: asyncio.Transport
-    _held_bytes_max: int  # of a response that is accumulated; all others pass, however large
+    _buffered_bytes_max: int  # of a response that is accumulated; all others pass, however large
     _records: RecordPipe | None = None
     _accumulated: AccumulatedBytes | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
@@ -150,7 +150,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _left: int = 0  # bytes still to come of a response that passes
     _scan: FetchResponseScan | None = None
     _scanned: ScannedResponse | None = None  # the response that `_scan` walks
-    _held: BufferedResponse | None = None
+    _buffered: BufferedResponse | None = None
     _waiting: bool = False  # a response is parked or being rewritten
     _client_slow: bool = False
     _goes_on: bool = False  # the next answers are handled in the loop's next turn
@@ -232,7 +232,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     def kept_bytes(self) -> int:
         """Bytes of incomplete answers, and of requests that the broker has not taken yet."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
-        accumulated = 0 if self._held is None else self._held.accumulated
+        accumulated = 0 if self._buffered is None else self._buffered.accumulated
         return len(self._carry) + HELD_COPIES * accumulated + unsent
 
     def send(self, data: Buffer, response: ExpectedResponse | None) -> None:
@@ -251,7 +251,7 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def go_on(self) -> None:
         """A parked answer was attached."""
-        if self._waiting and self._held is None:
+        if self._waiting and self._buffered is None:
             self._waiting = False
             self._take(memoryview(b""))
             self._pace()
@@ -264,7 +264,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._pace()
 
     def _leave(self, payload: Payload) -> None:
-        self._held = None
+        self._buffered = None
         if self._accumulated is not None:
             self._accumulated.hold(self, 0)
         size = sum(map(len, payload))
@@ -313,7 +313,7 @@ class BrokerLink(asyncio.BufferedProtocol):
 
         False: nothing was done. `_take` then reports whatever is wrong with the response.
         """
-        if self._left or self._scan is not None or self._held is not None or self._waiting:
+        if self._left or self._scan is not None or self._buffered is not None or self._waiting:
             return False
         if not self.expected or len(view) < _FRAME_START.size:
             return False
@@ -343,7 +343,7 @@ class BrokerLink(asyncio.BufferedProtocol):
                 if not self._left:
                     self._finish()
                 continue
-            if self._scan is None and self._held is None:
+            if self._scan is None and self._buffered is None:
                 if not left:
                     self._go_on_soon()
                     break
@@ -379,7 +379,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         if size < 4 or response is None or response.correlation_id != correlation_id:
             raise self._not_a_response(size, correlation_id)
         if isinstance(response, BufferedResponse) and size > min(
-            self._held_bytes_max, RESPONSE_BUFFERED_BYTES_MAX
+            self._buffered_bytes_max, RESPONSE_BUFFERED_BYTES_MAX
         ):
             raise self._too_large(size)
         if isinstance(response, ScannedResponse):
@@ -390,13 +390,13 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._scan = response.begin()
         elif isinstance(response, BufferedResponse):
             response.left = size + 4
-            self._held = response
+            self._buffered = response
         else:
             self._left = size + 4
         return True
 
     def _too_large(self, size: int) -> FrameTooLarge:
-        limit, most = "gateway.frame_bytes_max", self._held_bytes_max
+        limit, most = "gateway.frame_bytes_max", self._buffered_bytes_max
         if most > RESPONSE_BUFFERED_BYTES_MAX:
             limit, most = "held_bytes_max", RESPONSE_BUFFERED_BYTES_MAX
         what = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
@@ -433,7 +433,7 @@ class BrokerLink(asyncio.BufferedProtocol):
                 self._finish()
                 response.done()
             return pos + step
-        buffered = self._held
+        buffered = self._buffered
         assert buffered is not None
         step = min(buffered.left, end - pos)
         buffered.payload += view[pos : pos + step]
@@ -452,8 +452,8 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     def give_up(self) -> None:
         """The answer that is being accumulated takes too much memory."""
-        if self._held is not None:
-            self._held.payload = bytearray()
+        if self._buffered is not None:
+            self._buffered.payload = bytearray()
         self._owner.give_up()
 
     def _finish(self) -> None:

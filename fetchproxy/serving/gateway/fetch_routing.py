@@ -88,7 +88,7 @@ class SharedByFetches:
 
     archive: ServedArchive
     refuses_lost: bool
-    held: HeldReaders
+    held_readers: HeldReaders
     skipped: SkippedOffsets
     topics: ArchivedTopics
     wait_max_s: float
@@ -138,13 +138,13 @@ class PartitionRoute:
 
     `caught` is the highest offset that the broker called out of range (-1: none). The broker's log
     start is above it, even if older log offsets say otherwise.
-    `shown`: the log ends that the client last saw.
+    `last_sent`: the log ends that the client last saw.
     """
 
     offset: int
     decision: RouteDecision | None = None
     caught: int = -1
-    shown: PartitionPatch | None = None
+    last_sent: PartitionPatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,8 +573,8 @@ class FetchRouting:
                 continue
             if route.decision.outcome not in WAITING_ROUTES:
                 continue
-            if not self._shared.held.waits(self, self.by_id, key, route.offset):
-                self._shared.held.hold(self, self.by_id, key, route.offset, route.decision)
+            if not self._shared.held_readers.waits(self, self.by_id, key, route.offset):
+                self._shared.held_readers.hold(self, self.by_id, key, route.offset, route.decision)
 
     # -- partitions that the broker calls out of range ---------------------------------------------
     def identify(self, topic: TopicRef, partition: int) -> TopicIdPartition | None:
@@ -654,7 +654,7 @@ class FetchRouting:
             route = batch[key]
             route.decision = decision
             if decision.outcome in WAITING_ROUTES:
-                shared.held.hold(self, by_id, key, route.offset, decision)
+                shared.held_readers.hold(self, by_id, key, route.offset, decision)
             elif decision.outcome is Route.REMOTE and decision.tp is not None:
                 remote.append(decision.tp)
                 if len(remote) <= PARTITIONS_READ_MAX:

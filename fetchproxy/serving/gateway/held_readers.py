@@ -69,7 +69,7 @@ class HeldReaders:
     def __init__(self, clock: Callable[[], float], held_max_ms: int) -> None:
         self._clock = clock
         self._held_max_s = held_max_ms / 1000
-        self._held: dict[HeldOffset, _Held] = {}
+        self._entries: dict[HeldOffset, _Held] = {}
         self._of_reader: dict[HeldReader, set[HeldOffset]] = {}
         self._any = asyncio.Event()
         HELD_PARTITIONS.set_function(self._waiting)
@@ -83,7 +83,7 @@ class HeldReaders:
         decision: RouteDecision,
     ) -> None:
         """`decision` has one of WAITING_ROUTES. `reader` is told when it changes."""
-        entry = self._held.setdefault((by_id, key, offset), _Held(decision))
+        entry = self._entries.setdefault((by_id, key, offset), _Held(decision))
         entry.readers[reader] = self._clock()
         self._of_reader.setdefault(reader, set()).add((by_id, key, offset))
         self._note(entry, decision)
@@ -91,7 +91,7 @@ class HeldReaders:
 
     def waits(self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int) -> bool:
         """Notes that a held reader has fetched again. False: it is not held."""
-        entry = self._held.get((by_id, key, offset))
+        entry = self._entries.get((by_id, key, offset))
         if entry is None or reader not in entry.readers:
             return False
         entry.readers[reader] = self._clock()
@@ -102,17 +102,17 @@ class HeldReaders:
             self._remove(where, reader)
 
     def _remove(self, where: HeldOffset, reader: HeldReader) -> None:
-        del self._held[where].readers[reader]
+        del self._entries[where].readers[reader]
         self._of_reader[reader].discard(where)
         if not self._of_reader[reader]:
             del self._of_reader[reader]
-        if not self._held[where].readers:
-            del self._held[where]
+        if not self._entries[where].readers:
+            del self._entries[where]
 
     async def run(self, decide_routes: DecideRoutes) -> None:
         """For ever. Asks nothing while no reader is held."""
         while True:
-            if not self._held:
+            if not self._entries:
                 self._any.clear()
                 await self._any.wait()
             await asyncio.sleep(_LOOK_INTERVAL_S)
@@ -122,7 +122,7 @@ class HeldReaders:
 
     async def _looks(self) -> AsyncIterator[tuple[bool, dict[PartitionKey, int]]]:
         """Nearly always one: readers of a partition are seldom held at several offsets."""
-        left = list(self._held)
+        left = list(self._entries)
         while left:
             by_id = left[0][0]
             offsets: dict[PartitionKey, int] = {}
@@ -141,7 +141,7 @@ class HeldReaders:
         now = self._clock()
         too_long, for_nothing = set(), set()
         async for key, offset in cooperative(offsets.items()):
-            entry = self._held.get((by_id, key, offset))
+            entry = self._entries.get((by_id, key, offset))
             if entry is None:
                 continue
             if entry.since is not None and now - entry.since >= self._held_max_s:
@@ -159,7 +159,7 @@ class HeldReaders:
     def _settle(
         self, by_id: bool, key: PartitionKey, offset: int, decision: RouteDecision, gave_up: bool
     ) -> None:
-        entry = self._held.get((by_id, key, offset))
+        entry = self._entries.get((by_id, key, offset))
         if entry is None:
             return
         if decision.outcome in WAITING_ROUTES:
@@ -196,14 +196,14 @@ class HeldReaders:
 
     async def _forget_absent(self) -> None:
         oldest = self._clock() - ABSENT_MAX_S
-        async for where, entry in cooperative(list(self._held.items())):
+        async for where, entry in cooperative(list(self._entries.items())):
             for reader in [r for r, at in entry.readers.items() if at < oldest]:
                 self._remove(where, reader)
 
     def conditions(self) -> Iterator[Condition]:
         """One for each reason to wait."""
         waits: dict[Wait, dict[object, tuple[bool, PartitionKey, int]]] = {}
-        for where, entry in self._held.items():
+        for where, entry in self._entries.items():
             reason = entry.decision.waits_for
             if reason is not None and reason is not Wait.RECORDS:
                 tp = entry.decision.tp
@@ -225,7 +225,7 @@ class HeldReaders:
         return len(
             {
                 entry.decision.tp or (by_id, key)
-                for (by_id, key, _), entry in self._held.items()
+                for (by_id, key, _), entry in self._entries.items()
                 if entry.decision.outcome is Route.WAIT
             }
         )

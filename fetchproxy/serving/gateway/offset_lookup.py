@@ -180,7 +180,7 @@ class ArchiveLookup:
             await self._refresh(wanting, oldest)
             bare = await chosen(wanting, self._is_bare)
             await self._refresh(bare, self.responded_at)
-            found |= await self._shown(wanting)
+            found |= await self._views_to_show(wanting)
         return found
 
     async def _settled(
@@ -219,14 +219,14 @@ class ArchiveLookup:
         await self.views(tps)
         short = await chosen(tps, lambda tp: not self._reaches(tp, log_offsets[tp]))
         await self._refresh(short, self.responded_at)
-        return await self._shown(tps)
+        return await self._views_to_show(tps)
 
     async def last_views(
         self, tps: Collection[TopicIdPartition]
     ) -> dict[TopicIdPartition, ViewResult]:
         """As `views`, however old; reads partitions that were never read."""
         await self._refresh(tps, float("-inf"))
-        return await self._shown(tps)
+        return await self._views_to_show(tps)
 
     def _is_older(self, tp: TopicIdPartition, oldest: float) -> bool:
         view = self.archive.rlmm.view(tp)
@@ -296,7 +296,9 @@ class ArchiveLookup:
         async for tp in cooperative(tps):
             self._failures[tp] = failure
 
-    async def _shown(self, tps: Collection[TopicIdPartition]) -> dict[TopicIdPartition, ViewResult]:
+    async def _views_to_show(
+        self, tps: Collection[TopicIdPartition]
+    ) -> dict[TopicIdPartition, ViewResult]:
         """The views that clients may see, compared with their leaders."""
         views = self.archive.views
         checked = await views.check(tps, self.archive.clock() + COMPARE_WAIT_MAX_S)

@@ -92,7 +92,7 @@ class RouteDecision:
     waits_for: Wait | None = None
 
 
-def _held(tp: TopicIdPartition | None, waits_for: Wait) -> RouteDecision:
+def _wait_route(tp: TopicIdPartition | None, waits_for: Wait) -> RouteDecision:
     outcome = Route.END if waits_for is Wait.RECORDS else Route.WAIT
     return RouteDecision(outcome, tp, waits_for=waits_for)
 
@@ -238,7 +238,7 @@ class RouteDecisions:
             self.archive.warnings.warn("topic_not_described", name, topic=name)
             return RouteDecision(Route.RELAY_ERROR)  # this user cannot archive it either
         self._warn(None, None, error)
-        return _held(None, Wait.RESPONSE)
+        return _wait_route(None, Wait.RESPONSE)
 
     # --- the archive ---
     async def _from_memory(self, tps: _Tps) -> None:
@@ -250,7 +250,7 @@ class RouteDecisions:
             for key, tp in seen.items():
                 view = views.view(tp)
                 if tp in checked:
-                    self.found[key] = _held(tp, Wait.RESPONSE)
+                    self.found[key] = _wait_route(tp, Wait.RESPONSE)
                 elif view is not None and view.covers_offset(self.offsets[key]):
                     self.found[key] = RouteDecision(Route.REMOTE, tp)
             await asyncio.sleep(0)
@@ -354,7 +354,9 @@ class RouteDecisions:
             if settled and seen is not None and offset < seen.raised_log_start:
                 self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)  # deleted on purpose
             elif waits and key not in self.impatient and isinstance(known, LogOffsets):
-                self.found[key] = _held(tp, what_is_waited_for(offset, known, archiver_position))
+                self.found[key] = _wait_route(
+                    tp, what_is_waited_for(offset, known, archiver_position)
+                )
             else:
                 between[key] = tp
         # Not older than the archivers' positions: an offset below them is in the view, or is lost.
@@ -366,7 +368,7 @@ class RouteDecisions:
             for key, tp in piece:
                 known = log_offsets[tp]
                 if tp in checked or isinstance(known, ClusterError):
-                    self.found[key] = _held(tp, Wait.RESPONSE)
+                    self.found[key] = _wait_route(tp, Wait.RESPONSE)
                 else:
                     self.found[key] = self._decided(key, tp, known)
             await asyncio.sleep(0)
@@ -396,22 +398,22 @@ class RouteDecisions:
         outcome = decide(offset, view, log_offsets, archiver_position, patient=patient)
         forward_to = log_offsets.log_start_offset if outcome is Route.LOST else -1
         if outcome is Route.WAIT:
-            return _held(tp, what_is_waited_for(offset, log_offsets, archiver_position))
+            return _wait_route(tp, what_is_waited_for(offset, log_offsets, archiver_position))
         if outcome in (Route.LOST, Route.END):
             stored = archive.rlmm.view(tp)
             hidden = stored is not None and stored.covers_offset(self.offsets[key])
             if hidden and key not in self.impatient:
                 # Hidden since an election: leader or archiver will settle it (`LeaderViews`).
-                return _held(tp, Wait.LEADER)
+                return _wait_route(tp, Wait.LEADER)
             if self.refuses_lost:
                 outcome = Route.REFUSED
         if outcome is Route.END:
-            return _held(tp, Wait.RECORDS)
+            return _wait_route(tp, Wait.RECORDS)
         return RouteDecision(outcome, tp, forward_to)
 
     def _not_known(self, key: PartitionKey, tp: TopicIdPartition, error: FetchProxyError) -> None:
         self._warn(tp, self.offsets[key], error)
-        self.found[key] = _held(tp, Wait.RESPONSE)
+        self.found[key] = _wait_route(tp, Wait.RESPONSE)
 
     def _warn(
         self, tp: TopicIdPartition | None, offset: int | None, error: FetchProxyError

@@ -171,7 +171,7 @@ class ArchivedTopics:
     _max_age_s: float
     # How many clients ask for each topic, so that a join costs by the names that it brings.
     _clients_of: Counter[TopicName] = field(default_factory=Counter)
-    _looked_at: dict[TopicName, float] = field(default_factory=dict)  # the oldest look-up first
+    _read_at: dict[TopicName, float] = field(default_factory=dict)  # the oldest look-up first
     _waiting: deque[TopicsOfConnection] = field(default_factory=deque)  # those with new names
     _changes: deque[_Change] = field(default_factory=deque)  # of clients with very many names
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -223,7 +223,7 @@ class ArchivedTopics:
             self._clients_of[name] -= 1
             if not self._clients_of[name]:
                 del self._clients_of[name]
-                self._looked_at.pop(name, None)
+                self._read_at.pop(name, None)
                 self.starts.pop(name, None)
         if len(self.starts) < forgotten:
             self.generation += 1
@@ -247,8 +247,8 @@ class ArchivedTopics:
         now = self._clock()
         due = [*self._too_old(now), *self._new()]
         for name in due:
-            self._looked_at.pop(name, None)  # to the end
-            self._looked_at[name] = now
+            self._read_at.pop(name, None)  # to the end
+            self._read_at[name] = now
         try:
             if due:
                 await self._look_up(due)
@@ -258,12 +258,12 @@ class ArchivedTopics:
             log.exception("log_start_lookup_failed", error=repr(error))
         if self._waiting:
             return now
-        return next(iter(self._looked_at.values())) + self._max_age_s if self._looked_at else None
+        return next(iter(self._read_at.values())) + self._max_age_s if self._read_at else None
 
     def _too_old(self, now: float) -> Iterator[TopicName]:
         # The same sum as in `_look`: with other rounding, a topic might not be due when its time
         # comes.
-        for name, at in islice(self._looked_at.items(), LOOK_UPS_AT_ONCE // 2):
+        for name, at in islice(self._read_at.items(), LOOK_UPS_AT_ONCE // 2):
             if now < at + self._max_age_s:
                 return
             yield name
@@ -275,7 +275,7 @@ class ArchivedTopics:
             client = self._waiting.popleft()
             some = [client.new.popleft() for _ in range(min(len(client.new), LOOK_UPS_A_CLIENT))]
             read += 1 + len(some)
-            found.update(n for n in some if n in self._clients_of and n not in self._looked_at)
+            found.update(n for n in some if n in self._clients_of and n not in self._read_at)
             if client.new:
                 self._waiting.append(client)
         return found
@@ -359,7 +359,7 @@ class TopicsOfConnection:
         self._generation = -1
         self._starts: LogStarts | None = None
 
-    def asked(self, keys: Set[PartitionKey], by_id: bool, only_these: bool) -> None:
+    def note(self, keys: Set[PartitionKey], by_id: bool, only_these: bool) -> None:
         """`only_these`: the client now reads no other partitions."""
         if keys == self._keys and only_these and by_id is self._by_id:
             return

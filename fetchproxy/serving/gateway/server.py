@@ -101,7 +101,7 @@ async def open_gateway(
     listener.consumer_paces = admission.consumer_paces
     listener.tables = [archive.starts]
     if health is not None:
-        health.watch(lambda now: fetches.held.conditions())
+        health.watch(lambda now: fetches.held_readers.conditions())
     async with AsyncExitStack() as opened:
         records = open_record_pipe(limits.splice_bytes_min)
         if records is not None:
@@ -134,7 +134,7 @@ def _keep_up(
         ("deletions", partial(check_deletions, archive), "deleted topics are not noticed"),
         (
             "held readers",
-            partial(fetches.held.run, fetches.decide_routes),
+            partial(fetches.held_readers.run, fetches.decide_routes),
             "held readers wait longer",
         ),
         ("nodes", nodes.follow_cluster, "new brokers and new addresses are not followed"),
@@ -153,7 +153,7 @@ def _shared_by_fetches(
     return SharedByFetches(
         archive=archive,
         refuses_lost=gateway.gap_policy == "error",
-        held=HeldReaders(archive.clock, held_max_ms),
+        held_readers=HeldReaders(archive.clock, held_max_ms),
         skipped=SkippedOffsets(),
         topics=ArchivedTopics(
             *(archive.cluster, archive.rlmm, archive.knowledge, archive.clock),
@@ -194,7 +194,7 @@ class _Nodes:
             listener.limits.bootstrap_stagger_ms,
         )
         self.addresses = AddressMap(config.gateway, self._listen)
-        self._told = AdvertisedAddresses(self.addresses)
+        self._addresses_told = AdvertisedAddresses(self.addresses)
         listener.node_addresses = self.addresses.proxied.copy
 
     async def open(self) -> None:
@@ -253,7 +253,9 @@ class _Nodes:
             node = node_id if named is None else named
             connect = partial(self._connect, node)
             addresses = (
-                AdvertisedAddresses(self.addresses) if listener.tells_reached else self._told
+                AdvertisedAddresses(self.addresses)
+                if listener.tells_reached
+                else self._addresses_told
             )
             return GatewaySession(listener, self._gateway, addresses, connect, node)
 

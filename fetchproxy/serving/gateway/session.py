@@ -247,7 +247,7 @@ class GatewaySession(ClientSession):
         self._upstream_slow = False
         self._drained = asyncio.Event()
         self._drained.set()
-        self._wanted = asyncio.Event()  # a request needs the broker, or the session is over
+        self._needs_broker = asyncio.Event()  # a request needs the broker, or the session is over
         self.fetch = gateway.new_fetches(self)
         self.requests = RelayedRequests(self, owner, gateway)
 
@@ -286,7 +286,7 @@ class GatewaySession(ClientSession):
 
     # -- life --------------------------------------------------------------------------------------
     async def _may_begin(self) -> bool:
-        await self._wanted.wait()
+        await self._needs_broker.wait()
         return not self.closing and await self._reach_broker()
 
     async def _reach_broker(self) -> bool:
@@ -323,7 +323,7 @@ class GatewaySession(ClientSession):
         return [transport for transport in both if transport is not None]
 
     def _end(self) -> None:
-        self._wanted.set()
+        self._needs_broker.set()
         super()._end()
 
     # -- checked by the listener at intervals ------------------------------------------------------
@@ -392,7 +392,7 @@ class GatewaySession(ClientSession):
     def want_broker(self) -> None:
         """Connect to the broker: a client without any request takes no broker connection."""
         self.muted = True  # until the broker is connected
-        self._wanted.set()
+        self._needs_broker.set()
 
     def link_go_on(self) -> None:
         """Let a parked answer through."""
@@ -472,7 +472,7 @@ class GatewaySession(ClientSession):
 
     # -- requests ----------------------------------------------------------------------------------
     @property
-    def _held_back(self) -> bool:
+    def _must_wait(self) -> bool:
         return self.muted or self._upstream_slow or self.requests.limited
 
 

@@ -37,7 +37,7 @@ class AwsCredentials:
     def __init__(self, session: AioSession, current: Any, profile: str | None) -> None:
         self._current = current  # boto's, which has no types; None: there are none
         self._profile = profile
-        self._looked_at = float("-inf")
+        self._read_at = float("-inf")
         self._looks = SingleFlight[None]()
         self.generation = 0  # grows when others were found
         session._credentials = self  # where boto keeps them
@@ -74,9 +74,9 @@ class AwsCredentials:
 
     async def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._looked_at < _LOOK_INTERVAL_S:
+        if now - self._read_at < _LOOK_INTERVAL_S:
             return
-        self._looked_at = now
+        self._read_at = now
         try:
             before = self._current and await self._current.get_frozen_credentials()
             found = await AioSession(profile=self._profile).get_credentials()

@@ -67,7 +67,7 @@ def open_plugin_store(
     try:
         make: Callable[..., Any] = point.load()
     except Exception as error:
-        raise ConfigError(f"{name} cannot be imported: {_said(error)}") from error
+        raise ConfigError(f"{name} cannot be imported: {_in_words(error)}") from error
     if not callable(make):
         raise ConfigError(f"{name} is not a function that opens a store")
     try:
@@ -75,7 +75,7 @@ def open_plugin_store(
     except (ConfigError, RemoteStorageError):
         raise
     except Exception as error:  # also for a missing abstract method, which Python names
-        raise ConfigError(f"{name} cannot open a store: {_said(error)}") from error
+        raise ConfigError(f"{name} cannot open a store: {_in_words(error)}") from error
     if not isinstance(store, ObjectStore):
         raise ConfigError(
             f"{name} has opened a {type(store).__name__}, which is not an ObjectStore"
@@ -88,7 +88,7 @@ def _named(point: EntryPoint) -> str:
     return f"the store plug-in {point.value} of {package}"
 
 
-def _said(error: BaseException) -> str:
+def _in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -124,4 +124,4 @@ class GuardedObjectStore(WrappedObjectStore):
         except RemoteStorageError:
             raise
         except Exception as error:
-            raise StorageUnavailable(f"{self._name}: {_said(error)}") from error
+            raise StorageUnavailable(f"{self._name}: {_in_words(error)}") from error

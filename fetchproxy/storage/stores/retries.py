@@ -70,7 +70,7 @@ def is_each_object_alone() -> bool:
     return _alone.get() and not _once.get()
 
 
-def asked_pause_s(retry_after: str | None, date: str | None = None) -> float:
+def retry_pause_s(retry_after: str | None, date: str | None = None) -> float:
     """The pause (s) that a response's Retry-After asks for, in seconds or as an HTTP date; 0 if it
     is missing or unreadable. `date`: the response's Date, because clocks differ.
     """

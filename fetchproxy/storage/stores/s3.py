@@ -100,7 +100,7 @@ async def _take_objects(
             if root is None:
                 root = element
             elif event == "end" and element.tag.rpartition("}")[2] == "Contents":
-                objects.append(_shown(element))
+                objects.append(_fields(element))
                 root.remove(element)  # near its beginning, as all before it are gone
 
     try:
@@ -117,7 +117,7 @@ async def _take_objects(
         customized_response_dict["Contents"] = objects
 
 
-def _shown(element: ElementTree.Element) -> dict[str, str]:
+def _fields(element: ElementTree.Element) -> dict[str, str]:
     fields = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
     return {name: fields[name] for name in _SHOWN if name in fields}
 
@@ -155,7 +155,7 @@ class _SameServer(AIOHTTPSession):  # type: ignore[misc]  # not typed
         return SimpleNamespace(request=partial(session.request, allow_redirects=False))
 
 
-def _asked_once(request_dict: dict[str, Any], response: Any, **_: Any) -> None:
+def _without_retries(request_dict: dict[str, Any], response: Any, **_: Any) -> None:
     """When it is sent elsewhere, the client asks for the bucket's region by HeadBucket. If that is
     sent elsewhere too and the response names no region, it would ask again without end.
     """
@@ -404,7 +404,7 @@ class S3ObjectStore(ObjectStore):
                 # sends 100: no time-out of the HTTP client covers this.
                 client.meta.events.unregister("before-call.s3", add_expect_header)
                 client.meta.events.register("before-parse.s3.ListObjectsV2", _take_objects)
-                client.meta.events.register_first("needs-retry.s3.HeadBucket", _asked_once)
+                client.meta.events.register_first("needs-retry.s3.HeadBucket", _without_retries)
                 if self._location.requester_pays:
                     # Signed URLs would lack the RequestPayer header, so they are not used.
                     client.meta.events.register("before-parameter-build.s3", _requester_pays)
@@ -520,7 +520,7 @@ class S3ObjectStore(ObjectStore):
             aws_endpoint_url_s3=endpoint,
             region=region,
             virtual_hosted_style_request=virtual_host,
-            credential_provider=self._told_credentials,
+            credential_provider=self._credential,
             **{name: value for name, value in options.items() if value is not None},
         )
         bundle = self._session.get_config_variable("ca_bundle")
@@ -535,7 +535,7 @@ class S3ObjectStore(ObjectStore):
             file_attributes={"Storage-Class": storage_class} if storage_class else None,
         )
 
-    def _told_credentials(self) -> S3Credential:
+    def _credential(self) -> S3Credential:
         """The library calls this on its own thread, shortly before its credentials expire."""
         return {
             "access_key_id": self._frozen.access_key,

@@ -22,7 +22,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.model import ByteRange
 from fetchproxy.runtime.heap import uninitialised
 from fetchproxy.storage.stores.object_store import responded
-from fetchproxy.storage.stores.retries import asked_pause_s
+from fetchproxy.storage.stores.retries import retry_pause_s
 
 # An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
 # two milliseconds of Python to build and parse each request. For a replay, this was more than half
@@ -98,7 +98,7 @@ def part_of(head: bytes, request: Wanted) -> tuple[int, bool]:
         ):
             return end - first, headers.get(b"connection", b"").lower() != b"close"
     pause_headers = (headers.get(name, b"").decode("latin-1") for name in (b"retry-after", b"date"))
-    raise OtherResponse(f"answered {head[:40]!r}", status, asked_pause_s(*pause_headers))
+    raise OtherResponse(f"answered {head[:40]!r}", status, retry_pause_s(*pause_headers))
 
 
 def _request(url: str, byte_range: ByteRange) -> tuple[_Address, bytes]:
@@ -129,7 +129,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._body: bytearray | None = None
         self._room = memoryview(b"")  # the rest of the body
-        self._wanted = Wanted(ByteRange(0, 1))
+        self._part = Wanted(ByteRange(0, 1))
         self._response: asyncio.Future[bytearray] | None = None
         self.heard_at = 0.0  # loop time (s) of the last bytes received or the last request
         self.heard = False  # whether any bytes came since the request
@@ -139,7 +139,7 @@ class _Connection(asyncio.BufferedProtocol):
         """The future raises OtherAnswer, or ConnectionError if the connection is lost. The call
         raises ConnectionResetError if the connection was lost before.
         """
-        self._wanted, self._head_bytes = part, 0
+        self._part, self._head_bytes = part, 0
         self.heard = self.kept = False
         if self._transport is None:
             raise ConnectionResetError("the connection was lost before it was used")
@@ -199,7 +199,7 @@ class _Connection(asyncio.BufferedProtocol):
             if self._head_bytes == HEAD_BYTES_MAX:
                 raise OtherResponse(f"a head of more than {HEAD_BYTES_MAX} bytes")
             return
-        length, self.kept = part_of(bytes(self._head[:end]), self._wanted)
+        length, self.kept = part_of(bytes(self._head[:end]), self._part)
         come = self._head_bytes - end - 4
         if come > length:
             raise OtherResponse("more came than was asked for")

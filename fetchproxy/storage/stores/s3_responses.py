@@ -21,7 +21,7 @@ from fetchproxy.storage.stores.object_store import (
     StoredObject,
     responded,
 )
-from fetchproxy.storage.stores.retries import asked_pause_s
+from fetchproxy.storage.stores.retries import retry_pause_s
 
 # In practice servers, proxies and caches give wrong responses: they ignore a range, list in another
 # order, or return a page that is not from an S3 server. Such a response must pass neither as data
@@ -124,7 +124,7 @@ def translated_s3_error(what: str, *, may_be_absent: bool = False) -> Iterator[N
         code = error_code(error)
         failure = responded(what, status, code, text, may_be_absent=may_be_absent)
         headers = about.get("HTTPHeaders", {})
-        failure.retry_after_s = asked_pause_s(headers.get("retry-after"), headers.get("date"))
+        failure.retry_after_s = retry_pause_s(headers.get("retry-after"), headers.get("date"))
         raise failure from error
     except _UNAVAILABLE as error:
         raise StorageUnavailable(f"{what}: {error or type(error).__name__}") from error

@@ -31,7 +31,7 @@ from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.kerberos import Kerberos, Negotiation, offered
 from fetchproxy.storage.stores.locations import HdfsLocation
-from fetchproxy.storage.stores.retries import asked_pause_s
+from fetchproxy.storage.stores.retries import retry_pause_s
 
 # A NameNode names the Java exception in its response, nearly always with status 403. A response
 # without such a name does not come from a NameNode, so even a 404 says nothing about an object.
@@ -229,12 +229,12 @@ class KeyOrder:
     """Brings entries sorted by name into key order; holds back few entries."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[str, FileStatus]] = []
+        self._waiting: list[tuple[str, FileStatus]] = []
 
     def add(self, entry: FileStatus) -> list[FileStatus]:
         """Returns the held entries that precede `entry` and all later ones."""
         ready = self._up_to(entry.name)
-        heappush(self._held, (entry.place, entry))
+        heappush(self._waiting, (entry.place, entry))
         return ready
 
     def rest(self) -> list[FileStatus]:
@@ -242,8 +242,8 @@ class KeyOrder:
 
     def _up_to(self, name: str | None) -> list[FileStatus]:
         ready: list[FileStatus] = []
-        while self._held and (name is None or self._held[0][0] < name):
-            ready.append(heappop(self._held)[1])
+        while self._waiting and (name is None or self._waiting[0][0] < name):
+            ready.append(heappop(self._waiting)[1])
         return ready
 
 
@@ -503,7 +503,7 @@ async def _check(response: aiohttp.ClientResponse, status: int) -> None:
         challenges = response.headers.getall("WWW-Authenticate", [])
         fault.wants_kerberos = response.status == 401 and offered(challenges)
         pause_headers = response.headers.get("Retry-After"), response.headers.get("Date")
-        fault.retry_after_s = asked_pause_s(*pause_headers)
+        fault.retry_after_s = retry_pause_s(*pause_headers)
         raise fault
 
 

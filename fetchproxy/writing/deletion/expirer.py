@@ -43,10 +43,10 @@ from fetchproxy.writing.deletion.orphans import (
     Segments,
     delete_orphans,
     find_orphans,
-    held_by_others,
     holders,
+    in_other_segments,
     is_worthless,
-    offsets_held,
+    log_offsets_of,
 )
 from fetchproxy.writing.deletion.retention import (
     UNLIMITED,
@@ -56,10 +56,10 @@ from fetchproxy.writing.deletion.retention import (
     SteadyClock,
     counted_bytes,
     effective_retention,
-    held_up_by,
     plan_removals,
     retained_from,
     segments_kept,
+    stopped_by,
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
@@ -421,7 +421,7 @@ class Expirer:
     def _look_for_future(
         self, view: PartitionView, start: int | None, age_max_ms: int, now_ms: int
     ) -> None:
-        segment = held_up_by(segments_kept(view, start), age_max_ms, now_ms)
+        segment = stopped_by(segments_kept(view, start), age_max_ms, now_ms)
         if segment is None:
             self.published_conditions.release(Kind.RETENTION_HELD_UP, view.tp)
             return
@@ -539,7 +539,7 @@ class Expirer:
         view = self.rlmm.view(tp)
         if view is None or not await self._looks.only_metadata_left(segment):
             return False
-        others = held_by_others(segment, self.rlmm.list_remote_log_segments(tp), view)
+        others = in_other_segments(segment, self.rlmm.list_remote_log_segments(tp), view)
         return others is not None and await self._looks.damage(others) is None
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
@@ -592,7 +592,7 @@ class Expirer:
 
     async def _may_go(self, view: PartitionView, objects: Objects, partition: _Partition) -> bool:
         """False if it is the only log with its offsets, or while its replacement is damaged."""
-        offsets = await offsets_held(self.rsm, objects)
+        offsets = await log_offsets_of(self.rsm, objects)
         if offsets is None:
             return True
         found = holders(*offsets, view)

@@ -32,8 +32,8 @@ from fetchproxy.writing.deletion.retention import (
     Retention,
     SteadyClock,
     effective_retention,
-    held_up_by,
     passed_up_to,
+    stopped_by,
     trimming_refusal,
 )
 from fetchproxy.writing.limits import WritingLimits
@@ -179,7 +179,7 @@ class LocalRetention:
     def _look_for_future(
         self, view: PartitionView, start: int, age_max_ms: int, now_ms: int
     ) -> None:
-        segment = held_up_by(_archived_from(view, start), age_max_ms, now_ms)
+        segment = stopped_by(_archived_from(view, start), age_max_ms, now_ms)
         if segment is None:
             self.published_conditions.release(Kind.LOCAL_RETENTION_HELD_UP, view.tp)
             return

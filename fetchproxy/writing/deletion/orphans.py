@@ -71,7 +71,7 @@ def stand_ins(segment: RemoteLogSegmentMetadata, view: PartitionView) -> Segment
     return found
 
 
-def held_by_others(
+def in_other_segments(
     segment: RemoteLogSegmentMetadata,
     segments: Iterable[RemoteLogSegmentMetadata],
     view: PartitionView,
@@ -173,7 +173,7 @@ async def find_orphans(
 def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Objects) -> bool:
     """Whether the objects may be deleted. A log without metadata may have lost them: it is kept for
     `verify --repair` until its first offset is archived elsewhere, or deleted. The caller then
-    checks that other segments are there and have all its offsets (`offsets_held`).
+    checks that other segments are there and have all its offsets (`log_offsets_of`).
     """
     stored = objects.get(SegmentFile.LOG)
     if stored is None or SegmentFile.METADATA in objects:
@@ -188,7 +188,7 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
     return False
 
 
-async def offsets_held(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
+async def log_offsets_of(rsm: RemoteStorageManager, objects: Objects) -> tuple[int, int] | None:
     """First and last offset that the log may hold, by its key and its index. None: there is no log.
     Without a whole index only the first one is known. Raises RemoteStorageError.
     """
@@ -230,7 +230,7 @@ async def _is_orphan(
         return False  # being deleted, or damaged: the next look or `verify` tells
     if not metadata.is_finished:
         return True
-    if len(objects) == 1 and held_by_others(metadata, segments, view) is not None:
+    if len(objects) == 1 and in_other_segments(metadata, segments, view) is not None:
         return True
     log.warning("finished_segment_not_in_metadata", **metadata.logged)
     return False

@@ -251,7 +251,7 @@ def passed_up_to(
     return end
 
 
-def held_up_by(
+def stopped_by(
     oldest_first: Iterable[RemoteLogSegmentMetadata], age_max_ms: int, now_ms: int
 ) -> RemoteLogSegmentMetadata | None:
     """The first segment, if only its timestamp in the future keeps retention by time from segments

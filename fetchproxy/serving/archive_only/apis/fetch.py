@@ -67,7 +67,7 @@ async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]
     due_in = share.due_in(lambda: request.client, NODE_ID, fetch.partitions)
     if due_in:
         await asyncio.sleep(due_in)
-    fetch = fetch._replace(bytes_max=share.bytes_wanted(fetch.bytes_max))
+    fetch = fetch._replace(bytes_max=share.budget_bytes(fetch.bytes_max))
     one = _Fetch(parts, fetch, request)
     tps = one.tps = {key: one.tp(key) async for key in cooperative(fetch.partitions)}
     # A client that owes by its byte rate is told at once; its connection then pauses.
@@ -80,7 +80,7 @@ async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]
     for part in responses:
         if part.records and part.skipped is not None and (tp := tps[part.key]) is not None:
             parts.skipped.note(tp, *part.skipped)
-    owed_ms = share.charge(sum(a.size for a in responses), told=True)
+    owed_ms = share.charge(sum(a.size for a in responses), must_wait=True)
     return await in_steps(encode_proxy_response(fetch, 0, responses, owed_ms))
 
 
@@ -133,7 +133,7 @@ class _Fetch:
         begun_at = clock()
         deadline = begun_at + max(self._fetch.max_wait_ms, 0) / 1000
         read_deadline = max(deadline, begun_at + READ_WAIT_MIN_S)
-        await share.enter(self._reads().asked_bytes(self._fetch.partitions), deadline)
+        await share.enter(self._reads().requested_bytes(self._fetch.partitions), deadline)
         while True:
             await self._judge_by_memory()
             reads = {

@@ -58,7 +58,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
         # Each topic once, as from a broker: a small request must not make a huge answer.
         unique = {(topic["name"], topic["topic_id"]): topic for topic in named}
         topics = [
-            _asked_topic(catalogue, topic, request)
+            _named_topic(catalogue, topic, request)
             async for topic in cooperative(unique.values(), LOOKUP_TOPICS_AT_ONCE)
         ]
     return await request.respond(
@@ -71,7 +71,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
     )
 
 
-def _asked_topic(catalogue: Catalogue, fields: MessageFields, request: Request) -> dict[str, Any]:
+def _named_topic(catalogue: Catalogue, fields: MessageFields, request: Request) -> dict[str, Any]:
     name, topic_id = fields["name"], fields["topic_id"] or ZERO_UUID
     if request.version >= _BY_ID_FROM and name is None:
         topic = catalogue.by_id.get(topic_id)

@@ -167,7 +167,7 @@ async def check_deletions(archive: ServedArchive) -> None:
     """
     while True:
         await asyncio.sleep(LIST_INTERVAL_S)
-        read_at = min(archive.knowledge.listed_at, archive.positions.looked_at)
+        read_at = min(archive.knowledge.listed_at, archive.positions.read_at)
         due = {tp: d for tp, d in archive.deletions.items() if d.at <= read_at}
         async for tp, deletion in cooperative(due.items()):
             try:

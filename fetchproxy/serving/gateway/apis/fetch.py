@@ -288,7 +288,7 @@ class FetchHandler:
     def close(self) -> None:
         """The client has disconnected."""
         self.topics.leave()
-        self.shared.held.leave(self.routing)
+        self.shared.held_readers.leave(self.routing)
 
     def drop(self) -> None:
         """The session is over: drop all its state."""
@@ -317,7 +317,7 @@ class FetchHandler:
             self._read, self._paced = request, True
             return Muting(asyncio.sleep(due_in), "pace-by-appetite", again=True)
         self._paced = False
-        bytes_max = self.share.bytes_wanted(request.bytes_max)
+        bytes_max = self.share.budget_bytes(request.bytes_max)
         if bytes_max < request.bytes_max:
             frame = with_bytes_max(frame, body_at, request.version, bytes_max)
             request = request._replace(bytes_max=bytes_max)
@@ -331,7 +331,7 @@ class FetchHandler:
             # Routes are keyed by name or by id: forget those of the other kind.
             self.routing.by_id = by_id
             self.routing.routes = FetchRoutes(self.shared.permit_ttl_s)
-        self.topics.asked(request.partitions.keys(), by_id, only_these=kind.lists_all)
+        self.topics.note(request.partitions.keys(), by_id, only_these=kind.lists_all)
         plan = self.plan_at_once()
         ended = not self.mirror.partitions and not self.mirror.in_lockstep
         if plan is None or plan.archive_keys or self.parked is not None or ended:
@@ -531,7 +531,7 @@ class ServedFetch:
         if side.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
             patience = clock() if alone else min(self._deadline, clock() + side.owed_s)
         elif alone:
-            entered = await on.share.enter(side.asked_bytes(plan.archive_keys), patience)
+            entered = await on.share.enter(side.requested_bytes(plan.archive_keys), patience)
             if await on.steps.begin() or entered:
                 views = NO_VIEWS_READ  # the views may be old by now
         side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, waiting)
@@ -664,8 +664,8 @@ class ServedFetch:
                 _, result = results.get(key, (None, None))
                 response = room.fit(self._response_of(key, route.decision, plan, result))
                 now = routes.routes[key]  # a new route if the partition is decided again
-                if self._kind.lists_all or response.has_news(now.shown):
-                    now.shown = response.watermarks
+                if self._kind.lists_all or response.has_news(now.last_sent):
+                    now.last_sent = response.watermarks
                     named.append(response)
                 if response.records:
                     routes.had_its_turn(key)
@@ -711,7 +711,7 @@ class ServedFetch:
         responses = await self._responses(plan, side, ResponseRoom(room, first_whole=False))
         injected = await in_steps(encode_topics(self._request, responses))
         listed = self._listed_by_broker(injected)
-        self._on.share.charge(sum(a.size for a in responses), told=False)
+        self._on.share.charge(sum(a.size for a in responses), must_wait=False)
         side.forget()
         routes = self._on.routing.routes.routes
         archive_keys = False
@@ -726,7 +726,7 @@ class ServedFetch:
             archive_keys = True
             self._on.drop_response()
             for response in responses:
-                routes[response.key].shown = None  # the client has not seen it
+                routes[response.key].last_sent = None  # the client has not seen it
             return True
 
         def done() -> None:
@@ -773,7 +773,7 @@ class ServedFetch:
         room, first_whole = self._on.share.room(self._request.bytes_max)
         responses = await self._responses(plan, side, ResponseRoom(room, first_whole))
         self._on.cut_short &= not any(response.records for response in responses)
-        owed_ms = self._on.share.charge(sum(a.size for a in responses), told=alone)
+        owed_ms = self._on.share.charge(sum(a.size for a in responses), must_wait=alone)
         throttle_time_ms, self._on.throttle_time_ms = max(self._on.throttle_time_ms, owed_ms), 0
         session_id = self._on.mirror.on_proxy_response()
         every = [*responses, *of_tail]
@@ -797,8 +797,8 @@ def read_response(
     if result is None or isinstance(result.error, OffsetNotArchived):
         return PartitionResponse(key, routes)
     if result.error is not None:
-        is_told = may_fail or isinstance(result.error, OffsetLost)
-        return PartitionResponse(key, routes, kafka_error_code(result.error) if is_told else 0)
+        is_reported = may_fail or isinstance(result.error, OffsetLost)
+        return PartitionResponse(key, routes, kafka_error_code(result.error) if is_reported else 0)
     return PartitionResponse(key, routes, 0, result.records, result.aborted_txns, result.skipped)
 
 

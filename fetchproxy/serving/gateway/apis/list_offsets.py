@@ -87,13 +87,13 @@ def may_change(result: OffsetResult, timestamp: int) -> bool:
 
 @dataclass(slots=True)
 class _Question:
-    """`looked` and `log_offsets` are None if they are not needed."""
+    """`view_result` and `log_offsets` are None if they are not needed."""
 
     result: OffsetResult
     timestamp: int
     topic: TopicInfo
     tp: TopicIdPartition
-    looked: ViewResult | None = None
+    view_result: ViewResult | None = None
     log_offsets: LogOffsets | ClusterError | None = None
 
 
@@ -103,7 +103,7 @@ def expect(
     """For a framed request, which itself goes upstream unchanged."""
     request, version = memoryview(frame)[4:], head.api_version
     questions: _Asked | None = None
-    of_all = wire.asked_of_all(request, body_at, version)
+    of_all = wire.timestamp_of_all(request, body_at, version)
     if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
         questions = dict(wire.partitions_in(request, body_at, version))
     of_replica = Cursor(request, body_at).int32() >= 0
@@ -269,11 +269,11 @@ async def _look(
         )
         reaching = await lookup.views_reaching([q.tp for q in within], log_offsets)
         async for question in cooperative((*within, *pending)):
-            question.looked = reaching.get(question.tp)
+            question.view_result = reaching.get(question.tp)
             question.log_offsets = log_offsets[question.tp]
     views = await lookup.views([q.tp for q in known])
     async for question in cooperative(known):
-        question.looked = views[question.tp]
+        question.view_result = views[question.tp]
 
 
 def _needs_no_log_offsets(archive: ServedArchive, question: _Question) -> bool:
@@ -313,13 +313,13 @@ async def _respond(
     archive: ServedArchive, question: _Question, client: Client | None
 ) -> OffsetResult:
     try:
-        if question.looked is None:
+        if question.view_result is None:
             return _earliest_pending_upload(archive, question, None)
-        view = _usable(question.looked)
+        view = _usable(question.view_result)
         response = await _search(archive, question, view, client)
         if response is question.result and not _reaches(question, view):
             # The answer may be in records that the archive got since then.
-            raise question.looked.failure or ClusterUnavailable(f"{view.tp}: log start")
+            raise question.view_result.failure or ClusterUnavailable(f"{view.tp}: log start")
         return response
     except (RemoteStorageError, ClusterError, CorruptSegment):
         return not_known(question.result)
@@ -409,7 +409,7 @@ def _known(question: _Question) -> LogOffsets:
 
 def _reaches(question: _Question, view: PartitionView) -> bool:
     """Whether a view without a response is new enough to be believed."""
-    if question.looked is None or question.looked.failure is None:
+    if question.view_result is None or question.view_result.failure is None:
         return True
     if question.timestamp in (wire.EARLIEST, wire.LATEST_TIERED):
         return True
