@@ -40,13 +40,6 @@ Stored = dict[SegmentFile, bytes | None]
 DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
 
 
-# Derives a segment's metadata from its log if the `.metadata` object is lost or unreadable. Pure.
-#
-# A log without metadata may be an abandoned copy, a half-deleted segment, or a log that was cut
-# because a new leader's log differed. So it counts again only if no other segment has its offsets,
-# the offsets were not deleted, and no newer log replaced them.
-
-
 @dataclass(slots=True)
 class Around:
     """The known facts about the partition, apart from the segment whose metadata are lost."""
@@ -64,6 +57,12 @@ def metadata_of_lost(
     """`stub` has id and start offset. If a segment of a newer leader epoch begins inside it, the
     log was cut there, so the segment is cut there too. Raises CorruptSegment if the segment must
     not count.
+
+    Derives a segment's metadata from its log if the `.metadata` object is lost or unreadable. Pure.
+
+    A log without metadata may be an abandoned copy, a half-deleted segment, or a log that was cut
+    because a new leader's log differed. So it counts again only if no other segment has its
+    offsets, the offsets were not deleted, and no newer log replaced them.
     """
     segment = derived.segment
     start, end = segment.start_offset, segment.end_offset
@@ -121,12 +120,6 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
     return bool(newer) and newer[0].epoch > epoch_at(epochs, other.start_offset)
 
 
-# Each repair is derived from a sound log. Log objects are neither written nor deleted: records lost
-# from a log stay a fault. The caller verifies again after a repair. A partition with faults is read
-# again from its beginning, as a later segment may say how a transaction ended, and a lineage begins
-# in an earlier segment.
-
-
 async def repair_archive(
     rsm: RemoteStorageManager,
     rlmm: RemoteLogMetadataManager,
@@ -138,6 +131,11 @@ async def repair_archive(
 ) -> RepairReport:
     """`faults`: those that `verify` has just reported. `dry_run`: only report the repairs. Raises
     RemoteStorageError; repairs made before it are complete, and the next run does the rest.
+
+    Each repair is derived from a sound log. Log objects are neither written nor deleted: records
+    lost from a log stay a fault. The caller verifies again after a repair. A partition with faults
+    is read again from its beginning, as a later segment may say how a transaction ended, and a
+    lineage begins in an earlier segment.
     """
     report = RepairReport()
     faulty: dict[TopicIdPartition, set[str]] = {}

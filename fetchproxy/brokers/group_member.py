@@ -1,4 +1,11 @@
-"""A member of a consumer group that consumes no records: joins, assigns, heartbeats, leaves."""
+"""A member of a consumer group that consumes no records: joins, assigns, heartbeats, leaves.
+
+Source of flow and codes: Kafka's classic group protocol (KIP-62, KIP-345 for static members,
+KIP-394 for member ids, KIP-429 for the cooperative protocol).
+
+A lease limits ownership. If the coordinator may have given our part to another member by now (a
+pause of the process, brokers out of reach), `holds` is False before any broker tells us.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +36,6 @@ from fetchproxy.brokers.messages import raise_for
 from fetchproxy.config.values import HostPort
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.runtime.retrying import Backoff
-
-# Source of flow and codes: Kafka's classic group protocol (KIP-62, KIP-345 for static members,
-# KIP-394 for member ids, KIP-429 for the cooperative protocol).
-#
-# A lease limits ownership. If the coordinator may have given our part to another member by now (a
-# pause of the process, brokers out of reach), `holds` is False before any broker tells us.
 
 log = structlog.get_logger(__name__)
 

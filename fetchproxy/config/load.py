@@ -3,6 +3,11 @@
 Pure except that it reads the given file; the environment is an argument. Every ConfigError names
 the key, the value, its origin and what was expected. An unknown key is an error: it is most likely
 a typing mistake, which would silently leave the default in force.
+
+The configuration keys as values: name, variable, default, expected form. Pure.
+
+Derived from `fetchproxy.config.schema`, which declares each key once. Loading, documentation and
+error messages all read this list, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -33,11 +38,6 @@ from fetchproxy.config.values import (
     mask_text,
 )
 from fetchproxy.errors import ConfigError
-
-# The configuration keys as values: name, variable, default, expected form. Pure.
-#
-# Derived from `fetchproxy.config.schema`, which declares each key once. Loading, documentation and
-# error messages all read this list, so they cannot disagree.
 
 VARIABLE_PREFIX = "FETCHPROXY_"
 

@@ -385,15 +385,16 @@ def lag_offsets(archive_end: int | None, log_offsets: LogOffsets) -> int:
     return max(0, log_offsets.high_watermark - max(copied_to, log_offsets.log_start_offset))
 
 
-# The conditions of partitions that are found in the store, for page and gauges.
-#
-# Memory shows that most partitions have none: no hole, no unreadable metadata, and an archive end
-# that has not fallen. A small object states the expected end. It is read once for each partition
-# after the start, and again when the end has fallen, for example when the newest segments are gone.
-
-
 @dataclass(eq=False, repr=False)
 class PartitionsHealth:
+    """The conditions of partitions that are found in the store, for page and gauges.
+
+    Memory shows that most partitions have none: no hole, no unreadable metadata, and an archive end
+    that has not fallen. A small object states the expected end. It is read once for each partition
+    after the start, and again when the end has fallen, for example when the newest segments are
+    gone.
+    """
+
     records: ArchiveObjects
     rlmm: RemoteLogMetadataManager
 

@@ -1,4 +1,19 @@
-"""The output folder of a backfill to Parquet, and the writer of one range's files."""
+"""The output folder of a backfill to Parquet, and the writer of one range's files.
+
+    topic_folder=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
+                                    (`file_names` says for which topics the name is another)
+    _backfill/plan-<number>.json    the ranges that were not done when the plan was made
+    _backfill/done/<range>.json     a range's manifest: the names of its files, all complete
+    _backfill/parts/                files that are being written
+
+A range is done when its manifest exists. If records were passed over, the next run writes the range
+again; until then its files stay. Parquet readers ignore names that begin with `_`. A file gets its
+name when it is complete. S3 cannot rename, but an S3 object appears only when it is complete.
+
+The topic is a column of each file. Readers guess the type of a value that only a folder's name has
+(007 and 2024-01-01 are legal topics) and take one name for null, so `topic_folder` serves only to
+leave out files.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +36,6 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_plan import BackfillRange, Plan
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.task_reader import SkippedRecords
-
-#     topic_folder=<topic>/date=<yyyy-mm-dd>/<topic>-<partition>-<first>-<last>.parquet
-#                                     (`file_names` says for which topics the name is another)
-#     _backfill/plan-<number>.json    the ranges that were not done when the plan was made
-#     _backfill/done/<range>.json     a range's manifest: the names of its files, all complete
-#     _backfill/parts/                files that are being written
-#
-# A range is done when its manifest exists. If records were passed over, the next run writes the
-# range again; until then its files stay. Parquet readers ignore names that begin with `_`.
-# A file gets its name when it is complete. S3 cannot rename, but an S3 object appears only when it
-# is complete.
-#
-# The topic is a column of each file. Readers guess the type of a value that only a folder's name
-# has (007 and 2024-01-01 are legal topics) and take one name for null, so `topic_folder` serves
-# only to leave out files.
 
 _SIDE = "_backfill"
 _MARK = "plan-"

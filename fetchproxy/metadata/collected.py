@@ -1,4 +1,19 @@
-"""One object that repeats the `.metadata` objects of a topic, for readers that start."""
+"""One object that repeats the `.metadata` objects of a topic, for readers that start.
+
+A process that has just started has 2,000 objects to read for 2,000 partitions. So a process that
+had to read many of a topic leaves their content in one object. That object is only a copy: a
+listing says which segments there are, and an entry counts only for the same version of the object
+it was taken from. Missing or damaged entries, and other versions, are read from their own objects.
+
+    magic      "collected metadata 1\n"
+    body       zlib, which has a checksum; for each object, one after another:
+      key      string (int16 length), of the `.metadata` object
+      version  string (int16 length), as the store listed it
+      length, type, version, data    as an entry of a cache file (`records`)
+
+`store_backed` writes it when it serves or archives. Spark's planner reads it too; other programs
+neither write nor trust it.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +39,6 @@ from fetchproxy.segments.records import decode_entry, encode_cache_entry
 from fetchproxy.storage.listings import SegmentMetadataObject
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
-
-# A process that has just started has 2,000 objects to read for 2,000 partitions. So a process that
-# had to read many of a topic leaves their content in one object. That object is only a copy: a
-# listing says which segments there are, and an entry counts only for the same version of the
-# object it was taken from. Missing or damaged entries, and other versions, are read from their own
-# objects.
-#
-#     magic      "collected metadata 1\n"
-#     body       zlib, which has a checksum; for each object, one after another:
-#       key      string (int16 length), of the `.metadata` object
-#       version  string (int16 length), as the store listed it
-#       length, type, version, data    as an entry of a cache file (`records`)
-#
-# `store_backed` writes it when it serves or archives. Spark's planner reads it too; other programs
-# neither write nor trust it.
 
 log = structlog.get_logger(__name__)
 

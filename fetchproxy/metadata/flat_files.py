@@ -1,5 +1,20 @@
 """The metadata topic's events on disk, in one flat file a partition, so that a restart reads
 little of the topic.
+
+The file of one partition:
+
+    <magic int16><topic-id uuid><partition int32><metadata-topic-offset int64><entries>
+
+All numbers are big-endian; entries are those of `records`. `metadata-topic-offset` is the offset of
+the metadata topic up to which the file had all events when it was rewritten.
+
+Every write ends with a CacheFileCheckpointRecord: the offset up to which the file has all events
+now, and the CRC-32C of all bytes of the file before that checksum. Bytes after the last valid
+checkpoint do not count: a crash tore them before they were used, or the disk has lost something.
+The file stays damaged until the events from there on were read again and the file is replaced.
+Events may be read twice; that does no harm (`catalogue`).
+
+Blocking: call from threads, one at a time.
 """
 
 from __future__ import annotations
@@ -40,21 +55,6 @@ from fetchproxy.segments.records import (
     walk_entries,
 )
 from fetchproxy.storage.stores.filesystem import sync, write_all
-
-# The file of one partition:
-#
-#     <magic int16><topic-id uuid><partition int32><metadata-topic-offset int64><entries>
-#
-# All numbers are big-endian; entries are those of `records`. `metadata-topic-offset` is the offset
-# of the metadata topic up to which the file had all events when it was rewritten.
-#
-# Every write ends with a CacheFileCheckpointRecord: the offset up to which the file has all events
-# now, and the CRC-32C of all bytes of the file before that checksum. Bytes after the last valid
-# checkpoint do not count: a crash tore them before they were used, or the disk has lost something.
-# The file stays damaged until the events from there on were read again and the file is replaced.
-# Events may be read twice; that does no harm (`catalogue`).
-#
-# Blocking: call from threads, one at a time.
 
 log = structlog.get_logger(__name__)
 
@@ -260,25 +260,25 @@ def replace_file(path: Path, content: bytes, *, durable: bool = True) -> None:
         sync(path.parent)
 
 
-# The folder of cache files, and how far the metadata topic was read into them.
-#
-#     <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see above
-#     <folder>/committed-offsets                                      text, see below
-#     <folder>/.lock                                                 held by the process using it
-#
-# `committed-offsets` is lines of text, like Kafka's own checkpoint files:
-#
-#     1                     version; with 0, files did not name their partition
-#     <metadata topic id>   a re-created topic has other offsets
-#     <number of files>     so that a lost cache file is noticed
-#     <metadata partition> <offset>      for each: the next one to read
-#     <crc32c of all before, 8 hex digits>
-#
-# On any doubt the cache is discarded, and everything is read again from the topic. Blocking.
-
-
 class SegmentMetadataCache:
-    """A context manager: only this process uses the folder while it is open."""
+    """A context manager: only this process uses the folder while it is open.
+
+    The folder of cache files, and how far the metadata topic was read into them.
+
+        <folder>/<topic>/<partition>-<topicId>.remote-log-metadata     see above
+        <folder>/committed-offsets                                      text, see below
+        <folder>/.lock                                                 held by the process using it
+
+    `committed-offsets` is lines of text, like Kafka's own checkpoint files:
+
+        1                     version; with 0, files did not name their partition
+        <metadata topic id>   a re-created topic has other offsets
+        <number of files>     so that a lost cache file is noticed
+        <metadata partition> <offset>      for each: the next one to read
+        <crc32c of all before, 8 hex digits>
+
+    On any doubt the cache is discarded, and everything is read again from the topic. Blocking.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

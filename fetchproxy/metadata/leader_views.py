@@ -180,13 +180,6 @@ async def compare_with_leader(
     return Compared(found, leader_epoch, LeaderKnowledge(ends, log_start_epoch), anew, cut)
 
 
-# Between an unclean leader election and the archiver's truncation, the archive holds records that
-# are no longer in the log. So reads for clients get their views from here, cut at the offset where
-# the archive differs from the leader's log. Clients then never see a dead lineage, and the broker
-# answers for all offsets above. The leader is asked once per leader epoch and partition. Its
-# answers about older epochs never change, so they also decide about new views.
-
-
 class _Checked:
     """The answers of one leader, and the last view that was compared with them."""
 
@@ -234,7 +227,14 @@ class _Checked:
 
 
 class LeaderViews(PartitionViews):
-    """`view` and `refresh` never ask a leader; `check` does, before clients are served."""
+    """`view` and `refresh` never ask a leader; `check` does, before clients are served.
+
+    Between an unclean leader election and the archiver's truncation, the archive holds records that
+    are no longer in the log. So reads for clients get their views from here, cut at the offset
+    where the archive differs from the leader's log. Clients then never see a dead lineage, and the
+    broker answers for all offsets above. The leader is asked once per leader epoch and partition.
+    Its answers about older epochs never change, so they also decide about new views.
+    """
 
     def __init__(self, rlmm: PartitionViews, leader: LeaderLog, warnings: SparingWarnings) -> None:
         self._rlmm = rlmm

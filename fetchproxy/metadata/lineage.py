@@ -136,20 +136,19 @@ def merged_end_offset(
     return broker if local_epoch is None else EpochEnd(floor, broker.end_offset)
 
 
-# A follower finds where its copy diverges from the leader's log by OffsetForLeaderEpoch. It names
-# its last epoch, and walks back as long as the leader answers with an epoch that the follower does
-# not have (KIP-101, KIP-279). An archive does the same, as a follower with two differences. It may
-# hold records that the leader has deleted, so the leader's response may be about its own log start.
-# And its records came from several leaders, so the leader must confirm each place where one epoch
-# follows another (`Joint`).
-
-
 @dataclass(frozen=True, slots=True)
 class LeaderKnowledge:
     """One leader's responses. `log_start_epoch` is the epoch of its local log start.
 
     `ends` is by the requested epoch; UNDEFINED_EPOCH with -1: the leader knows no epoch so high.
     `log_start_epoch` is None before it was asked for, -1 if the leader does not report it.
+
+    A follower finds where its copy diverges from the leader's log by OffsetForLeaderEpoch. It names
+    its last epoch, and walks back as long as the leader answers with an epoch that the follower
+    does not have (KIP-101, KIP-279). An archive does the same, as a follower with two differences.
+    It may hold records that the leader has deleted, so the leader's response may be about its own
+    log start. And its records came from several leaders, so the leader must confirm each place
+    where one epoch follows another (`Joint`).
     """
 
     ends: Mapping[int, EpochEnd] = field(default_factory=dict)

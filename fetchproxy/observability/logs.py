@@ -1,5 +1,11 @@
 """The log: structlog for fetchproxy's events, records of libraries that use the standard logging,
 and the last events for the console.
+
+The last events of the process, for the console: a bounded ring beside the log.
+
+A structlog processor adds log lines at INFO and above. Events that are too frequent for a log (a
+catch) are noted here only. Equal events in a row are counted, not repeated, so that many events of
+one kind do not push the others out.
 """
 
 from __future__ import annotations
@@ -17,12 +23,6 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.config.values import MASK, harmless, is_secret_name, mask_text
-
-# The last events of the process, for the console: a bounded ring beside the log.
-#
-# A structlog processor adds log lines at INFO and above. Events that are too frequent for a log (a
-# catch) are noted here only. Equal events in a row are counted, not repeated, so that many events
-# of one kind do not push the others out.
 
 RECENT_EVENTS_MAX = 100
 _DETAIL_CHARS_MAX = 300

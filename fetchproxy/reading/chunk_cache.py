@@ -155,12 +155,6 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
         super().__delitem__(key)
 
 
-# The one check that every byte passes before it is served. Pure.
-#
-# It is one flat loop over the few header fields it needs, because it runs for every batch that is
-# read from the store. It costs a third of a walk that makes header objects.
-
-
 def check_chunk(
     content: bytes | bytearray,
     first_offset: int,
@@ -178,6 +172,11 @@ def check_chunk(
     epochs do not count there. The metadata has no epochs for offsets above `epochs_up_to`.
     `crc_known`: these bytes passed this check before, so the CRCs of the batches are not computed
     again.
+
+    The one check that every byte passes before it is served. Pure.
+
+    It is one flat loop over the few header fields it needs, because it runs for every batch that is
+    read from the store. It costs a third of a walk that makes header objects.
     """
     view, limit = memoryview(content), len(content)
     last_offsets, ends = array("q"), array("q")

@@ -107,14 +107,14 @@ class DelayedRemoteFetch:
         self.completed.set()
 
 
-# Reads that memory cannot answer yet. One task drives each read until memory can. There is one read
-# per (partition, offset, isolation) for all clients, so a client's next poll finds the work that
-# its last poll began. A pending read outlives the fetches that watch it. It ends with data in
-# memory, with an error, or when no client has asked for it for a while.
-
-
 class PendingRead:
-    """`created_at` (loop time, s): only a view this recent may say "not archived"."""
+    """`created_at` (loop time, s): only a view this recent may say "not archived".
+
+    Reads that memory cannot answer yet. One task drives each read until memory can. There is one
+    read per (partition, offset, isolation) for all clients, so a client's next poll finds the work
+    that its last poll began. A pending read outlives the fetches that watch it. It ends with data
+    in memory, with an error, or when no client has asked for it for a while.
+    """
 
     def __init__(self, request: RemoteReadRequest, now: float) -> None:
         self.request = request

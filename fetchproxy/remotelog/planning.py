@@ -151,12 +151,6 @@ def _clipped(found: NotHeld, offsets: Offsets) -> NotHeld:
     return NotHeld(clipped(found.missing), clipped(found.gaps), clipped(found.not_known))
 
 
-# A task is a run of parts of one partition, of about `partition_bytes_max` stored bytes. A part
-# is a whole segment, or a piece of a large one, from one byte to another. The reader moves both
-# bytes to the segment's index borders. Neighbours get the same border, so each batch is in one
-# piece.
-
-
 class SegmentPart(NamedTuple):
     """A StoredSegment and the part to read: bytes of the log from `byte_from`, below `byte_to`.
 
@@ -226,6 +220,11 @@ def plan_tasks(
 
     `partitions_min`: the least number of tasks, if there are bytes to share. `records_max`: the
     most offsets of one task; 0: as many as its bytes hold.
+
+    A task is a run of parts of one partition, of about `partition_bytes_max` stored bytes. A part
+    is a whole segment, or a piece of a large one, from one byte to another. The reader moves both
+    bytes to the segment's index borders. Neighbours get the same border, so each batch is in one
+    piece.
     """
     ordered = sorted(selections, key=lambda one: (one[0].tp.topic, one[0].tp.partition))
     if partitions_min:

@@ -1,6 +1,12 @@
 """`spark.read.format("remotelog")` and `readStream`.
 
 The source shows the archive as Spark's own Kafka source shows a topic.
+
+In Spark, an error of fetchproxy begins with its sentence and has none of fetchproxy's frames.
+
+Spark shows a Python source's error as the traceback that Python prints. Python first prints the
+exception's cause, so the cause is the sentence, without a traceback. With
+FETCHPROXY_LOG_LEVEL=debug the traceback is in the worker's log.
 """
 
 from __future__ import annotations
@@ -47,11 +53,6 @@ ADMITS = limits is not None
 # The base class of streams that know availableNow.
 EndsWithWhatIsThere: Any = limits.SupportsTriggerAvailableNow if ADMITS else object
 
-# In Spark, an error of fetchproxy begins with its sentence and has none of fetchproxy's frames.
-#
-# Spark shows a Python source's error as the traceback that Python prints. Python first prints the
-# exception's cause, so the cause is the sentence, without a traceback. With
-# FETCHPROXY_LOG_LEVEL=debug the traceback is in the worker's log.
 
 log = structlog.get_logger(__name__)
 PUSHES_FILTERS = hasattr(DataSourceReader, "pushFilters")

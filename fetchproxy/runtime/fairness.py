@@ -1,4 +1,13 @@
-"""Fair turns between clients, and limits on bytes. It reads no clock."""
+"""Fair turns between clients, and limits on bytes. It reads no clock.
+
+The client goes next that has then been served the fewest bytes (self-clocked fair queueing,
+Golestani 1994). With reads of equal size this is round robin; with other reads it is round robin by
+bytes. The reads of one client go in the order in which it asked. While several clients wait, none
+is more than one read ahead of another, however many reads each has asked for. So a client with a
+hundred partitions takes every second place from a client with one partition, not a hundred places.
+A new client begins level with the client served last, so bytes served while no other client waited
+do not count against a client.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +18,6 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from fetchproxy.observability.health import Condition, Kind
-
-# The client goes next that has then been served the fewest bytes (self-clocked fair queueing,
-# Golestani 1994). With reads of equal size this is round robin; with other reads it is round robin
-# by bytes. The reads of one client go in the order in which it asked. While several clients wait,
-# none is more than one read ahead of another, however many reads each has asked for. So a client
-# with a hundred partitions takes every second place from a client with one partition, not a hundred
-# places. A new client begins level with the client served last, so bytes served while no other
-# client waited do not count against a client.
 
 T = TypeVar("T", bound=Hashable)
 # A wait of this length is shown.
@@ -182,14 +183,14 @@ class FairTurns:
                 self._free -= 1
 
 
-# The size of a read is known only when it has arrived. So, as with Kafka's quotas
-# (ClientQuotaManager, KIP-219, KIP-956), arrived bytes are counted, and a reader in debt waits
-# before its next read. Over any time `t`, at most `burst + rate * t` bytes pass, plus the one read
-# that made the debt.
-
-
 class TokenBucket:
-    """`bytes_per_s`: above 0. It saves up to one second's worth. `now`: seconds; it never falls."""
+    """`bytes_per_s`: above 0. It saves up to one second's worth. `now`: seconds; it never falls.
+
+    The size of a read is known only when it has arrived. So, as with Kafka's quotas
+    (ClientQuotaManager, KIP-219, KIP-956), arrived bytes are counted, and a reader in debt waits
+    before its next read. Over any time `t`, at most `burst + rate * t` bytes pass, plus the one
+    read that made the debt.
+    """
 
     __slots__ = ("_at", "_bytes_per_s", "_left")
 

@@ -153,12 +153,6 @@ class SeenLog:
             )
 
 
-# The rule (`fetchproxy.segments.side_files`): a segment lists an aborted transaction if and only
-# if the transaction overlaps it. Only the marker shows an abort, perhaps segments later, so the
-# check carries over open transactions, and nothing else. It does not see data below the first
-# checked offset. It believes entries that begin there unless the log contradicts them.
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A fault of one object of a segment."""
@@ -184,6 +178,11 @@ class TxnCheck:
     For each segment call `begin`, `batch` in order, `end`. Call `restart` at a break in the log.
 
     Memory: one entry per producer with an open transaction, and the segment's own index.
+
+    The rule (`fetchproxy.segments.side_files`): a segment lists an aborted transaction if and only
+    if the transaction overlaps it. Only the marker shows an abort, perhaps segments later, so the
+    check carries over open transactions, and nothing else. It does not see data below the first
+    checked offset. It believes entries that begin there unless the log contradicts them.
     """
 
     def __init__(self) -> None:
@@ -618,12 +617,6 @@ def clip_epochs(
     return tuple(clipped)
 
 
-# Only a whole log may be used to derive anything. If a log was cut between two batches, each
-# remaining batch still passes its CRC. So a second witness has to confirm the log's end: the
-# segment's metadata, else its index or the start of the next segment, or both. The CRC does not
-# cover a batch's leader epoch either, so the epoch needs a second witness, too.
-
-
 @dataclass(frozen=True, slots=True)
 class Witnesses:
     """The witnesses of the end of a segment's log, besides the log.
@@ -632,6 +625,11 @@ class Witnesses:
     they are missing. `starts`: the start offsets of the partition's other segments.
     `finished_to`: the last offset known to have been archived. `stated_end`: the last offset on
     record. None: there are no records.
+
+    Only a whole log may be used to derive anything. If a log was cut between two batches, each
+    remaining batch still passes its CRC. So a second witness has to confirm the log's end: the
+    segment's metadata, else its index or the start of the next segment, or both. The CRC does not
+    cover a batch's leader epoch either, so the epoch needs a second witness, too.
     """
 
     known: RemoteLogSegmentMetadata | None

@@ -21,19 +21,19 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex
 _BLOCK_BYTES = 1024 * 1024
 
 
-# A read_committed fetch lists each aborted transaction that overlaps the fetched range as
-# (producer id, first offset), whether or not its ABORT marker lies in the range. The list is
-# complete for all offsets below the LSO, as an offset is below it only once its transaction is
-# decided. A transaction's last offset is the producer's next ABORT marker after the first offset.
-#
-# Each segment lists *every* aborted transaction that overlaps it (see
-# `fetchproxy.segments.side_files`), and its first fetch begins at its first offset, so a
-# segment needs nothing from the segment before it. If the marker is not in the segment, the entry
-# ends with the segment.
-
-
 class AbortedTxnCollector:
-    """Feed it in log order: first a fetch's aborted transactions, then its batches' markers."""
+    """Feed it in log order: first a fetch's aborted transactions, then its batches' markers.
+
+    A read_committed fetch lists each aborted transaction that overlaps the fetched range as
+    (producer id, first offset), whether or not its ABORT marker lies in the range. The list is
+    complete for all offsets below the LSO, as an offset is below it only once its transaction is
+    decided. A transaction's last offset is the producer's next ABORT marker after the first offset.
+
+    Each segment lists *every* aborted transaction that overlaps it (see
+    `fetchproxy.segments.side_files`), and its first fetch begins at its first offset, so a segment
+    needs nothing from the segment before it. If the marker is not in the segment, the entry ends
+    with the segment.
+    """
 
     def __init__(self) -> None:
         self._marker_of: dict[tuple[int, int], int | None] = {}

@@ -218,36 +218,35 @@ class JsonFields:
         return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)
 
 
-# The states of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState
-# and RemotePartitionDeleteState.
-#
-#       (new)
-#         │
-#         ▼
-#     COPY_SEGMENT_STARTED ─────────────┐      all objects but the metadata may be missing
-#         │                             │
-#         ▼                             │      a copy that failed or was left is deleted
-#     COPY_SEGMENT_FINISHED             │      readers see this state only
-#         │                             │
-#         ▼                             │
-#     DELETE_SEGMENT_STARTED ◄──────────┘      readers in flight get their grace
-#         │
-#         ▼
-#     DELETE_SEGMENT_FINISHED                  only this word is left
-#
-# The partitions of a deleted topic go through
-#
-#     (none) ─► DELETE_PARTITION_MARKED ─► DELETE_PARTITION_STARTED ─► DELETE_PARTITION_FINISHED
-#               found deleted              its segments go              nothing is left of it
-#
-# Every state may follow itself: an update whose answer was lost is sent again.
-
-
 def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
     """Raises ValueError if `new` may not follow the `known` metadata of the segment.
 
     Besides the table: a segment that was cut (unclean leader election) never grows again. So an
     old message that arrives late or twice cannot bring a dead lineage back.
+
+    The states of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState
+    and RemotePartitionDeleteState.
+
+          (new)
+            │
+            ▼
+        COPY_SEGMENT_STARTED ─────────────┐      all objects but the metadata may be missing
+            │                             │
+            ▼                             │      a copy that failed or was left is deleted
+        COPY_SEGMENT_FINISHED             │      readers see this state only
+            │                             │
+            ▼                             │
+        DELETE_SEGMENT_STARTED ◄──────────┘      readers in flight get their grace
+            │
+            ▼
+        DELETE_SEGMENT_FINISHED                  only this word is left
+
+    The partitions of a deleted topic go through
+
+        (none) ─► DELETE_PARTITION_MARKED ─► DELETE_PARTITION_STARTED ─► DELETE_PARTITION_FINISHED
+                  found deleted              its segments go              nothing is left of it
+
+    Every state may follow itself: an update whose answer was lost is sent again.
     """
     old = None if known is None else known.state
     if new.state is not old and new.state not in LEGAL_NEXT[old]:
@@ -336,22 +335,22 @@ FIELDS = (
     StoredField("packed", "packed", "packed", FieldKind.BOOLEAN, since=2, if_absent=False),
 )  # fmt: skip
 
-# Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON.
-#
-#     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
-#      "base_offset": 0, "end_offset": 999, "max_timestamp_ms": …, "event_timestamp_ms": …,
-#      "leader_epochs": [{"epoch": 0, "start_offset": 0}], "segment_size_bytes": 67108864,
-#      "state": "COPY_SEGMENT_FINISHED", "has_aborted_txns": false}
-#
-# A field that an older reader may overlook can be added to a version; anything else makes a new
-# version, which an older reader refuses instead of guessing.
-#
-# Version 2 is written only for segments that a truncation has clipped. It adds
-# `"copied_end_offset"`; a reader that overlooked it would take the object for damaged. Likewise,
-# version 3 is for segments with a packed log, `"packed": true`. They may be clipped too.
-
 
 def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
+    """Content of the `.metadata` object beside each segment: RemoteLogSegmentMetadata as JSON.
+
+        {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "segment_id": "…",
+         "base_offset": 0, "end_offset": 999, "max_timestamp_ms": …, "event_timestamp_ms": …,
+         "leader_epochs": [{"epoch": 0, "start_offset": 0}], "segment_size_bytes": 67108864,
+         "state": "COPY_SEGMENT_FINISHED", "has_aborted_txns": false}
+
+    A field that an older reader may overlook can be added to a version; anything else makes a new
+    version, which an older reader refuses instead of guessing.
+
+    Version 2 is written only for segments that a truncation has clipped. It adds
+    `"copied_end_offset"`; a reader that overlooked it would take the object for damaged. Likewise,
+    version 3 is for segments with a packed log, `"packed": true`. They may be clipped too.
+    """
     clipped = metadata.copied_end_offset is not None
     version = _CLIPPED_VERSION if clipped else _UNCLIPPED_VERSION
     document = identity_fields(
@@ -422,24 +421,22 @@ def _json_value(
     return fields.integer(name, low, INT64_LIMIT)
 
 
-# Content of a `.log-start-offset` object, for people who look into the store.
-#
-#     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "log_start_offset": 1234}
-#
-# Nothing reads it back: the object's key has all the values (`object_keys`).
-
-
 def encode_log_start(tp: TopicIdPartition, offset: int) -> bytes:
+    """Content of a `.log-start-offset` object, for people who look into the store.
+
+        {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "log_start_offset": 1234}
+
+    Nothing reads it back: the object's key has all the values (`object_keys`).
+    """
     return json_document(identity_fields(tp, LOG_START_VERSION) | {"log_start_offset": offset})
 
 
-# Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata.
-#
-# {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "state":
-# "DELETE_PARTITION_MARKED", "event_timestamp_ms": …, "epoch": -1}
-
-
 def encode_partition_deletion(deletion: RemotePartitionDeleteMetadata) -> bytes:
+    """Content of a partition's `delete-partition-state` object: RemotePartitionDeleteMetadata.
+
+    {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
+     "state": "DELETE_PARTITION_MARKED", "event_timestamp_ms": …, "epoch": -1}
+    """
     document = {
         "state": deletion.state.name,
         "event_timestamp_ms": deletion.event_timestamp_ms,
@@ -463,16 +460,6 @@ def _deletion(fields: JsonFields) -> RemotePartitionDeleteMetadata:
     )
 
 
-# Content of a partition's `finished-offsets` object: the offsets that its archive has to hold.
-#
-#     {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
-#      "recorded_from": 0, "end_offset": 7355, "leader_epoch": 3,
-#      "log_start_offset": 0, "crc32c": "0a1b2c3d"}
-#
-# The checksum covers the other values, as nothing else repeats them. The content of an
-# `.archive-gap` object is below, too. Nothing reads it back, as its key has all the values.
-
-
 @dataclass(frozen=True, slots=True)
 class FinishedOffsets:
     """Each offset from `recorded_from` to `end_offset` (inclusive) was copied, or has a record.
@@ -481,6 +468,15 @@ class FinishedOffsets:
     the end of a finished segment, in `leader_epoch` (-1: written without epochs). It is NOT_STATED
     after a truncation, until the next segment is finished. More may have been finished.
     `log_start_offset`: the raised log start offset by then; 0: not raised.
+
+    Content of a partition's `finished-offsets` object: the offsets that its archive has to hold.
+
+        {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0,
+         "recorded_from": 0, "end_offset": 7355, "leader_epoch": 3,
+         "log_start_offset": 0, "crc32c": "0a1b2c3d"}
+
+    The checksum covers the other values, as nothing else repeats them. The content of an
+    `.archive-gap` object is below, too. Nothing reads it back, as its key has all the values.
     """
 
     topic_id_partition: TopicIdPartition
@@ -523,13 +519,12 @@ def _checksum(finished: FinishedOffsets) -> str:
     return f"{crc32c(text.encode()):08x}"
 
 
-# Content of a partition's `log-history` object.
-#
-# {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
-# "kept_below": 4000, "kept_epoch": 7, "earlier": []}
-
-
 def encode_log_history(tp: TopicIdPartition, history: LogHistory) -> bytes:
+    """Content of a partition's `log-history` object.
+
+    {"version": 1, "topic": "orders", "topic_id": "…", "partition": 0, "after_epoch": -1,
+     "kept_below": 4000, "kept_epoch": 7, "earlier": []}
+    """
     return json_document(identity_fields(tp, LOG_HISTORY_VERSION) | asdict(history))
 
 

@@ -92,48 +92,47 @@ def check_folder_prefix(prefix: str) -> str:
     return check_prefix(prefix)
 
 
-#     <prefix>/remote-log-layout
-#     <prefix>/<topic>-<topicId>/<partition>/<20-digit base offset>-<segmentId>.<suffix>
-#     <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.log-start-offset
-#     <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.after-epoch-<n>.log-start-offset
-#     <prefix>/<topic>-<topicId>/<partition>/log-history
-#     <prefix>/<topic>-<topicId>/<partition>/<20-digit first>-<20-digit last offset>.archive-gap
-#     <prefix>/<topic>-<topicId>/<partition>/finished-offsets
-#     <prefix>/<topic>-<topicId>/<partition>/delete-partition-state
-#     <prefix>/<topic>-<topicId>/<partition>/retention-step
-#     <prefix>/<topic>-<topicId>/cluster-id
-#     <prefix>/clusters/<cluster id in base64>.topics
-#     <prefix>/archivers/<id of an archiver>.positions
-#     <prefix>/collected-metadata/<topicId>
-#     <prefix>/topics/<topicId>
-#     <prefix>/mirrors/<id of a copy>
-#     <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
-#     <prefix>/concerns/<name of a concern>
-#
-# Both ids have the form of Kafka's Uuids: url-safe base64 of the 16 bytes without padding, 22
-# characters, which may begin with or contain `-` and `_`. So names are parsed by fixed widths from
-# the right, never by splitting. Names that are not of this layout parse to None: an archive may
-# share its bucket with other objects.
-#
-# The highest `.log-start-offset` of a partition states how far DeleteRecords has deleted. Its name
-# has the offset, so two writers cannot undo each other's; the lower ones can go at any time. If a
-# person has said that a log that begins again is a new history (`log-history`, docs/adr/0035),
-# only objects that name the epoch before it count. An `.archive-gap` says that its offsets, both
-# inclusive, were lost before they could be copied. `finished-offsets` states the offsets that the
-# archiver has finished. Checks such as `verify` compare the segments with both; fetches read
-# neither.
-# `delete-partition-state` exists while a deleted topic's partition is being removed, and is the
-# last object to go. `cluster-id` names the cluster in which an archiver last saw the topic alive:
-# no other cluster may find it deleted. `.topics` lists that cluster's topics at the last look.
-# `retention-step` states the offset below which retention is about to hide records.
-# `mirrors/` has the URL of each copy that `fetchproxy mirror` has made.
-# `topics/` says of each topic how many partitions it has, also of topics without a record.
-# `collected-metadata/` can be deleted at any time. No topic's folder can have these folders' names,
-# as they are shorter than an id.
-
-
 class SegmentFile(StrEnum):
-    """The objects of one segment; the value is the suffix."""
+    """The objects of one segment; the value is the suffix.
+
+        <prefix>/remote-log-layout
+        <prefix>/<topic>-<topicId>/<partition>/<20-digit base offset>-<segmentId>.<suffix>
+        <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.log-start-offset
+        <prefix>/<topic>-<topicId>/<partition>/<20-digit offset>.after-epoch-<n>.log-start-offset
+        <prefix>/<topic>-<topicId>/<partition>/log-history
+        <prefix>/<topic>-<topicId>/<partition>/<20-digit first>-<20-digit last offset>.archive-gap
+        <prefix>/<topic>-<topicId>/<partition>/finished-offsets
+        <prefix>/<topic>-<topicId>/<partition>/delete-partition-state
+        <prefix>/<topic>-<topicId>/<partition>/retention-step
+        <prefix>/<topic>-<topicId>/cluster-id
+        <prefix>/clusters/<cluster id in base64>.topics
+        <prefix>/archivers/<id of an archiver>.positions
+        <prefix>/collected-metadata/<topicId>
+        <prefix>/topics/<topicId>
+        <prefix>/mirrors/<id of a copy>
+        <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
+        <prefix>/concerns/<name of a concern>
+
+    Both ids have the form of Kafka's Uuids: url-safe base64 of the 16 bytes without padding, 22
+    characters, which may begin with or contain `-` and `_`. So names are parsed by fixed widths
+    from the right, never by splitting. Names that are not of this layout parse to None: an archive
+    may share its bucket with other objects.
+
+    The highest `.log-start-offset` of a partition states how far DeleteRecords has deleted. Its
+    name has the offset, so two writers cannot undo each other's; the lower ones can go at any time.
+    If a person has said that a log that begins again is a new history (`log-history`,
+    docs/adr/0035), only objects that name the epoch before it count. An `.archive-gap` says that
+    its offsets, both inclusive, were lost before they could be copied. `finished-offsets` states
+    the offsets that the archiver has finished. Checks such as `verify` compare the segments with
+    both; fetches read neither. `delete-partition-state` exists while a deleted topic's partition is
+    being removed, and is the last object to go. `cluster-id` names the cluster in which an archiver
+    last saw the topic alive: no other cluster may find it deleted. `.topics` lists that cluster's
+    topics at the last look. `retention-step` states the offset below which retention is about to
+    hide records. `mirrors/` has the URL of each copy that `fetchproxy mirror` has made. `topics/`
+    says of each topic how many partitions it has, also of topics without a record.
+    `collected-metadata/` can be deleted at any time. No topic's folder can have these folders'
+    names, as they are shorter than an id.
+    """
 
     LOG = "log"  # record batches, byte for byte; or packed (`packing`)
     PACKING = "packing"  # the layout of a packed log, and its key; else absent

@@ -1,4 +1,21 @@
-"""KIP-405's remoteLogIndex of one segment: it maps offsets to bytes of the `.log` object. Pure."""
+"""KIP-405's remoteLogIndex of one segment: it maps offsets to bytes of the `.log` object. Pure.
+
+An entry, big-endian. The fields are the KIP's; if the KIP is silent, the choice is named:
+
+    magic           int16   0
+    length          int16   bytes of the whole entry, from `magic` to the end of `rdi`
+    crc             int32   CRC-32C (as in record batches) of everything after this field
+    firstOffset     int64   base offset of the entry's first batch
+    lastOffset      int64   last offset of its last batch, inclusive
+    firstTimestamp  int64   base timestamp of its first batch (ms)
+    lastTimestamp   int64   *largest* timestamp of all its batches (ms)
+    dataLength      int32   bytes of its batches
+    rdiLength       int16
+    rdi             utf-8   <key of the .log object, relative to the store's root>#<byte position>
+
+`lastTimestamp` is the largest timestamp and not the last one: producers may send timestamps out of
+order, and a search by time must be able to skip an entry without reading its data.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +34,6 @@ from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import ByteRange
-
-# An entry, big-endian. The fields are the KIP's; if the KIP is silent, the choice is named:
-#
-#     magic           int16   0
-#     length          int16   bytes of the whole entry, from `magic` to the end of `rdi`
-#     crc             int32   CRC-32C (as in record batches) of everything after this field
-#     firstOffset     int64   base offset of the entry's first batch
-#     lastOffset      int64   last offset of its last batch, inclusive
-#     firstTimestamp  int64   base timestamp of its first batch (ms)
-#     lastTimestamp   int64   *largest* timestamp of all its batches (ms)
-#     dataLength      int32   bytes of its batches
-#     rdiLength       int16
-#     rdi             utf-8   <key of the .log object, relative to the store's root>#<byte position>
-#
-# `lastTimestamp` is the largest timestamp and not the last one: producers may send timestamps out
-# of order, and a search by time must be able to skip an entry without reading its data.
 
 _MAGIC = 0
 DATA_BYTES_MAX = 2**31 - 1  # dataLength is an int32

@@ -1,5 +1,20 @@
 """The files beside a segment's log, in Kafka's own formats: transactions, leader epochs,
 indexes. Pure.
+
+An entry of Kafka's `.txnindex` file (AbortedTxn), big-endian, 34 bytes:
+
+    version           int16   0
+    producerId        int64
+    firstOffset      int64   first offset of the transaction's data, perhaps in an earlier segment
+    lastOffset        int64   offset of its ABORT marker
+    lastStableOffset  int64   the partition's LSO after that marker
+
+In Kafka only the segment with the marker has an entry, and a reader goes on into later segments.
+Here every segment lists *each* aborted transaction that overlaps it, so that no reader needs a
+second segment. When a transaction's first part is archived, the marker may lie above the LSO, so in
+no segment at all yet. If the marker is not in the segment itself, lastOffset is the segment's own
+last offset; several entries may share it. If entries of merged segments have equal producerId and
+firstOffset, the entry with the largest lastOffset is kept.
 """
 
 from __future__ import annotations
@@ -13,21 +28,6 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import AbortedTxn, EpochStart
-
-# An entry of Kafka's `.txnindex` file (AbortedTxn), big-endian, 34 bytes:
-#
-#     version           int16   0
-#     producerId        int64
-#     firstOffset      int64   first offset of the transaction's data, perhaps in an earlier segment
-#     lastOffset        int64   offset of its ABORT marker
-#     lastStableOffset  int64   the partition's LSO after that marker
-#
-# In Kafka only the segment with the marker has an entry, and a reader goes on into later segments.
-# Here every segment lists *each* aborted transaction that overlaps it, so that no reader needs a
-# second segment. When a transaction's first part is archived, the marker may lie above the LSO, so
-# in no segment at all yet. If the marker is not in the segment itself, lastOffset is the segment's
-# own last offset; several entries may share it. If entries of merged segments have equal
-# producerId and firstOffset, the entry with the largest lastOffset is kept.
 
 _VERSION = 0
 _ENTRY = Struct(">hqqqq")
@@ -92,17 +92,16 @@ def clip_aborted(entries: Iterable[AbortedTxn], end_offset: int) -> tuple[Aborte
     )
 
 
-# The text of Kafka's `leader-epoch-checkpoint` file:
-#
-#     0               version
-#     2               number of entries
-#     0 0             epoch, first offset written in it
-#     3 17200
-#
-# Epochs and offsets both rise from line to line.
-
-
 def encode_epochs(epochs: Iterable[EpochStart]) -> bytes:
+    """The text of Kafka's `leader-epoch-checkpoint` file:
+
+        0               version
+        2               number of entries
+        0 0             epoch, first offset written in it
+        3 17200
+
+    Epochs and offsets both rise from line to line.
+    """
     entries = list(epochs)
     lines = [str(_VERSION), str(len(entries)), *(f"{e.epoch} {e.start_offset}" for e in entries)]
     return ("\n".join(lines) + "\n").encode()
@@ -142,14 +141,14 @@ def _numbers(lines: list[str], i: int, count: int) -> list[int]:
     return [int(word) for word in words]
 
 
-# Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
-# log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
-# snapshot: int16 version, CRC-32C of all that follows, entries. All big-endian. Source: Kafka's
-# OffsetIndex, TimeIndex, ProducerStateManager.
-
-
 def offset_index_fault(raw: bytes, base_offset: int, end_offset: int, size_bytes: int) -> str:
-    """The fault of a segment's offset index; empty: none. `size_bytes`: of the segment."""
+    """The fault of a segment's offset index; empty: none. `size_bytes`: of the segment.
+
+    Offset index: 8-byte entries (int32 offset - base offset, int32 position of the batch in the
+    log). Time index: 12-byte entries (int64 timestamp in ms, int32 offset - base offset). Producer
+    snapshot: int16 version, CRC-32C of all that follows, entries. All big-endian. Source: Kafka's
+    OffsetIndex, TimeIndex, ProducerStateManager.
+    """
     last, fault = _last_entry("offset index", raw, _OFFSET_ENTRY, (-1, -1), gt)
     if not fault and (last[0] > end_offset - base_offset or last[1] >= size_bytes):
         return f"offset index ends with {last}, above the segment's end"

@@ -1,4 +1,14 @@
-"""The local index files of all partitions: remoteLogIndex, remoteOffsetIndex, remoteTimeIndex."""
+"""The local index files of all partitions: remoteLogIndex, remoteOffsetIndex, remoteTimeIndex.
+
+One set of local index files: the remoteLogIndex entries of some segments, and tables into them.
+
+    <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one after another
+    <20-digit base offset>.remoteOffsetIndex   the position of each of its entries
+    <20-digit base offset>.remoteTimeIndex     those of its entries that are later than all before
+
+A set only grows. A segment that overlaps a segment of the set begins another set. A damaged set is
+removed: everything in it can be fetched again.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +49,6 @@ from fetchproxy.segments.remote_log_index import (
     entry_positions,
     read_entry,
 )
-
-# One set of local index files: the remoteLogIndex entries of some segments, and tables into them.
-#
-#     <20-digit base offset>.remoteLogIndex      the segments' `.index` objects, one after another
-#     <20-digit base offset>.remoteOffsetIndex   the position of each of its entries
-#     <20-digit base offset>.remoteTimeIndex     those of its entries that are later than all before
-#
-# A set only grows. A segment that overlaps a segment of the set begins another set. A damaged set
-# is removed: everything in it can be fetched again.
 
 LOG_INDEX = "remoteLogIndex"
 OFFSET_INDEX = "remoteOffsetIndex"

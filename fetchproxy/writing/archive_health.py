@@ -19,11 +19,6 @@ from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.published import read_finished_offsets, uncovered
 from fetchproxy.writing.published_conditions import StoredConditions
 
-# Finds which of the offsets that a partition's archive has to hold are not there. Pure.
-#
-# A raised log start has deleted all offsets below it. From `recorded_from` up to the stated end,
-# every offset was archived or is recorded as a gap. Below `recorded_from` no loss can be proved.
-
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
@@ -47,7 +42,13 @@ class NotHeld:
 def missing_offsets(
     coverage: Coverage, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
 ) -> NotHeld:
-    """`stated` None: the partition has no record."""
+    """`stated` None: the partition has no record.
+
+    Finds which of the offsets that a partition's archive has to hold are not there. Pure.
+
+    A raised log start has deleted all offsets below it. From `recorded_from` up to the stated end,
+    every offset was archived or is recorded as a gap. Below `recorded_from` no loss can be proved.
+    """
     first, last = _expected(coverage, stated)
     recorded_from = 2**63 if stated is None else stated.recorded_from
     found: list[Offsets] = []

@@ -68,13 +68,6 @@ class Leadership:
         """Called with the archived topics at each discovery."""
 
 
-# Assignment of partitions to members: even parts, and no partition moves without need. Pure.
-#
-# The cooperative protocol (KIP-429): a partition that is to move is first given back by its owner
-# and assigned to the new one in the next round, so no two members are told to lead it. The assignor
-# of kafka-python is not used: for some thousand partitions it holds the loop for seconds.
-
-
 @dataclass(frozen=True, slots=True)
 class Member:
     """`owned` since `generation`. If two members claim a partition, the newer generation wins."""
@@ -87,7 +80,15 @@ class Member:
 def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
-    """Each member's partitions in this round: even if all want the same topics and none moves."""
+    """Each member's partitions in this round: even if all want the same topics and none moves.
+
+    Assignment of partitions to members: even parts, and no partition moves without need. Pure.
+
+    The cooperative protocol (KIP-429): a partition that is to move is first given back by its owner
+    and assigned to the new one in the next round, so no two members are told to lead it. The
+    assignor of kafka-python is not used: for some thousand partitions it holds the loop for
+    seconds.
+    """
     topics = {topic for member in members.values() for topic in member.topics}
     every = frozenset(
         (topic, number) for topic in topics for number in range(partition_counts.get(topic, 0))
@@ -128,13 +129,14 @@ def _kept(
     return kept
 
 
-# A member of the archivers' Kafka consumer group leads the partitions that the group assigns to it.
-#
-# The members consume nothing. The brokers' group coordinator notices a member that is gone. The
-# members speak the consumer protocol, so `kafka-consumer-groups.sh --describe` shows the leaders.
-
-
 class ConsumerGroupLeadership(Leadership, GroupDuties):
+    """A member of the archivers' Kafka consumer group leads the partitions that the group assigns
+    to it.
+
+    The members consume nothing. The brokers' group coordinator notices a member that is gone. The
+    members speak the consumer protocol, so `kafka-consumer-groups.sh --describe` shows the leaders.
+    """
+
     def __init__(self, cluster: Cluster, settings: GroupSettings, rng: random.Random) -> None:
         self._topics: dict[str, int] = {}  # -> number of partitions
         self._managed = asyncio.Event()
@@ -264,15 +266,15 @@ def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]
     return topics.items()
 
 
-# Leadership with the `log-dirs` source: an instance leads the partitions that its broker leads.
-#
-# With a sidecar beside every broker each partition has one leader, which moves with the broker's
-# leadership, so no group is needed. The state is as old as the last discovery; the source asks
-# again before it takes a segment.
-
-
 class LogDirsLeadership(Leadership):
-    """`node_ids`: the ids of the brokers whose log directories this instance reads."""
+    """`node_ids`: the ids of the brokers whose log directories this instance reads.
+
+    Leadership with the `log-dirs` source: an instance leads the partitions that its broker leads.
+
+    With a sidecar beside every broker each partition has one leader, which moves with the broker's
+    leadership, so no group is needed. The state is as old as the last discovery; the source asks
+    again before it takes a segment.
+    """
 
     def __init__(self, node_ids: Collection[int]) -> None:
         self._node_ids = frozenset(node_ids)

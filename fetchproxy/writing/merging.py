@@ -1,4 +1,15 @@
-"""Merges adjacent small segments into one, safely beside archivers, readers and other mergers."""
+"""Merges adjacent small segments into one, safely beside archivers, readers and other mergers.
+
+The merger takes finished segments that follow each other without a gap, share no offset with
+another segment, and are of one lineage whose epochs all stay known. It leaves alone segments that
+an unclean election has cut, that DeleteRecords or retention reaches into, or that have no
+timestamps: retention takes the time of their copy as their age.
+
+A merged segment is a further copy of the same offsets. The rule for copies by two archivers
+(`orphans`), not this plan, lets the replaced segments be deleted once everything there is old. To
+keep that rule decisive, the merger takes no segments that overlap: a range whose replaced segments
+still exist is planned again after they are gone.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +47,6 @@ from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.sources.segment_writer import SegmentWriter
 from fetchproxy.writing.spool import Spool
-
-# The merger takes finished segments that follow each other without a gap, share no offset with
-# another segment, and are of one lineage whose epochs all stay known. It leaves alone segments that
-# an unclean election has cut, that DeleteRecords or retention reaches into, or that have no
-# timestamps: retention takes the time of their copy as their age.
-#
-# A merged segment is a further copy of the same offsets. The rule for copies by two archivers
-# (`orphans`), not this plan, lets the replaced segments be deleted once everything there is old. To
-# keep that rule decisive, the merger takes no segments that overlap: a range whose replaced
-# segments still exist is planned again after they are gone.
 
 _Segments = Sequence[RemoteLogSegmentMetadata]
 
@@ -264,13 +265,6 @@ def _place(source: RemoteLogSegmentMetadata) -> str:
     return f"{source.topic_id_partition}: segment at offset {source.start_offset}"
 
 
-# The archiver's own copier copies the merged segment. Until FINISHED is recorded nothing changes
-# for others. Then the view has the merged segment after the first one that it replaces, and readers
-# get each offset once. The replaced segments stay until the rule for spare copies deletes them. A
-# merger that is killed leaves a dangling attempt, which is removed like any other, or a finished
-# merge.
-
-
 @dataclass(slots=True)
 class MergedPartition:
     """`replaced` segments became `merged` ones of `size_bytes` in all (dry run: would become)."""
@@ -287,7 +281,14 @@ class MergedPartition:
 
 @dataclass(eq=False, repr=False)
 class PartitionMerger:
-    """One for any number of partitions, one task at a time for each."""
+    """One for any number of partitions, one task at a time for each.
+
+    The archiver's own copier copies the merged segment. Until FINISHED is recorded nothing changes
+    for others. Then the view has the merged segment after the first one that it replaces, and
+    readers get each offset once. The replaced segments stay until the rule for spare copies deletes
+    them. A merger that is killed leaves a dangling attempt, which is removed like any other, or a
+    finished merge.
+    """
 
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager

@@ -72,15 +72,15 @@ def _remember(marker: Path) -> None:
         log.warning("archive_place_not_recorded", error=str(error))
 
 
-# A place without an archive may be a mistyped prefix or a missing mount, and readers would skip
-# records that only the archive has. So an operator has to confirm (`--create`) that there is none
-# if this machine has seen one, or if brokers lack records that archivers delete there
-# (docs/adr/0037).
-
-
 @dataclass(eq=False, repr=False)
 class OwnArchive:
-    """One for each process; `run` is its task. `archives`: this process writes to the archive."""
+    """One for each process; `run` is its task. `archives`: this process writes to the archive.
+
+    A place without an archive may be a mistyped prefix or a missing mount, and readers would skip
+    records that only the archive has. So an operator has to confirm (`--create`) that there is none
+    if this machine has seen one, or if brokers lack records that archivers delete there
+    (docs/adr/0037).
+    """
 
     config: Config
     rsm: RemoteStorageManager

@@ -130,14 +130,14 @@ class PublishedPositions:
             log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
 
-# The second part records for `verify` what a partition's archive has to hold. One object states
-# from where on and up to where all was finished; one more states each gap. After a crash the
-# records state too little, never too much: a gap is recorded before the next segment counts, an end
-# only once it counts.
-
-
 class ArchiveRecords:
-    """One partition's records, for the archiver that copies it. Raises RemoteStorageError."""
+    """One partition's records, for the archiver that copies it. Raises RemoteStorageError.
+
+    The second part records for `verify` what a partition's archive has to hold. One object states
+    from where on and up to where all was finished; one more states each gap. After a crash the
+    records state too little, never too much: a gap is recorded before the next segment counts, an
+    end only once it counts.
+    """
 
     def __init__(self, rsm: RemoteStorageManager, tp: TopicIdPartition) -> None:
         self._records = rsm.objects

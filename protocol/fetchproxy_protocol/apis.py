@@ -9,16 +9,15 @@ from enum import IntEnum
 NEVER_FLEXIBLE = 0x7FFF
 
 
-# A peer's errors on the wire. All functions of `protocol` raise these and no others.
-#
-# WireError
-# ├── FrameTooLarge      a size prefix beyond a limit, or negative
-# ├── Truncated          the bytes end before the message does
-# └── MalformedMessage   a length, count or type that no valid message has
-
-
 class WireError(Exception):
-    """The message names the fault and its place in the bytes."""
+    """The message names the fault and its place in the bytes.
+
+    A peer's errors on the wire. All functions of `protocol` raise these and no others.
+
+    WireError ├── FrameTooLarge      a size prefix beyond a limit, or negative ├── Truncated
+    the bytes end before the message does └── MalformedMessage   a length, count or type that no
+    valid message has
+    """
 
 
 class FrameTooLarge(WireError):
@@ -108,14 +107,14 @@ def error_text(code: int) -> str:
         return f"error {code}"
 
 
-# Source of the API table: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1 for
-# the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0. A key that is
-# not in `ApiKey` is never advertised to a client: its answers might carry broker addresses that we
-# cannot see.
-
-
 class ApiKey(IntEnum):
-    """Every key of Kafka 4.4, with Kafka's own name."""
+    """Every key of Kafka 4.4, with Kafka's own name.
+
+    Source of the API table: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1
+    for the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0. A key
+    that is not in `ApiKey` is never advertised to a client: its answers might carry broker
+    addresses that we cannot see.
+    """
 
     PRODUCE = 0
     FETCH = 1

@@ -1,4 +1,10 @@
-"""Headers of requests and answers, and ApiVersions, which chooses their versions. Pure."""
+"""Headers of requests and answers, and ApiVersions, which chooses their versions. Pure.
+
+Source: Kafka's RequestHeader.json and ResponseHeader.json. A request header is v1, or v2 (with
+tagged fields) if the body is flexible; `client_id` has the classic form in both. A response header
+is v0 (correlation id), or v1 (with tagged fields) if the body is flexible, except that ApiVersions
+always answers with v0 (KIP-511). No client sends header v0 (ControlledShutdown v0).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +24,6 @@ from fetchproxy_protocol.apis import (
     offered_versions,
 )
 from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_count
-
-# Source: Kafka's RequestHeader.json and ResponseHeader.json. A request header is v1, or v2 (with
-# tagged fields) if the body is flexible; `client_id` has the classic form in both. A response
-# header is v0 (correlation id), or v1 (with tagged fields) if the body is flexible, except that
-# ApiVersions always answers with v0 (KIP-511). No client sends header v0 (ControlledShutdown v0).
 
 _START = Struct(">hhih")
 REQUEST_HEADER_BYTES_MIN = _START.size

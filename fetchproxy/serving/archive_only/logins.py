@@ -346,14 +346,6 @@ def _names(name: str, key: str, table: Mapping[str, Any]) -> Names:
         raise ValueError(f"{name}, {key}: {error}") from None
 
 
-# Logins by SASL: a connection has one attempt, as with a broker. Attempts with one user's name from
-# one address are judged one after the other, and after failures only after a pause: rejected
-# clients without a pause come again twenty times a second. Many clients may share the address of a
-# load balancer, so wrong passwords for one name delay no other name there; and clients with the
-# same name take turns by their ids. The names of an address share a second, higher rate, in turn,
-# because a guesser may use many names. Names of users and other names are treated alike.
-
-
 class _Line:
     """Those who log in from one address, or with one name from there."""
 
@@ -492,6 +484,13 @@ class Logins:
 class Login:
     """The login of one connection, until `step` raises LoginRefused. `_secret_path`: no one can
     listen, so PLAIN may be used. `name`: the name that the client gives.
+
+    Logins by SASL: a connection has one attempt, as with a broker. Attempts with one user's name
+    from one address are judged one after the other, and after failures only after a pause: rejected
+    clients without a pause come again twenty times a second. Many clients may share the address of
+    a load balancer, so wrong passwords for one name delay no other name there; and clients with the
+    same name take turns by their ids. The names of an address share a second, higher rate, in turn,
+    because a guesser may use many names. Names of users and other names are treated alike.
     """
 
     _logins: Logins

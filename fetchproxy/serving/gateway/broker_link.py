@@ -1,4 +1,12 @@
-"""The broker's half of a connection: the answers that are due, and how they are read."""
+"""The broker's half of a connection: the answers that are due, and how they are read.
+
+The answers that a connection expects from the broker, in request order: one object per answer.
+
+An `ExpectedResponse` passes unchanged. A `BufferedResponse` is accumulated whole and then
+rewritten, perhaps after a wait. A `ScannedResponse` is scanned while it streams. It may be
+*parked*: the broker was asked for it, but the proxy does not read it before a fetch of the client
+wants it.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +30,6 @@ from fetchproxy.serving.limits import AccumulatedBytes
 from fetchproxy.serving.record_pipe import PEEK_BYTES, RecordPipe
 from fetchproxy.serving.transport import ReceiveBuffer, plain_socket
 from fetchproxy.tls.handshake_errors import other_protocol
-
-# The answers that a connection expects from the broker, in request order: one object per answer.
-#
-# An `ExpectedResponse` passes unchanged. A `BufferedResponse` is accumulated whole and then
-# rewritten, perhaps after a wait. A `ScannedResponse` is scanned while it streams. It may be
-# *parked*: the broker was asked for it, but the proxy does not read it before a fetch of the client
-# wants it.
 
 Payload = Sequence[Buffer]
 Rewrite = Callable[[bytes], Payload | Awaitable[Payload]]
@@ -96,13 +97,6 @@ class ScannedResponse(ExpectedResponse, ABC):
     def begin(self) -> FetchResponseScan: ...
 
 
-# The link reads the answers from the broker's socket, in request order.
-#
-# A large response goes to the client as it arrives, a small one in one piece. Reading pauses while
-# the client is slow, while a response is being rewritten, and while a parked answer waits for a
-# fetch that wants it.
-
-
 class LinkOwner(Protocol):
     """The client session, as the link sees it."""
 
@@ -134,6 +128,13 @@ class LinkOwner(Protocol):
 
 @dataclass(eq=False, repr=False)
 class BrokerLink(asyncio.BufferedProtocol):
+    """The link reads the answers from the broker's socket, in request order.
+
+    A large response goes to the client as it arrives, a small one in one piece. Reading pauses
+    while the client is slow, while a response is being rewritten, and while a parked answer waits
+    for a fetch that wants it.
+    """
+
     _owner: LinkOwner
     _receive: ReceiveBuffer
     _client: asyncio.Transport

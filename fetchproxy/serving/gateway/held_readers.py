@@ -1,4 +1,10 @@
-"""Readers at offsets that neither tier has yet: they wait there."""
+"""Readers at offsets that neither tier has yet: they wait there.
+
+One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
+has passed it over, no archiver accumulates it any more, or `held_max_ms` is over.
+`out_of_range.ENDS` has each reason to wait and what ends it. A wait that may be for nothing
+(`UNCERTAIN_WAITS`) lasts no longer than a silent archiver is believed.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +29,6 @@ from fetchproxy.serving.gateway.out_of_range import (
     RouteDecision,
     Wait,
 )
-
-# One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
-# has passed it over, no archiver accumulates it any more, or `held_max_ms` is over.
-# `out_of_range.ENDS` has each reason to wait and what ends it. A wait that may be for nothing
-# (`UNCERTAIN_WAITS`) lasts no longer than a silent archiver is believed.
 
 log = structlog.get_logger(__name__)
 

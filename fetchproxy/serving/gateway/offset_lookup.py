@@ -82,13 +82,6 @@ def found_at(result: OffsetResult, offset: int, timestamp_ms: int, epoch: int) -
     return OffsetResult(topic, partition, error_code, timestamp_ms, offset, epoch, position)
 
 
-# The archive's knowledge of many partitions at once, for a response that their broker has given.
-#
-# One Metadata request identifies the topics, and one list says which of them may be archived; the
-# store is not asked about the others. An archived topic is listed once, several topics at the same
-# time, and a list of some seconds' age serves every connection. Decides nothing about the answers.
-
-
 class ViewResult(NamedTuple):
     """The archive as clients may see it. `failure`: why its present state is not known.
 
@@ -118,6 +111,13 @@ class ArchiveLookup:
     """For one response, which came at loop time `responded_at` (s).
 
     `_first_wait_max_s`: wait for the store if a partition was never read; None: without limit.
+
+    The archive's knowledge of many partitions at once, for a response that their broker has given.
+
+    One Metadata request identifies the topics, and one list says which of them may be archived; the
+    store is not asked about the others. An archived topic is listed once, several topics at the
+    same time, and a list of some seconds' age serves every connection. Decides nothing about the
+    answers.
     """
 
     archive: ServedArchive
@@ -311,14 +311,14 @@ class ArchiveLookup:
         return found
 
 
-# Starts and offsets at a time for thousands of partitions, written at once from memory.
-#
-# Known values overwrite the broker's, result by result. This decides nothing and waits only for the
-# event loop: results that memory cannot settle go the longer way.
-
-
 def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
-    """The results of a response, v4 or newer. Raises WireError."""
+    """The results of a response, v4 or newer. Raises WireError.
+
+    Starts and offsets at a time for thousands of partitions, written at once from memory.
+
+    Known values overwrite the broker's, result by result. This decides nothing and waits only for
+    the event loop: results that memory cannot settle go the longer way.
+    """
     body = response_body(payload, ApiKey.LIST_OFFSETS, version)
     return wire.result_rows_in(body, version)
 

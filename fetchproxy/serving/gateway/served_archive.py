@@ -125,16 +125,6 @@ class ArchivedKnowledge:
         self._warnings.warn("archived_topics_not_listed", None, error=str(error))
 
 
-# The log start offsets of both tiers, which relayed Fetch responses show for topics of the tail.
-#
-# A Kafka with tiered storage shows the log start offset of both tiers. So does the proxy, if it
-# knows it: it looks up in the archive the topics that clients read at the tail. It does so without
-# delaying them, once for all clients, and again after `log_start_max_age_ms`. Until the log start
-# is known, clients see -1 in place of the broker's log start if an archive may lie below it.
-# librdkafka takes a log start that it was shown for the beginning, without asking: with the
-# broker's own it would skip the archive. No client waits for these look-ups.
-
-
 class _Names(NamedTuple):
     by_id: bool
     refs: Collection[TopicRef]
@@ -162,7 +152,17 @@ def _not_known(partition: int) -> int:
 
 @dataclass(eq=False, repr=False)
 class ArchivedTopics:
-    """One per gateway; `run` looks topics up. `max_age_s`: time between two look-ups of a topic."""
+    """One per gateway; `run` looks topics up. `max_age_s`: time between two look-ups of a topic.
+
+    The log start offsets of both tiers, which relayed Fetch responses show for topics of the tail.
+
+    A Kafka with tiered storage shows the log start offset of both tiers. So does the proxy, if it
+    knows it: it looks up in the archive the topics that clients read at the tail. It does so
+    without delaying them, once for all clients, and again after `log_start_max_age_ms`. Until the
+    log start is known, clients see -1 in place of the broker's log start if an archive may lie
+    below it. librdkafka takes a log start that it was shown for the beginning, without asking: with
+    the broker's own it would skip the archive. No client waits for these look-ups.
+    """
 
     _cluster: Cluster
     _rlmm: RemoteLogMetadataManager
@@ -404,15 +404,15 @@ class TopicsOfConnection:
         self._keys = self._starts = None
 
 
-# The first archived offsets that clients may see, kept until something changes.
-#
-# Clients ask for thousands of partitions at once, and nearly always nothing has changed since the
-# last time. An entry is valid for the view that it was found in and for the leaders with which that
-# view was compared. Everything else takes the longer way (`offset_lookup`).
-
-
 def archive_start(view: PartitionView) -> tuple[int, int]:
-    """The start of a view with segments: offset and leader epoch. Pure."""
+    """The start of a view with segments: offset and leader epoch. Pure.
+
+    The first archived offsets that clients may see, kept until something changes.
+
+    Clients ask for thousands of partitions at once, and nearly always nothing has changed since the
+    last time. An entry is valid for the view that it was found in and for the leaders with which
+    that view was compared. Everything else takes the longer way (`offset_lookup`).
+    """
     # Skips a segment whose metadata cannot be read: the client would wait there for ever.
     offset = max(view.segments.start_offset(0), view.raised_log_start)
     return offset, view.segments.epoch_at(offset)

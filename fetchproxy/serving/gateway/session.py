@@ -476,20 +476,19 @@ class GatewaySession(ClientSession):
         return self.muted or self._upstream_slow or self.requests.limited
 
 
-# A client's progress with SASL, if the brokers' listener requires it.
-#
-# The broker authenticates its clients, and does not tell the proxy when that is done. Until the
-# broker has answered a SaslAuthenticate without an error, a client may only send SaslAuthenticate,
-# ApiVersions and SaslHandshake. Every other request passes, and the broker refuses it: the proxy
-# parses and keeps nothing of it. The proxy itself refuses two kinds of requests by their head, so
-# that they reach no broker: those larger than brokers accept before authentication (some 30 ms of a
-# broker's CPU), and those before any SaslHandshake.
-
-
 class SaslProgress:
     """One per connection. `accepted`: the broker has answered a SaslAuthenticate without an error.
 
     The mechanism may need another round, but from then on the proxy reads all requests.
+
+    A client's progress with SASL, if the brokers' listener requires it.
+
+    The broker authenticates its clients, and does not tell the proxy when that is done. Until the
+    broker has answered a SaslAuthenticate without an error, a client may only send
+    SaslAuthenticate, ApiVersions and SaslHandshake. Every other request passes, and the broker
+    refuses it: the proxy parses and keeps nothing of it. The proxy itself refuses two kinds of
+    requests by their head, so that they reach no broker: those larger than brokers accept before
+    authentication (some 30 ms of a broker's CPU), and those before any SaslHandshake.
     """
 
     def __init__(self, apis: ApiTable) -> None:

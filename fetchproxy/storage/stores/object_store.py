@@ -207,16 +207,6 @@ def segment_file_bytes_max(file: SegmentFile, key: str, log_bytes: int) -> int:
     return limits[file]
 
 
-# `RemoteStorageManager` (the KIP's name and verbs) works over any `ObjectStore`, so every backend
-# stores the same objects. `storage.contract` is the test suite that every backend passes.
-#
-# All methods raise only `fetchproxy.errors.RemoteStorageError` and its subclasses; an illegal key
-# is a ValueError, because it is a bug of the caller. A caller may cancel a method at any await: it
-# leaves no readable half-object. Methods take no time-out: callers use `asyncio.timeout`. If the
-# bucket, folder or server is missing, every method raises StorageUnavailable: the store never looks
-# empty.
-
-
 @dataclass(frozen=True, slots=True)
 class StoredObject:
     key: str
@@ -229,6 +219,15 @@ class ObjectStore(ABC):
 
     Keys sort by their bytes. Do not use a key that is also a folder of other keys: only some
     backends allow it.
+
+    `RemoteStorageManager` (the KIP's name and verbs) works over any `ObjectStore`, so every backend
+    stores the same objects. `storage.contract` is the test suite that every backend passes.
+
+    All methods raise only `fetchproxy.errors.RemoteStorageError` and its subclasses; an illegal key
+    is a ValueError, because it is a bug of the caller. A caller may cancel a method at any await:
+    it leaves no readable half-object. Methods take no time-out: callers use `asyncio.timeout`. If
+    the bucket, folder or server is missing, every method raises StorageUnavailable: the store never
+    looks empty.
     """
 
     async def __aenter__(self) -> Self:

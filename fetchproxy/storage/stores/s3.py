@@ -126,13 +126,6 @@ def _fields(element: ElementTree.Element) -> dict[str, str]:
 # too, `S3ObjectStore.abort_stale_uploads` finds the upload later.
 
 
-# Two clients. aiobotocore is made at the first call or by `async with`, without contacting the
-# server. It finds credentials, region and endpoint, and sends all requests except puts. obstore,
-# made at the first put, sends contents (ADR 0055). The module `retries` tells who repeats a
-# request. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the SHA-256 in their
-# signature protects them.
-
-
 def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, bool, str]:
     """(endpoint, whether its host name contains the bucket, region) of a server. `signed_url`: a
     URL of the object `k`. `region`: as the client names it.
@@ -171,6 +164,12 @@ class S3ObjectStore(ObjectStore):
     Credentials, and a missing region, are found as boto3 finds them: in the `profile` if one is
     set, and then not in the environment. If requests are denied, it looks for other credentials in
     the same places.
+
+    Two clients. aiobotocore is made at the first call or by `async with`, without contacting the
+    server. It finds credentials, region and endpoint, and sends all requests except puts. obstore,
+    made at the first put, sends contents (ADR 0055). The module `retries` tells who repeats a
+    request. Bodies have a CRC-64/NVME if the server checks it; otherwise TLS or the SHA-256 in
+    their signature protects them.
     """
 
     def __init__(

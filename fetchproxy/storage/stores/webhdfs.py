@@ -262,14 +262,6 @@ def list_after(start_after: str, name_start: str) -> str:
     return max(part[:-1], name_start[:-1])
 
 
-# Every request is tried once, except if the NameNode cannot have acted on it because it was
-# unreachable or a standby. The caller does the back-off.
-#
-# If a NameNode requires Kerberos, the client uses that once to get a delegation token. With a
-# ticket or a cookie in each request, the NameNode would make a token for every redirect to a
-# DataNode, log it and keep it for a day.
-
-
 class LongerThanWanted(StorageUnavailable):
     """`size_bytes`: the stated length, or the bytes received until the client stopped."""
 
@@ -282,6 +274,13 @@ class WebHdfsClient:
     """Use it on one loop. Paths are relative to the location's folder, whose own path is "".
 
     Raises `RemoteFault` for error answers of HDFS, and aiohttp's errors if there is no response.
+
+    Every request is tried once, except if the NameNode cannot have acted on it because it was
+    unreachable or a standby. The caller does the back-off.
+
+    If a NameNode requires Kerberos, the client uses that once to get a delegation token. With a
+    ticket or a cookie in each request, the NameNode would make a token for every redirect to a
+    DataNode, log it and keep it for a day.
     """
 
     def __init__(self, location: HdfsLocation, config: StoreConfig) -> None:

@@ -1,4 +1,11 @@
-"""Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for a partition's leader."""
+"""Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for a partition's leader.
+
+A retention step that would hide much of a partition at once is announced first and done later.
+
+A mistyped retention or a wrong clock shows only in how much a step would hide. So a step of more
+than STEP_SHARE_MAX is announced, in the store too, and done after its grace, unless retention
+computed anew would not take it by then.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +70,6 @@ from fetchproxy.writing.deletion.retention import (
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
-
-# A retention step that would hide much of a partition at once is announced first and done later.
-#
-# A mistyped retention or a wrong clock shows only in how much a step would hide. So a step of more
-# than STEP_SHARE_MAX is announced, in the store too, and done after its grace, unless retention
-# computed anew would not take it by then.
 
 log = structlog.get_logger(__name__)
 
@@ -222,15 +223,16 @@ def _announcement(fields: JsonFields) -> Announcement:
     )
 
 
-# Checks that segments are in the store as their metadata say, before segments that they replace go.
-#
-# Metadata say what was copied. A lifecycle rule, a person or a mistyped prefix may remove objects
-# but leave their metadata, and a listing may be old. So the checks request the objects in small
-# reads. They do not read the records: `verify` does.
-
-
 class SegmentProbe:
-    """One for each part that deletes."""
+    """One for each part that deletes.
+
+    Checks that segments are in the store as their metadata say, before segments that they replace
+    go.
+
+    Metadata say what was copied. A lifecycle rule, a person or a mistyped prefix may remove objects
+    but leave their metadata, and a listing may be old. So the checks request the objects in small
+    reads. They do not read the records: `verify` does.
+    """
 
     def __init__(self, rsm: RemoteStorageManager) -> None:
         self._rsm = rsm
@@ -299,14 +301,6 @@ class SegmentProbe:
         return None if len(tail) == 1 else f"is longer than the {size} bytes of its metadata"
 
 
-# The order keeps every reader safe, and a crash may follow any step:
-# 0. a step of retention (`retention`) that would hide much at once is announced before;
-# 1. the log start is raised and published: from then on no client begins to read below it;
-# 2. segments below it, stale attempts and spare copies become DELETE_SEGMENT_STARTED;
-# 3. `retention_grace_ms` after that, by the time stored with it, a segment's objects are deleted,
-#   then its metadata. If others hold its offsets, those must be seen to be in the store.
-
-
 @dataclass(slots=True)
 class _Partition:
     due_at: float = float("-inf")  # loop time
@@ -332,7 +326,16 @@ class _Partition:
 
 @dataclass(eq=False, repr=False)
 class Expirer:
-    """One for all partitions. `topic_config`: a topic's settings as last read. None: not known."""
+    """One for all partitions. `topic_config`: a topic's settings as last read. None: not known.
+
+    The order keeps every reader safe, and a crash may follow any step:
+
+    1. a step of retention (`retention`) that would hide much at once is announced before;
+    2. the log start is raised and published: from then on no client begins to read below it;
+    3. segments below it, stale attempts and spare copies become DELETE_SEGMENT_STARTED;
+    4. `retention_grace_ms` after that, by the time stored with it, a segment's objects are deleted,
+       then its metadata. If others hold its offsets, those must be seen to be in the store.
+    """
 
     config: ArchiveConfig
     rsm: RemoteStorageManager

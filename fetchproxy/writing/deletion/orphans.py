@@ -1,4 +1,12 @@
-"""Finds deletions besides retention's: objects without metadata, and spare copies of segments."""
+"""Finds deletions besides retention's: objects without metadata, and spare copies of segments.
+
+Finds finished segments that may be deleted because others hold the same offsets. Pure.
+
+Two archivers that were active at once have copied the same log, cut at different offsets. Each copy
+begins at the end of an earlier finished one. So from the last end a chain leads back that has each
+offset once; the other copies are spare. This is settled only when all of them are old: until then a
+copy may be finished that continues one that looked spare.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +29,6 @@ from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject
-
-# Finds finished segments that may be deleted because others hold the same offsets. Pure.
-#
-# Two archivers that were active at once have copied the same log, cut at different offsets. Each
-# copy begins at the end of an earlier finished one. So from the last end a chain leads back that
-# has each offset once; the other copies are spare. This is settled only when all of them are old:
-# until then a copy may be finished that continues one that looked spare.
 
 Segments = Sequence[RemoteLogSegmentMetadata]
 Objects = dict[SegmentFile, StoredObject]

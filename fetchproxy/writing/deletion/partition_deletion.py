@@ -1,4 +1,12 @@
-"""Deletes the archive of a topic that the cluster has deleted: by itself, never by mistake."""
+"""Deletes the archive of a topic that the cluster has deleted: by itself, never by mistake.
+
+Records a cluster's topics, and decides if it can still be the same cluster as at the last look.
+Pure.
+
+A cluster that was wiped and formatted again with the same id denies every topic that it had: each
+looks like a deleted topic. So the store keeps a list of the cluster's topics
+(`clusters/<id>.topics`), and a look renews it only if some of them still exist.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +40,6 @@ from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
-
-# Records a cluster's topics, and decides if it can still be the same cluster as at the last look.
-# Pure.
-#
-# A cluster that was wiped and formatted again with the same id denies every topic that it had: each
-# looks like a deleted topic. So the store keeps a list of the cluster's topics
-# (`clusters/<id>.topics`), and a look renews it only if some of them still exist.
 
 _VERSION = 1
 # Share of the archived topics. If two or more, and a larger share, are gone at once, an operator
@@ -106,22 +107,23 @@ def decode_cluster_topics(raw: bytes) -> ClusterTopics:
     return decode_document(raw, "topics of the cluster", _VERSION, topics)
 
 
-# The order is DELETE_PARTITION_MARKED, STARTED, the segments, FINISHED. Each state is recorded, so
-# any archiver may go on where another stopped. A deleted topic has no leader, so every step may be
-# done twice.
-#
-# An archive is deleted only if all of this holds, however long it takes:
-# - this cluster, by its id, has had the topic: an archiver has seen it alive there and recorded
-#   that in the store. Archives of other clusters, and restored ones, have no such record;
-# - the cluster denies the topic by name and by id. An error, or no right to see it, denies nothing.
-#   A topic of the same name that was created again has another id, and is another log;
-# - the cluster has denied it at every look for `topic_deletion_grace_ms`;
-# - other topics of the cluster were there when this topic disappeared (see above).
-
-
 @dataclass(eq=False, repr=False)
 class PartitionDeletion:
-    """`await deletion.run()` inside a TaskGroup; it ends only by cancellation."""
+    """`await deletion.run()` inside a TaskGroup; it ends only by cancellation.
+
+    The order is DELETE_PARTITION_MARKED, STARTED, the segments, FINISHED. Each state is recorded,
+    so any archiver may go on where another stopped. A deleted topic has no leader, so every step
+    may be done twice.
+
+    An archive is deleted only if all of this holds, however long it takes:
+
+    - this cluster, by its id, has had the topic: an archiver has seen it alive there and recorded
+      that in the store. Archives of other clusters, and restored ones, have no such record;
+    - the cluster denies the topic by name and by id. An error, or no right to see it, denies
+      nothing. A topic of the same name that was created again has another id, and is another log;
+    - the cluster has denied it at every look for `topic_deletion_grace_ms`;
+    - other topics of the cluster were there when this topic disappeared (see above).
+    """
 
     config: ArchiveConfig
     cluster: Cluster

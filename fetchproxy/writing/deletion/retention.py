@@ -1,4 +1,15 @@
-"""Decides what retention has passed, which settings count, and if the clock is right. Pure."""
+"""Decides what retention has passed, which settings count, and if the clock is right. Pure.
+
+Decides which settings give a topic's retention in either tier. Pure.
+
+Outside the brokers a topic's `retention.ms` is short because there is an archive. So the archive
+has settings of its own. The topic's settings count only if the operator says so
+(`archive.follow_topic_retention`), and only those that have the same meaning:
+
+    setting                 1. first override   2. the topic's own, if followed     3. otherwise
+    remote_log_retention_*  that names it       retention.*, if remote.storage      archive.*
+    local_retention_*       that names it       local.retention.*, unless the same  archive.*
+"""
 
 from __future__ import annotations
 
@@ -14,16 +25,6 @@ from fetchproxy.config.values import RetentionOverride, parse_retention_override
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_ins
-
-# Decides which settings give a topic's retention in either tier. Pure.
-#
-# Outside the brokers a topic's `retention.ms` is short because there is an archive. So the archive
-# has settings of its own. The topic's settings count only if the operator says so
-# (`archive.follow_topic_retention`), and only those that have the same meaning:
-#
-#     setting                 1. first override   2. the topic's own, if followed     3. otherwise
-#     remote_log_retention_*  that names it       retention.*, if remote.storage      archive.*
-#     local_retention_*       that names it       local.retention.*, unless the same  archive.*
 
 UNLIMITED = -1
 _AS_THE_WHOLE_LOG = -2  # Kafka's default of local.retention.*: no setting of its own
@@ -124,13 +125,6 @@ def _tiered(topic_config: Mapping[str, str]) -> bool:
     return topic_config.get("remote.storage.enable") == "true"
 
 
-# Checks the wall clock against the store's time and the producers' timestamps.
-#
-# `SteadyClock` notices a clock that jumps; a clock that was wrong from the start runs evenly. A
-# store that tells its own time settles the matter. Otherwise only the timestamps of records are
-# left. They prove little, because an old one may only mean that no client writes.
-
-
 @dataclass(frozen=True, slots=True)
 class Doubt:
     """`sure`: the clock is wrong. Otherwise it may be wrong."""
@@ -140,7 +134,14 @@ class Doubt:
 
 
 class ClockWitness:
-    """Pure: the caller passes the views and the time."""
+    """Pure: the caller passes the views and the time.
+
+    Checks the wall clock against the store's time and the producers' timestamps.
+
+    `SteadyClock` notices a clock that jumps; a clock that was wrong from the start runs evenly. A
+    store that tells its own time settles the matter. Otherwise only the timestamps of records are
+    left. They prove little, because an old one may only mean that no client writes.
+    """
 
     def __init__(self) -> None:
         self._first_seen_ms: dict[TopicIdPartition, int] = {}

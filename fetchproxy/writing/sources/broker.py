@@ -26,17 +26,19 @@ log = structlog.get_logger(__name__)
 # Kafka's default of `remote.fetch.max.wait.ms`.
 _TIERED_WAIT_MS = 500
 
-# Reads the log with Fetch requests, read_committed, so that the answers list aborted transactions.
-#
-# It works with any broker. Messages of the formats v0 and v1 become batches (`old_formats`): these
-# alone are not stored byte for byte. It checks each batch's CRC-32C, because the archive has to
-# return the batch years later. A thread does the check, because the tail's relay shares the loop.
-# The archiver decides where segments end (`contents`), because a broker does not tell where its own
-# segments end.
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BatchAccumulator(SegmentAccumulator):
+    """Reads the log with Fetch requests, read_committed, so that the answers list aborted
+    transactions.
+
+    It works with any broker. Messages of the formats v0 and v1 become batches (`old_formats`):
+    these alone are not stored byte for byte. It checks each batch's CRC-32C, because the archive
+    has to return the batch years later. A thread does the check, because the tail's relay shares
+    the loop. The archiver decides where segments end (`contents`), because a broker does not tell
+    where its own segments end.
+    """
+
     config: ArchiveConfig
     fetch_bytes_max: int = FETCH_BYTES_MAX
 

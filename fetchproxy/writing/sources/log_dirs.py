@@ -1,4 +1,18 @@
-"""The `log-dirs` source: each rolled segment file of a broker on this host is one segment."""
+"""The `log-dirs` source: each rolled segment file of a broker on this host is one segment.
+
+The layout of a broker's log directory. These functions read names and small files, and write
+nothing there.
+
+    <log dir>/meta.properties                        cluster.id, node.id
+    <log dir>/<topic>-<partition>/partition.metadata      topic id
+                                  leader-epoch-checkpoint
+                                  <20-digit base offset>.log .index .timeindex .txnindex .snapshot
+
+The number of a snapshot is the offset at which it was taken; the number of the other files is the
+first offset of their segment. Folders and files that the broker is about to remove, or still fills,
+have other names (`-delete`, `-stray`, `-future`; `.deleted`, `.cleaned`, `.swap`). All functions
+block. Source: Kafka's UnifiedLog, LogFileUtils, PartitionMetadataFile, MetaProperties.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +58,6 @@ from fetchproxy.segments.old_formats import converted, has_old_format, log_damag
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.copy_pace import accumulate_until
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
-
-# The layout of a broker's log directory. These functions read names and small files, and write
-# nothing there.
-#
-#     <log dir>/meta.properties                        cluster.id, node.id
-#     <log dir>/<topic>-<partition>/partition.metadata      topic id
-#                                   leader-epoch-checkpoint
-#                                   <20-digit base offset>.log .index .timeindex .txnindex .snapshot
-#
-# The number of a snapshot is the offset at which it was taken; the number of the other files is the
-# first offset of their segment. Folders and files that the broker is about to remove, or still
-# fills, have other names (`-delete`, `-stray`, `-future`; `.deleted`, `.cleaned`, `.swap`). All
-# functions block. Source: Kafka's UnifiedLog, LogFileUtils, PartitionMetadataFile, MetaProperties.
 
 LOG = "log"
 _OFFSET_INDEX = "index"
@@ -161,15 +162,15 @@ def _topic_id(content: str) -> UUID | None:
     return None
 
 
-# Reads a broker's rolled segment file once from end to end, checks it, and keeps it for a copy.
-#
-# The broker may delete, rename or truncate its files at any time, so everything is read through one
-# open file. The later copy uses a hard link to that file, or a copy of it if no link can be made or
-# only a part is wanted. All functions block.
-
-
 class Stopped(Exception):
-    """`go_on` returned False."""
+    """`go_on` returned False.
+
+    Reads a broker's rolled segment file once from end to end, checks it, and keeps it for a copy.
+
+    The broker may delete, rename or truncate its files at any time, so everything is read through
+    one open file. The later copy uses a hard link to that file, or a copy of it if no link can be
+    made or only a part is wanted. All functions block.
+    """
 
 
 class EndsEarly(LogDirUnusable):
