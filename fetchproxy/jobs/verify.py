@@ -131,7 +131,7 @@ async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPa
 async def _with_stored(
     config: Config, topic: str | None, report: VerifyReport
 ) -> tuple[VerifyReport, str | None]:
-    """The report with the archivers' recorded concerns added, and `Verified.not_asked`."""
+    """The report with the archivers' recorded concerns added, and `Verified.other_manager`."""
     async with stored_archive(config) as archive:
         stored = await read_published_conditions(archive.rsm.objects)
         identity = await archive.rsm.identity.look()

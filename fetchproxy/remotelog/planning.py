@@ -46,9 +46,10 @@ class OffsetSpan(NamedTuple):
 # A partition and its requested offsets.
 Selection = tuple[PartitionView, OffsetSpan]
 
-# The rule of `verify` (`archive_health.not_held`) finds offsets that the archive lacks. A hole is
-# a gap only if the archiver has put it on record; a hole without a record was archived and is
-# gone. The look reads one small object a partition, or none if the view has all requested offsets.
+# The rule of `verify` (`archive_health.missing_offsets`) finds offsets that the archive lacks. A
+# hole is a gap only if the archiver has put it on record; a hole without a record was archived and
+# is gone. The look reads one small object a partition, or none if the view has all requested
+# offsets.
 
 ALL_OFFSETS = OffsetSpan(0, 2**63)
 

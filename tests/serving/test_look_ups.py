@@ -394,7 +394,7 @@ async def test_once_the_list_has_a_topic_it_begins_in_the_archive(
     one_by_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if one_by_one:  # as before v4, and for several timestamps in one request
-        monkeypatch.setattr(list_offsets.wire, "asked_of_all", lambda *request: None)
+        monkeypatch.setattr(list_offsets.wire, "timestamp_of_all", lambda *request: None)
     async with gateway() as gate:
         asked = {ARCHIVED: range(1)}
         first = await gate.list_offsets(asked, EARLIEST, broker=BROKER_START - 20)
