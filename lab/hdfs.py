@@ -56,6 +56,11 @@ class HdfsServer(OneProcess):
         return f"127.0.0.1:{self._port}"
 
     @property
+    def rpc_address(self) -> str:
+        """Of Hadoop's own clients."""
+        return f"127.0.0.1:{self._port + 1}"
+
+    @property
     def user(self) -> str:
         """The superuser's name."""
         return getpass.getuser()
@@ -90,7 +95,7 @@ class HdfsServer(OneProcess):
             *quick_options(),
             _ADMIN,
             "-fs",
-            f"hdfs://127.0.0.1:{self._port + 1}",
+            f"hdfs://{self.rpc_address}",
         )
         subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=60)
 

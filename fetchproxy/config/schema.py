@@ -250,7 +250,7 @@ class StoreConfig(Section):
 
     url: OptionalUrl = None
     """Location of the archive: file:///path, s3://bucket/prefix?endpoint_url=…, gs://bucket/prefix,
-    az://container/prefix or webhdfs://host:port/path.
+    az://container/prefix, hdfs://nameservice/path or webhdfs://host:port/path.
     """
     hdfs_token_file: Path | None = None
     """File with a delegation token for HDFS. It is read at the first request, and again when HDFS

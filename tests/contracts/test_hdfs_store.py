@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
@@ -24,8 +25,10 @@ from fetchproxy.storage.contract import (
     noise,
 )
 from fetchproxy.storage.stores.hdfs import HdfsObjectStore, _slices
+from fetchproxy.storage.stores.registry import open_object_store
 from fetchproxy.storage.stores.webhdfs import HdfsLocation
-from lab.hdfs import HdfsServer
+from lab.hdfs import HdfsServer, hdfs_jars
+from lab.java import find_java, quick_options
 from lab.process import free_port
 
 pytestmark = pytest.mark.hdfs
@@ -278,3 +281,36 @@ async def _in_the_end(call: Callable[[], Awaitable[bytes]]) -> bytes:
             return await call()
         except StorageUnavailable:
             await asyncio.sleep(0.1)
+
+
+async def test_a_name_service_is_the_one_that_hadoop_s_own_client_finds(
+    hdfs: HdfsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have the same `hdfs-site.xml`. Hadoop's client reads by RPC what was put by WebHDFS."""
+    properties = {
+        "dfs.nameservices": "lab",
+        "dfs.ha.namenodes.lab": "away,here",
+        "dfs.namenode.rpc-address.lab.away": f"127.0.0.1:{free_port()}",
+        "dfs.namenode.http-address.lab.away": f"127.0.0.1:{free_port()}",
+        "dfs.namenode.rpc-address.lab.here": hdfs.rpc_address,
+        "dfs.namenode.http-address.lab.here": hdfs.address,
+        "dfs.client.failover.proxy.provider.lab": (
+            "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
+        ),
+    }
+    for name, content in (("hdfs", properties), ("core", {"fs.defaultFS": "hdfs://lab"})):
+        entries = "".join(
+            f"<property><name>{key}</name><value>{value}</value></property>"
+            for key, value in content.items()
+        )
+        (tmp_path / f"{name}-site.xml").write_text(f"<configuration>{entries}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    for url in ("hdfs:///by-name-service", "hdfs://lab/by-name-service"):
+        store, _ = open_object_store(f"{url}?user={hdfs.user}", StoreConfig(), create=True)
+        async with store:
+            await store.put("a/b", b"the same bytes")
+    java = find_java().command(f"{tmp_path}:{hdfs_jars()}/*", "-Xmx128m", *quick_options())
+    command = [*java, "org.apache.hadoop.fs.FsShell", "-cat", f"{url}/a/b"]
+    read = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+    # Its log says in front of it that one NameNode is away.
+    assert read.stdout.endswith(b"the same bytes"), read.stderr.decode()

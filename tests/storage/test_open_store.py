@@ -60,7 +60,7 @@ def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("ftp://bucket/x", "unknown scheme 'ftp'; known: file, s3, gs, az, webhdfs, swebhdfs"),
+        ("ftp://bucket/x", "unknown scheme 'ftp'; known: file, s3, gs, az, hdfs, webhdfs, s"),
         ("gs://b/x", "'b' is not a bucket name"),
         ("gs://bucket/x?endpoint_url=http://x", "unknown parameter 'endpoint_url'; known: none"),
         ("az://Container/x", "'Container' is not a bucket name"),

@@ -14,6 +14,7 @@ from fetchproxy.config.values import mask_text, parse_bootstrap
 from fetchproxy.errors import ConfigError
 from fetchproxy.segments.object_keys import normal_prefix
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
+from fetchproxy.storage.stores.hdfs_site import webhdfs_addresses
 from fetchproxy.storage.stores.locations import (
     CloudLocation,
     FileLocation,
@@ -48,7 +49,8 @@ def parse_store_url(url: str) -> Location:
 
     `file:///path`, `s3://bucket/prefix?endpoint_url=…&region=…&profile=…` (and the others of
     `S3Location`), `gs://bucket/prefix`, `az://container/prefix`,
-    `webhdfs://host:port[,host:port]/path?user=…` (with TLS: `swebhdfs:`).
+    `webhdfs://host:port[,host:port]/path?user=…` (with TLS: `swebhdfs:`), `hdfs://nameservice/path`
+    (`hdfs_site`).
 
     Raises ConfigError.
     """
@@ -73,11 +75,6 @@ def _location(url: str, parts: SplitResult) -> Location:
         return PluginLocation(url, point)
     if (parse := _BUILT_IN.get(parts.scheme)) is not None:
         return parse(parts)
-    if parts.scheme == "hdfs":
-        raise ValueError(
-            "use WebHDFS for HDFS: give the NameNode's HTTP address, as in "
-            "webhdfs://namenode:9870/path"
-        )
     known = ", ".join([*_BUILT_IN, *plugin_schemes()])
     raise ValueError(f"unknown scheme {parts.scheme!r}; known: {known}")
 
@@ -165,12 +162,16 @@ def _named(parts: SplitResult, bucket: re.Pattern[str]) -> str:
 
 def _hdfs_location(parts: SplitResult) -> HdfsLocation:
     query = _query(parts, _HDFS_PARAMETERS)
-    addresses = parse_bootstrap(parts.netloc)
+    if parts.scheme == "hdfs":
+        addresses, tls = webhdfs_addresses(parts.netloc)
+    else:
+        addresses = tuple(str(address) for address in parse_bootstrap(parts.netloc))
+        tls = parts.scheme == "swebhdfs"
     folder = normal_prefix(unquote(parts.path)).rstrip("/")
     return HdfsLocation(
-        addresses=tuple(str(address) for address in addresses),
+        addresses=addresses,
         folder=f"/{folder}" if folder else "",
-        tls=parts.scheme == "swebhdfs",
+        tls=tls,
         user=query.get("user") or os.environ.get("HADOOP_USER_NAME"),
     )
 
@@ -194,6 +195,7 @@ _BUILT_IN: Mapping[str, Callable[[SplitResult], Location]] = {
     "s3": _s3_location,
     "gs": _cloud_location,
     "az": _cloud_location,
+    "hdfs": _hdfs_location,  # by the user's own hdfs-site.xml
     "webhdfs": _hdfs_location,  # Hadoop's own names
     "swebhdfs": _hdfs_location,  # with TLS
 }
