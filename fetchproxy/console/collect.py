@@ -53,7 +53,7 @@ from fetchproxy.observability.health import (
     worst_first,
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
-from fetchproxy.runtime.cooperative import cooperative, forget
+from fetchproxy.runtime.cooperative import a_turn, cooperative, forget
 from fetchproxy.serving.consumer_pacing import ClientStatus, ConsumerPaces
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -170,14 +170,14 @@ class StatusCollector:
         now = asyncio.get_running_loop().time()
         found = await self._found(now)
         table = PartitionRows(query, found.conditions)
-        await asyncio.sleep(0)
+        await a_turn()
         clients: tuple[ClientStatus, ...] = ()
         clients_total = 0
         if query != NO_PARTITIONS:
             await self._fill(table)
             clients, clients_total = await self._clients()
         conditions = table.conditions_in_view(found.conditions)
-        await asyncio.sleep(0)
+        await a_turn()
         return Status(
             version=__version__,
             mode=self.around.mode,

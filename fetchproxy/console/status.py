@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +22,7 @@ from fetchproxy.observability.health import (
     first_of_each_kind,
 )
 from fetchproxy.observability.logs import RecentEvent
-from fetchproxy.runtime.cooperative import cooperative
+from fetchproxy.runtime.cooperative import a_turn, cooperative
 from fetchproxy.serving.consumer_pacing import ClientStatus, Consumer
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import partition_health
@@ -311,7 +310,7 @@ async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[Cl
         rows = heapq.nlargest(
             DISPLAYED_CLIENTS_MAX, rows, key=lambda row: (row.bytes_per_s, row.pauses)
         )
-        await asyncio.sleep(0)
+        await a_turn()
     return tuple(rows)
 
 

@@ -49,7 +49,7 @@ _CLOSE_MAX_S = 1.0
 # Connections that wait in the kernel to be accepted, and that one turn of the loop accepts at most:
 # each takes about 0.2 ms.
 _BACKLOG = 1024
-_ACCEPTED_AT_ONCE = 32
+_ACCEPTED_AT_ONCE = 8
 
 # A refusal is shown for this long: clients try again sooner.
 REFUSED_SHOWN_S = 900.0

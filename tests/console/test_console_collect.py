@@ -146,6 +146,25 @@ async def test_before_the_first_look_nothing_is_claimed(process: Process) -> Non
     assert (status.missing, status.listeners) == (("listener",), ("127.0.0.1:9192",))
 
 
+async def test_each_of_many_callers_makes_its_steps_in_turns_of_their_own(
+    process: Process,
+) -> None:
+    """Sixty-four requests for the status on one connection held the loop for 20 ms a step."""
+    callers, turns = 64, 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    statuses = await asyncio.gather(*(process.collector() for _ in range(callers)))
+    counting.cancel()
+    assert len(statuses) == callers
+    assert turns > 2 * callers
+
+
 async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Process) -> None:
     status = await process.collector()
     assert (status.clients, status.clients_total) == ((), 0)  # no listener yet
