@@ -14,9 +14,9 @@ class FetchProxyError(Exception):
 class RemoteStorageError(FetchProxyError):
     """Storage backends raise this at their edge, never an SDK's own exception.
 
-    `status`: of an HTTP answer; 0: there was none. `retry_after_s`: the store asked for this pause
-    before the next request; 0: it did not. `may_be_of_object`: of the one object, if the store
-    gives out others.
+    `status`: of an HTTP response; 0: there was none. `retry_after_s`: the store asked for this
+    pause before the next request; 0: it did not. `may_be_of_object`: of the one object, if the
+    store gives out others.
     """
 
     status = 0

@@ -61,7 +61,7 @@ class BrokerWatch:
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def look(self) -> None:
-        """Ask every broker, all at once. Each answer counts as soon as it arrives."""
+        """Ask every broker, all at once. Each response counts as soon as it arrives."""
         now = asyncio.get_running_loop().time()
         self._note_named(now)
         async with asyncio.TaskGroup() as tasks:

@@ -228,8 +228,8 @@ class Cluster:
         """The log's start, high watermark and LSO, from the leader (ListOffsets).
 
         The start includes records that the broker keeps in a tier of its own (-2, not -4 of
-        KIP-405): it serves them. The answer is from loop time `not_older_than` (seconds) or later;
-        None: from now on.
+        KIP-405): it serves them. The response is from loop time `not_older_than` (seconds) or
+        later; None: from now on.
         """
         now = asyncio.get_running_loop().time()
         oldest = now if not_older_than is None else not_older_than
@@ -320,7 +320,7 @@ class Cluster:
         self, tp: TopicIdPartition, ask: Callable[[BrokerConnection, TopicInfo], Awaitable[T]]
     ) -> T:
         """`ask` the partition's leader on an exclusive connection, and again after an election. For
-        requests that may wait in the broker. A request whose answer was lost is sent again.
+        requests that may wait in the broker. A request whose response was lost is sent again.
         """
 
         async def alone(

@@ -64,7 +64,7 @@ def _wrong_size(size: int, most: int) -> str:
 
 class BrokerConnection(asyncio.BufferedProtocol):
     """One TCP connection: framing, correlation ids, versions. Requests are pipelined; Kafka answers
-    them in order. Each answer is received into a buffer of its own size, without a copy.
+    them in order. Each response is received into a buffer of its own size, without a copy.
     """
 
     def __init__(self, address: HostPort, config: ClusterConfig) -> None:
@@ -126,7 +126,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
     async def send(
         self, api_key: int, version: int, bodies: Sequence[bytes], extra_ms: int = 0
     ) -> list[memoryview]:
-        """Send these bodies as requests at once. Returns the answers in order, without size prefix.
+        """Send these bodies as requests at once. Returns the responses in order, without size
+        prefix.
 
         Raises ClusterUnavailable after request_max_ms + `extra_ms` (the time that the broker itself
         was told to wait), and if the connection is lost.

@@ -198,7 +198,7 @@ class GroupMember:
         }
 
     async def _join_once(self, connection: BrokerConnection) -> Any:
-        """The answer; None: ask again, now with the assigned member id."""
+        """The response; None: ask again, now with the assigned member id."""
         settings, before = self._settings, self._lease_until
         subscription = self._duties.subscription(self._generation)
         request = JoinGroupRequest(

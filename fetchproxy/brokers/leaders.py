@@ -161,7 +161,7 @@ def _may_pass(found: object, topic_is_known: bool) -> bool:
 
 
 class _Call:
-    """Questions under way. `landed` gets the errors when the answers have come."""
+    """Questions under way. `landed` gets the errors when the responses have come."""
 
     def __init__(self) -> None:
         self.tps: set[TopicIdPartition] = set()

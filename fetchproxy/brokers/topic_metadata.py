@@ -44,7 +44,7 @@ async def decode_metadata(payload: memoryview, version: int) -> ClusterMetadata:
 class ClusterMetadataCache:
     """Known brokers and topics, and since when they are known (loop seconds).
 
-    Keeps the last answers: an identical answer returns the same objects. Callers that look up
+    Keeps the last responses: an identical answer returns the same objects. Callers that look up
     thousands of partitions ask for their topics each second, and nearly always nothing has
     changed.
     """

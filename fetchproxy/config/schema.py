@@ -66,8 +66,8 @@ class ArchiveConfig(Section):
     workers_max: int = Field(4, ge=1)
     """How many partitions are archived at once."""
     # At most the age at which objects without metadata are deleted
-    # (`WritingLimits.orphan_age_min_ms`): an upload whose answer was lost may go on for this long,
-    # and its object must not be deleted meanwhile.
+    # (`WritingLimits.orphan_age_min_ms`): an upload whose response was lost may go on for this
+    # long, and its object must not be deleted meanwhile.
     copy_max_ms: Duration = Field(300_000, ge=1, le=3_600_000)
     """The archiver gives up a copy that takes longer, and tries again."""
     copy_bytes_per_s_max: Size = Field(0, ge=0)
@@ -262,7 +262,7 @@ class StoreConfig(Section):
     reads and uploads each have this many connections of their own in addition.
     """
     timeout_ms: Duration = Field(20_000, ge=100)
-    """How long the store may send nothing during an answer before the proxy repeats the request.
+    """How long the store may send nothing during a response before the proxy repeats the request.
     Raise it for a slow store or link. Sending a part of 8 MiB may take three times this long (140
     KiB/s by default), and connecting takes at most 3 s of it. The proxy gives up listings and reads
     of metadata after half of it.
@@ -343,8 +343,8 @@ class GatewayConfig(Section):
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
     connection_buffers_bytes_max: Size = Field(256 * MiB, ge=MiB)
     """Memory of all connections together: bytes that wait for slow clients and brokers, incomplete
-    requests and answers (three times their size, as they are copied), and fetch sessions (300 bytes
-    a partition). Above it, the proxy closes the connections that hold the most.
+    requests and responses (three times their size, as they are copied), and fetch sessions (300
+    bytes a partition). Above it, the proxy closes the connections that hold the most.
     """
     remote_answers_bytes_max: Size = Field(256 * MiB, ge=KiB)
     """Memory of archived records that are being sent to clients, besides the chunk cache. Above it,
@@ -356,7 +356,7 @@ class GatewayConfig(Section):
     it records no faster than its application takes them.
     """
     gap_policy: Literal["skip", "error"] = "skip"
-    """The answer to a reader at offsets that were lost before they could be archived. `skip`: the
+    """The response to a reader at offsets that were lost before they could be archived. `skip`: the
     next records, as after compaction. `error`: INVALID_RECORD, which stops consumers (aiokafka
     waits).
     """

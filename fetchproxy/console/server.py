@@ -255,7 +255,7 @@ class ConsoleServer:
         """200 if the listeners are open and a broker answers.
 
         The relay works even if the store is away or the brokers refuse the proxy's own credentials,
-        so both leave the process ready. The answer still names refused credentials.
+        so both leave the process ready. The response still names refused credentials.
         """
         status = await self._source(NO_PARTITIONS)
         missing = status.missing

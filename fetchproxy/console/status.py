@@ -314,7 +314,7 @@ async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[Cl
     return tuple(rows)
 
 
-# One partition's line, from the last answers of archive and broker. Pure.
+# One partition's line, from the last responses of archive and broker. Pure.
 
 
 def partition_status(

@@ -181,7 +181,7 @@ async def compare_with_leader(
 
 
 class _Checked:
-    """The answers of one leader, and the last view that was compared with them."""
+    """The responses of one leader, and the last view that was compared with them."""
 
     def __init__(self, compared: Compared, known_epoch: int) -> None:
         self._tells = compared.leader_epoch != NO_EPOCH
@@ -233,7 +233,7 @@ class LeaderViews(PartitionViews):
     are no longer in the log. So reads for clients get their views from here, cut at the offset
     where the archive differs from the leader's log. Clients then never see a dead lineage, and the
     broker answers for all offsets above. The leader is asked once per leader epoch and partition.
-    Its answers about older epochs never change, so they also decide about new views.
+    Its responses about older epochs never change, so they also decide about new views.
     """
 
     def __init__(self, rlmm: PartitionViews, leader: LeaderLog, warnings: SparingWarnings) -> None:

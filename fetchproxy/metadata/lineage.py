@@ -11,7 +11,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import EpochEnd, EpochStart
 from fetchproxy.segments.leader_epochs import rising
 
-# The questions are those of Kafka's LeaderEpochFileCache. So the answers equal those of a broker
+# The questions are those of Kafka's LeaderEpochFileCache. So the responses equal those of a broker
 # with tiered storage, whose cache reaches back to the first remote offset.
 
 UNDEFINED_EPOCH = -1
@@ -110,12 +110,12 @@ def merged_end_offset(
     local_epoch: int | None,
     apart_to: int | None = None,
 ) -> EpochEnd:
-    """The answer of a Kafka with tiered storage, if the broker without it answered `broker`.
+    """The response of a Kafka with tiered storage, if the broker without it answered `broker`.
 
     `local_epoch` is the epoch in which the broker's local log begins; None: not known. The broker
     is right if it found the epoch in its own log. If all its epochs are newer, it answers with the
-    requested epoch and its own log start: then the archive knows better. The answer is never below
-    the true end of the epoch, because a consumer beyond that position resets itself.
+    requested epoch and its own log start: then the archive knows better. The response is never
+    below the true end of the epoch, because a consumer beyond that position resets itself.
 
     `apart_to`: the archive's end if the archive's log diverges from the broker's (whose log began
     again); None: it does not. Then the archive knows better for every epoch that it has.
@@ -198,7 +198,7 @@ def compare(
     leader: LeaderKnowledge,
     joints: Sequence[Joint] = (),
 ) -> Comparison:
-    """`Shared(end_offset)`: no divergence. Else asks for the next answer that `leader` lacks.
+    """`Shared(end_offset)`: no divergence. Else asks for the next response that `leader` lacks.
 
     `lineage` and `joints` rise; `end_offset` is exclusive. Records without epochs are believed, as
     followers do. Two answers are not a contradiction: that the leader has deleted the whole end of

@@ -33,7 +33,7 @@ _RECENT_S = 1.0
 _WAIT_S_MAX = 30.0
 # A step of a fetch costs up to some 10 µs a partition. This many take a millisecond at most.
 MANY_PARTITIONS = 100
-# Requests and answers of one connection that one turn of the loop handles. A client that sends a
+# Requests and responses of one connection that one turn of the loop handles. A client that sends a
 # thousand requests at once lets other clients go in between. Consumers have one or two requests in
 # flight.
 MESSAGES_A_TURN = 8

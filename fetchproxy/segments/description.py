@@ -246,7 +246,7 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
         (none) ─► DELETE_PARTITION_MARKED ─► DELETE_PARTITION_STARTED ─► DELETE_PARTITION_FINISHED
                   found deleted              its segments go              nothing is left of it
 
-    Every state may follow itself: an update whose answer was lost is sent again.
+    Every state may follow itself: an update whose response was lost is sent again.
     """
     old = None if known is None else known.state
     if new.state is not old and new.state not in LEGAL_NEXT[old]:

@@ -57,7 +57,7 @@ _CUT_SHARE = 0.75
 _PRESSED_SHARE = 0.5
 # (address, client id): clients take turns at reading the store by it. It limits nothing.
 Client = tuple[str, str]
-# Half of a Java consumer's request.timeout.ms. The next answer tells the rest of a longer debt.
+# Half of a Java consumer's request.timeout.ms. The next response tells the rest of a longer debt.
 PAUSE_MAX_S = 15.0
 # Leading bits of an IPv6 address that stand for one host (RFC 6177): it may use all others freely.
 _IPV6_HOST_BITS = 64

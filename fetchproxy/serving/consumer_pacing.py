@@ -51,7 +51,7 @@ _TOLD_BY = 3
 _GAIN_MIN = 1.3
 _REST_S = 60.0
 # If a single answer filled the queue, the rate is unknown: at most this many times the mean, pauses
-# included. With a large mean the answers hold several queues, so there is less to win.
+# included. With a large mean the responses hold several queues, so there is less to win.
 _GUESS, _GUESS_LARGE, _LARGE_MEAN = 5.0, 1.5, 250_000.0
 _RESTS_MAX = 5  # each rest is twice as long as the one before, up to this many doublings
 # How fast a pace grows while it holds answers back, as a power of e per second. _SEARCH: until it
@@ -117,13 +117,14 @@ class _Cycle:
         """The least and the most records/s that the application took, at the pause that ends the
         cycle.
 
-        `turn_s`: the client's time to read a response. `last`: the number of last answers, one of
+        `turn_s`: the client's time to read a response. `last`: the number of last responses, one of
         each connection.
 
-        The least: before the last answers the queue was not full. So between any point and them the
-        application took at least the records given, less one queue. The most: the queue was empty
-        at the begin, and full with the response that left at `full_at`. So the application took at
-        most the records given, less one queue. Other connections may have gone on after that.
+        The least: before the last responses the queue was not full. So between any point and them
+        the application took at least the records given, less one queue. The most: the queue was
+        empty at the begin, and full with the response that left at `full_at`. So the application
+        took at most the records given, less one queue. Other connections may have gone on after
+        that.
         """
         end = next((i for i, (at, _) in enumerate(self._points) if at > full_at + turn_s), None)
         points = self._points[:end]
@@ -228,7 +229,7 @@ class ConsumerPace:
     ) -> float:
         """A fetch came; the response before it had `records`. Returns the fetch's wait, in s.
 
-        `others`: after a silence, other connections' last answers that no fetch has followed yet.
+        `others`: after a silence, other connections' last responses that no fetch has followed yet.
         """
         silence = now - responded_at
         if (
@@ -260,7 +261,7 @@ class ConsumerPace:
         return min(max(int(self.pace * RESPONSE_S), RESPONSE_RECORDS_MIN), RESPONSE_RECORDS_MAX)
 
     def _silent(self, now: float, responded_at: float, last: int) -> None:
-        """`last`: the number of last answers in the cycle, one of each connection."""
+        """`last`: the number of last responses in the cycle, one of each connection."""
         cycle, self._cycle = self._cycle, _Cycle(now)
         self._taken_by = self._grown_at = now
         if now - responded_at > PAUSE_MAX_S or cycle.given < QUEUE_RECORDS:
@@ -375,7 +376,7 @@ class Consumer:
     readers: dict[int | None, Reader]  # its connections, by the broker
 
     def given(self, but: Reader) -> list[_Given]:
-        """The last answers of its other connections that no fetch has followed yet."""
+        """The last responses of its other connections that no fetch has followed yet."""
         others = (one.given for one in self.readers.values() if one is not but)
         return [one for one in others if one[1]]
 

@@ -88,7 +88,7 @@ class ArchiveOnlyLimits(ServingLimits):
 # `buffer_bytes_max`, one read of the other side, the frames that must be whole before they are
 # handled, and the partitions of a fetch session. This part bounds a thousand connections.
 
-# Requests and answers that are accumulated grow as fast as the other side sends. So they are
+# Requests and responses that are accumulated grow as fast as the other side sends. So they are
 # counted while they grow, and the others at intervals.
 
 
@@ -98,7 +98,7 @@ class Holder(Protocol):
 
 
 class AccumulatedBytes:
-    """Memory of all incomplete requests and answers. Above `bytes_max` the largest gives up."""
+    """Memory of all incomplete requests and responses. Above `bytes_max` the largest gives up."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

@@ -119,7 +119,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._take(self._receive.view[:nbytes])
 
     def eof_received(self) -> bool:
-        """A client that has ended its sending still gets the answers due, as from a broker.
+        """A client that has ended its sending still gets the responses due, as from a broker.
 
         asyncio's TLS always ends both directions at once.
         """

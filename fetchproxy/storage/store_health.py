@@ -109,7 +109,7 @@ def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
 
 # The four operations fail separately: a full or read-only bucket can still be read, and a key that
 # may not delete can still write. "Failing" means that no request of the kind has succeeded since
-# the first failed request began. The answer "no such object" is a success. A request without an
+# the first failed request began. The response "no such object" is a success. A request without an
 # answer fails after SILENT_AFTER_S. The callers pass loop times (s).
 
 

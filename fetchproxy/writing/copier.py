@@ -182,7 +182,7 @@ class SegmentCopier:
                 return await self.rlmm.put(finished)
             except ValueError as error:
                 if failures > 1 and self._is_recorded(finished):
-                    return None  # by an earlier write, whose answer was lost
+                    return None  # by an earlier write, whose response was lost
                 raise _refused(finished, error) from error
             except RemoteStorageError as error:
                 refusals.append(error)

@@ -319,7 +319,7 @@ class PartitionArchiver:
         await self.accumulator.discard()
 
     async def _moved_on(self, resumed: Resumed, view: PartitionView) -> None:
-        """Another archiver, or a copy of ours with a lost answer, has extended the archive."""
+        """Another archiver, or a copy of ours with a lost response, has extended the archive."""
         log.info(
             "archive_further_than_expected",
             **self.tp.logged,

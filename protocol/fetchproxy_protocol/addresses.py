@@ -79,7 +79,7 @@ def locate_addresses(
 def splice_addresses(
     payload: Buffer, api_key: int, api_version: int, found: Located, lookup: Lookup
 ) -> Generator[None, None, bytes]:
-    """The answer with each address replaced by the result of `lookup`, in steps. Raises
+    """The response with each address replaced by the result of `lookup`, in steps. Raises
     `WireError`.
     """
     if found.tags_at:

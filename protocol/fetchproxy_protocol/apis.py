@@ -112,7 +112,7 @@ class ApiKey(IntEnum):
 
     Source of the API table: the request schemas in Apache Kafka's kafka-clients 4.1.1 jar (3.9.1
     for the inter-broker APIs 4 to 7, which 4.x no longer describes), checked against 4.4.0. A key
-    that is not in `ApiKey` is never advertised to a client: its answers might carry broker
+    that is not in `ApiKey` is never advertised to a client: its responses might carry broker
     addresses that we cannot see.
     """
 

@@ -573,7 +573,7 @@ def plain_session_id(
 
     Nearly every response at the tail is such: no error, no aborted transaction, no tags. This is
     one pass without the scan's state, because its time adds to the latency of each record. None:
-    any other answer, also a malformed one, which the scan then reports. Log starts are patched in
+    any other response, also a malformed one, which the scan then reports. Log starts are patched in
     place, even if the response later turns out to be different.
     """
     try:

@@ -143,7 +143,7 @@ def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
 
 
 def intersect_response(payload: Buffer, api_version: int) -> bytes:
-    """The answer with each range narrowed to `offered_versions` and without unknown keys.
+    """The response with each range narrowed to `offered_versions` and without unknown keys.
 
     `payload` begins with the correlation id. A response with error 35 has the body of v0, whatever
     version was asked for. Raises `WireError`.
@@ -155,7 +155,7 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _intersected(rest: bytes, api_version: int) -> bytes:
-    """From after the correlation id. Cached: a cluster gives all clients the same few answers."""
+    """From after the correlation id. Cached: a cluster gives all clients the same few responses."""
     payload = bytes(4) + rest
     cursor = response_body(payload, ApiKey.API_VERSIONS, api_version)
     if cursor.int16() == ErrorCode.UNSUPPORTED_VERSION:
@@ -203,8 +203,8 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:
-    """The answer to an ApiVersions request newer than we read, without a size prefix: error 35 and
-    our own range, in the body of v0 (KIP-511). The client asks again.
+    """The response to an ApiVersions request newer than we read, without a size prefix: error 35
+    and our own range, in the body of v0 (KIP-511). The client asks again.
     """
     low, high = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
     return _REFUSAL.pack(
@@ -213,5 +213,5 @@ def unsupported_version_response(correlation_id: int) -> bytes:
 
 
 def handshake_refusal(correlation_id: int) -> bytes:
-    """The answer to SaslHandshake v0, without a size prefix: error 35, no mechanisms."""
+    """The response to SaslHandshake v0, without a size prefix: error 35, no mechanisms."""
     return _HANDSHAKE_REFUSAL.pack(correlation_id, ErrorCode.UNSUPPORTED_VERSION, 0)

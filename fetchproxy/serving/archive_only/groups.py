@@ -59,7 +59,7 @@ class JoinRequest:
 
 
 class JoinReply(NamedTuple):
-    """The answer's fields. `members`: only for the leader."""
+    """The response's fields. `members`: only for the leader."""
 
     error_code: ErrorCode = ErrorCode.NONE
     member_id: str = ""
@@ -91,7 +91,7 @@ class SyncRequest:
 
 
 class SyncReply(NamedTuple):
-    """The answer's fields."""
+    """The response's fields."""
 
     error_code: ErrorCode = ErrorCode.NONE
     assignment: bytes = b""

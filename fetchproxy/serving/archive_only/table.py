@@ -84,7 +84,7 @@ def too_new(head: RequestHead) -> Sequence[Buffer] | None:
 
 
 async def handshake(login: Login, request: Request) -> tuple[Sequence[Buffer], bool]:
-    """The answer, and whether the connection goes on."""
+    """The response, and whether the connection goes on."""
     if request.version == 0:
         values = {"error_code": ErrorCode.UNSUPPORTED_VERSION, "mechanisms": ()}
         return await request.respond(values), False

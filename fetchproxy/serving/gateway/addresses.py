@@ -207,7 +207,7 @@ class AdvertisedAddresses:
     def rewrite(
         self, payload: bytes, api_key: int, version: int
     ) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
-        """The answer with proxied addresses. Waits only if it is long, or if a listener must be
+        """The response with proxied addresses. Waits only if it is long, or if a listener must be
         opened first.
         """
         locating = locate_addresses(payload, api_key, version)

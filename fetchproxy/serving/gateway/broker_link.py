@@ -128,7 +128,7 @@ class LinkOwner(Protocol):
 
 @dataclass(eq=False, repr=False)
 class BrokerLink(asyncio.BufferedProtocol):
-    """The link reads the answers from the broker's socket, in request order.
+    """The link reads the responses from the broker's socket, in request order.
 
     A large response goes to the client as it arrives, a small one in one piece. Reading pauses
     while the client is slow, while a response is being rewritten, and while a parked answer waits
@@ -331,7 +331,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         return True
 
     def _consume(self, view: memoryview) -> int:
-        """Handle the answers in `view`; returns the position up to which they are handled."""
+        """Handle the responses in `view`; returns the position up to which they are handled."""
         pos = emit = 0
         end = len(view)
         write = self._owner.write_to_client
@@ -363,7 +363,7 @@ class BrokerLink(asyncio.BufferedProtocol):
 
     @staticmethod
     def _waits_for_the_rest(view: memoryview, pos: int) -> bool:
-        """Too few bytes have arrived, or the rest of a small answer comes in a moment.
+        """Too few bytes have arrived, or the rest of a small response comes in a moment.
 
         Brokers send a response's head and its records separately. A client needs both, and sending
         them separately would cost as much again.
@@ -452,7 +452,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         return pos + step
 
     def give_up(self) -> None:
-        """The answer that is being accumulated takes too much memory."""
+        """The response that is being accumulated takes too much memory."""
         if self._buffered is not None:
             self._buffered.payload = bytearray()
         self._owner.give_up()

@@ -129,7 +129,7 @@ class FetchSessionMirror:
         self._client_epoch = 0  # the next incremental request must carry it
         self._upstream_id = 0
         self._upstream_epoch = 0
-        self.sent_full = False  # the broker's next answer lists all partitions
+        self.sent_full = False  # the broker's next response lists all partitions
         self._stale = False  # the next request to the broker must be a full one
         self._upstream_partitions: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
@@ -330,7 +330,8 @@ class FetchSessionMirror:
         return session_id
 
     def on_suppressed_response(self, session_id: int) -> None:
-        """The answer of the last `on_response` is not sent: the client still waits for a response.
+        """The response of the last `on_response` is not sent: the client still waits for a
+        response.
 
         From here on, the two sides have separate sessions. The broker's session has advanced, with
         all changes of this request.

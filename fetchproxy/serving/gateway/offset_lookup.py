@@ -244,7 +244,7 @@ class ArchiveLookup:
         )
 
     def renew(self, topics: Iterable[TopicInfo]) -> None:
-        """Called after the response: reads the next answer's views in the background."""
+        """Called after the response: reads the next response's views in the background."""
         for topic in topics:
             self.archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
 

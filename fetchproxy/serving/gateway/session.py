@@ -456,7 +456,7 @@ class GatewaySession(ClientSession):
 
     @property
     def nothing_overtaken(self) -> bool:
-        """The answer in progress is the only one due, and no request waits behind it."""
+        """The response in progress is the only one due, and no request waits behind it."""
         return self.link is not None and len(self.link.expected) == 1 and not self.muted
 
     async def _drained_before(self) -> bool:

@@ -256,7 +256,7 @@ class NativeObjectStore(ObjectStore):
                 max_concurrency=PARTS_IN_FLIGHT_MAX,
             )
         except RemoteStorageError as error:
-            # The answer to the completion was lost, and the library has asked for it again.
+            # The response to the completion was lost, and the library has asked for it again.
             if native_code(error.__cause__) not in _COMPLETED_ALREADY:
                 raise
             if not await self._has(key, path, size_bytes):

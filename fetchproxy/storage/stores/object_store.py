@@ -75,7 +75,7 @@ REMEDIES: Mapping[str, str] = {
     "BlobArchived": "it is in the archive tier: set its tier to hot or cool",
     "BlobBeingRehydrated": "it is being brought back from the archive tier: it takes hours",
 }
-# Also a remedy, of answers that send the client elsewhere.
+# Also a remedy, of responses that send the client elsewhere.
 ELSEWHERE = (
     "the server sends requests elsewhere: correct address (https?) and region in `store.url`"
 )
@@ -147,7 +147,7 @@ def file_parts(path: Path, part_bytes: int, size_bytes: int | None = None) -> It
         raise RemoteStorageError(f"{path} became shorter while it was stored")
 
 
-# The meaning of HTTP error answers. Pure.
+# The meaning of HTTP error responses. Pure.
 
 
 def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
@@ -173,7 +173,7 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
 def responded(
     what: str, status: int, code: str, text: str, *, may_be_absent: bool = True
 ) -> RemoteStorageError:
-    """The domain's error for a store's error answer. `text`: what the response tells."""
+    """The domain's error for a store's error response. `text`: what the response tells."""
     kind = error_of(status, code)
     if kind is ObjectNotFound and not may_be_absent:
         kind = StorageUnavailable

@@ -26,7 +26,7 @@ from fetchproxy.storage.stores.retries import retry_pause_s
 
 # An HTTP library returns a body in pieces, which need one more copy to join. An S3 library takes
 # two milliseconds of Python to build and parse each request. For a replay, this was more than half
-# of the cost of a byte (ADR 0031). This client supports one kind of exchange. Any other answer is
+# of the cost of a byte (ADR 0031). This client supports one kind of exchange. Any other response is
 # OtherAnswer; the S3 client finds out what it means.
 
 # An S3 server's head has half a KiB; body bytes that come with it are copied once more.
@@ -345,7 +345,7 @@ class RangeRequests:
             connection.shut()
 
 
-# The S3 client signs one URL for many reads of an object. After any other answer the request is
+# The S3 client signs one URL for many reads of an object. After any other response the request is
 # repeated through the client, which handles redirects, regions and errors. If a server refuses
 # signed URLs (a bucket policy may do so), they are no longer used.
 

@@ -93,7 +93,7 @@ def without_token(text: str) -> str:
 
 
 class RemoteFault(Exception):
-    """An error answer. `exception`: the name of the Java exception, or ""."""
+    """An error response. `exception`: the name of the Java exception, or ""."""
 
     def __init__(self, status: int, exception: str, message: str) -> None:
         first_line = message.strip().splitlines()[:1]
@@ -273,7 +273,7 @@ class LongerThanWanted(StorageUnavailable):
 class WebHdfsClient:
     """Use it on one loop. Paths are relative to the location's folder, whose own path is "".
 
-    Raises `RemoteFault` for error answers of HDFS, and aiohttp's errors if there is no response.
+    Raises `RemoteFault` for error responses of HDFS, and aiohttp's errors if there is no response.
 
     Every request is tried once, except if the NameNode cannot have acted on it because it was
     unreachable or a standby. The caller does the back-off.
@@ -305,7 +305,7 @@ class WebHdfsClient:
         await self._sockets.shut()
 
     async def ask(self, method: str, op: str, path: str, **parameters: str) -> Mapping[str, Any]:
-        """The answer to a request that transfers no file content."""
+        """The response to a request that transfers no file content."""
         _, body = await self._ask_namenode(method, op, path, parameters)
         return decoded(body, op) if body else {}
 

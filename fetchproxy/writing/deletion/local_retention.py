@@ -55,7 +55,7 @@ def trim_target(
         return None  # the broker's records there are not the archived ones
     run = _archived_from(view, log_offsets.log_start_offset)
     if not run or run[-1].end_offset >= log_offsets.last_stable_offset:
-        return None  # the log ends below the archive: another lineage, or an old answer
+        return None  # the log ends below the archive: another lineage, or an old response
     sizes = [_bytes_above(segment, log_offsets.log_start_offset) for segment in run]
     surplus = sum(sizes) - retention.local_bytes if retention.local_bytes >= 0 else 0
     return passed_up_to(zip(run, sizes, strict=True), retention.local_ms, surplus, now_ms)

@@ -149,7 +149,7 @@ def _chain(together: Segments) -> Segments:
 
 # Finds objects in the store without metadata by listing, and deletes them once they are old.
 #
-# They come from crashes between two steps, and from uploads whose answer was lost.
+# They come from crashes between two steps, and from uploads whose response was lost.
 
 
 async def find_orphans(

@@ -29,7 +29,7 @@ _TIERED_WAIT_MS = 500
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class BatchAccumulator(SegmentAccumulator):
-    """Reads the log with Fetch requests, read_committed, so that the answers list aborted
+    """Reads the log with Fetch requests, read_committed, so that the responses list aborted
     transactions.
 
     It works with any broker. Messages of the formats v0 and v1 become batches (`old_formats`):

@@ -147,8 +147,8 @@ class _Fetch:
                 if self._records or clock() >= read_deadline:
                     break
             if not self._records and set(self._errors.values()) == {ErrorCode.INVALID_RECORD}:
-                # The answer says only that offsets are lost. It waits for the client's deadline, as
-                # some clients retry at once.
+                # The response says only that offsets are lost. It waits for the client's deadline,
+                # as some clients retry at once.
                 share.to_store()
                 await asyncio.sleep(deadline - clock())
             if self._errors or self._records or clock() >= deadline:
