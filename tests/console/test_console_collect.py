@@ -9,6 +9,7 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from loop_turns import loop_turns
 from memory_object_store import MemoryObjectStore
 from prometheus_client import generate_latest
 from test_console_partitions import TP, segment
@@ -150,19 +151,11 @@ async def test_each_of_many_callers_makes_its_steps_in_turns_of_their_own(
     process: Process,
 ) -> None:
     """Sixty-four requests for the status on one connection held the loop for 20 ms a step."""
-    callers, turns = 64, 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    statuses = await asyncio.gather(*(process.collector() for _ in range(callers)))
-    counting.cancel()
-    assert len(statuses) == callers
-    assert turns > 2 * callers
+    callers = 64
+    async with loop_turns() as turns:
+        statuses = await asyncio.gather(*(process.collector() for _ in range(callers)))
+        assert len(statuses) == callers
+        assert turns.count > 2 * callers
 
 
 async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Process) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 import aiohttp
 import pytest
+from loop_turns import loop_turns
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
@@ -107,18 +108,9 @@ async def test_metrics_are_made_in_steps_and_are_the_same(
             self.number = number
 
         def collect(self) -> Iterator[Metric]:
-            looked_at.append(turns)
+            looked_at.append(turns.count)
             yield CounterMetricFamily(f"things_{self.number}", "Some", value=self.number)
 
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
     for number in range(count):
         registry.register(Numbered(number))
     encode, _ = choose_encoder(accept)
@@ -126,6 +118,7 @@ async def test_metrics_are_made_in_steps_and_are_the_same(
     async with (
         ConsoleServer(config, source, registry) as console,
         aiohttp.ClientSession(f"http://{console.address}") as session,
+        loop_turns() as turns,
     ):
         looked_at.clear()
 
@@ -137,7 +130,6 @@ async def test_metrics_are_made_in_steps_and_are_the_same(
         if count:
             assert max(Counts(looked_at).values()) <= METRICS_A_STEP
         assert set(together) == {encode(registry)}
-    counting.cancel()
 
 
 async def test_status_is_the_sources_status(http: aiohttp.ClientSession) -> None:
@@ -159,19 +151,9 @@ async def test_a_status_of_very_many_is_made_in_pieces(
     http: aiohttp.ClientSession, source: Source
 ) -> None:
     source.status = replace(STATUS, partitions=STATUS.partitions * 1_000)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    async with http.get("/api/status") as response:
+    async with loop_turns() as turns, http.get("/api/status") as response:
         assert len((await response.json())["partitions"]) == 4_000
-    counting.cancel()
-    assert turns > 4_000 / ITEMS_A_STEP
+        assert turns.count > 4_000 / ITEMS_A_STEP
 
 
 async def test_the_page_needs_nothing_from_elsewhere(http: aiohttp.ClientSession) -> None:

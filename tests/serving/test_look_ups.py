@@ -22,6 +22,7 @@ from kafka.protocol.consumer.offsets import (
     OffsetForLeaderEpochRequest,
     OffsetForLeaderEpochResponse,
 )
+from loop_turns import loop_turns
 from memory_object_store import MemoryObjectStore
 from message_schema import encode_response
 from metadata_contract import State, copied, segment
@@ -672,23 +673,14 @@ async def test_warnings_about_many_topics_are_logged_in_steps(
 ) -> None:
     """A line of the log takes up to 0.5 ms."""
     warned: Counter[int] = Counter()  # by turn of the loop
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
 
     def warn(warnings: SparingWarnings, event: str, about: object, **context: object) -> None:
-        warned[turns] += 1
+        warned[turns.count] += 1
 
     monkeypatch.setattr(SparingWarnings, "warn", warn)
-    async with gateway() as gate:
+    async with gateway() as gate, loop_turns() as turns:
         gate.cluster.failure = ClusterUnavailable("no broker is known")
-        counting = asyncio.create_task(count_turns())
         await gate.end_of_epoch({f"topic-{n}": range(1) for n in range(100)}, 0)
-        counting.cancel()
     assert sum(warned.values()) == 100
     assert max(warned.values()) <= offset_for_leader_epoch.WARNED_AT_ONCE
 
@@ -844,15 +836,6 @@ async def test_a_topic_that_an_answer_names_often_is_passed_over_in_steps() -> N
     topics = [{"Name": ARCHIVED, "Partitions": [entry]}] * 5_000
     response = {"ThrottleTimeMs": 0, "Topics": topics}
     payload = encode_response("ListOffsetsResponse", VERSION, response)
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    assert await archive_lookup.topics_above_0(payload, VERSION) == {ARCHIVED}
-    counting.cancel()
-    assert turns >= 50
+    async with loop_turns() as turns:
+        assert await archive_lookup.topics_above_0(payload, VERSION) == {ARCHIVED}
+        assert turns.count >= 50
