@@ -67,9 +67,8 @@ class Batcher(Generic[K, V]):
         try:
             try:
                 accumulated = 0
-                while accumulated < len(
-                    single_flights
-                ):  # a caller with very many keys needs several turns
+                # A caller with very many keys needs several turns.
+                while accumulated < len(single_flights):
                     accumulated = len(single_flights)
                     await asyncio.sleep(0)
             finally:

@@ -685,6 +685,24 @@ async def test_warnings_about_many_topics_are_logged_in_steps(
     assert max(warned.values()) <= offset_for_leader_epoch.WARNED_AT_ONCE
 
 
+async def test_look_ups_by_time_that_memory_answers_are_made_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of them began in the same turn of the loop, which took 30 ms."""
+    made: Counter[int] = Counter()  # by turn of the loop
+    respond = list_offsets._respond
+
+    async def counted(*arguments: Any) -> Any:
+        made[turns.count] += 1
+        return await respond(*arguments)
+
+    monkeypatch.setattr(list_offsets, "_respond", counted)
+    async with gateway(archived=1) as gate, loop_turns() as turns:
+        await gate.list_offsets({ARCHIVED: range(600)}, 5)
+    assert sum(made.values()) == 600
+    assert max(made.values()) <= 2 * list_offsets._READ_AT_ONCE
+
+
 async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no_archive() -> None:
     async with gateway(archived=1) as gate:
         gate.store.door.clear()

@@ -45,6 +45,7 @@ from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.runtime.cooperative import (
     READ_AT_ONCE_BYTES_MAX,
     a_turn,
+    checkpoint,
     chosen,
     collected,
     cooperative,
@@ -298,6 +299,7 @@ async def _responses(
     reading.reverse()  # taken from the end
 
     async def respond_to_some() -> None:
+        await checkpoint(len(reading))
         while reading:
             responses.append(await _respond(archive, reading.pop(), client))
             if not len(reading) % _READ_AT_ONCE:
