@@ -278,14 +278,14 @@ async def _open_parts(
         metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
     ):
         health = Health()
-        own = OwnArchive(
+        own_archive = OwnArchive(
             config, rsm, rlmm, cluster, uuid4, archives=writes, create=create, health=health
         )
-        await own.at_start()
+        await own_archive.at_start()
         spare_collections()
         rng = random.Random()
         yield Parts(
-            config, limits, rsm, rlmm, cluster, own, health, rng, serves, listener, upstream
+            config, limits, rsm, rlmm, cluster, own_archive, health, rng, serves, listener, upstream
         )
 
 

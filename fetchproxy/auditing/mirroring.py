@@ -158,10 +158,10 @@ def plan_mirror(
     the copy's segments. A log never changes, so only its size is compared, unless `compare` is set.
     """
     plan = _Plan()
-    own = by_segment(here)
+    at_source = by_segment(here)
     have = {segment.segment_id: segment for segment in copied}
     for metadata in segments:
-        objects = own.get(metadata.segment_id, {})
+        objects = at_source.get(metadata.segment_id, {})
         whole = all(
             (found := there.get(place)) is not None
             and (file in REPLACEABLE or found.size_bytes == stored.size_bytes)
@@ -356,9 +356,9 @@ class PartitionMirror:
         for file in REPLACEABLE:
             if (stored := copy.objects.get(file)) is None:
                 continue
-            ours, theirs = self.source.store, self.target.store
+            source, target = self.source.store, self.target.store
             key = self.target.prefix + stored.key[len(self.source.prefix) :]
-            if not await same_objects(ours, stored.key, theirs, key, COMPARED_BYTES):
+            if not await same_objects(source, stored.key, target, key, COMPARED_BYTES):
                 differ.append(file)
             self.pace.spend(stored.size_bytes)
             await self.pace.turn(None)
@@ -371,16 +371,16 @@ class PartitionMirror:
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.PACKING)
         content = await self.source.store.get(key, SMALL_OBJECT_BYTES_MAX)
         try:
-            ours = decode_packing(content, key)
-            theirs = await self.target.rsm.packed.read_packing(copy.metadata)
+            source_packing = decode_packing(content, key)
+            target_packing = await self.target.rsm.packed.read_packing(copy.metadata)
         except CorruptSegment as error:
             if error.retriable:
                 raise
             return False
-        if replace(ours, key=theirs.key) != theirs:
+        if replace(source_packing, key=target_packing.key) != target_packing:
             return False
         try:
-            await self.target.rsm.packed.check_opens(copy.metadata, ours)
+            await self.target.rsm.packed.check_opens(copy.metadata, source_packing)
         except DamagedObject as error:
             if error.retriable:
                 raise
@@ -522,12 +522,12 @@ class PartitionMirror:
         store, key, path = self.target.store, self.target.prefix + place, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
         found = there.get(place)
-        async with FilesystemObjectStore(folder) as own:
+        async with FilesystemObjectStore(folder) as local:
             is_there = found is not None and found.size_bytes == size
-            if is_there and await same_objects(own, stored.key, store, key):
+            if is_there and await same_objects(local, stored.key, store, key):
                 return False
             await store.put_file(key, path, settled=True)
-            if not await same_objects(own, stored.key, store, key):
+            if not await same_objects(local, stored.key, store, key):
                 raise _not_what_was_put(key)
         self._result.bytes_copied += size
         return True
@@ -620,12 +620,12 @@ async def same_objects(
     position = 0
     try:
         while True:
-            ours = await _range(one, key, position, range_bytes)
-            if ours != await _range(other, other_key, position, range_bytes):
+            part = await _range(one, key, position, range_bytes)
+            if part != await _range(other, other_key, position, range_bytes):
                 return False
-            if len(ours) < range_bytes:
+            if len(part) < range_bytes:
                 return True
-            position += len(ours)
+            position += len(part)
     except ObjectNotFound:
         return False
 

@@ -70,14 +70,14 @@ async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> Archi
         raise ArchiveMismatch("--from is a mirror itself: give the URL of its archive")
     if identity.moved is not None and not same_place(identity.moved.to, to):
         raise ArchiveMismatch(f"the archive at --from has moved to {identity.moved.to}")
-    theirs = await read_identity(target.store, target.prefix)
-    if theirs is None:
-        theirs = await _made_mirror(target, identity)
-    if _differ(identity.generation, theirs.generation) or _differ(
-        identity.cluster_id, theirs.cluster_id
+    target_identity = await read_identity(target.store, target.prefix)
+    if target_identity is None:
+        target_identity = await _made_mirror(target, identity)
+    if _differ(identity.generation, target_identity.generation) or _differ(
+        identity.cluster_id, target_identity.cluster_id
     ):
         raise ArchiveMismatch("--to has another archive, or a mirror of another one")
-    if not theirs.is_mirror and identity.moved is None:
+    if not target_identity.is_mirror and identity.moved is None:
         raise ArchiveMismatch(
             "--to is not a mirror but an archive that archivers may write to: give an empty place"
         )
@@ -104,8 +104,8 @@ async def _made_mirror(target: MirrorSide, identity: ArchiveIdentity) -> Archive
 
 
 async def is_cut_over(target: MirrorSide) -> bool:
-    theirs = await read_identity(target.store, target.prefix)
-    return theirs is not None and not theirs.is_mirror
+    target_identity = await read_identity(target.store, target.prefix)
+    return target_identity is not None and not target_identity.is_mirror
 
 
 async def copy_archive_wide(source: MirrorSide, target: MirrorSide) -> NotCopied:

@@ -434,20 +434,20 @@ class _PartitionRepair:
         stored = broken.stored[SegmentFile.EPOCHS]
         if stored is not None and epochs_that_agree(metadata, stored) is not None:
             return stored
-        own = broken.derived.segment.leader_epochs
+        of_log = broken.derived.segment.leader_epochs
         if broken.lineage_before is not None:
-            return encode_epochs(extend_lineage(broken.lineage_before, own))
+            return encode_epochs(extend_lineage(broken.lineage_before, of_log))
         end = broken.derived.segment.end_offset
         for start, lineage in sorted(self._lineage_after.items()):
             if start > metadata.start_offset:
                 beside = tuple(e for e in lineage if e.start_offset <= end)
-                if agrees(clip_epochs(beside, metadata.start_offset, end), own):
+                if agrees(clip_epochs(beside, metadata.start_offset, end), of_log):
                     return encode_epochs(beside)
         # As far as is known, no offset below this one was ever archived.
         first_offset = 0 if self._stated is None else self._stated.recorded_from
         if metadata.start_offset > first_offset:
             raise CorruptSegment("it is not known which leader epochs the log had before it")
-        return encode_epochs(own)
+        return encode_epochs(of_log)
 
     def _is_faulty(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return any(self.rsm.object_key(metadata, file) in self.faulty for file in SegmentFile)

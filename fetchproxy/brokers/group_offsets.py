@@ -100,9 +100,9 @@ async def commit_offsets(
 ) -> dict[str, ClusterError]:
     """Commits for groups without members, by group. Returns what failed, by group."""
     failed: dict[str, ClusterError] = {}
-    for group, its in offsets.items():
+    for group, of_group in offsets.items():
         try:
-            await _commit(cluster, group, its)
+            await _commit(cluster, group, of_group)
         except ClusterError as error:
             failed[group] = error
     return failed

@@ -125,18 +125,18 @@ class Leaders:
             else:
                 by_leader.setdefault(leader, {})[tp] = topic
 
-        async def ask_one(leader: HostPort, its: Mapping[TopicIdPartition, TopicInfo]) -> None:
+        async def ask_one(leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]) -> None:
             try:
-                found.update(await ask(leader, its))
+                found.update(await ask(leader, topics))
             except ClusterError as error:
-                found.update(dict.fromkeys(its, error))
+                found.update(dict.fromkeys(topics, error))
             if tell is not None:
-                settled = await chosen(its, lambda tp: not _may_pass(found[tp], True))
+                settled = await chosen(topics, lambda tp: not _may_pass(found[tp], True))
                 await _tell_all(settled, found, tell)
 
         async with asyncio.TaskGroup() as asking:
-            for address, its in by_leader.items():
-                asking.create_task(ask_one(address, its), name=f"ask leader {address}")
+            for address, led in by_leader.items():
+                asking.create_task(ask_one(address, led), name=f"ask leader {address}")
 
 
 async def _tell_all(
@@ -204,7 +204,7 @@ class LogOffsetsReads:
             return tp not in failed and not self.knows(tp, oldest)
 
         while due := await chosen(tps, is_due):
-            call, theirs = _Call(), set[_Call]()
+            call, other_calls = _Call(), set[_Call]()
             self._single_flights.append(call)
             try:
                 async for tp in cooperative(due):
@@ -212,7 +212,7 @@ class LogOffsetsReads:
                     if other is None:
                         call.tps.add(tp)
                     else:
-                        theirs.add(other)
+                        other_calls.add(other)
                 if call.tps:
                     failed.update(await self._ask(call.tps))
             finally:
@@ -221,8 +221,8 @@ class LogOffsetsReads:
                 call.landed.set_result(failed)
             if not call.tps:
                 # Flights that began before `oldest` may land here; the next round then asks again.
-                await asyncio.wait([other.landed for other in theirs])
-                for other in theirs:
+                await asyncio.wait([other.landed for other in other_calls])
+                for other in other_calls:
                     errors = other.landed.result()
                     failed.update({tp: errors[tp] for tp in due if tp in errors})
         gone = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)

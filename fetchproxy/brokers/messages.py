@@ -174,10 +174,10 @@ def raise_for(error_code: int, what: str) -> None:
 def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
     """The highest version that both sides speak. Raises ClusterError (UNSUPPORTED_VERSION)."""
     lowest, highest = VERSIONS[api_key]
-    theirs = offered.get(api_key, (0, -1))
-    version = min(highest, theirs[1])
-    if version < max(lowest, theirs[0]):
-        what = f"no common version of API {api_key}: broker has {theirs}"
+    broker_range = offered.get(api_key, (0, -1))
+    version = min(highest, broker_range[1])
+    if version < max(lowest, broker_range[0]):
+        what = f"no common version of API {api_key}: broker has {broker_range}"
         raise ClusterError(what, ErrorCode.UNSUPPORTED_VERSION)
     return version
 

@@ -156,14 +156,14 @@ def shares(*named_keys: str, spark: bool = False) -> Callable[[Command], Command
     )
 
     def with_options(command: Command) -> Command:
-        context, *own = signature(command, eval_str=True).parameters.values()
-        names = {parameter.name for parameter in (context, *own)}
+        context, *parameters = signature(command, eval_str=True).parameters.values()
+        names = {parameter.name for parameter in (context, *parameters)}
 
         @wraps(command)
         def called(**given: object) -> None:
             command(**{name: value for name, value in given.items() if name in names})
 
-        every = (context, *map(_shared, named_keys), *own, *map(_shared, behind))
+        every = (context, *map(_shared, named_keys), *parameters, *map(_shared, behind))
         keywords = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in every]
         called.__signature__ = signature(command).replace(parameters=keywords)  # type: ignore[attr-defined]
         return called

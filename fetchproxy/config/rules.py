@@ -48,15 +48,15 @@ def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
 
 
 def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None:
-    own, users = config.archive_only, "archive_only.users_file"
-    if own.users_file is not None and not own.enabled:
+    archive_only, users = config.archive_only, "archive_only.users_file"
+    if archive_only.users_file is not None and not archive_only.enabled:
         return (
             f"{users} ({places[users]}) needs archive_only.enabled: in front of brokers, the "
             "brokers' users and ACLs apply"
         )
-    if own.users_file is not None and own.open_to_anybody:
+    if archive_only.users_file is not None and archive_only.open_to_anybody:
         return f"{users} ({places[users]}) contradicts archive_only.open_to_anybody"
-    if not own.enabled:
+    if not archive_only.enabled:
         if config.attach.archives is None:
             return None
         place = places["attach.archives"]
@@ -67,7 +67,12 @@ def _archive_only_fault(config: Config, places: Mapping[str, str]) -> str | None
             return f"{key} ({places[key]}) contradicts {places['archive_only.enabled']}: {reason}"
     # No broker checks ACLs here, so any client that passes the listener reads everything.
     listen, is_closed = config.gateway.listen, config.gateway.tls_client_auth == "required"
-    if is_closed or own.users_file or own.open_to_anybody or is_loopback(_host(listen)):
+    if (
+        is_closed
+        or archive_only.users_file
+        or archive_only.open_to_anybody
+        or is_loopback(_host(listen))
+    ):
         return None
     return (
         f"gateway.listen = {listen} ({places['gateway.listen']}): in archive-only mode every "

@@ -286,8 +286,8 @@ class StatusCollector:
         return tp in self._rows and bool(self._rows[tp].status.gaps)
 
     def _of_the_archive(self, now: float) -> Iterator[Condition]:
-        own = self.around.published_conditions() or PublishedConditions()
-        yield from own.merged(self._stored, now)
+        published = self.around.published_conditions() or PublishedConditions()
+        yield from published.merged(self._stored, now)
         yield from self._partitions.conditions()
 
     async def _found(self, now: float) -> _Found:
@@ -323,8 +323,8 @@ class StatusCollector:
             topics = await self.cluster.topics()
         except ClusterError:
             return self._tps
-        pattern, own = self.config.archive.topics, self.config.metadata.topic_name
-        return partitions_of(matching_topics(pattern, topics, own))
+        pattern, metadata_topic = self.config.archive.topics, self.config.metadata.topic_name
+        return partitions_of(matching_topics(pattern, topics, metadata_topic))
 
     def _note_archive(self, error: RemoteStorageError | None) -> None:
         """Reports the error, unless the store itself fails, which has a condition of its own."""

@@ -221,9 +221,9 @@ class ArchiverPositions:
 
     def archiver_position(self, tp: TopicIdPartition) -> int | None:
         """As of the last look; None: no archiver accumulates the partition. Never blocks."""
-        own = None if self._here is None else self._here(tp)
-        if own is not None:
-            return own
+        here = None if self._here is None else self._here(tp)
+        if here is not None:
+            return here
         oldest = self._clock() - SILENT_MAX_S
         key = (tp.topic_id, tp.partition)
         positions = [
@@ -295,8 +295,8 @@ class ArchiverPositions:
         ARCHIVERS_SILENT.set(len(silent))
         self._health.keep(Kind.ARCHIVER_SILENT, silent)
         # Archivers report only a full disk. Two on one disk are reported once.
-        own, disk = self._own_key(), Kind.ARCHIVER_DISK_FAILING
-        others = {o.operator_notes.troubles: key for key, o in heard.items() if key != own}
+        own_key, disk = self._own_key(), Kind.ARCHIVER_DISK_FAILING
+        others = {o.operator_notes.troubles: key for key, o in heard.items() if key != own_key}
         self._health.keep(
             disk, [Condition(disk, "; ".join(texts), key) for texts, key in others.items() if texts]
         )

@@ -228,7 +228,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         if not isinstance(other, Sequence):
             return NotImplemented
         return len(self) == len(other) and all(
-            mine == theirs for mine, theirs in zip(self, other, strict=True)
+            column == other_column for column, other_column in zip(self, other, strict=True)
         )
 
     def __hash__(self) -> int:

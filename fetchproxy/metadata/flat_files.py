@@ -191,8 +191,8 @@ class CacheFile:
             raise NewerMetadataVersion(
                 f"{self.path}: magic {magic}, known are those up to {_MAGIC}"
             )
-        own = _MAGIC, self._tp.topic_id.bytes, self._tp.partition
-        return (magic, topic_id, partition) == own
+        expected = _MAGIC, self._tp.topic_id.bytes, self._tp.partition
+        return (magic, topic_id, partition) == expected
 
     def _understood(self, good: bytes) -> bytes:
         """The entries of a file whose checksum holds, compacted if events were appended."""

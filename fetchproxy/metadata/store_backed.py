@@ -376,8 +376,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         # A later listing of the whole topic counts too: a partition that it lacks is empty.
         topic = self._topic_views.entry(tp.topic_id)
         if topic is not None and tp.partition not in topic[1]:
-            own = self._views.entry(tp)
-            if own is None or own[0] < topic[0]:
+            cached = self._views.entry(tp)
+            if cached is None or cached[0] < topic[0]:
                 self._views.offer(tp, topic[0], PartitionTable(tp).view(topic[0]))
         return await self._views.get(tp, not_older_than)
 

@@ -187,7 +187,7 @@ def check_chunk(
     epoch_until = later_epochs[0].start_offset if later_epochs else _OFFSET_MAX
     before, pos, checkpoint_at = first_offset - 1, 0, STEP_BYTES
     while limit - pos >= HEADER_BYTES:
-        base, length, its_epoch, magic, crc, delta = unpack_from(content, pos)
+        base, length, batch_epoch, magic, crc, delta = unpack_from(content, pos)
         end = pos + length + LOG_OVERHEAD_BYTES
         if magic != MAGIC or length < _BATCH_BYTES_MIN or delta < 0 or end > limit:
             break
@@ -198,8 +198,8 @@ def check_chunk(
         while base >= epoch_until:
             epoch = later_epochs.pop(0).epoch
             epoch_until = later_epochs[0].start_offset if later_epochs else _OFFSET_MAX
-        if its_epoch != epoch and -1 not in (its_epoch, epoch) and base <= epochs_up_to:
-            raise CorruptSegment(f"leader epoch {its_epoch}, not {epoch}, at base offset {base}")
+        if batch_epoch != epoch and -1 not in (batch_epoch, epoch) and base <= epochs_up_to:
+            raise CorruptSegment(f"leader epoch {batch_epoch}, not {epoch}, at base offset {base}")
         before = base + delta
         last_offsets.append(before)
         ends.append(end)

@@ -482,11 +482,11 @@ class RemoteFetchPurgatory:
         """Loop time since which the store's failures hold up this read. None: there is no evidence
         of that. Evidence is a failure of this read, or of any read after this one was created.
         """
-        own = None if read.load is None else read.load.failing_since
+        load_failing_since = None if read.load is None else read.load.failing_since
         every = self._health.failing_since
         if every is not None and self._health.last_failure_at >= read.created_at:
-            return every if own is None else min(own, every)
-        return own
+            return every if load_failing_since is None else min(load_failing_since, every)
+        return load_failing_since
 
     def _cancel(self, fetch: DelayedRemoteFetch) -> None:
         self._complete(fetch, CompletionReason.CANCELLED, {})

@@ -173,16 +173,16 @@ class ReadAheadLoads:
         chunks = self._memory.chunks
         room = chunks.maxsize // 2 - chunks.read_ahead_bytes - self._pool.ahead_bytes
         missing = sum(isinstance(need, NeedChunk) for need in needs)
-        own = (count - missing) * self._memory.chunk_bytes  # the room that the stream takes
+        room_bytes = (count - missing) * self._memory.chunk_bytes  # the room that the stream takes
         for need in needs:
             loading = self._pool.is_loading(need.key)
             if isinstance(need, NeedChunk):
                 size = need.byte_range.length
                 if not loading:
                     room -= size
-                    if room < own:
+                    if room < room_bytes:
                         return
                     READ_AHEAD_CHUNKS.inc()
-                own += size
+                room_bytes += size
             if not loading:
                 self._loads.begin(need, now + self._needed_for_s, True, request.client)

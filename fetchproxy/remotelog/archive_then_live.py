@@ -226,8 +226,8 @@ def find_tier_boundary(
 
 
 def _parsed(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    own = {name: value for name, value in options.items() if not is_live_only(name)}
-    parsed = parse_options({"startingOffsets": "earliest", **own}, streaming=streaming)
+    archive_options = {name: value for name, value in options.items() if not is_live_only(name)}
+    parsed = parse_options({"startingOffsets": "earliest", **archive_options}, streaming=streaming)
     if BoundKind.TIMESTAMPS in (parsed.starting.kind, parsed.ending.kind):
         raise ConfigError(
             "archive then live: give offsets as the beginning and the end, not timestamps"

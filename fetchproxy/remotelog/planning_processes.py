@@ -159,6 +159,6 @@ async def _read(
 
 
 if __name__ == "__main__":
-    own = os.fdopen(os.dup(1), "wb")
+    responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # printed text goes to stderr, like logs
-    asyncio.run(_respond(own))
+    asyncio.run(_respond(responses))

@@ -84,8 +84,8 @@ class LoopThread:
 
 
 async def _cancel_others() -> None:
-    mine = asyncio.current_task()
-    others = [task for task in asyncio.all_tasks() if task is not mine]
+    current = asyncio.current_task()
+    others = [task for task in asyncio.all_tasks() if task is not current]
     for task in others:
         task.cancel()
     if others:

@@ -55,9 +55,9 @@ class Batcher(Generic[K, V]):
             del call, response
 
     async def _lead(self, key: K) -> V | ClusterError | _Left:
-        mine: asyncio.Future[V | ClusterError | _Left]
-        mine = asyncio.get_running_loop().create_future()
-        single_flights = {key: mine}
+        own_call: asyncio.Future[V | ClusterError | _Left]
+        own_call = asyncio.get_running_loop().create_future()
+        single_flights = {key: own_call}
         self._next = single_flights
 
         def tell(key: K, response: V | ClusterError) -> None:
@@ -78,7 +78,7 @@ class Batcher(Generic[K, V]):
             for call in single_flights.values():
                 if not call.done():
                     call.set_result(_LEFT)
-        return mine.result()
+        return own_call.result()
 
 
 class _Left:

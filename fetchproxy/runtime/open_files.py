@@ -18,8 +18,8 @@ def clients_that_fit(open_files_max: int, connections_max: int) -> int:
     """How many clients may connect, so that none of the process's other parts runs out of files."""
     if open_files_max == resource.RLIM_INFINITY:
         return connections_max
-    own = min(_FILES_OF_OUR_OWN, open_files_max // 2)
-    return max(1, min(connections_max, (open_files_max - own) // _FILES_A_CLIENT))
+    reserved = min(_FILES_OF_OUR_OWN, open_files_max // 2)
+    return max(1, min(connections_max, (open_files_max - reserved) // _FILES_A_CLIENT))
 
 
 def raise_open_files_max(connections_max: int) -> int:

@@ -687,16 +687,16 @@ def _ends_there(log: AccumulatedSegment, witnesses: Witnesses) -> bool:
 def _check_epochs(log: AccumulatedSegment, witnesses: Witnesses) -> None:
     known = witnesses.known
     end = log.end_offset if known is None else min(known.end_offset, log.end_offset)
-    own = clip_epochs(log.leader_epochs, log.start_offset, end)
-    if known is not None and are_those_of(own, known.segment_leader_epochs):
+    of_log = clip_epochs(log.leader_epochs, log.start_offset, end)
+    if known is not None and are_those_of(of_log, known.segment_leader_epochs):
         return
     beside = epochs_beside(witnesses.epochs, log.start_offset, end)
     if beside is None:
         if known is None:
             return  # no witness contradicts it
-    elif beside == own or (known is None and agrees(beside, own)):
+    elif beside == of_log or (known is None and agrees(beside, of_log)):
         return
-    raise CorruptSegment(f"the log has {own}, and what else says its leader epochs does not")
+    raise CorruptSegment(f"the log has {of_log}, and what else says its leader epochs does not")
 
 
 def epochs_beside(
@@ -721,11 +721,11 @@ def epochs_that_agree(
     return decode_epochs(raw)
 
 
-def agrees(beside: Sequence[EpochStart], own: Sequence[EpochStart]) -> bool:
+def agrees(beside: Sequence[EpochStart], epochs: Sequence[EpochStart]) -> bool:
     """Batches without an epoch add none to a segment, but do not end the lineage before it: what
     such batches begin a segment with is in `beside` alone, as the first epoch or its start.
     """
-    lineage, stated = tuple(beside), rising(own)
+    lineage, stated = tuple(beside), rising(epochs)
     if stated in (lineage, lineage[1:]):
         return True
     if not lineage or not stated or lineage[1:] != stated[1:]:

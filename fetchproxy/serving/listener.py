@@ -111,7 +111,7 @@ class Listener:
         self._by_ip: Counter[str] = Counter()  # handshakes included
         self._empty = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
-        self._own_tasks: list[asyncio.Task[None]] = []
+        self._part_tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         CONNECTIONS.set_function(lambda: self.connections)
 
@@ -135,7 +135,7 @@ class Listener:
         """A caller of `listen` must close its server before this."""
         if self._server is not None:
             self._server.close()
-        for task in self._own_tasks:
+        for task in self._part_tasks:
             task.cancel()
         if self._acceptor is not None:
             self._acceptor.close()
@@ -169,7 +169,7 @@ class Listener:
 
     def run(self, work: Coroutine[None, None, None], name: str) -> None:
         """Run `work` as a task until the listener is closed."""
-        self._own_tasks.append(self._tasks.create_task(work, name=name))
+        self._part_tasks.append(self._tasks.create_task(work, name=name))
 
     def keep(self, part: str, run: Callable[[], Coroutine[None, None, None]], rests: str) -> None:
         """Run a part until the listener is closed; again if it fails. `rests`: see keep_running."""

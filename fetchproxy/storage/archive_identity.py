@@ -78,12 +78,12 @@ class ArchiveIdentity:
     def is_mirror(self) -> bool:
         return self.manager == MIRROR
 
-    def completed(self, own: ArchiveIdentity) -> ArchiveIdentity:
-        """This identity, with missing values taken from `own`."""
+    def completed(self, identity: ArchiveIdentity) -> ArchiveIdentity:
+        """This identity, with missing values taken from `identity`."""
         return ArchiveIdentity(
-            self.generation or own.generation,
-            self.cluster_id or own.cluster_id,
-            self.manager or own.manager,
+            self.generation or identity.generation,
+            self.cluster_id or identity.cluster_id,
+            self.manager or identity.manager,
             self.moved,
         )
 

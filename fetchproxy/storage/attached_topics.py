@@ -66,14 +66,16 @@ class _Mount:
 
 
 class AttachedObjectStore(ObjectStore):
-    """The archive in `own` below `prefix`, with the attached topics as more folders of it.
+    """The archive in `archive_store` below `prefix`, and the attached topics as folders of it.
 
     `async with` opens and closes all stores. An attached topic is known after a listing of the
     folders, which every reader of an archive does first. It hides an own topic of the same name.
     """
 
-    def __init__(self, own: ObjectStore, prefix: str, attached: Sequence[AttachedTopic]) -> None:
-        self._own = own
+    def __init__(
+        self, archive_store: ObjectStore, prefix: str, attached: Sequence[AttachedTopic]
+    ) -> None:
+        self._archive_store = archive_store
         self._prefix = prefix
         self._attached = attached
         self._mounts: dict[str, _Mount] = {}  # by the folder here
@@ -101,7 +103,7 @@ class AttachedObjectStore(ObjectStore):
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         mount = self._mount(key)
         if mount is None:
-            return await self._own.get(key, bytes_max)
+            return await self._archive_store.get(key, bytes_max)
         if key == mount.hidden:
             raise ObjectNotFound(key)
         if key == mount.described:
@@ -112,7 +114,7 @@ class AttachedObjectStore(ObjectStore):
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
         mount = self._mount(key)
         if mount is None:
-            return await self._own.get_range(key, byte_range)
+            return await self._archive_store.get_range(key, byte_range)
         return await mount.attached.store.get_range(mount.key_there(key), byte_range)
 
     def origin(self, tp: TopicIdPartition) -> TopicIdPartition:
@@ -127,7 +129,7 @@ class AttachedObjectStore(ObjectStore):
 
     @property
     def part_bytes_max(self) -> int:
-        return self._own.part_bytes_max
+        return self._archive_store.part_bytes_max
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """Includes an attached topic only if `prefix` lies in it: no caller lists across topics.
@@ -136,7 +138,7 @@ class AttachedObjectStore(ObjectStore):
         """
         mount = self._mount(prefix)
         if mount is None:
-            async for found in self._own.list(prefix, start_after):
+            async for found in self._archive_store.list(prefix, start_after):
                 yield found
             if prefix == keys.topics_folder(self._prefix):
                 for mount in self._mounts.values():
@@ -157,7 +159,7 @@ class AttachedObjectStore(ObjectStore):
             async for name in mount.attached.store.list_folders(mount.key_there(prefix)):
                 yield name
             return
-        names = [name async for name in self._own.list_folders(prefix)]
+        names = [name async for name in self._archive_store.list_folders(prefix)]
         if prefix == self._prefix:
             taken = {attached.name for attached in self._attached}
             topics = {name: keys.parse_topic_folder(name) for name in names}
@@ -212,7 +214,7 @@ class AttachedObjectStore(ObjectStore):
         mount = self._mount(key)
         if mount is not None:
             raise StorageDenied(f"{key}: the attached topic {mount.attached.name} is read-only")
-        return self._own
+        return self._archive_store
 
     async def _description(self, mount: _Mount, bytes_max: int) -> bytes:
         """With the topic's id and name here."""
@@ -243,7 +245,7 @@ class AttachedObjectStore(ObjectStore):
         return encode_segment(replace(metadata, segment_id=renamed))
 
     def _stores(self) -> Sequence[ObjectStore]:
-        return (self._own, *(attached.store for attached in self._attached))
+        return (self._archive_store, *(attached.store for attached in self._attached))
 
 
 def open_archive(
@@ -256,7 +258,7 @@ def open_archive(
     """
     if config.store.url is None:
         raise ConfigError("store.url is not set")
-    own, prefix = open_object_store(config.store.url, config.store, create=create)
+    archive_store, prefix = open_object_store(config.store.url, config.store, create=create)
     manager = None if config.archive_only.enabled else config.metadata.ruling
     at_rest = at_rest_of(config.store)
     must_exist = must_exist and not config.archive_only.enabled
@@ -264,7 +266,7 @@ def open_archive(
         AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
         for one in parse_attachments(config.attach.archives or "")
     ]
-    store = AttachedObjectStore(own, prefix, attached) if attached else own
+    store = AttachedObjectStore(archive_store, prefix, attached) if attached else archive_store
     return RemoteStorageManager(
         store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
     )

@@ -56,8 +56,8 @@ def files_of(config: GatewayConfig | ClusterConfig) -> list[Path]:
     authorities = (
         config.tls_client_ca_file if isinstance(config, GatewayConfig) else config.tls_ca_file
     )
-    own = (config.tls_certificate_file, config.tls_key_file, secret_file(config.tls_key_password))
-    return [file for file in (*own, authorities) if file is not None]
+    files = (config.tls_certificate_file, config.tls_key_file, secret_file(config.tls_key_password))
+    return [file for file in (*files, authorities) if file is not None]
 
 
 def _load_own(context: ssl.SSLContext, section: str, config: GatewayConfig | ClusterConfig) -> int:

@@ -155,7 +155,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         try:
             await self._member.run()
         finally:
-            self._own(frozenset())
+            self._take_partitions(frozenset())
             metrics.ARCHIVE_GROUP_STABLE.set(0)
 
     def state(self) -> LeadershipState:
@@ -221,7 +221,7 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         )
         metrics.ARCHIVE_GROUP_REBALANCES.inc()
         metrics.ARCHIVE_GROUP_STABLE.set(1)
-        self._own(now_owned)
+        self._take_partitions(now_owned)
         return bool(before - now_owned)
 
     def lost(self, reason: str) -> None:
@@ -229,9 +229,9 @@ class ConsumerGroupLeadership(Leadership, GroupDuties):
         metrics.ARCHIVE_GROUP_LOST.labels(reason).inc()
         metrics.ARCHIVE_GROUP_STABLE.set(0)
         self._members = None
-        self._own(frozenset())
+        self._take_partitions(frozenset())
 
-    def _own(self, owned: frozenset[Partition]) -> None:
+    def _take_partitions(self, owned: frozenset[Partition]) -> None:
         before, self._owned = self._owned, owned
         if owned != before:
             self.on_change()

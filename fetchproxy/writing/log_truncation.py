@@ -146,13 +146,13 @@ def decided_below(
         return min(offset, last_stable_offset)
     # If the segment ends right below `offset`, an entry may end at its marker or with the segment.
     ended = offset if below.stored_end_offset >= offset else offset - 1
-    ours = {
+    of_archive = {
         (entry.producer_id, entry.first_offset)
         for entry in archived
         if entry.first_offset < offset and entry.last_offset >= ended
     }
-    theirs = {txn for txn in leader if txn[1] < offset}
-    differing = [first for _, first in ours ^ theirs]
+    of_leader = {txn for txn in leader if txn[1] < offset}
+    differing = [first for _, first in of_archive ^ of_leader]
     return min([offset, last_stable_offset, *differing])
 
 

@@ -110,13 +110,17 @@ class OwnArchive:
             return
         by_cluster = not self.config.archive_only.enabled
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
-        own = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.ruling)
+        identity_here = ArchiveIdentity(
+            self.uuid_factory(), cluster_id, self.config.metadata.ruling
+        )
         marker = _marker(self.config.archive.spool_dir, cluster_id, self._place)
         if identity is None:
             await self._check_none_expected(marker)
-            identity = await self.rsm.identity.create(own)
-            if identity == own:
-                log.info("archive_created", cluster_id=cluster_id, metadata_manager=own.manager)
+            identity = await self.rsm.identity.create(identity_here)
+            if identity == identity_here:
+                log.info(
+                    "archive_created", cluster_id=cluster_id, metadata_manager=identity_here.manager
+                )
         if None not in (identity.cluster_id, cluster_id) and identity.cluster_id != cluster_id:
             raise ArchiveMismatch(
                 f"cluster.bootstrap: the archive at store.url belongs to the cluster "
@@ -124,9 +128,11 @@ class OwnArchive:
             )
         if self.archives and not self.create and not _was_seen(marker):
             await self._check_has_what_was_trimmed()
-        if self.archives and identity.completed(own) != identity:
-            await self.rsm.identity.state(identity.completed(own))
-            log.info("archive_claimed", cluster_id=cluster_id, metadata_manager=own.manager)
+        if self.archives and identity.completed(identity_here) != identity:
+            await self.rsm.identity.state(identity.completed(identity_here))
+            log.info(
+                "archive_claimed", cluster_id=cluster_id, metadata_manager=identity_here.manager
+            )
         if self.archives:
             _remember(marker)
         self._tell_mirror()
@@ -234,8 +240,8 @@ class OwnArchive:
 
     async def _check_nothing_trimmed(self, there: str, known: Set[UUID]) -> None:
         """Archivers trim only archived records. `known`: the topics of this archive."""
-        pattern, own = self.config.archive.topics or "", self.config.metadata.topic_name
-        topics = matching_topics(pattern, await self.cluster.topics(0), own)
+        pattern, metadata_topic = self.config.archive.topics or "", self.config.metadata.topic_name
+        topics = matching_topics(pattern, await self.cluster.topics(0), metadata_topic)
         if not known.isdisjoint(topic.topic_id for topic in topics):
             return
         tps = partitions_of([topic for topic in topics if await self._trims(topic)])
@@ -252,10 +258,10 @@ class OwnArchive:
                 )
 
     async def _trims(self, topic: TopicInfo) -> bool:
-        archive, own = self.config.archive, None
+        archive, settings = self.config.archive, None
         if archive.follow_topic_retention:
-            own = await self.cluster.topic_config(topic.name)
-        return effective_retention(archive, topic.name, own).trims_locally
+            settings = await self.cluster.topic_config(topic.name)
+        return effective_retention(archive, topic.name, settings).trims_locally
 
 
 async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:

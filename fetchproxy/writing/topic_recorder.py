@@ -77,11 +77,11 @@ class TopicRecorder:
     async def _forget_deleted(self, cluster_id: str) -> None:
         """What is forgotten holds no record: it would be described again if the topic came back."""
         known = self._known.by_id.values()
-        mine = {
+        of_cluster = {
             description.topic_id for description in known if description.cluster_id == cluster_id
         }
-        self._archived &= mine
-        gone = mine - self._archived - {t.topic_id for t in await self._cluster.topics()}
+        self._archived &= of_cluster
+        gone = of_cluster - self._archived - {t.topic_id for t in await self._cluster.topics()}
         if not gone or not cluster_id:
             return
         self._archived |= {tp.topic_id for tp in await self._rlmm.list_partitions()}

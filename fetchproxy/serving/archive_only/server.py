@@ -50,17 +50,17 @@ async def open_archive_only(
     `new_member_id(prefix)` makes an id that was never used before. Raises ConfigError,
     RemoteStorageError if retrying cannot help.
     """
-    own = config.archive_only
-    memory = GroupMemory(own.groups_bytes_max)
-    logins = None if own.users_file is None else Logins(own.users_file)
+    section = config.archive_only
+    memory = GroupMemory(section.groups_bytes_max)
+    logins = None if section.users_file is None else Logins(section.users_file)
     async with (
         AsyncExitStack() as opened,
-        CommittedOffsets(own.offsets_file, limits.offsets_max, memory) as offsets,
+        CommittedOffsets(section.offsets_file, limits.offsets_max, memory) as offsets,
     ):
         if logins is not None:
             opened.callback(logins.close)
             await logins.load()
-        archive = ArchiveWatch(rlmm, descriptions, own.refresh_interval_ms / 1000)
+        archive = ArchiveWatch(rlmm, descriptions, section.refresh_interval_ms / 1000)
         await archive.load()
         async with Listener(config.gateway, limits, tls, "archive_only", health=health) as listener:
             if health is not None and logins is not None:

@@ -180,7 +180,7 @@ class ArchiveWatch:
             except RemoteStorageError as error:
                 found[tp] = error
 
-        async def look_at_topic(topic_id: UUID, its: set[TopicIdPartition]) -> None:
+        async def look_at_topic(topic_id: UUID, tps_of_topic: set[TopicIdPartition]) -> None:
             # After a failure each partition has its last view, if any.
             try:
                 async with self._reads:
@@ -188,19 +188,19 @@ class ArchiveWatch:
                     await self._rlmm.refresh_topic(topic_id, now - self._interval_s)
             except RemoteStorageError as error:
                 if not error.may_be_of_object:
-                    async for tp in cooperative(its, _VIEWS_AT_ONCE):
+                    async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
                         found[tp] = self._rlmm.view(tp) or error
                     return
                 # One partition's folder cannot be listed: the others are looked at alone.
-            async for tp in cooperative(its, _VIEWS_AT_ONCE):
+            async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
                 await look(tp)
 
         async with asyncio.TaskGroup() as tasks:
-            for topic_id, its in by_topic.items():
-                if len(its) > PARTITIONS_ALONE_MAX:
-                    tasks.create_task(look_at_topic(topic_id, its))
+            for topic_id, of_topic in by_topic.items():
+                if len(of_topic) > PARTITIONS_ALONE_MAX:
+                    tasks.create_task(look_at_topic(topic_id, of_topic))
                 else:
-                    for tp in its:
+                    for tp in of_topic:
                         tasks.create_task(look(tp))
         return found
 

@@ -254,11 +254,11 @@ class ArchiveLookup:
         async for tp in cooperative(await chosen(tps, lambda tp: self._is_older(tp, oldest))):
             by_topic.setdefault(tp.topic_id, []).append(tp)
         async with asyncio.TaskGroup() as refreshing:
-            for topic_id, its in by_topic.items():
-                if len(its) > PARTITIONS_ALONE_MAX:
-                    refreshing.create_task(self._refresh_topic(topic_id, its, oldest))
+            for topic_id, tps_of_topic in by_topic.items():
+                if len(tps_of_topic) > PARTITIONS_ALONE_MAX:
+                    refreshing.create_task(self._refresh_topic(topic_id, tps_of_topic, oldest))
                 else:
-                    for tp in its:
+                    for tp in tps_of_topic:
                         refreshing.create_task(self._refresh_alone(tp, oldest))
 
     async def _refresh_topic(

@@ -580,14 +580,14 @@ class S3ObjectStore(ObjectStore):
     async def _abort_each_upload_to(self, key: str) -> bool:
         client = await self._opened()
         found = await self._uploads(client, key, f"list uploads to {key}")
-        ours = [upload for upload in found if upload["Key"] == key]
-        for upload in ours:
+        uploads = [upload for upload in found if upload["Key"] == key]
+        for upload in uploads:
             try:
                 await self._abort(client, upload)
             except RemoteStorageError as error:
                 if not error.retriable:
                     raise
-        return bool(ours)
+        return bool(uploads)
 
 
 def _requester_pays(params: dict[str, Any], model: Any, **_: Any) -> None:

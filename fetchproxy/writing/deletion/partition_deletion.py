@@ -178,7 +178,7 @@ class PartitionDeletion:
         for partitions in topics.values():
             tp = partitions[0]
             if tp.topic_id in alive:
-                await self._own(tp, cluster_id)
+                await self._record_cluster(tp, cluster_id)
             elif await self._is_owned(partitions, cluster_id) and await self._is_denied(
                 tp, cluster_id
             ):
@@ -282,7 +282,7 @@ class PartitionDeletion:
             await self.rsm.objects.put_cluster_topics(cluster_id, content)
 
     # --- whose it is ---
-    async def _own(self, tp: TopicIdPartition, cluster_id: str) -> None:
+    async def _record_cluster(self, tp: TopicIdPartition, cluster_id: str) -> None:
         if self._owned.get(tp.topic_id) != cluster_id:
             topic = tp.topic, tp.topic_id
             if await self.rsm.objects.get_topic_cluster(*topic) != cluster_id:

@@ -72,12 +72,12 @@ def effective_retention(
     """
     overrides = parse_retention_overrides(config.retention_overrides or "")
     override = next((o for o in overrides if o.matches(topic)), RetentionOverride(""))
-    own = _own(topic_config) if config.follow_topic_retention else {}
+    of_topic = _topic_retention(topic_config) if config.follow_topic_retention else {}
 
     def setting(name: str) -> int:
         override_value: int | None = getattr(override, name)
         default: int = getattr(config, name)
-        return own.get(name, default) if override_value is None else override_value
+        return of_topic.get(name, default) if override_value is None else override_value
 
     return Retention(*map(setting, _SETTINGS))
 
@@ -107,14 +107,14 @@ def trimming_refusal(topic_config: Mapping[str, str] | None) -> str | None:
     return None
 
 
-def _own(topic_config: Mapping[str, str] | None) -> Mapping[str, int]:
+def _topic_retention(topic_config: Mapping[str, str] | None) -> Mapping[str, int]:
     """The topic's settings by our settings' names, without those that the topic does not set."""
     if topic_config is None:
         return dict.fromkeys(_SETTINGS, UNLIMITED)
-    ours, theirs = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")
+    tier, kafka_prefix = ("remote_log", "") if _tiered(topic_config) else ("local", "local.")
     found = {
-        f"{ours}_retention_{unit}": int(
-            topic_config.get(f"{theirs}retention.{unit}", _AS_THE_WHOLE_LOG)
+        f"{tier}_retention_{unit}": int(
+            topic_config.get(f"{kafka_prefix}retention.{unit}", _AS_THE_WHOLE_LOG)
         )
         for unit in ("ms", "bytes")
     }

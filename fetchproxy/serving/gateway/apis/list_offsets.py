@@ -199,14 +199,14 @@ async def _patch(
     async for result, timestamp in cooperative(results):
         if result.partition < 0:
             continue  # no archive has it, whatever the broker says
-        topic, its = found.archived.get(result.topic), archived
+        topic, of_topic = found.archived.get(result.topic), archived
         if topic is None:
-            topic, its = found.others.get(result.topic), others
+            topic, of_topic = found.others.get(result.topic), others
         if topic is None and of_records(timestamp):
-            topic, its = found.unlisted.get(result.topic), unlisted
+            topic, of_topic = found.unlisted.get(result.topic), unlisted
         if topic is not None:
             tp = TopicIdPartition(topic.topic_id, topic.name, result.partition)
-            its.append(_Question(result, timestamp, topic, tp))
+            of_topic.append(_Question(result, timestamp, topic, tp))
         elif result.topic in found.unknown:
             wire.patch(corrected, version, not_known(result))
     if unlisted:
