@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 
 import pytest
 from fetch_entries import entry
@@ -157,7 +158,25 @@ class Proxy:
         if outcome == "alone":  # the archive's answer goes alone, the poll is discarded
             mirror.on_discarded_response(error, session_id)
             return 0, mirror.on_proxy_response()
-        return error, mirror.on_response(error, session_id)
+        return error, self._respond(error, session_id)
+
+    def _respond(self, error: int, session_id: int) -> int:
+        """A response that is not sent is undone: none of what it replaces may change in place."""
+        mirror = self.mirror
+        before = deepcopy(
+            (
+                mirror._client_id,
+                mirror._client_epoch,
+                mirror._upstream_epoch,
+                mirror._stale,
+                mirror._upstream_partitions,
+                mirror._dirty,
+                mirror._archive_keys,
+            )
+        )
+        found = mirror.on_response(error, session_id)
+        assert mirror._before == (None if error else before)
+        return found
 
     def _pass(self, request: FetchRequest) -> tuple[int, int]:
         mirror, broker = self.mirror, self.broker
@@ -172,7 +191,7 @@ class Proxy:
             response = _send(broker, upstream)
         if not response[0]:
             assert dict(broker.serving) == mirror.partitions
-        return response[0], mirror.on_response(*response)
+        return response[0], self._respond(*response)
 
 
 @given(STEPS)

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import NamedTuple
 
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
@@ -41,15 +41,6 @@ EPOCH_MAX = (1 << 31) - 1
 PARTITION_BYTES = 300
 PLACE_BYTES = 50
 # The fields that `FetchSessionMirror.on_response` changes.
-_CHANGED_BY_RESPONSES = (
-    "_client_id",
-    "_client_epoch",
-    "_upstream_epoch",
-    "_stale",
-    "_upstream_partitions",
-    "_dirty",
-    "_archive_keys",
-)
 
 
 class FetchKind(Enum):
@@ -107,6 +98,18 @@ def next_epoch(epoch: int) -> int:
     return 1 if epoch == EPOCH_MAX else epoch + 1
 
 
+class _BeforeResponse(NamedTuple):
+    """What a response changes. It replaces the mappings and does not change them."""
+
+    client_id: int
+    client_epoch: int
+    upstream_epoch: int
+    stale: bool
+    upstream_partitions: dict[PartitionKey, FetchEntry] | None
+    dirty: dict[PartitionKey, None]
+    archive_keys: Set[PartitionKey]
+
+
 class FetchSessionMirror:
     """Both sides' sessions of one connection. Each fetch is answered before the next one.
 
@@ -136,7 +139,7 @@ class FetchSessionMirror:
         self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
         self._archive_keys: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
-        self._before: dict[str, Any] = {}  # the fields before `on_response` changed them
+        self._before: _BeforeResponse | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -316,10 +319,19 @@ class FetchSessionMirror:
 
     def on_response(self, error_code: int, session_id: int) -> int:
         """The broker answered this request. Returns the session id that the client gets."""
-        self._before = {name: getattr(self, name) for name in _CHANGED_BY_RESPONSES}
+        before = _BeforeResponse(
+            self._client_id,
+            self._client_epoch,
+            self._upstream_epoch,
+            self._stale,
+            self._upstream_partitions,
+            self._dirty,
+            self._archive_keys,
+        )
         if error_code:
             self.forget()
             return session_id
+        self._before = before
         if self._upstream_partitions is None:
             return self._lockstep_response(session_id)
         self._advance_upstream(session_id)
@@ -336,9 +348,12 @@ class FetchSessionMirror:
         From here on, the two sides have separate sessions. The broker's session has advanced, with
         all changes of this request.
         """
-        assert self._before
-        vars(self).update(self._before)
-        self._before = {}
+        assert self._before is not None
+        self._client_id, self._client_epoch, self._upstream_epoch, *_ = self._before
+        self._stale, self._dirty = self._before.stale, self._before.dirty
+        self._upstream_partitions = self._before.upstream_partitions
+        self._archive_keys = self._before.archive_keys
+        self._before = None
         if self._upstream_partitions is None:
             self._upstream_partitions = dict(self.partitions)
             self._undo, self._dirty = {}, {}

@@ -30,7 +30,7 @@ _RETRY_PAUSE_S = 5.0
 # A client that cannot connect asks another proxy, or tries again within a second. The look-up of
 # 2,000 partitions takes 0.7 s with a store 40 ms away.
 FIRST_LOOKS_WAIT_MAX_S = 2.0
-_IDENTITY_AGE_MAX_MS = 60_000
+_TOPICS_AGE_MAX_MS = 60_000
 
 
 async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) -> None:
@@ -54,7 +54,7 @@ async def look_at_archived_topics(archive: ServedArchive, tried: asyncio.Event) 
 
 async def _look(archive: ServedArchive) -> None:
     archived = await archive.knowledge.topics()
-    topics = await archive.cluster.topics_of(archived, _IDENTITY_AGE_MAX_MS)
+    topics = await archive.cluster.topics_of(archived, _TOPICS_AGE_MAX_MS)
     segments = 0
     for topic in topics.values():
         if isinstance(topic, ClusterError):

@@ -23,7 +23,7 @@ from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
 
 # How long a re-created topic may still show its predecessor's records.
 IDENTITY_AGE_MAX_MS = 1_000
-UNKNOWN_TOPIC = (3, 100)  # UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID
+UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 # A client that gets OffsetOutOfRange skips data for good, so the error is passed on only with fresh
 # knowledge: the log's ends, the archivers' positions, and the view of the archive, each read
