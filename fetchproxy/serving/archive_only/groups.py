@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 from fetchproxy_protocol.apis import ErrorCode
 
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_GROUPS, LIMITS_REACHED
+from fetchproxy.runtime.cooperative import checkpoint
 from fetchproxy.serving.limits import ArchiveOnlyLimits
 
 R = TypeVar("R")
@@ -626,7 +627,9 @@ class GroupCoordinator:
         group.join(self._now(), request, partial(_give, reply))
         self._note_size(group)
         self._settle(group)
-        return await reply
+        found = await reply
+        await checkpoint(len(group.members))  # all members get their replies in the same moment
+        return found
 
     async def sync(self, group_id: str, request: SyncRequest) -> SyncReply:
         """Returns when the leader has sent all assignments."""
@@ -642,7 +645,9 @@ class GroupCoordinator:
         del request  # frees the rest of the request during the wait
         self._note_size(group)
         self._settle(group)
-        return await reply
+        found = await reply
+        await checkpoint(len(group.members))
+        return found
 
     def heartbeat(self, group_id: str, member: Membership) -> ErrorCode:
         group = self.by_id.get(group_id)
