@@ -21,6 +21,7 @@ from test_archive_only_apis import plant
 
 from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only import groups, handling
+from fetchproxy.serving.archive_only.apis import log_offsets
 from fetchproxy.serving.archive_only.groups import ClassicGroup, JoinRequest
 from fetchproxy.serving.archive_only.handling import ELEMENTS_MAX_OF
 from fetchproxy.serving.archive_only.schemas import request_of
@@ -134,6 +135,31 @@ async def test_the_members_of_a_large_group_get_their_replies_in_turns_of_their_
     assert sum(joined_in.values()) == sum(synced_in.values()) == members
     assert max(joined_in.values()) == 1
     assert max(synced_in.values()) <= 2, "some sync when the leader has done so"
+
+
+async def test_look_ups_that_memory_answers_are_made_one_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of ten clients made 32 of them in a turn of the loop."""
+    shape = Shape(long=("Topics",), names="full", elements_max=300, fixed={"Timestamp": 5})
+    frame = request(ApiKey.LIST_OFFSETS, 4, shape)
+    made_in, look_up = Counter[int](), log_offsets._look_up
+
+    async def counted(*arguments: Any) -> Any:
+        made_in[turns.count] += 1
+        return await look_up(*arguments)
+
+    monkeypatch.setattr(log_offsets, "_look_up", counted)
+    async with serve_archive(await plant()) as served:
+        clients = [await served.client() for _ in range(10)]
+        async with loop_turns() as turns:
+            for client in clients:
+                client.writer.write(frame)
+            for client in clients:
+                await client.receive()
+    assert sum(made_in.values()) == 10 * 300
+    # Each client's first 32 begin together.
+    assert max(made_in.values()) <= 32 + 1
 
 
 async def test_requests_of_some_length_take_a_turn_each(monkeypatch: pytest.MonkeyPatch) -> None:

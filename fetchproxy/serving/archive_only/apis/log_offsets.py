@@ -4,7 +4,6 @@ the end of a leader epoch.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from fetchproxy.errors import CorruptSegment, RemoteStorageError
 from fetchproxy.metadata.lineage import end_offset_for, epoch_of, lineage_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.cooperative import cooperative, for_each
+from fetchproxy.runtime.cooperative import checkpoint, cooperative, for_each
 from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, ServedApi
 
 # The first version in which each negative timestamp has a meaning.
@@ -62,7 +61,7 @@ async def _list_offsets(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
         tp = tps[place]
         view = None if tp is None else views[tp]
         results[place] = await _look_up(parts, request, place[0], timestamp, view)
-        await asyncio.sleep(0)  # in-memory results come without waiting
+        await checkpoint(len(once))  # in-memory results come without waiting
 
     once = [(place, timestamp) for place, timestamp in timestamps.items() if place not in twice]
     await for_each(once, look_up, min(len(once), LOOKED_UP_AT_ONCE))

@@ -35,7 +35,7 @@ from fetchproxy_protocol.primitives import Buffer, Cursor
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.runtime.cooperative import collected, cooperative, for_each
+from fetchproxy.runtime.cooperative import checkpoint, collected, cooperative, for_each
 from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
 from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
@@ -75,7 +75,7 @@ def expect(
             result, offset = one
             topic = topics[result.topic]
             wire.patch(corrected, await _in_both_tiers(archive, topic, result, offset, deadline))
-            await asyncio.sleep(0)  # what memory knows comes without waiting
+            await checkpoint(len(deleted))  # what memory knows comes without waiting
 
         await for_each(deleted, correct, min(len(deleted), RAISED_AT_ONCE))
         return [corrected]
