@@ -18,7 +18,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import LogOffsets, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
-from fetchproxy.runtime.cooperative import cooperative, pieces
+from fetchproxy.runtime.cooperative import checkpoint, cooperative, pieces
 from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
 
 # How long a re-created topic may still show its predecessor's records.
@@ -253,7 +253,7 @@ class RouteDecisions:
                     self.found[key] = _wait_route(tp, Wait.RESPONSE)
                 elif view is not None and view.covers_offset(self.offsets[key]):
                     self.found[key] = RouteDecision(Route.REMOTE, tp)
-            await asyncio.sleep(0)
+            await checkpoint(len(piece))
 
     async def _archived(self, tps: _Tps) -> _Tps:
         """Partitions of topics that have, or will soon have, an archive; decides on the others.
@@ -371,7 +371,7 @@ class RouteDecisions:
                     self.found[key] = _wait_route(tp, Wait.RESPONSE)
                 else:
                     self.found[key] = self._decided(key, tp, known)
-            await asyncio.sleep(0)
+            await checkpoint(len(piece))
 
     async def _by_log_offsets(
         self, tps: _Tps, log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError]
