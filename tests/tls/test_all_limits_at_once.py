@@ -24,6 +24,7 @@ from test_tls_memory import begun, resident_bytes
 from tls_parts import client_context
 
 from fetchproxy.config.memory_plan import TLS_HANDSHAKES_MAX
+from fetchproxy.runtime.open_files import clients_that_fit
 from fetchproxy.serving.gateway.broker_link import RESPONSE_BUFFERED_BYTES_MAX
 
 MiB = 1 << 20
@@ -99,8 +100,11 @@ def silent(proxy: ProxyProcess, authority: Authority, count: int) -> Iterator[No
 def test_all_limits_at_once(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = int(os.environ.get("SILENT_CLIENTS", min(SILENT, files_max() - FILES_BESIDES)))
-    connections = count + TLS_HANDSHAKES_MAX + READERS + HUGE + HALF + 10
+    others = TLS_HANDSHAKES_MAX + READERS + HUGE + HALF + 10
+    # The process admits no more clients than it has files for: each may need a broker's link.
+    fit = min(files_max() - FILES_BESIDES, clients_that_fit(files_max(), SILENT + others) - others)
+    count = int(os.environ.get("SILENT_CLIENTS", min(SILENT, fit)))
+    connections = count + others
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     settings: dict[str, object] = {
