@@ -67,6 +67,14 @@ class KeyServiceUnavailable(KeyServiceError, StorageUnavailable):
     pass
 
 
+class ReadCrashed(RemoteStorageError):
+    """A read ended by a fault of fetchproxy itself; the log has its traceback. It says nothing about
+    the store. The read is tried again, so that its clients keep their places.
+    """
+
+    retriable = True
+
+
 class StoreMissing(StorageUnavailable):
     """The store's folder is not there: a mistyped path, or a mount that is missing. No pause of a
     second brings it, so the request is not sent again at once.
@@ -81,14 +89,6 @@ class ArchiveMissing(StorageUnavailable):
 
 class ArchiveMismatch(RemoteStorageError):
     """The archive is not this process's own, or the process's settings differ from it; says how."""
-
-
-class ReadCrashed(FetchProxyError):
-    """A fault of fetchproxy itself; the log has its traceback. It says nothing about the store. The
-    read is tried again, so that its clients keep their places.
-    """
-
-    retriable = True
 
 
 class CorruptSegment(FetchProxyError):

@@ -17,7 +17,12 @@ from generated_archive import Batch
 from read_side import QUICK, ReadSide, now, read_side
 from virtual_loop import run_virtual
 
-from fetchproxy.errors import CorruptSegment, StorageThrottled, StorageUnavailable
+from fetchproxy.errors import (
+    CorruptSegment,
+    RemoteStorageError,
+    StorageThrottled,
+    StorageUnavailable,
+)
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.observability.metrics import TIMESTAMP_SEARCHES, TIMESTAMP_SEARCHES_WAITING
 
@@ -145,6 +150,23 @@ def test_an_outage_is_raised_in_the_end_and_a_hang_obeys_the_callers_time_out() 
             assert 5 <= now() - began < 7
         with pytest.raises(StorageUnavailable, match="closed"):
             await side.purgatory.first_offset_at_or_after(side.tp, 50)
+
+    run_virtual(main)
+
+
+def test_a_bug_in_a_read_is_an_error_that_servers_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ListOffsets answers for it as in an outage; another error would end the session."""
+
+    async def main() -> None:
+        async with read_side(limits=replace(QUICK, unasked_read_max_ms=1_000)) as side:
+            await side.segment([batch(0, [100], 0)])
+
+            async def crash(*_: object, **__: object) -> None:
+                raise ZeroDivisionError("bug")
+
+            monkeypatch.setattr(side.store, "get_range", crash)
+            with pytest.raises(RemoteStorageError, match="ZeroDivisionError: bug"):
+                await side.purgatory.first_offset_at_or_after(side.tp, 50)
 
     run_virtual(main)
 
