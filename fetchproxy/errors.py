@@ -68,8 +68,8 @@ class KeyServiceUnavailable(KeyServiceError, StorageUnavailable):
 
 
 class ReadCrashed(RemoteStorageError):
-    """A read ended by a fault of fetchproxy itself; the log has its traceback. It says nothing about
-    the store. The read is tried again, so that its clients keep their places.
+    """A read ended by a fault of fetchproxy itself; the log has its traceback. It says nothing
+    about the store. The read is tried again, so that its clients keep their places.
     """
 
     retriable = True

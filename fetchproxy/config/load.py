@@ -4,10 +4,9 @@ Pure except that it reads the given file; the environment is an argument. Every 
 the key, the value, its origin and what was expected. An unknown key is an error: it is most likely
 a typing mistake, which would silently leave the default in force.
 
-The configuration keys as values: name, variable, default, expected form. Pure.
-
-Derived from `fetchproxy.config.schema`, which declares each key once. Loading, documentation and
-error messages all read this list, so they cannot disagree.
+The keys, each with name, variable, default and expected form, are derived from
+`fetchproxy.config.schema`, which declares each once. Loading, documentation and error messages all
+read this list, so they cannot disagree.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class StatusSources:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _Row:
     """A partition's line and its sources. The line is made again when these change."""
 
     view: PartitionView | None
@@ -159,7 +159,7 @@ class StatusCollector:
         self._archived: tuple[TopicIdPartition, ...] = ()
         self._archive_read_at = float("-inf")
         self._probed: TopicIdPartition | None = None  # has the fewest segments: listed fastest
-        self._rows: dict[TopicIdPartition, _Shown] = {}
+        self._rows: dict[TopicIdPartition, _Row] = {}
         self._stored: StoredConditions = {}
         self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
         self._archive_up: bool | None = None
@@ -391,9 +391,7 @@ class StatusCollector:
         log_offsets = None if self.cluster is None else self.cluster.cached_log_offsets(tp)
         line = self._rows.get(tp)
         if line is None or not line.is_of(view, log_offsets):
-            line = self._rows[tp] = _Shown(
-                view, log_offsets, partition_status(tp, view, log_offsets)
-            )
+            line = self._rows[tp] = _Row(view, log_offsets, partition_status(tp, view, log_offsets))
             if self.around.work(tp) is None:
                 _set_gauges(line.status)
         return line.status

@@ -1,7 +1,5 @@
 """The console's HTTP side: health, metrics, status as JSON, and the page that shows it.
 
-Which requests of browsers the console answers, and what its page may do in a browser.
-
 DNS rebinding makes the name of a foreign page point at this machine. To prevent it, the Host header
 must be an IP address, a loopback name, the listener's own host or one of `console.allowed_hosts`.
 The console refuses requests that a browser makes for another site's page, except for a link that

@@ -127,7 +127,7 @@ def _entries(fields: JsonFields) -> Iterator[tuple[tuple[UUID, int], int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Stated:
     """The object of one archiver: its `version`, and since when the reader sees it unchanged.
 
     `watched_from`: since when every look came in time and found the object unchanged.
@@ -163,7 +163,7 @@ class ArchiverPositions:
         self._read_max_ms = read_max_ms
         self._clock = clock
         self._here = here
-        self._stored: dict[str, _Said] = {}
+        self._stored: dict[str, _Stated] = {}
         self._read_at = float("-inf")  # the last time that the store answered
         self._failing = False
         self._reads = FreshReads[None, None](self._read)
@@ -208,7 +208,7 @@ class ArchiverPositions:
                 await self.refresh(self._clock())
             await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
 
-    def _in_words(self, silent: _Said, partitions: int) -> str:
+    def _in_words(self, silent: _Stated, partitions: int) -> str:
         """`partitions`: how many of its partitions no other archiver has."""
         whose = "its partition is" if partitions == 1 else f"its {partitions} partitions are"
         since_s = int(self._clock() - silent.seen_at)
@@ -250,9 +250,9 @@ class ArchiverPositions:
             self._failing = False
             self._tell(began_at)
 
-    async def _read_all(self, began_at: float) -> dict[str, _Said]:
+    async def _read_all(self, began_at: float) -> dict[str, _Stated]:
         listed = [stored async for stored in self._rsm.objects.list_archiver_positions()]
-        found: dict[str, _Said] = {}
+        found: dict[str, _Stated] = {}
         apart_s = began_at - self._read_at
         for stored in listed:
             known = self._stored.get(stored.key)
@@ -269,7 +269,7 @@ class ArchiverPositions:
             except CorruptSegment as error:
                 log.warning("archiver_positions_unreadable", key=stored.key, error=str(error))
             topics = frozenset(topic_id for topic_id, _ in positions)
-            found[stored.key] = _Said(
+            found[stored.key] = _Stated(
                 stored.version, began_at, positions, topics, operator_notes, began_at
             )
         return found
@@ -302,7 +302,7 @@ class ArchiverPositions:
         )
 
 
-def _unchanged(known: _Said, began_at: float, apart_s: float) -> _Said:
+def _unchanged(known: _Stated, began_at: float, apart_s: float) -> _Stated:
     """`apart_s`: since the last look. In a longer pause the archiver may have had no store."""
     if apart_s > LOOKS_APART_MAX_S:
         return replace(known, seen_at=began_at, watched_from=began_at)

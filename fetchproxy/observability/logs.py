@@ -1,7 +1,5 @@
 """The log: structlog for fetchproxy's events, records of libraries that use the standard logging,
-and the last events for the console.
-
-The last events of the process, for the console: a bounded ring beside the log.
+and the last events for the console, a bounded ring beside the log.
 
 A structlog processor adds log lines at INFO and above. Events that are too frequent for a log (a
 catch) are noted here only. Equal events in a row are counted, not repeated, so that many events of

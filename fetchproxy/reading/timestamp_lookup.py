@@ -45,7 +45,7 @@ HEADERS_AT_ONCE = 200
 # a timestamp ask for it, and the content of a segment does not change.
 FOUND_MAX = 10_000
 # Segment (the int of its UUID), timestamp, first and last valid offset.
-_Asked = tuple[int, int, int, int]
+_Target = tuple[int, int, int, int]
 
 
 @dataclass(eq=False, repr=False)
@@ -57,7 +57,7 @@ class TimestampLookup:
     _loads: SegmentLoads
     _steps: LoopSteps
     _unasked_max_s: float
-    _found: LRUCache[_Asked, FoundRecord] = field(default_factory=lambda: LRUCache(FOUND_MAX))
+    _found: LRUCache[_Target, FoundRecord] = field(default_factory=lambda: LRUCache(FOUND_MAX))
     _threads: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(SEARCHES_AT_ONCE, "search by time")
     )
@@ -173,7 +173,7 @@ class TimestampLookup:
         return None
 
     async def _search_at(
-        self, need: NeedChunk, target: _Asked, client: Hashable
+        self, need: NeedChunk, target: _Target, client: Hashable
     ) -> FoundRecord | None:
         position = 0
         kept: Chunk | None = None
@@ -203,7 +203,7 @@ class TimestampLookup:
                 kept = await self._chunk(need, client)
 
     async def _next_batch(
-        self, chunk: Chunk, position: int, need: NeedChunk, target: _Asked
+        self, chunk: Chunk, position: int, need: NeedChunk, target: _Target
     ) -> BatchHeader | None:
         """The first batch from there on that may have the record."""
         with _corrupt(need.metadata):
@@ -215,7 +215,7 @@ class TimestampLookup:
         return None
 
     async def _search_long(
-        self, chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Asked
+        self, chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Target
     ) -> FoundRecord | None:
         """Other work goes in between. If cancelled, it ends at its next step."""
         if (known := self._found.get(target)) is not None:
@@ -264,13 +264,13 @@ def _corrupt(metadata: RemoteLogSegmentMetadata) -> Iterator[None]:
         raise CorruptSegment(f"{metadata.topic_id_partition}: {error}") from error
 
 
-def _may_have(header: BatchHeader, target: _Asked) -> bool:
+def _may_have(header: BatchHeader, target: _Target) -> bool:
     _, timestamp_ms, from_offset, end_offset = target
     within = header.base_offset <= end_offset  # else it was clipped
     return within and header.max_timestamp >= timestamp_ms and header.last_offset >= from_offset
 
 
-def _search(chunk: Chunk, header: BatchHeader, target: _Asked) -> BatchSearch:
+def _search(chunk: Chunk, header: BatchHeader, target: _Target) -> BatchSearch:
     _, timestamp_ms, from_offset, _ = target
     return BatchSearch(chunk.view, header, timestamp_ms, from_offset)
 
@@ -280,7 +280,7 @@ def _found(search: BatchSearch, header: BatchHeader) -> FoundRecord | None:
 
 
 def _search_short(
-    chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Asked
+    chunk: Chunk, header: BatchHeader, need: NeedChunk, target: _Target
 ) -> tuple[bool, FoundRecord | None]:
     """(True, what was found); (False, None): it is too long to be searched in one turn."""
     if header.size > SHORT_BYTES_MAX or header.records_count > SHORT_RECORDS_MAX:

@@ -1,4 +1,4 @@
-"""Headers of requests and answers, and ApiVersions, which chooses their versions. Pure.
+"""Headers of requests and responses, and ApiVersions, which chooses their versions. Pure.
 
 Source: Kafka's RequestHeader.json and ResponseHeader.json. A request header is v1, or v2 (with
 tagged fields) if the body is flexible; `client_id` has the classic form in both. A response header

@@ -16,7 +16,7 @@ from blown_messages import Shape, request
 from fetchproxy_protocol.apis import ApiKey, MalformedMessage
 from fetchproxy_protocol.messages import ELEMENTS_A_STEP, ELEMENTS_MAX, read_request
 from loop_turns import loop_turns
-from served_archive import Client, serve_archive
+from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import plant
 
 from fetchproxy.runtime.cooperative import at_once
@@ -110,6 +110,15 @@ def test_a_groups_size_is_counted_by_its_members_alone(monkeypatch: pytest.Monke
     assert len(sized) < 20 * 300
 
 
+async def send_by_each(served: ServedArchive, count: int, frame: bytes) -> None:
+    """So many clients send the same request in the same moment, and get their responses."""
+    clients = [await served.client() for _ in range(count)]
+    for client in clients:
+        client.writer.write(frame)
+    for client in clients:
+        await client.receive()
+
+
 async def test_the_members_of_a_large_group_get_their_replies_in_turns_of_their_own() -> None:
     """All of them at once held the loop for 19 ms with 300 members; a group may have 1,000."""
     limits = ArchiveOnlyLimits(group_initial_rebalance_delay_ms=50)
@@ -150,13 +159,8 @@ async def test_look_ups_that_memory_answers_are_made_one_a_turn(
         return await look_up(*arguments)
 
     monkeypatch.setattr(log_offsets, "_look_up", counted)
-    async with serve_archive(await plant()) as served:
-        clients = [await served.client() for _ in range(10)]
-        async with loop_turns() as turns:
-            for client in clients:
-                client.writer.write(frame)
-            for client in clients:
-                await client.receive()
+    async with serve_archive(await plant()) as served, loop_turns() as turns:
+        await send_by_each(served, 10, frame)
     assert sum(made_in.values()) == 10 * 300
     # Each client's first 32 begin together.
     assert max(made_in.values()) <= 32 + 1
@@ -171,14 +175,9 @@ async def test_requests_of_some_length_take_a_turn_each(monkeypatch: pytest.Monk
         return read_request(*request)
 
     monkeypatch.setattr(handling, "read_request", counted)
-    async with serve_archive(await plant()) as served:
-        clients = [await served.client() for _ in range(50)]
-        async with loop_turns() as turns:
-            for client in clients:
-                client.writer.write(frame)
-            for client in clients:
-                await client.receive()
-    assert sum(read_in.values()) == len(clients)
+    async with serve_archive(await plant()) as served, loop_turns() as turns:
+        await send_by_each(served, 50, frame)
+    assert sum(read_in.values()) == 50
     assert max(read_in.values()) <= 2
 
 

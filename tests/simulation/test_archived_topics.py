@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from random import Random
 from uuid import UUID
 
@@ -34,6 +35,26 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 LOOKS = 10
 
 
+@asynccontextmanager
+async def opened(
+    loop: NetworkLoop,
+    clock: Callable[[], float],
+    max_age_s: float = 3_600,
+    cluster_type: type[Cluster] = Cluster,
+) -> AsyncIterator[ArchivedTopics]:
+    """`run` is the caller's to call. The cluster has the topic `weather`."""
+    loop.network = network = SimulatedNetwork(Random(1), Conditions())
+    brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
+    rsm = RemoteStorageManager(MemoryObjectStore())
+    async with (
+        brokers.serving(),
+        cluster_type(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
+        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+    ):
+        knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
+        yield ArchivedTopics(cluster, rlmm, knowledge, clock, max_age_s)
+
+
 @pytest.mark.parametrize("max_age_s", [0.25, 0.3, 30.0])
 def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
     """As floats, 1000 + 0.3 - 1000 is less than 0.3: the loop must not spin over that remainder."""
@@ -50,17 +71,7 @@ def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
         return looked_at[-1]
 
     async def main() -> None:
-        loops[-1].network = network = SimulatedNetwork(Random(1), Conditions())
-        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
-        rsm = RemoteStorageManager(MemoryObjectStore())
-        async with (
-            brokers.serving(),
-            Cluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
-            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
-        ):
-            loop_clock = loops[-1].time
-            knowledge = ArchivedKnowledge(rlmm, loop_clock, SparingWarnings(loop_clock))
-            archived = ArchivedTopics(cluster, rlmm, knowledge, clock, max_age_s)
+        async with opened(loops[-1], clock, max_age_s) as archived:
             TopicsOfConnection(archived).note({(b"weather", 0)}, by_id=False, only_these=True)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout((LOOKS - 0.5) * max_age_s):
@@ -86,17 +97,10 @@ def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
     loop = NetworkLoop()
 
     async def main() -> None:
-        loop.network = network = SimulatedNetwork(Random(1), Conditions())
-        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
-        rsm = RemoteStorageManager(MemoryObjectStore())
         async with (
-            brokers.serving(),
-            CountingCluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
-            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+            opened(loop, loop.time, cluster_type=CountingCluster) as archived,
             asyncio.TaskGroup() as tasks,
         ):
-            knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
-            archived = ArchivedTopics(cluster, rlmm, knowledge, loop.time, 3_600)
             clients = [TopicsOfConnection(archived) for _ in range(4)]
             for number, client in enumerate(clients):
                 names = {(b"made-up-%d-%d" % (number, n), 0) for n in range(2_000)}
@@ -144,16 +148,7 @@ def test_a_client_with_very_many_names_comes_and_leaves_in_steps(
     count = 2 * LISTED_TOPICS_AT_ONCE + 10
 
     async def main() -> None:
-        loop.network = network = SimulatedNetwork(Random(1), Conditions())
-        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
-        rsm = RemoteStorageManager(MemoryObjectStore())
-        async with (
-            brokers.serving(),
-            Cluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
-            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
-        ):
-            knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
-            archived = ArchivedTopics(cluster, rlmm, knowledge, loop.time, 3_600)
+        async with opened(loop, loop.time) as archived:
             client, other = TopicsOfConnection(archived), TopicsOfConnection(archived)
             client.note({(b"made-up-%d" % n, 0) for n in range(count)}, False, only_these=True)
             other.note({(b"made-up-0", 0)}, by_id=False, only_these=True)
@@ -189,17 +184,7 @@ def test_a_connection_that_names_no_topic_costs_no_look() -> None:
         return loop.time()
 
     async def main() -> None:
-        loop.network = network = SimulatedNetwork(Random(1), Conditions())
-        brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
-        rsm = RemoteStorageManager(MemoryObjectStore())
-        async with (
-            brokers.serving(),
-            Cluster(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
-            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
-            asyncio.TaskGroup() as tasks,
-        ):
-            knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
-            archived = ArchivedTopics(cluster, rlmm, knowledge, clock, 3_600)
+        async with opened(loop, clock) as archived, asyncio.TaskGroup() as tasks:
             running = tasks.create_task(archived.run())
             for _ in range(100):
                 TopicsOfConnection(archived).leave()

@@ -1,6 +1,5 @@
-"""The broker's half of a connection: the answers that are due, and how they are read.
-
-The answers that a connection expects from the broker, in request order: one object per answer.
+"""The broker's half of a connection: the responses that are due, one object each, in the order of
+requests, and how they are read.
 
 An `ExpectedResponse` passes unchanged. A `BufferedResponse` is accumulated whole and then
 rewritten, perhaps after a wait. A `ScannedResponse` is scanned while it streams. It may be

@@ -75,7 +75,7 @@ RESPONDED_AT_ONCE = 50
 # As above, for answers that search records in memory, some 50 µs each.
 _READ_AT_ONCE = 20
 
-_Asked = Mapping[tuple[str, int], int]  # timestamp by topic and partition
+_Timestamps = Mapping[tuple[str, int], int]  # timestamp by topic and partition
 
 
 def may_change(result: OffsetResult, timestamp: int) -> bool:
@@ -103,20 +103,20 @@ def expect(
 ) -> ExpectedResponse:
     """For a framed request, which itself goes upstream unchanged."""
     request, version = memoryview(frame)[4:], head.api_version
-    questions: _Asked | None = None
+    by_partition: _Timestamps | None = None
     of_all = wire.timestamp_of_all(request, body_at, version)
     if of_all is None and len(frame) <= READ_AT_ONCE_BYTES_MAX:
-        questions = dict(wire.partitions_in(request, body_at, version))
+        by_partition = dict(wire.partitions_in(request, body_at, version))
     of_replica = Cursor(request, body_at).int32() >= 0
     if of_replica or of_all in _NOT_OURS:
         return ExpectedResponse(head.correlation_id)
-    if questions is not None and _NOT_OURS.issuperset(questions.values()):
+    if by_partition is not None and _NOT_OURS.issuperset(by_partition.values()):
         return ExpectedResponse(head.correlation_id)
 
     async def rewrite(payload: bytes) -> Sequence[Buffer]:
         if of_all == wire.EARLIEST:
             return [await _correct_earliest(archive, payload, version)]
-        timestamps = of_all if questions is None else questions
+        timestamps = of_all if by_partition is None else by_partition
         if timestamps is None:
             timestamps = dict(await collected(wire.partitions_in(request, body_at, version)))
         return [await _correct(archive, payload, version, timestamps, client)]
@@ -158,7 +158,11 @@ async def _about_to_have_an_archive(
 
 
 async def _correct(
-    archive: ServedArchive, payload: bytes, version: int, timestamps: _Asked | int, client: Client
+    archive: ServedArchive,
+    payload: bytes,
+    version: int,
+    timestamps: _Timestamps | int,
+    client: Client,
 ) -> Buffer:
     if version < 1:
         return payload

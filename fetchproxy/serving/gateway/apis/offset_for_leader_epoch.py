@@ -45,14 +45,14 @@ LINEAGES_AT_ONCE = 50
 # Warnings in one turn: a line of the log takes up to 0.5 ms.
 WARNED_AT_ONCE = 10
 
-_Asked = Mapping[tuple[str, int], int]  # epoch by topic and partition
+_Epochs = Mapping[tuple[str, int], int]  # epoch by topic and partition
 
 
 def expect(
     archive: ServedArchive, frame: bytes, head: RequestHead, body_at: int
 ) -> ExpectedResponse:
     request, version = memoryview(frame)[4:], head.api_version
-    epochs_of: _Asked | None = None
+    epochs_of: _Epochs | None = None
     if len(frame) <= READ_AT_ONCE_BYTES_MAX:
         epochs_of = dict(wire.partitions_in(request, body_at, version))
     if wire.replica_id(request, body_at, version) >= 0:
@@ -69,7 +69,7 @@ def expect(
     return BufferedResponse(head.correlation_id, rewrite)
 
 
-async def _correct(archive: ServedArchive, payload: bytes, version: int, epochs: _Asked) -> Buffer:
+async def _correct(archive: ServedArchive, payload: bytes, version: int, epochs: _Epochs) -> Buffer:
     deadline = archive.clock() + ARCHIVE_WAIT_MAX_S
     body = response_body(payload, ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
 
