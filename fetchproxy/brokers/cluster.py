@@ -23,7 +23,7 @@ from kafka.protocol.admin import (
 from kafka.protocol.consumer.fetch import FetchRequest
 
 from fetchproxy.brokers.connections import BrokerConnection, BrokerConnections
-from fetchproxy.brokers.leaders import Leaders, LogOffsetsReads, Told, epoch_ends
+from fetchproxy.brokers.leaders import LeaderEpochEnd, Leaders, LogOffsetsReads, epoch_ends
 from fetchproxy.brokers.messages import FetchedPartition, decode_fetch, raise_for
 from fetchproxy.brokers.sasl import sasl_credentials
 from fetchproxy.brokers.topic_metadata import ClusterMetadataCache
@@ -254,7 +254,7 @@ class Cluster:
     async def ask_epoch_ends(
         self,
         epochs: Mapping[TopicIdPartition, int],
-        tell: Callable[[TopicIdPartition, Told | ClusterError], None],
+        tell: Callable[[TopicIdPartition, LeaderEpochEnd | ClusterError], None],
     ) -> None:
         """Ask each leader, in one request, where one epoch of each partition ended in its log.
 
@@ -265,7 +265,7 @@ class Cluster:
 
         async def ask(
             leader: HostPort, topics: Mapping[TopicIdPartition, TopicInfo]
-        ) -> dict[TopicIdPartition, Told | ClusterError]:
+        ) -> dict[TopicIdPartition, LeaderEpochEnd | ClusterError]:
             return await epoch_ends(await self._connections.shared(leader), topics, epochs)
 
         await self._leaders.ask(epochs.keys(), ask, tell)

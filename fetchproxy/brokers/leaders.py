@@ -44,7 +44,7 @@ AskLeader = Callable[
 _GONE = (ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 FoundLogOffsets = dict[TopicIdPartition, LogOffsets | ClusterError]
 # (the leader's own epoch, the end it reports). None: it has no such request or reports no epochs.
-Told = tuple[int, EpochEnd] | None
+LeaderEpochEnd = tuple[int, EpochEnd] | None
 
 
 @dataclass(eq=False, repr=False)
@@ -297,13 +297,13 @@ async def epoch_ends(
     connection: BrokerConnection,
     topics: Mapping[TopicIdPartition, TopicInfo],
     epochs: Mapping[TopicIdPartition, int],
-) -> dict[TopicIdPartition, Told | ClusterError]:
+) -> dict[TopicIdPartition, LeaderEpochEnd | ClusterError]:
     """Where one epoch of each partition ended in its leader's log (OffsetForLeaderEpoch).
 
     (-1, -1): the leader knows no epoch so high.
     """
     api_key = ApiKey.OFFSET_FOR_LEADER_EPOCH
-    found: dict[TopicIdPartition, Told | ClusterError] = dict.fromkeys(topics, None)
+    found: dict[TopicIdPartition, LeaderEpochEnd | ClusterError] = dict.fromkeys(topics, None)
     if api_key not in connection.versions:
         return found
     by_topic: dict[str, list[tuple[int, int, int]]] = {}

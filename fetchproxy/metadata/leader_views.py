@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.leaders import Told
+from fetchproxy.brokers.leaders import LeaderEpochEnd
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.lineage import (
     UNDEFINED_EPOCH,
@@ -65,7 +65,7 @@ class LeaderLog:
         node_id, epoch = (-1, -1) if topic is None else topic.leaders.get(tp.partition, (-1, -1))
         return NO_EPOCH if node_id < 0 else epoch
 
-    async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> Told:
+    async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> LeaderEpochEnd:
         """OffsetForLeaderEpoch: the epoch of the leader that answers, and the end of `epoch`. That
         leader's responses about older epochs never change. None: the brokers do not support the
         request, or do not report epochs.
@@ -78,7 +78,7 @@ class LeaderLog:
     async def _ask_ends(
         self,
         pairs: Collection[tuple[TopicIdPartition, int]],
-        tell: OnResult[tuple[TopicIdPartition, int], Told],
+        tell: OnResult[tuple[TopicIdPartition, int], LeaderEpochEnd],
     ) -> None:
         waiting = list(pairs)
         while waiting:  # more than once only if a partition is asked about two epochs
@@ -88,7 +88,7 @@ class LeaderLog:
 
             def result_of(
                 tp: TopicIdPartition,
-                end: Told | ClusterError,
+                end: LeaderEpochEnd | ClusterError,
                 of: Mapping[TopicIdPartition, int] = epochs,
             ) -> None:
                 tell((tp, of[tp]), end)

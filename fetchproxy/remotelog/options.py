@@ -80,7 +80,7 @@ LATEST, EARLIEST = -1, -2
 _STORE_SETTING = "store."
 _DURATION = re.compile(r"([0-9]{1,12})(ms|s|m|min|h|d)?")
 _DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_OWN = (
+_OPTIONS = (
     "store",
     "path",
     "topics",
@@ -106,7 +106,7 @@ _OF_STREAMS = (
 ArchiveLocation = tuple[str, int]
 # The next offset of each partition.
 Ends = Mapping[ArchiveLocation, int]
-_KNOWN = {name.lower(): name for name in (*_OWN, *HONOURED) if not name.startswith(_KAFKA)}
+_KNOWN = {name.lower(): name for name in (*_OPTIONS, *HONOURED) if not name.startswith(_KAFKA)}
 
 
 def is_not_needed(name: str) -> bool:

@@ -40,7 +40,7 @@ _CONSUMER = INT32.pack(-1)  # replica_id
 _PLACE_WITH_EPOCH = Struct(">ii")
 _RESULT = Struct(">hqq")
 _RESULT_WITH_EPOCH = Struct(">hqqi")
-_ASKED = ">iiq"  # from v4 on: partition, leader epoch, timestamp
+_PARTITION_FORMAT = ">iiq"  # from v4 on: partition, leader epoch, timestamp
 # Each takes 11 µs of one turn of the event loop, and clients name a few.
 _TOPICS_AT_ONCE = 1_000
 
@@ -77,7 +77,7 @@ def topics_in(buf: Buffer, body_pos: int, api_version: int) -> Iterator[TopicRow
     cursor.skip(4 + (api_version >= 2), "replica id and isolation level")
     entry = ">iq" if api_version else ">iqi"
     if api_version >= _LEADER_EPOCH_FROM:
-        entry = _ASKED
+        entry = _PARTITION_FORMAT
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     return cursor.by_topic(entry, flexible, ELEMENTS_MAX)
 
@@ -91,7 +91,7 @@ def timestamp_of_all(buf: Buffer, body_pos: int, api_version: int) -> int | None
     cursor = Cursor(buf, body_pos)
     flexible = is_flexible(ApiKey.LIST_OFFSETS, api_version)
     cursor.skip(4 + 1, "replica id and isolation level")
-    row, found = Struct(_ASKED + "x" * flexible), None
+    row, found = Struct(_PARTITION_FORMAT + "x" * flexible), None
     topics = cursor.count(flexible) or 0
     if topics > _TOPICS_AT_ONCE:
         return None

@@ -113,7 +113,7 @@ def test_names_are_words_of_the_glossary(path: Path) -> None:
     assert not {
         node.id
         for node in ast.walk(parsed(path))
-        if isinstance(node, ast.Name) and node.id.strip("_") in NAMELESS
+        if isinstance(node, ast.Name) and node.id.strip("_").lower() in NAMELESS
     }
 
 

@@ -15,8 +15,8 @@ from fetchproxy.model import ByteRange
 from fetchproxy.storage.stores.s3_ranges import (
     HEAD_BYTES_MAX,
     OtherResponse,
+    PartRequest,
     RangeRequests,
-    Wanted,
     _Connection,
     part_of,
 )
@@ -102,7 +102,7 @@ async def test_any_part_over_one_connection() -> None:
     async with serving(serve_well) as (url, connections), requests() as client:
         for part in (ByteRange(0, 1), ByteRange(5, len(CONTENT)), ByteRange(0, len(CONTENT))):
             for _ in range(3):
-                assert await client.get(url, Wanted(part)) == CONTENT[part.start : part.end]
+                assert await client.get(url, PartRequest(part)) == CONTENT[part.start : part.end]
         assert len(connections) == 1
 
 
@@ -121,7 +121,7 @@ async def test_no_more_connections_than_allowed() -> None:
     async with serving(serve) as (url, connections), requests(connections_max=2) as client:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(10):
-                tasks.create_task(client.get(url, Wanted(PART)))
+                tasks.create_task(client.get(url, PartRequest(PART)))
         assert (len(connections), most) == (2, 2)
 
 
@@ -136,7 +136,7 @@ async def test_a_connection_that_the_server_shut_meanwhile() -> None:
 
     async with serving(serve) as (url, connections), requests() as client:
         for _ in range(6):
-            assert await client.get(url, Wanted(PART)) == CONTENT[10:20]
+            assert await client.get(url, PartRequest(PART)) == CONTENT[10:20]
             await asyncio.sleep(0.01)
         assert len(connections) == 6
 
@@ -149,7 +149,7 @@ async def test_a_connection_that_is_not_to_be_kept(header: str) -> None:
 
     async with serving(serve) as (url, connections), requests() as client:
         for _ in range(3):
-            assert await client.get(url, Wanted(PART)) == CONTENT[10:20]
+            assert await client.get(url, PartRequest(PART)) == CONTENT[10:20]
         assert len(connections) == 3
 
 
@@ -163,7 +163,7 @@ async def test_a_server_that_breaks_off(sent: int | None) -> None:
     async with serving(serve) as (url, _), requests() as client:
         for _ in range(2):
             with pytest.raises(ConnectionError):
-                await client.get(url, Wanted(PART))
+                await client.get(url, PartRequest(PART))
 
 
 async def test_silence_is_counted_from_the_last_byte() -> None:
@@ -175,7 +175,7 @@ async def test_silence_is_counted_from_the_last_byte() -> None:
                 served.writer.write(bytes([byte]))
 
     async with serving(serve) as (url, _), requests(silence_max_s=7.0) as client:
-        assert await client.get(url, Wanted(PART)) == CONTENT[10:20]  # slow, but never silent
+        assert await client.get(url, PartRequest(PART)) == CONTENT[10:20]  # slow, but never silent
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -188,7 +188,7 @@ async def test_a_server_that_falls_silent(begun: bool) -> None:
 
     async with serving(serve) as (url, connections), requests(silence_max_s=0.1) as client:
         with pytest.raises(TimeoutError, match="silent"):
-            await client.get(url, Wanted(PART))
+            await client.get(url, PartRequest(PART))
         assert len(connections) == 1  # the caller has to retry
 
 
@@ -197,7 +197,7 @@ async def test_nobody_there() -> None:
         pass
     async with requests() as client:
         with pytest.raises(OSError):  # noqa: PT011 - refused, by whichever family was tried last
-            await client.get(url, Wanted(PART))
+            await client.get(url, PartRequest(PART))
 
 
 async def test_a_read_given_up_leaves_its_place_and_nothing_for_the_next() -> None:
@@ -215,9 +215,9 @@ async def test_a_read_given_up_leaves_its_place_and_nothing_for_the_next() -> No
         for start in range(10, 40, 10):
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.02):
-                    await client.get(url, Wanted(ByteRange(start, start + 10)))
+                    await client.get(url, PartRequest(ByteRange(start, start + 10)))
         given_up.set()
-        assert await client.get(url, Wanted(ByteRange(50, 60))) == CONTENT[50:60]
+        assert await client.get(url, PartRequest(ByteRange(50, 60))) == CONTENT[50:60]
 
 
 async def test_closing_ends_a_read_with_an_error() -> None:
@@ -230,7 +230,7 @@ async def test_closing_ends_a_read_with_an_error() -> None:
 
     async with serving(serve) as (url, _), asyncio.TaskGroup() as tasks:
         async with requests() as client:
-            read = tasks.create_task(_raised(client.get(url, Wanted(PART))))
+            read = tasks.create_task(_raised(client.get(url, PartRequest(PART))))
             await asked.wait()
         assert isinstance(await read, ConnectionError)
 
@@ -253,10 +253,10 @@ async def test_a_head_of_any_length_is_bounded(size: int) -> None:
 
     async with serving(serve) as (url, _), requests() as client:
         if size < HEAD_BYTES_MAX:
-            assert await client.get(url, Wanted(PART)) == CONTENT[10:20]
+            assert await client.get(url, PartRequest(PART)) == CONTENT[10:20]
         else:
             with pytest.raises(OtherResponse, match="a head of more than"):
-                await client.get(url, Wanted(PART))
+                await client.get(url, PartRequest(PART))
 
 
 @pytest.mark.parametrize("more", [b"y", b"HTTP/1.1 200 OK\r\n\r\n"])
@@ -267,7 +267,7 @@ async def test_more_than_was_asked_for(more: bytes) -> None:
 
     async with serving(serve) as (url, _), requests() as client:
         with pytest.raises(OtherResponse, match="more"):
-            await client.get(url, Wanted(PART))
+            await client.get(url, PartRequest(PART))
 
 
 @given(st.lists(st.integers(1, 200), max_size=30))
@@ -285,22 +285,22 @@ def test_an_answer_in_pieces(cuts: list[int]) -> None:
     async def main() -> None:
         async with serving(serve) as (url, _), requests() as client:
             for part in (ByteRange(3, 1000), PART):
-                assert await client.get(url, Wanted(part)) == CONTENT[part.start : part.end]
+                assert await client.get(url, PartRequest(part)) == CONTENT[part.start : part.end]
 
     asyncio.run(main())
 
 
 def test_a_head_that_is_right() -> None:
-    assert part_of(RIGHT, Wanted(PART)) == (10, True)
-    assert part_of(RIGHT.replace(b"/100", b"/*").replace(b"C", b"c"), Wanted(PART))[1]
-    assert not part_of(RIGHT + b"\r\nConnection: close", Wanted(PART))[1]
+    assert part_of(RIGHT, PartRequest(PART)) == (10, True)
+    assert part_of(RIGHT.replace(b"/100", b"/*").replace(b"C", b"c"), PartRequest(PART))[1]
+    assert not part_of(RIGHT + b"\r\nConnection: close", PartRequest(PART))[1]
 
 
 def test_an_object_that_ends_inside_the_range() -> None:
     whole = RIGHT.replace(b"10-19/100", b"0-9/10")
-    assert part_of(whole, Wanted(ByteRange(0, 64), to_end=True))[0] == 10
-    assert part_of(whole, Wanted(ByteRange(0, 10), to_end=True))[0] == 10
-    for wanted in (Wanted(ByteRange(0, 64)), Wanted(ByteRange(0, 9), to_end=True)):
+    assert part_of(whole, PartRequest(ByteRange(0, 64), to_end=True))[0] == 10
+    assert part_of(whole, PartRequest(ByteRange(0, 10), to_end=True))[0] == 10
+    for wanted in (PartRequest(ByteRange(0, 64)), PartRequest(ByteRange(0, 9), to_end=True)):
         with pytest.raises(OtherResponse):
             part_of(whole, wanted)
 
@@ -308,7 +308,7 @@ def test_an_object_that_ends_inside_the_range() -> None:
 @pytest.mark.parametrize("total", [b"0-9/100", b"0-9/*", b"0-9/9", b"1-10/10"])
 def test_a_part_that_may_not_be_all_there_is(total: bytes) -> None:
     with pytest.raises(OtherResponse):
-        part_of(RIGHT.replace(b"10-19/100", total), Wanted(ByteRange(0, 64), to_end=True))
+        part_of(RIGHT.replace(b"10-19/100", total), PartRequest(ByteRange(0, 64), to_end=True))
 
 
 @pytest.mark.parametrize(
@@ -333,19 +333,19 @@ def test_a_part_that_may_not_be_all_there_is(total: bytes) -> None:
 )
 def test_a_head_that_is_not(head: bytes) -> None:
     with pytest.raises(OtherResponse):
-        part_of(head, Wanted(PART))
+        part_of(head, PartRequest(PART))
 
 
 def test_what_status_it_had_instead() -> None:
     with pytest.raises(OtherResponse) as caught:
-        part_of(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0", Wanted(PART))
+        part_of(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0", PartRequest(PART))
     assert caught.value.status == 503
 
 
 async def test_a_connection_that_is_lost_before_it_is_used_is_an_error_of_the_connection() -> None:
     connection = _Connection(lambda lost: None)
     with pytest.raises(ConnectionResetError):
-        connection.begin(b"GET / HTTP/1.1\r\n\r\n", Wanted(ByteRange(0, 1)))
+        connection.begin(b"GET / HTTP/1.1\r\n\r\n", PartRequest(ByteRange(0, 1)))
 
 
 async def test_a_server_that_hangs_up_at_once_is_an_error_of_the_connection() -> None:
@@ -359,5 +359,5 @@ async def test_a_server_that_hangs_up_at_once_is_an_error_of_the_connection() ->
     async with server, RangeRequests(4, 5.0, 5.0) as requests:
         for _ in range(100):
             with pytest.raises(OSError, match=r"."):
-                await requests.get(f"http://127.0.0.1:{port}/key", Wanted(ByteRange(0, 1)))
+                await requests.get(f"http://127.0.0.1:{port}/key", PartRequest(ByteRange(0, 1)))
         assert not requests._open

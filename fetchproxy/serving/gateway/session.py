@@ -437,7 +437,7 @@ class GatewaySession(ClientSession):
         await work(await self._drained_before())
 
     def on_fetch(self, frame: bytes, body_at: int) -> bool:
-        """See `Held.on_request`."""
+        """See `Fetches.on_request`."""
         way = self.fetch.on_request(frame, body_at)
         if isinstance(way, Upstream):
             self.send_upstream(way.frame, None)

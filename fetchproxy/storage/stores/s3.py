@@ -41,7 +41,7 @@ from fetchproxy.storage.stores.object_store import (
     whole,
 )
 from fetchproxy.storage.stores.retries import retried
-from fetchproxy.storage.stores.s3_ranges import S3RangeReads, Wanted, open_range_reads
+from fetchproxy.storage.stores.s3_ranges import PartRequest, S3RangeReads, open_range_reads
 from fetchproxy.storage.stores.s3_responses import (
     S3Response,
     error_code,
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 # Parsed between two pauses for the event loop: about 50 objects, below 1 ms.
 PARSED_AT_ONCE_BYTES = 16 * 1024
-_SHOWN = ("Key", "Size", "ETag")
+_LISTED_FIELDS = ("Key", "Size", "ETag")
 _ABORT_MAX_S = 5.0  # the caller has failed or is cancelled, and should not wait for long
 _ABORT_PAUSES_S = (0.0, 0.1, 0.5)
 # Whole objects are first requested as this range, which is larger than metadata and most indexes.
@@ -83,7 +83,7 @@ log = structlog.get_logger(__name__)
 async def _take_objects(
     response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any
 ) -> None:
-    """Parse `Contents` of every listing in place of the client, with only the fields in `_SHOWN`.
+    """Parse `Contents` of every listing in place of the client, with the `_LISTED_FIELDS` alone.
 
     A broken page, or a page that is not a listing, is left to the client, which finds the error.
     """
@@ -119,7 +119,7 @@ async def _take_objects(
 
 def _fields(element: ElementTree.Element) -> dict[str, str]:
     fields = {child.tag.rpartition("}")[2]: child.text or "" for child in element}
-    return {name: fields[name] for name in _SHOWN if name in fields}
+    return {name: fields[name] for name in _LISTED_FIELDS if name in fields}
 
 
 # A failed upload is aborted, so that its parts do not stay stored (and billed). If the abort fails
@@ -241,7 +241,7 @@ class S3ObjectStore(ObjectStore):
         with translated_s3_error(what, may_be_absent=True):
             ranges = self._ranges
             if ranges is not None:
-                small = await ranges.get(key, Wanted(SMALL_OBJECT, to_end=True), what)
+                small = await ranges.get(key, PartRequest(SMALL_OBJECT, to_end=True), what)
                 if small is not None:
                     if len(small) > bytes_max:
                         raise too_large(key, len(small), bytes_max)
@@ -265,7 +265,7 @@ class S3ObjectStore(ObjectStore):
         with translated_s3_error(what, may_be_absent=True):
             ranges = self._ranges
             if ranges is not None:
-                part = await ranges.get(key, Wanted(byte_range), what)
+                part = await ranges.get(key, PartRequest(byte_range), what)
                 if part is not None:
                     return part
             response: S3Response = await client.get_object(

@@ -63,7 +63,7 @@ class OtherResponse(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PartRequest:
     """`to_end`: the range must reach the end of the object, which may lie inside the range."""
 
     byte_range: ByteRange
@@ -75,7 +75,7 @@ class Wanted:
         return b"%d" % end == total if self.to_end else end == self.byte_range.end
 
 
-def part_of(head: bytes, request: Wanted) -> tuple[int, bool]:
+def part_of(head: bytes, request: PartRequest) -> tuple[int, bool]:
     """(length of the body, whether the connection may be reused) from a response's head. Raises
     OtherAnswer unless the body is certainly the wanted part in its full length.
     """
@@ -129,13 +129,13 @@ class _Connection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._body: bytearray | None = None
         self._room = memoryview(b"")  # the rest of the body
-        self._part = Wanted(ByteRange(0, 1))
+        self._part = PartRequest(ByteRange(0, 1))
         self._response: asyncio.Future[bytearray] | None = None
         self.heard_at = 0.0  # loop time (s) of the last bytes received or the last request
         self.heard = False  # whether any bytes came since the request
         self.kept = False  # whether the connection may be reused
 
-    def begin(self, request: bytes, part: Wanted) -> asyncio.Future[bytearray]:
+    def begin(self, request: bytes, part: PartRequest) -> asyncio.Future[bytearray]:
         """The future raises OtherAnswer, or ConnectionError if the connection is lost. The call
         raises ConnectionResetError if the connection was lost before.
         """
@@ -235,7 +235,7 @@ class RangeRequests:
         self._open: dict[_Connection, _Address] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
-    async def get(self, url: str, part: Wanted) -> bytearray:
+    async def get(self, url: str, part: PartRequest) -> bytearray:
         """The `part` bytes of the object at `url`. Raises OtherAnswer; OSError if the server is
         unreachable, falls silent or ends the connection.
         """
@@ -249,7 +249,9 @@ class RangeRequests:
                         raise  # else the server had closed it before the request
             return await self._exchange(await self._connect(address), request, part)
 
-    async def _exchange(self, connection: _Connection, request: bytes, part: Wanted) -> bytearray:
+    async def _exchange(
+        self, connection: _Connection, request: bytes, part: PartRequest
+    ) -> bytearray:
         clock = asyncio.get_running_loop().time
         response = connection.begin(request, part)
         try:
@@ -360,7 +362,7 @@ class S3RangeReads:
         )
         self._needless = 0
 
-    async def get(self, key: str, part: Wanted, what: str) -> bytearray | None:
+    async def get(self, key: str, part: PartRequest, what: str) -> bytearray | None:
         """None: the caller has to use the client. Raises the error for status 429 or 500 and above,
         as such a store should get no second request; OSError and the client's errors if the request
         fails.
