@@ -42,6 +42,9 @@ Address = tuple[str, int]
 Handling = TypeVar("Handling")  # how a server handles a request
 # Smaller incomplete requests count at the listener's intervals alone.
 COUNTED_BYTES_MIN = 64 * KiB
+# The connection of a client that has broken the protocol, or could not log in, stays for this long
+# (KIP-306 has 0.1 s). It is shorter than what clients wait for a response.
+CLOSE_DELAY_S = 0.5
 
 
 class SessionOwner(Protocol):
@@ -99,6 +102,7 @@ class ClientSession(asyncio.BufferedProtocol):
         self._unsent, self._taken_at = 0, 0.0  # unsent bytes at the last check; when they changed
         self.heard = False  # since the last check
         self._heard_at = owner.clock()
+        self._closes: asyncio.TimerHandle | None = None  # set by `close_late`
 
     # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -134,6 +138,8 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        if self._closes is not None:
+            self._closes.cancel()
         self.share.close()
         self._end()
         self._owner.lost(self)
@@ -162,7 +168,8 @@ class ClientSession(asyncio.BufferedProtocol):
         except* _SessionOver:
             pass
         finally:
-            self.close()
+            if self._closes is None:
+                self.close()
             # A garbage collection would free these late, and hold the loop while it searches.
             self._tasks = None
             self.requests.drop()
@@ -202,6 +209,22 @@ class ClientSession(asyncio.BufferedProtocol):
             if not transport.is_closing():
                 transport.close()
 
+    def close_late(self, reason: str | None = None, **context: object) -> None:
+        """As `close`, but a client that has broken the rules keeps its connection for a moment.
+
+        Otherwise a client that tries again at once would do so hundreds of times a second. Its
+        connection counts towards the limits meanwhile, so opening another one does not help it.
+        """
+        if reason is not None:
+            self._say_closed(reason, **context)
+        self._end()
+        for transport in self._transports():
+            if transport is not self._transport:
+                transport.close()
+            elif not transport.is_closing():
+                transport.pause_reading()
+                self._closes = asyncio.get_running_loop().call_later(CLOSE_DELAY_S, self.close)
+
     def _say_closed(self, reason: str, **context: object) -> None:
         """The same reason of the same client is not logged again within the minute."""
         self.warnings.warn(
@@ -238,7 +261,9 @@ class ClientSession(asyncio.BufferedProtocol):
         WIRE_ERRORS.labels(type(error).__name__).inc()
         if isinstance(error, FrameTooLarge):
             LIMITS_REACHED.labels(error.limit).inc()
-        self.close("wire_error", error=str(error), kind=type(error).__name__, side=side)
+        (self.close_late if side == "client" else self.close)(
+            "wire_error", error=str(error), kind=type(error).__name__, side=side
+        )
 
     def refused_as_too_large(self, limit: str, what: str) -> None:
         """`limit`: a setting's key or a constant's name. `what` is a message of this client."""
@@ -374,7 +399,7 @@ class ClientSession(asyncio.BufferedProtocol):
 
     def _pace(self) -> None:
         transport = self._transport
-        if transport is not None and not transport.is_closing():
+        if transport is not None and not (self.closing or transport.is_closing()):
             (transport.pause_reading if self._must_wait else transport.resume_reading)()
 
 

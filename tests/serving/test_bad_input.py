@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from proxy_process import ProxyProcess, wait_for
 
+from fetchproxy.serving.session import CLOSE_DELAY_S
 from lab.mock_cluster import MockCluster
 
 
@@ -108,10 +110,12 @@ def test_a_broken_peer_is_closed_with_one_line(proxy: ProxyProcess, name: str) -
     with connect(proxy) as good, connect(proxy, address) as bad:
         good.sendall(request(18, 0))
         read_frame(good)
+        sent_at = time.monotonic()
         bad.sendall(BROKEN[name])
-        assert is_closed(bad)
         good.sendall(request(18, 0, correlation=8))
         assert read_frame(good)[:4] == struct.pack(">i", 8)
+        assert is_closed(bad)
+        assert time.monotonic() - sent_at >= CLOSE_DELAY_S, "it could try again at once"
     wait_for("a log line", lambda: len(proxy.logged("client_connection_closed")) > before)
     lines = proxy.logged("client_connection_closed")[before:]
     assert len(lines) == 1, lines

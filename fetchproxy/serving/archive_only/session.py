@@ -101,7 +101,7 @@ class ArchiveOnlySession(ClientSession):
             del request, pieces
         except RequestRefused as refusal:
             ARCHIVE_ONLY_REFUSED.labels(refusal.api).inc()
-            self.close(
+            self.close_late(
                 "request_refused", kind=refusal.api, version=refusal.version, hint=refusal.hint
             )
         except _UserGone as gone:
@@ -111,7 +111,7 @@ class ArchiveOnlySession(ClientSession):
             self.heard, self._responding = True, False
         await self.share.pay()
         if self._ended:
-            self.close()
+            self.close_late()
 
     def _request(self, payload: bytes) -> Request:
         """Raises WireError."""

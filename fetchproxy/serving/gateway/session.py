@@ -382,7 +382,8 @@ class GatewaySession(ClientSession):
         if error is not None:
             words = handshake_error_in_words(error) if isinstance(error, OSError) else str(error)
             log.info("broker_connection_lost", client=self.client, error=words)
-        self.close()
+        if not self.closing:
+            self.close()
 
     def broker_slow(self, slow: bool) -> None:
         self._upstream_slow = slow
