@@ -2,9 +2,10 @@
 
 A start of `python -m fetchproxy` takes 0.7 s of a core before its first line of work, and a run of
 the tests has about a thousand. `install()` changes `subprocess.Popen` in this process: commands
-`python -m fetchproxy …` and `python -m lab.limited …`, also behind `die_with_parent.py`, are forked
-from a helper that this process starts for its first such command. Everything else, and commands
-with an environment that changes how Python itself starts, is started as always.
+`python -m fetchproxy …`, `python -m lab.limited …` and `python …_process.py …`, also behind
+`die_with_parent.py`, are forked from a helper that this process starts for its first such command.
+Everything else, and commands with an environment that changes how Python itself starts, is started
+as always.
 
 The fork is a child of this process in every respect: its pid, signals, exit status, standard files,
 session and resource usage are its own. For that, this process is the "subreaper" (prctl(2)) for the
@@ -20,6 +21,7 @@ import gc
 import inspect
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -34,6 +36,7 @@ from typing import Any, Final, NoReturn
 _LAUNCHER = str(Path(__file__).with_name("die_with_parent.py"))
 _PROJECT = Path(__file__).parents[1]
 _MODULES: Final = ("fetchproxy", "lab.limited")
+_SCRIPT: Final = "_process.py"  # a script whose name ends so does fetchproxy's work
 # An environment that differs in these changes how Python or its libraries start.
 _AT_START: Final = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC", "GLIBC", "OPENSSL", "SSL_CERT")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -43,9 +46,12 @@ _STANDARD_FILES = 3
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """`module` runs with `arguments`. `dies_with`: the kernel ends it with this process."""
+    """`program`, a module or a script, runs with `arguments`.
 
-    module: str
+    `dies_with`: the kernel ends it with this process.
+    """
+
+    program: str
     arguments: list[str]
     dies_with: bool
 
@@ -58,6 +64,8 @@ class _Start:
         words = words[len(launched) :] if dies_with else words
         if words[:2] == [sys.executable, "-m"] and len(words) > 2 and words[2] in _MODULES:
             return cls(words[2], words[3:], dies_with)
+        if words[:1] == [sys.executable] and len(words) > 1 and words[1].endswith(_SCRIPT):
+            return cls(words[1], words[2:], dies_with)
         return None
 
 
@@ -92,13 +100,17 @@ def _start_of(given: Mapping[str, Any]) -> _Start | None:
     unusual = ("executable", "preexec_fn", "pass_fds", "gid", "gids", "uid")
     if any(given[name] for name in unusual) or given["umask"] != -1 or given["process_group"] != -1:
         return None
-    if env is not None and _at_start(env) != _at_start(os.environ):
+    start = _Start.of([os.fspath(word) for word in command])
+    # A script has been read by nobody yet, so that it may have other folders on its path.
+    free = "PYTHONPATH" if start is not None and start.program.endswith(_SCRIPT) else None
+    if env is not None and _at_start(env, free) != _at_start(os.environ, free):
         return None
-    return _Start.of([os.fspath(word) for word in command])
+    return start
 
 
-def _at_start(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(_AT_START)}
+def _at_start(env: Mapping[str, str], free: str | None) -> dict[str, str]:
+    named = {name: value for name, value in env.items() if name.startswith(_AT_START)}
+    return {name: value for name, value in named.items() if name != free}
 
 
 class _Helper:
@@ -112,7 +124,7 @@ class _Helper:
     def fork(self, start: _Start, given: Mapping[str, Any]) -> int | None:
         """The new process's pid. None: there is no helper."""
         request = {
-            "module": start.module,
+            "program": start.program,
             "arguments": start.arguments,
             "dies_with": os.getpid() if start.dies_with else None,
             "cwd": os.fspath(given["cwd"] or os.getcwd()),
@@ -227,23 +239,32 @@ def _become(request: dict[str, Any], files: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    # As `python -m` has it; with PYTHONSAFEPATH, the folder is not on the path.
-    sys.path[:1] = [] if sys.flags.safe_path else [request["cwd"]]
-    _run(request["module"], request["arguments"])
-
-
-def _run(module: str, arguments: list[str]) -> NoReturn:
     from fetchproxy.cli.main import end_process
 
-    name = "fetchproxy.__main__" if module == "fetchproxy" else module
-    main = import_module(name)
-    sys.modules["__main__"] = main
-    sys.argv = [str(main.__file__), *arguments]
     try:
-        main.main()
+        if request["program"].endswith(_SCRIPT):
+            _run_script(request["program"], request["arguments"])
+        else:
+            _run_module(request["program"], request["arguments"])
     except SystemExit as end:
         end_process(end)
     end_process(SystemExit())
+
+
+def _run_module(module: str, arguments: list[str]) -> None:
+    # As `python -m` has it; with PYTHONSAFEPATH, the folder is not on the path.
+    sys.path[:1] = [] if sys.flags.safe_path else [os.getcwd()]
+    main = import_module("fetchproxy.__main__" if module == "fetchproxy" else module)
+    sys.modules["__main__"] = main
+    sys.argv = [str(main.__file__), *arguments]
+    main.main()
+
+
+def _run_script(script: str, arguments: list[str]) -> None:
+    more = os.environ.get("PYTHONPATH", "")
+    sys.path[:1] = [str(Path(script).resolve().parent), *filter(None, more.split(os.pathsep))]
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,29 @@ def test_a_signal_ends_the_process_itself(tmp_path: Path, session: bool) -> None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_a_script_is_forked_with_its_own_path(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("WORD = 'beside'")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "further.py").write_text("WORD = 'further'")
+    script = tmp_path / "some_process.py"
+    script.write_text(
+        "import beside, further, os, sys\n"
+        "from pathlib import Path\n"
+        "if __name__ == '__main__':\n"
+        "    print(beside.WORD, further.WORD, *sys.argv[1:])\n"
+        "    print(Path('/proc/self/cmdline').read_text())\n"
+        "    sys.exit(3)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "more")}
+    command = [sys.executable, str(script), "an argument"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    words, started_by = done.stdout.splitlines()
+    assert words == "beside further an argument"
+    assert HELPER in started_by
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
 def test_another_environment_of_python_is_another_start() -> None:
     """It may change what is imported, and from where."""
     env = {**os.environ, "PYTHONPATH": "/somewhere/else:" + os.environ.get("PYTHONPATH", "")}
