@@ -1,4 +1,4 @@
-"""What all parts of the benchmark share: goals in the table's words, verdicts, JSON, SVG, exit."""
+"""What all benchmarks share: goals in the table's words, JSON, SVG, exit; and the headline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from benchmarks import __main__ as suite
 from benchmarks import goals
 from benchmarks.chart import drawing, limit_of
 from benchmarks.frame import Outcome, Part, Size, in_turn
-from benchmarks.report import Row, goal_rows, ratios, row
+from benchmarks.headline import PICTURES, RESULTS, THEMES, bars
+from benchmarks.headline import drawing as headline
+from benchmarks.report import Row, goal_rows, percentile, ratios, row
 from lab.errors import PartMissing
 
 
@@ -51,6 +53,21 @@ def test_a_line_is_met_only_by_all_that_it_asks_for() -> None:
     assert [each.met for each in goal_rows(goals.REPLAY_RAW, [1.4], [1.5])] == [False, True]
     with pytest.raises(ValueError, match="shorter"):
         goal_rows(goals.REPLAY_RAW, [1.5])
+
+
+def test_percentiles_are_samples() -> None:
+    assert percentile([3.0, 1.0, 2.0, 4.0], 50) == 2.0
+    assert percentile([3.0, 1.0, 2.0, 4.0], 99) == 4.0
+    assert percentile([7.0], 50) == 7.0
+
+
+def test_a_row_says_whether_its_goal_is_met() -> None:
+    assert row("r", "x", [0.9, 1.0, 1.2], at_least=1.0).met is True
+    assert row("r", "x", [0.9, 0.99, 1.2], at_least=1.0).met is False
+    assert row("r", "ms", [0.3, 0.1, 0.2], at_most=0.2).met is True
+    assert row("r", "ms", [0.3, 0.1, 0.3], at_most=0.2).met is False
+    found = row("r", "ms", [0.3, 0.1, 0.2])
+    assert (found.value, found.min, found.max, found.goal, found.met) == (0.2, 0.1, 0.3, None, None)
 
 
 def test_ratios_are_of_the_same_round() -> None:
@@ -158,3 +175,19 @@ def test_a_chart_of_nothing_but_zeros_is_drawn() -> None:
     assert (
         ElementTree.fromstring(drawing("zeros", [figure("none", 0.0, "", None, None)])) is not None
     )
+
+
+@pytest.mark.parametrize("name", sorted(THEMES))
+def test_the_headline_on_disk_is_what_the_results_say(name: str) -> None:
+    written = (PICTURES / f"headline-{name}.svg").read_text(encoding="utf-8")
+    assert written == headline(bars(RESULTS), THEMES[name]), "run python -m benchmarks.headline"
+
+
+def test_each_bar_of_the_headline_is_a_ratio_with_its_figures() -> None:
+    shown = bars(RESULTS)
+    tree = ElementTree.fromstring(headline(shown, THEMES["light"]))
+    texts = [each.text or "" for each in tree.iter("{http://www.w3.org/2000/svg}text")]
+    for each in shown:
+        assert each.least <= each.value <= each.most
+        assert each.words in texts
+        assert f"{each.value:.2f} ({each.least:.2f} to {each.most:.2f})" in texts

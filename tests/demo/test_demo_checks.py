@@ -1,11 +1,19 @@
-"""A check of the demo that cannot fail would prove nothing: each fault is found and named."""
+"""A check of the demo that cannot fail would prove nothing: each fault is found and named.
+
+And the outage of its store is a real one, whose end gives everything back.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from demo import records
+from demo.archive_store import FolderStore
 from demo.checks import CheckFailed, ReadCheck, require
+from fetchproxy.errors import StorageUnavailable
+from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 def take(check: ReadCheck, partition: int, offset: int) -> None:
@@ -76,3 +84,15 @@ def test_records_differ_and_are_large_enough_to_be_forgotten() -> None:
             size += len(value)
     # The mock cluster keeps 5 MiB per partition; more than half has to be forgotten.
     assert 97 * size / records.PARTITIONS > 2 * 5 * 1024 * 1024
+
+
+async def test_a_folder_goes_away_and_comes_back(tmp_path: Path) -> None:
+    with FolderStore(tmp_path) as store:
+        root = Path(store.url.removeprefix("file://"))
+        async with FilesystemObjectStore(root, create=False) as objects:
+            await objects.put("topic/0/object", b"content")
+            store.take_away()
+            with pytest.raises(StorageUnavailable):
+                await objects.get("topic/0/object")
+            store.bring_back()
+            assert await objects.get("topic/0/object") == b"content"
