@@ -30,7 +30,7 @@ FIND: dict[str, Callable[[], object]] = {
     "spark": kafka_connector,
     "tiered storage": lambda: local_tiered_storage_jars(KAFKA_VERSION),
 }
-MARKS = {"kafka", "s3", "spark"}
+MARKS = {"kafka": pytest.mark.kafka, "s3": pytest.mark.s3, "spark": pytest.mark.spark}
 PROXY_MIB_MAX = 700  # that of the memory plan's defaults is above 1 GiB
 WHO = (hostile.STRANGERS, hostile.OPEN)
 # Above the first, and not above the second.
@@ -49,7 +49,7 @@ class Short:
     between: dict[str, Between]
 
     def param(self, *marks: pytest.MarkDecorator) -> object:
-        real = [getattr(pytest.mark, part) for part in self.needs if part in MARKS]
+        real = [MARKS[part] for part in self.needs if part in MARKS]
         return pytest.param(self, id=self.name, marks=[*real, *marks])
 
 
