@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from pathlib import Path
 
 from client_readers import Records, read_confluent
 from confluent_kafka import Producer
+from fetchproxy_command import archive_once
 from proxy_process import PROJECT, ProxyProcess
 from raw_fetch import RawConnection
 from topic_data import TopicData, produce, produce_transactions
@@ -53,9 +52,8 @@ def archive_from(kafka_server: KafkaServer, folder: Path) -> Archived:
         for isolation in ISOLATIONS
     }
     store = folder.as_uri()
-    command = [sys.executable, "-m", "fetchproxy", "archive", "--once", "--bootstrap", broker]
-    command += ["--store", store, "--topics", "ao-.*", "--set", "archive.segment_bytes_max=40000"]
-    subprocess.run(command, cwd=PROJECT, check=True, capture_output=True)
+    done = archive_once(broker, store, "ao-.*", {"archive.segment_bytes_max": 40_000})
+    assert done.returncode == 0, done.stderr
     return Archived(store, plain, transactional, end, oracle, all_bytes(broker))
 
 

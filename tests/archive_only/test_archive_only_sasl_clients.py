@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,8 @@ import pytest
 from archive_only_process import PARTITIONS, RECORDS, Archived, ArchiveOnlyProcess
 from certificates import Authority
 from client_readers import read_aiokafka, read_confluent, read_kafka_python
+from fetchproxy_command import output_of
 from folder_fixture import folder_fixture
-from proxy_process import PROJECT
 
 from lab.kafka import run_tool
 
@@ -28,11 +26,7 @@ ENDS = dict.fromkeys(range(PARTITIONS), RECORDS)
 
 
 def lines_of(name: str, *options: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "fetchproxy", "user", name, *options],
-        input=f"{PASSWORD}\n", text=True, check=True, capture_output=True, cwd=PROJECT,
-    )  # fmt: skip
-    return done.stdout
+    return output_of("user", name, *options, stdin=f"{PASSWORD}\n")
 
 
 @folder_fixture

@@ -11,14 +11,13 @@ import json
 import re
 import ssl
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import blown_messages
+from fetchproxy_command import COMMAND, output_of
 from hostile_broker import TOPIC, HostileBroker
 from proxy_process import PROJECT
 
@@ -74,7 +73,7 @@ class Victim:
         # The relay takes the ports behind its own for the nodes.
         self.port, self.console_port = free_ports(20), free_port()
         self.log = folder / f"{name}.log"
-        command = [sys.executable, "-m", "fetchproxy", "serve", *options]
+        command = [*COMMAND, "serve", *options]
         command += ["--listen", f"127.0.0.1:{self.port}"]
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         command += ["--set", f"process.memory_bytes_max={MEMORY_BYTES_MAX}"]
@@ -242,10 +241,7 @@ async def open_tcp(victim: Victim) -> tuple[asyncio.StreamReader, asyncio.Stream
 
 
 def users_file(folder: Path) -> Path:
-    lines = subprocess.run(
-        [sys.executable, "-m", "fetchproxy", "user", "reader", "--topic", "*", "--group", "*"],
-        input="secret-of-reader\n", text=True, check=True, capture_output=True, cwd=PROJECT,
-    ).stdout  # fmt: skip
+    of = ("reader", "--topic", "*", "--group", "*")
     file = folder / "users.toml"
-    file.write_text(lines)
+    file.write_text(output_of("user", *of, stdin="secret-of-reader\n"))
     return file

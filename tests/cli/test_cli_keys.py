@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from segment_values import segment as of
 from typer.testing import CliRunner
 
 from fetchproxy.cli.keys import rewrap_archive
@@ -20,7 +21,6 @@ from fetchproxy.storage.key_rings import FileKeyRing, read_keys, write_keys
 from fetchproxy.storage.packed_logs import AtRest, LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
-from tests.metadata.segment_values import segment as of
 
 LOG = b"orders " * 1_000
 SEGMENTS = [of(number, 10 * number, 10 * number + 9) for number in (1, 2, 4, 5)]

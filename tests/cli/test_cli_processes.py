@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,23 +18,18 @@ from urllib.request import urlopen
 
 import pytest
 from confluent_kafka import Producer
+from fetchproxy_command import COMMAND, PROJECT, Ended, fetchproxy
 
 from lab.mock_cluster import MockCluster
-
-ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "fetchproxy"]
-
-
-def fetchproxy(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *args], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
-    )
 
 
 @contextmanager
 def running(*args: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*COMMAND, *args, "--set", "log.format=json"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *args, "--set", "log.format=json"],
+        cwd=PROJECT,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         yield process
@@ -205,7 +199,7 @@ def test_records_that_the_brokers_deleted_first_end_once_with_a_list_and_a_code(
                     assert producer.flush(60) == 0
             assert producer.flush(60) == 0
 
-        def once() -> subprocess.CompletedProcess[str]:
+        def once() -> Ended:
             return fetchproxy(
                 "archive", "--bootstrap", cluster.bootstrap, "--store", tmp_path.as_uri(),
                 "--topics", "orders", "--once",

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from archived_topics import SETTINGS
+from fetchproxy_command import PROJECT, fetchproxy, output_of
+from proxy_process import wait_for
+from topic_data import TopicData, archived_ends, produce, trim
 
 from lab import limited
+from lab.kafka import KafkaServer
 from lab.process import ServerProcess
-
-PROJECT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "fetchproxy"]
 
 
 def archive_process(
@@ -32,21 +31,34 @@ def archive_process(
     return ServerProcess("fetchproxy archive", command, folder / "archive.log", cwd=PROJECT)
 
 
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=PROJECT, capture_output=True, text=True, check=False
-    )
+def archive_with_gap(
+    kafka: KafkaServer, store: str, data: TopicData, folder: Path, batches: tuple[int, int, int]
+) -> None:
+    """Produces so many records: those in the middle are deleted while no archiver is there."""
+    archived, lost, more = batches
+    topic, end = data.topic, archived + lost + more
+    produce(kafka.bootstrap, data, archived)
+    archiver = archive_process(kafka.bootstrap, store, topic, folder)
+    archiver.start()
+    try:
+        wait_for("the archive", lambda: archived_ends(store, topic) == {0: archived})
+        archiver.kill()
+        for count in (lost, more):  # no batch lies across the gap's end
+            produce(kafka.bootstrap, data, count)
+        trim(kafka.bootstrap, topic, {0: archived + lost})
+        archiver.start()
+        wait_for("the rest", lambda: archived_ends(store, topic) == {0: end})
+    finally:
+        archiver.stop()
 
 
 def verify(store: str) -> str:
     """The command's output; it must find nothing wrong."""
-    done = _run("verify", "--store", store)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of("verify", "--store", store)
 
 
 def segments(store: str, topic: str) -> list[dict[str, Any]]:
-    done = _run("segments", "--store", store, "--topic", topic, "--json")
+    done = fetchproxy("segments", "--store", store, "--topic", topic, "--json")
     assert done.returncode == (0 if done.stdout != "[]\n" else 2), done.stderr
     found: list[dict[str, Any]] = json.loads(done.stdout)
     return found

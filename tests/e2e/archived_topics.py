@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from proxy_process import wait_for
 from topic_data import TopicData, archived_ends, trim
@@ -36,6 +37,12 @@ def archive_and_trim(bootstrap: str, store: str, data: TopicData, keep: int = 10
     ends = data.ends(bootstrap)
     wait_for(f"archive of {ends}", lambda: archived_ends(store, data.topic) == ends)
     trim(bootstrap, data.topic, {p: end - keep + 7 * p + 3 for p, end in ends.items()})
+
+
+def new_store(folder: Path) -> str:
+    """A folder that is there: a missing one is an outage."""
+    (folder / "store").mkdir()
+    return (folder / "store").as_uri()
 
 
 def new_topic(kafka: KafkaServer, name: str, partition_count: int = 1) -> TopicData:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from proxy_process import wait_for
 
 READ_S = 120.0
 STEP_BYTES = 8_000
+CLIENTS = ("kafka-python", "confluent-kafka")
 Poll = Callable[[], list[tuple[int, int, bytes, bytes]]]  # partition, offset, key, value
 
 
@@ -151,3 +153,19 @@ class HeldReader:
             return [(m.partition(), m.offset(), m.key(), m.value()) for m in messages]
 
         return poll, consumer.close
+
+
+@contextmanager
+def held_readers(
+    bootstrap: str, topic: str, ends: Mapping[int, int], hold_at: int | None = None
+) -> Iterator[list[HeldReader]]:
+    """One reader with each client; with `hold_at`, both are held there already."""
+    with ExitStack() as stack:
+        readers = [
+            stack.enter_context(HeldReader(client, bootstrap, topic, ends, hold_at))
+            for client in CLIENTS
+        ]
+        if hold_at is not None:
+            for reader in readers:
+                reader.wait_until_held()
+        yield readers

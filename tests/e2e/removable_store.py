@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from lab.s3 import S3Server
 from lab.store_server import StoreServer
 
 
@@ -25,3 +28,14 @@ def folder_store(folder: Path) -> RemovableStore:
 def server_store(server: StoreServer, bucket: str) -> RemovableStore:
     """While it is away, connections are refused."""
     return RemovableStore(server.store_url(bucket, "archive"), server.kill, server.start)
+
+
+def store_of_kind(request: pytest.FixtureRequest) -> RemovableStore:
+    """For fixtures with the params `file` and `s3`; its own server, and credentials in the
+    environment."""
+    if request.param == "file":
+        return folder_store(request.getfixturevalue("tmp_path"))
+    server: S3Server = request.getfixturevalue("own_s3_server")
+    for name, value in server.environment.items():
+        request.getfixturevalue("monkeypatch").setenv(name, value)
+    return server_store(server, server.create_bucket("outage"))

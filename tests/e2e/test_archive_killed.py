@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from archive_process import archive_process, segments, verify
-from archived_topics import archive_and_trim, new_topic
+from archived_topics import archive_and_trim, new_store, new_topic
 from client_readers import read_confluent
 from proxy_process import ProxyProcess, wait_for
 from topic_data import TopicData, archived_ends, produce
@@ -32,8 +32,7 @@ MANY_SMALL = {"archive.segment_bytes_max": 6_000, "limits.writing.fetch_bytes_ma
 )
 def test_killed_at_random_moments(kafka_server: KafkaServer, tmp_path: Path, kills: int) -> None:
     name = f"archive-killed-{kills}"
-    (tmp_path / "store").mkdir()
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, name, PARTITIONS)
     produce(kafka_server.bootstrap, data, 200, partition_count=PARTITIONS)
     archiver = archive_process(

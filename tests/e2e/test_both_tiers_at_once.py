@@ -10,7 +10,7 @@ from pathlib import Path
 import confluent_kafka
 import kafka
 import pytest
-from archived_topics import NO_MEMORY, SETTINGS, archive_and_trim, new_topic
+from archived_topics import NO_MEMORY, SETTINGS, archive_and_trim, new_store, new_topic
 from fetchproxy_protocol.record_batch import walk
 from held_reader import STEP_BYTES
 from proxy_process import ProxyProcess, wait_for
@@ -127,8 +127,7 @@ def test_neither_tier_waits_for_the_other(
 
 def test_an_idle_tail_does_not_slow_the_archive(kafka_server: KafkaServer, tmp_path: Path) -> None:
     """Each fetch also asks for the idle tail; the response must not wait for the long poll."""
-    (tmp_path / "store").mkdir()
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, "idle-tail", 2)
     produce(kafka_server.bootstrap, data, 600, partition_count=2)
     with ProxyProcess(

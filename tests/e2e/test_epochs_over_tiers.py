@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from archived_topics import SETTINGS
+from archived_topics import SETTINGS, new_store
 from fetchproxy_protocol.record_batch import walk
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from proxy_process import ProxyProcess, wait_for
@@ -26,8 +26,7 @@ TRIMMED_TO = 2 * PER_EPOCH + 30
 def proxy(module_kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFactory):
     """Three epochs with `PER_EPOCH` records each; the broker has records of the last one only."""
     kafka, folder = module_kafka_server, tmp_path_factory.mktemp("epochs")
-    (folder / "store").mkdir()
-    store = (folder / "store").as_uri()
+    store = new_store(folder)
     kafka.create_topic(TOPIC, 1)
     data = TopicData(TOPIC)
     for number in range(3):

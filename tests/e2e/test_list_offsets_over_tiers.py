@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from archived_topics import SETTINGS, new_topic
+from archived_topics import SETTINGS, new_store, new_topic
 from confluent_kafka import Producer
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -119,8 +119,7 @@ def test_earliest_pending_upload_on_the_newest_broker(
 ) -> None:
     """KIP-1023 came with ListOffsets v11 (Kafka 4.2); ApiVersions v5 came with 4.4."""
     folder = tmp_path_factory.mktemp("newest")
-    (folder / "store").mkdir()
-    store = (folder / "store").as_uri()
+    store = new_store(folder)
     with KafkaServer(version=KAFKA_NEWEST) as kafka:
         data = new_topic(kafka, "newest")
         produce(kafka.bootstrap, data, 100)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from archived_topics import NO_MEMORY, SETTINGS, archive_and_trim, new_topic
 from client_readers import read_confluent
-from proxy_process import PROJECT, ProxyProcess, wait_for
+from fetchproxy_command import fetchproxy
+from proxy_process import ProxyProcess, wait_for
 from topic_data import produce
 
 from fetchproxy.storage.index_files import LOG_INDEX
@@ -59,11 +58,6 @@ def test_a_reader_s_seek_is_answered_by_the_local_index(
     shown = fetchproxy("index", "show", str(newest), "--json", "--limit", "1")
     assert shown.returncode == 0
     assert '"first_offset": 0' in shown.stdout
-
-
-def fetchproxy(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fetchproxy", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=PROJECT)
 
 
 def assert_no_fallback(proxy: ProxyProcess) -> None:

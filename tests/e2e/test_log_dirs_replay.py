@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
-from proxy_process import PROJECT, ProxyProcess
+from fetchproxy_command import archive_once
+from proxy_process import ProxyProcess
 from topic_data import TopicData, archived_ends, produce_transactions, trim
 
 from lab.kafka import KafkaServer
@@ -17,23 +16,6 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 Records = list[tuple[int, bytes, bytes]]
-
-
-def archive(
-    kafka: KafkaServer, store: str, topic: str, log_dirs: Path
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "fetchproxy", "archive", "--once"),
-            *("--bootstrap", kafka.bootstrap, "--store", store, "--topics", topic),
-            *("--set", f"archive.log_dirs={log_dirs}"),
-        ],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
 
 
 def read(bootstrap: str, topic: str, end: int, isolation: str) -> Records:
@@ -70,7 +52,9 @@ def test_what_the_broker_deleted_is_read_from_the_archive(
     folder = kafka_server.data_dir / f"{data.topic}-0"
     end = max(int(path.stem) for path in folder.glob("*.log"))
     before = read(kafka_server.bootstrap, data.topic, end, "read_uncommitted")
-    done = archive(kafka_server, store, data.topic, kafka_server.data_dir)
+    done = archive_once(
+        kafka_server.bootstrap, store, data.topic, {"archive.log_dirs": kafka_server.data_dir}
+    )
     assert done.returncode == 0, done.stderr
     assert archived_ends(store, data.topic) == {0: end}
     trim(kafka_server.bootstrap, data.topic, {0: end})
@@ -84,6 +68,8 @@ def test_what_the_broker_deleted_is_read_from_the_archive(
 def test_a_folder_that_is_none_is_refused_at_the_start(
     kafka_server: KafkaServer, topic: str, tmp_path: Path
 ) -> None:
-    done = archive(kafka_server, (tmp_path / "store").as_uri(), topic, tmp_path)
+    done = archive_once(
+        kafka_server.bootstrap, (tmp_path / "store").as_uri(), topic, {"archive.log_dirs": tmp_path}
+    )
     assert done.returncode != 0
     assert f"archive.log_dirs: {tmp_path} is not a readable log directory" in done.stderr

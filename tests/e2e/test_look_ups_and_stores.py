@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from archive_process import PROJECT
-from archived_topics import SETTINGS, new_topic
+from archived_topics import SETTINGS, new_store, new_topic
 from confluent_kafka import Producer
+from fetchproxy_command import COMMAND, PROJECT, archive_once
 from kafka import KafkaConsumer, TopicPartition
 from proxy_process import ProxyProcess, wait_for
-from removable_store import RemovableStore, folder_store, server_store
+from removable_store import RemovableStore, store_of_kind
 from test_list_offsets_over_tiers import EARLIEST, LATEST_TIERED, MAX_TIMESTAMP, list_offset
 from topic_data import TopicData, archived_ends, make_archive, produce, trim
 
 from lab.kafka import KafkaServer
 from lab.process import ServerProcess, free_port, port_responses
-from lab.s3 import S3Server
 
 pytestmark = pytest.mark.kafka
 
@@ -32,15 +29,8 @@ OUTAGE_S = 6.0
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
-def store(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> RemovableStore:
-    if request.param == "file":
-        return folder_store(tmp_path)
-    server: S3Server = request.getfixturevalue("own_s3_server")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server_store(server, server.create_bucket("look-ups"))
+def store(request: pytest.FixtureRequest) -> RemovableStore:
+    return store_of_kind(request)
 
 
 def test_what_was_never_archived_is_as_without_a_proxy(
@@ -84,12 +74,10 @@ def from_the_beginning(bootstrap: str, topic: str) -> list[int]:
     return offsets
 
 
-def archive_once(kafka: KafkaServer, store: str, topic: str, code: int = 0) -> None:
+def archive_all(kafka: KafkaServer, store: str, topic: str, code: int = 0) -> None:
     """`code`: the exit code; 2 tells that the broker had deleted records that were not archived."""
-    command = [sys.executable, "-m", "fetchproxy", "archive", "--once", "--store", store]
-    command += ["--bootstrap", kafka.bootstrap, "--topics", topic]
-    command += ["--set", f"archive.segment_bytes_max={SETTINGS['archive.segment_bytes_max']}"]
-    ended = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True)
+    small = {"archive.segment_bytes_max": SETTINGS["archive.segment_bytes_max"]}
+    ended = archive_once(kafka.bootstrap, store, topic, small)
     assert ended.returncode == code, ended.stderr
 
 
@@ -105,19 +93,18 @@ def test_a_time_in_a_gap_is_the_first_record_behind_it(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
     """0 to 199 and 300 to 399 are archived, 200 to 299 are lost, the broker has 380 on."""
-    (tmp_path / "store").mkdir()
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, "looked-up-gap")
     produce_times(kafka_server, data, 0, 200)
-    archive_once(kafka_server, store, data.topic)
+    archive_all(kafka_server, store, data.topic)
     produce_times(kafka_server, data, 200, 400)
     trim(kafka_server.bootstrap, data.topic, {0: 300})
-    archive_once(kafka_server, store, data.topic, code=2)
+    archive_all(kafka_server, store, data.topic, code=2)
     wait_for("the rest", lambda: archived_ends(store, data.topic) == {0: 400})
     trim(kafka_server.bootstrap, data.topic, {0: 380})
     wanted = {0: 0, 150: 150, 199: 199, 200: 300, 250: 300, 299: 300, 300: 300, 399: 399}
     port = free_port()
-    command = [sys.executable, "-m", "fetchproxy", "serve", "--archive-only", "--store", store]
+    command = [*COMMAND, "serve", "--archive-only", "--store", store]
     command += ["--listen", f"127.0.0.1:{port}"]
     alone = ServerProcess("archive-only", command, tmp_path / "archive-only.log", cwd=PROJECT)
     alone.start()
@@ -143,7 +130,7 @@ def test_a_proxy_that_begins_knows_where_many_partitions_begin(
     """The first proxy reads each partition's metadata and stores a collection for later ones."""
     data = new_topic(kafka_server, f"many-partitions-{request.node.callspec.id}", MANY)
     produce(kafka_server.bootstrap, data, 4, partition_count=MANY)
-    archive_once(kafka_server, store.url, data.topic)
+    archive_all(kafka_server, store.url, data.topic)
     trim(kafka_server.bootstrap, data.topic, dict.fromkeys(range(MANY), 4))
     every = [TopicPartition(data.topic, number) for number in range(MANY)]
 

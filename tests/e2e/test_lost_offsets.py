@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from archive_process import archive_process
-from archived_topics import SETTINGS, archive_and_trim, new_topic
+from archive_process import archive_process, archive_with_gap
+from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
 from client_readers import read_confluent
 from fetchproxy_protocol.record_batch import walk
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import Fetched, RawConnection
 from removable_store import folder_store
-from topic_data import TopicData, archived_ends, make_archive, produce, trim
+from topic_data import TopicData, make_archive, produce, trim
 
 from lab.kafka import KafkaServer
 
@@ -51,20 +51,9 @@ def with_gap(
 ) -> Iterator[tuple[ProxyProcess, TopicData]]:
     """0 to 299 are archived, 300 to 449 lost, 450 to 599 archived; the broker has 590 on."""
     folder = tmp_path_factory.mktemp("gap")
-    (folder / "store").mkdir()
-    store, name = (folder / "store").as_uri(), "first-answers"
+    store, name = new_store(folder), "first-answers"
     data = new_topic(kafka_server, name)
-    produce(kafka_server.bootstrap, data, 300)
-    archiver = archive_process(kafka_server.bootstrap, store, name, folder)
-    archiver.start()
-    wait_for("the archive", lambda: archived_ends(store, name) == {0: 300})
-    archiver.stop()
-    for _ in range(2):  # no batch lies across 450
-        produce(kafka_server.bootstrap, data, 150)
-    trim(kafka_server.bootstrap, name, {0: 450})
-    archiver.start()
-    wait_for("the rest", lambda: archived_ends(store, name) == {0: 600})
-    archiver.stop()
+    archive_with_gap(kafka_server, store, data, folder, batches=(300, 150, 150))
     trim(kafka_server.bootstrap, name, {0: 590})
     with ProxyProcess(kafka_server.bootstrap, store, folder) as proxy:
         yield proxy, data
@@ -120,8 +109,7 @@ def test_behind_the_archives_end_readers_are_led_on_to_the_live_log(
     kafka_server: KafkaServer, tmp_path: Path, version: int
 ) -> None:
     """No archiver runs any more: records that the broker deleted since then are lost."""
-    (tmp_path / "store").mkdir()
-    store, name = (tmp_path / "store").as_uri(), f"archiver-retired-{version}"
+    store, name = new_store(tmp_path), f"archiver-retired-{version}"
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 300)
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
@@ -155,8 +143,7 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
     A stale offset below it gets the broker's response at once. What delays the archiver is that its
     segment is not full: with more records the wait ends.
     """
-    (tmp_path / "store").mkdir()
-    store, name = (tmp_path / "store").as_uri(), "in-a-spool"
+    store, name = new_store(tmp_path), "in-a-spool"
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 100)
     trim(kafka_server.bootstrap, name, {0: 50})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from archive_process import archive_process, verify
-from archived_topics import SETTINGS, archive_and_trim, new_topic
+from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
 from held_reader import HeldReader
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
@@ -38,8 +38,7 @@ def test_what_one_process_archives_another_serves(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
     name = "by-metadata-topic"
-    (tmp_path / "store").mkdir()
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, name, partition_count=2)
     produce(kafka_server.bootstrap, data, 400, partition_count=2)
     archiver = archive_process(
@@ -84,8 +83,7 @@ def test_an_archive_that_the_topic_does_not_know_is_neither_served_nor_skipped(
     kafka_server: KafkaServer, tmp_path: Path
 ) -> None:
     name = "not-in-metadata-topic"
-    (tmp_path / "store").mkdir()
-    store = (tmp_path / "store").as_uri()
+    store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
     produce(kafka_server.bootstrap, data, 300)
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)

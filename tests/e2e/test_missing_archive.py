@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from archive_process import COMMAND, PROJECT
 from archived_topics import SETTINGS, archive_and_trim, new_topic
+from fetchproxy_command import Ended, fetchproxy
 from held_reader import HeldReader
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
@@ -27,19 +26,14 @@ def archived_topic(kafka: KafkaServer, store: str, folder: Path, name: str) -> T
     return data
 
 
-def ended(
-    command: str, bootstrap: str, store: str, topics: str, *settings: str
-) -> subprocess.CompletedProcess[str]:
+def ended(command: str, bootstrap: str, store: str, topics: str, *settings: str) -> Ended:
     """Run a process that should end by itself."""
-    arguments = [*COMMAND, command, "--bootstrap", bootstrap, "--store", store]
-    arguments += ["--archive", topics]
+    arguments = ["--bootstrap", bootstrap, "--store", store, "--archive", topics]
     if command == "serve":
         arguments += ["--listen", "127.0.0.1:0"]
     for setting in settings:
         arguments += ["--set", setting]
-    return subprocess.run(
-        arguments, cwd=PROJECT, capture_output=True, text=True, timeout=120, check=False
-    )
+    return fetchproxy(command, *arguments)
 
 
 @pytest.mark.remedy("archive_missing")
@@ -99,8 +93,6 @@ def test_no_archiver_begins_a_second_archive_at_a_mistyped_prefix(
     assert done.returncode == 2
     assert "--create" in done.stderr
     for command in ("verify", "segments"):
-        looked = subprocess.run(
-            [*COMMAND, command, "--store", wrong], cwd=PROJECT, capture_output=True, text=True
-        )
+        looked = fetchproxy(command, "--store", wrong)
         assert looked.returncode == 2
         assert "there is no archive" in looked.stderr

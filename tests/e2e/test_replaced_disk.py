@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,8 +17,9 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from archive_process import COMMAND, PROJECT, archive_process, segments, verify
-from archived_topics import SETTINGS
+from archive_process import archive_process, segments, verify
+from archived_topics import SETTINGS, new_store
+from fetchproxy_command import Ended, fetchproxy, output_of
 from fetchproxy_protocol.record_batch import walk
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
@@ -52,11 +52,10 @@ class World:
     archived: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     archive_log: Path = Path()
 
-    def resolve(self, topic: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND, "resolve", f"{topic}-0", *arguments, "--store", self.store]
-        command += ["--bootstrap", self.kafka.bootstrap]
-        command += limited.options(self.settings)
-        return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    def resolve(self, topic: str, *arguments: str) -> Ended:
+        where = ("--store", self.store, "--bootstrap", self.kafka.bootstrap)
+        settings = limited.options(self.settings)
+        return fetchproxy("resolve", f"{topic}-0", *arguments, *where, *settings)
 
     def resolved(self, topic: str, *arguments: str) -> str:
         """The output of the command, which must succeed."""
@@ -102,8 +101,7 @@ def lose_disk(kafka: KafkaServer, topics: list[str]) -> None:
 def begun_again(
     kafka: KafkaServer, folder: Path, names: tuple[str, ...], settings: dict[str, object]
 ) -> Iterator[World]:
-    (folder / "store").mkdir()
-    store = (folder / "store").as_uri()
+    store = new_store(folder)
     archiver = archive_process(
         kafka.bootstrap, store, "again-.*", folder, {**settings, "console.listen": "127.0.0.1:0"}
     )
@@ -150,9 +148,8 @@ def goes_on(here: World, name: str, records: int, end: int) -> None:
 
 
 def says_that_it_waits(here: World, topic: str) -> bool:
-    command = [*COMMAND, "segments", "--store", here.store, "--topic", topic]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
-    said = [line for line in done.stdout.splitlines() if line.startswith("partition_stopped: ")]
+    shown = output_of("segments", "--store", here.store, "--topic", topic)
+    said = [line for line in shown.splitlines() if line.startswith("partition_stopped: ")]
     return len(said) == 1 and said[0].endswith(f"resolve {topic}-0")
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from archived_topics import SETTINGS, archive_and_trim, new_topic
 from client_readers import read_confluent
 from confluent_kafka.admin import AdminClient
-from proxy_process import PROJECT, ProxyProcess, wait_for
+from fetchproxy_command import fetchproxy
+from proxy_process import ProxyProcess, wait_for
 from topic_data import produce
 
 from fetchproxy.observability.health import Kind
+from lab import limited
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -35,13 +35,8 @@ def restore(bootstrap: str, store: str, *more: str) -> str:
 
 def run(what: str, bootstrap: str, store: str, *more: str) -> tuple[int, str]:
     """Exit code and output."""
-    command = [sys.executable, "-m", "fetchproxy", what, "--bootstrap", bootstrap]
-    command += ["--store", store, *more]
-    for key, value in BY_TOPIC.items():
-        command += ["--set", f"{key}={value}"]
-    done = subprocess.run(
-        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120
-    )
+    where = ("--bootstrap", bootstrap, "--store", store)
+    done = fetchproxy(what, *where, *more, *limited.options(BY_TOPIC))
     return done.returncode, done.stdout + done.stderr
 
 

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from archive_process import archive_process, segments, verify
-from archived_topics import SETTINGS, archive_and_trim, new_topic
+from archive_process import archive_process, archive_with_gap, segments, verify
+from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
 from fetchproxy_protocol.record_batch import walk
-from held_reader import HeldReader
+from held_reader import CLIENTS, HeldReader
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, produce, trim
@@ -24,12 +24,7 @@ NEVER_REFRESHED: dict[str, object] = {**SETTINGS, "limits.console.refresh_interv
 OUT_OF_RANGE = 1
 
 
-def new_store(folder: Path) -> str:
-    (folder / "store").mkdir()
-    return (folder / "store").as_uri()
-
-
-@pytest.mark.parametrize("client", ["kafka-python", "confluent-kafka"])
+@pytest.mark.parametrize("client", CLIENTS)
 def test_the_archive_grew_right_before_the_trim(
     kafka_server: KafkaServer, tmp_path: Path, client: str
 ) -> None:
@@ -112,21 +107,10 @@ def test_a_stock_consumer_reads_across_a_gap_or_stops_there(
     name = f"read-into-a-gap-{policy}"
     store = new_store(tmp_path)
     data = new_topic(kafka_server, name)
-    produce(kafka_server.bootstrap, data, 100)
-    archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path)
-    archiver.start()
-    wait_for("the archive", lambda: archived_ends(store, name) == {0: 100})
-    archiver.kill()
-    produce(kafka_server.bootstrap, data, 100)
-    trim(kafka_server.bootstrap, name, {0: 150})
-    archiver.start()
-    try:
-        wait_for("the rest", lambda: archived_ends(store, name) == {0: 200})
-    finally:
-        archiver.stop()
+    archive_with_gap(kafka_server, store, data, tmp_path, batches=(100, 50, 50))
     settings = {"gateway.gap_policy": policy}
     with ProxyProcess(kafka_server.bootstrap, store, tmp_path, settings=settings) as proxy:
-        for client in ("kafka-python", "confluent-kafka"):
+        for client in CLIENTS:
             with HeldReader(client, proxy.bootstrap, name, {0: 200}) as reader:
                 wait_for("the end", lambda reader=reader: reader.finished)
                 read = [offset for offset, _, _ in reader.read[0]]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from archived_topics import NO_MEMORY, SETTINGS, archive_and_trim, new_topic
 from client_readers import PYTHON_CLIENTS
-from held_reader import HeldReader
+from held_reader import CLIENTS, held_readers
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
-from removable_store import RemovableStore, folder_store, server_store
+from removable_store import RemovableStore, folder_store, store_of_kind
 from topic_data import TopicData, produce
 
 from lab.clouds import AzureServer, GcsServer
@@ -25,19 +25,11 @@ from lab.store_server import StoreServer
 pytestmark = pytest.mark.kafka
 
 OUTAGE_S = 5.5
-CLIENTS = ("kafka-python", "confluent-kafka")
 
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.s3)])
-def store(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> RemovableStore:
-    if request.param == "file":
-        return folder_store(tmp_path)
-    server: S3Server = request.getfixturevalue("own_s3_server")
-    for name, value in server.environment.items():
-        monkeypatch.setenv(name, value)
-    return server_store(server, server.create_bucket("outage"))
+def store(request: pytest.FixtureRequest) -> RemovableStore:
+    return store_of_kind(request)
 
 
 def archived_topic(
@@ -63,14 +55,7 @@ def test_readers_wait_through_an_outage(
         settings={**SETTINGS, **NO_MEMORY},
     ) as proxy:  # fmt: skip
         archive_and_trim(kafka_server.bootstrap, store.url, data)
-        ends = {0: 700}
-        with (
-            HeldReader(CLIENTS[0], proxy.bootstrap, name, ends, hold_at=100) as first,
-            HeldReader(CLIENTS[1], proxy.bootstrap, name, ends, hold_at=100) as second,
-        ):
-            readers = first, second
-            for reader in readers:
-                reader.wait_until_held()
+        with held_readers(proxy.bootstrap, name, {0: 700}, hold_at=100) as readers:
             store.take_away()
             for reader in readers:
                 reader.go_on()
@@ -131,14 +116,7 @@ def test_a_store_freezes_and_then_is_killed(
         kafka_server.bootstrap, url, tmp_path, archive=name, settings={**SETTINGS, **NO_MEMORY}
     ) as proxy:
         archive_and_trim(kafka_server.bootstrap, url, data)
-        ends = {0: 1500}
-        with (
-            HeldReader(CLIENTS[0], proxy.bootstrap, name, ends, hold_at=100) as first,
-            HeldReader(CLIENTS[1], proxy.bootstrap, name, ends, hold_at=100) as second,
-        ):
-            readers = first, second
-            for reader in readers:
-                reader.wait_until_held()
+        with held_readers(proxy.bootstrap, name, {0: 1500}, hold_at=100) as readers:
             store_server.pause()
             for reader in readers:
                 reader.go_on()
@@ -165,8 +143,7 @@ def test_a_proxy_that_starts_in_an_outage(
     store.take_away()
     with (
         ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as proxy,
-        HeldReader(CLIENTS[0], proxy.bootstrap, name, {0: 600}) as first,
-        HeldReader(CLIENTS[1], proxy.bootstrap, name, {0: 600}) as second,
+        held_readers(proxy.bootstrap, name, {0: 600}) as readers,
         RawConnection(proxy.bootstrap) as raw,
     ):
         until = time.monotonic() + OUTAGE_S
@@ -178,10 +155,10 @@ def test_a_proxy_that_starts_in_an_outage(
             assert (error, offset) == (56, -1)
         # the broker's log is served all the time
         assert raw.fetch_until_data(12, name, None, start).error == 0
-        for reader in (first, second):
+        for reader in readers:
             assert (reader.count, reader.errors, reader.finished) == (0, [], False)
         store.bring_back()
-        for reader in (first, second):
+        for reader in readers:
             assert reader.records() == data.written
         wait_for("the beginning", lambda: raw.list_offset(6, name, -2) == (0, -1, 0))
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from fetchproxy_command import Ended, fetchproxy
 from made_batches import CODECS, Record, made_batch
 from written_archive import TP, WrittenArchive
 
@@ -58,16 +59,8 @@ ON_SPARK = Runs(("--spark", *TWO_CORES))
 BOTH = [pytest.param(HERE, id="here"), pytest.param(ON_SPARK, id="on Spark")]
 
 
-def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fetchproxy", *arguments],
-        cwd=PROJECT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=ENDS_S,
-    )
+def ended(*arguments: str) -> Ended:
+    return fetchproxy(*arguments, environment=environment())
 
 
 class Running:

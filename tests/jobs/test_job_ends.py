@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from uuid import UUID
 
 import pytest
-from spark_commands import PROJECT, environment, small_segments
+from fetchproxy_command import Ended, fetchproxy
+from spark_commands import environment, small_segments
 from written_archive import WrittenArchive
 
 from fetchproxy.cli.backfill import skipped_records
@@ -23,18 +22,12 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
-def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "fetchproxy", *arguments],
-        cwd=PROJECT,
-        env={**environment(), "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def ended(*arguments: str) -> Ended:
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    return fetchproxy(*arguments, environment={**environment(), **keys})
 
 
-def one_line(done: subprocess.CompletedProcess[str]) -> str:
+def one_line(done: Ended) -> str:
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -5,19 +5,17 @@ The hole is made as it is in life: the broker drops records while no archiver ru
 
 from __future__ import annotations
 
-import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from archive_only_process import ArchiveOnlyProcess
-from archive_process import COMMAND, PROJECT
 from archived_topics import SETTINGS
+from fetchproxy_command import archive_once
 from matrix_client import Line
 from proxy_process import ProxyProcess
 from topic_data import TopicData, archived_ends, produce, trim
 
-from lab import limited
 from lab.kafka import KafkaServer
 
 FIRST_LOST, FIRST_KEPT = 2000, 3000
@@ -111,10 +109,7 @@ class GapStack:
 
     def _archive(self, data: TopicData, code: int = 0) -> None:
         """`code`: the exit code; 2 tells that the broker had deleted what was not archived."""
-        command = [*COMMAND, "archive", "--once", "--bootstrap", self.kafka.bootstrap]
-        command += ["--store", self._store, "--topics", data.topic]
-        command += limited.options(SETTINGS)
-        ended = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True)
+        ended = archive_once(self.kafka.bootstrap, self._store, data.topic, SETTINGS)
         assert ended.returncode == code, ended.stderr
         ends = archived_ends(self._store, data.topic)
         assert ends == data.ends(self.kafka.bootstrap)

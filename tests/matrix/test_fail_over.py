@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,11 +16,12 @@ from pathlib import Path
 import confluent_kafka
 import pytest
 from archive_only_process import ArchiveOnlyProcess
+from fetchproxy_command import archive_once, fetchproxy
 from matrix_client import Line
 from matrix_native_clients import SARAMA
 from matrix_programs import FRANZ_GO, JAVA, KAFKAJS, parsed
 from matrix_python_clients import AIOKAFKA, CONFLUENT, KAFKA_PYTHON
-from proxy_process import PROJECT, ProxyProcess, wait_for
+from proxy_process import ProxyProcess, wait_for
 from topic_data import TopicData, produce
 
 from lab.kafka import KafkaServer, run_tool
@@ -62,16 +61,14 @@ def named(test: str, client: str) -> str:
     return f"{test}-{client.lower().replace(' ', '-')}"
 
 
-def fetchproxy(*arguments: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "fetchproxy", *arguments]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+def groups(what: str, bootstrap: str, file: Path, code: int = 0) -> str:
+    done = fetchproxy("groups", what, "--bootstrap", bootstrap, str(file))
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
 
 
 def archive(kafka: KafkaServer, store: str, topic: str) -> None:
-    of = ("--bootstrap", kafka.bootstrap, "--store", store, "--topics", topic)
-    fetchproxy("archive", "--once", *of)
+    assert archive_once(kafka.bootstrap, store, topic).returncode == 0
 
 
 class Node(ArchiveOnlyProcess):
@@ -161,12 +158,12 @@ def test_a_groups_commits_go_there_and_back(
     store, file = (tmp_path / "store").as_uri(), tmp_path / "offsets.json"
     archive(kafka_server, store, topic)
     lines = read(kafka_server.bootstrap, topic, group, BEFORE, "read_uncommitted")
-    said = fetchproxy("groups", "export", "--bootstrap", kafka_server.bootstrap, str(file))
+    said = groups("export", kafka_server.bootstrap, file)
     assert f"written to {file}" in said
     with ArchiveOnlyProcess(store, tmp_path) as node:
         lines += read(node.bootstrap, topic, group, 300, "read_uncommitted")
         node.assert_sound()
-    fetchproxy("groups", "import", "--bootstrap", kafka_server.bootstrap, str(file))
+    groups("import", kafka_server.bootstrap, file)
     rest = COUNT - BEFORE - 300
     lines += read(kafka_server.bootstrap, topic, group, rest, "read_uncommitted")
     assert [offset for _, offset, _, _ in lines] == list(range(COUNT))
@@ -211,7 +208,7 @@ def test_what_cannot_be_committed_is_named_and_the_rest_is(
     try:
         busy.subscribe([topic])
         assert busy.poll(60) is not None  # it is a member now
-        fetchproxy("groups", "export", "--bootstrap", bootstrap, str(file))
+        groups("export", bootstrap, file)
         content = json.loads(file.read_text())
         ours = [row for row in content["offsets"] if row[0].endswith(f"-{topic}")]
         assert [row[:3] + row[4:5] for row in ours] == [
@@ -223,14 +220,14 @@ def test_what_cannot_be_committed_is_named_and_the_rest_is(
             row[4] = 6
         ours[2][3] = "00000000-0000-0000-0000-000000000001"  # another topic of this name
         file.write_text(json.dumps({**content, "offsets": ours}))
-        said = fetchproxy("groups", "import", "--bootstrap", bootstrap, str(file), code=1)
+        said = groups("import", bootstrap, file, code=1)
     finally:
         busy.close()
     assert "offsets of 1 group committed" in said
     assert f"group busy-{topic}:" in said
     assert "stop them first" in said
     assert f"{gone}: the cluster does not have the topic with this id" in said
-    fetchproxy("groups", "export", "--bootstrap", bootstrap, str(file))
+    groups("export", bootstrap, file)
     after = {row[0]: row[4] for row in json.loads(file.read_text())["offsets"]}
     assert after[f"idle-{topic}"] == 6
     assert after[f"busy-{topic}"] == 4

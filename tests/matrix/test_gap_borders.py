@@ -5,7 +5,6 @@ In both modes, from a log whose records are known one by one.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,17 +12,16 @@ from dataclasses import dataclass, field
 
 import pytest
 from archive_only_process import ArchiveOnlyProcess
-from archive_process import COMMAND, PROJECT
 from archived_topics import SETTINGS
 from client_readers import PYTHON_CLIENTS
 from confluent_kafka import Producer
+from fetchproxy_command import archive_once
 from folder_fixture import folder_fixture
 from gap_stack import ARCHIVE_ONLY, SERVE
 from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, trim
 
-from lab import limited
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -83,10 +81,8 @@ class Log:
 
     def archive(self, code: int = 0) -> None:
         """As far as no transaction is open. Exit code 2 tells that there are lost records."""
-        command = [*COMMAND, "archive", "--once", "--bootstrap", self.kafka.bootstrap]
-        command += ["--store", self.store, "--topics", self.topic]
-        command += limited.options({**SETTINGS, "archive.segment_bytes_max": 2_000})
-        ended = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True)
+        settings = {**SETTINGS, "archive.segment_bytes_max": 2_000}
+        ended = archive_once(self.kafka.bootstrap, self.store, self.topic, settings)
         assert ended.returncode == code, ended.stderr
         first_open = min((written[0] for written in self._open.values()), default=self.end)
         self.archived_to = archived_ends(self.store, self.topic)[0]

@@ -13,6 +13,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from segment_values import DELETED, DELETING, STARTED, TP, segment
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata import flat_files as cache_file
@@ -21,7 +22,6 @@ from fetchproxy.metadata.flat_files import HEADER, CachedEntries, CacheFile
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.segments.description import NewerMetadataVersion
 from fetchproxy.segments.records import MetadataEvent, encode_cache_entry
-from tests.metadata.segment_values import DELETED, DELETING, STARTED, TP, segment
 
 FIRST = [segment(1, 0, 9, STARTED)]
 SECOND = [segment(1, 0, 9), segment(2, 10, 19, STARTED)]
@@ -299,7 +299,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from fetchproxy.metadata.flat_files import CacheFile
-from tests.metadata.segment_values import STARTED, TP, segment
+from segment_values import STARTED, TP, segment
 file = CacheFile(Path(sys.argv[1]), TP)
 file.load()
 print("writing", flush=True)

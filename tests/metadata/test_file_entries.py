@@ -6,6 +6,15 @@ import pytest
 from fetchproxy_protocol.primitives import decode_uvarint
 from hypothesis import given
 from hypothesis import strategies as st
+from segment_values import (
+    DELETED,
+    DELETING,
+    FINISHED,
+    STARTED,
+    TP,
+    any_events,
+    segment,
+)
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
@@ -29,15 +38,6 @@ from fetchproxy.segments.records import (
     encode_cache_entry,
     framed,
     walk_entries,
-)
-from tests.metadata.segment_values import (
-    DELETED,
-    DELETING,
-    FINISHED,
-    STARTED,
-    TP,
-    any_events,
-    segment,
 )
 
 

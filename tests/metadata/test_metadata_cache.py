@@ -6,11 +6,11 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from segment_values import STARTED, segment
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.flat_files import COMMITTED, SegmentMetadataCache
 from fetchproxy.model import TopicIdPartition
-from tests.metadata.segment_values import STARTED, segment
 
 TOPIC_ID = UUID(int=77)
 TPS = [

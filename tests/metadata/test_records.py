@@ -11,6 +11,7 @@ import pytest
 from fetchproxy_protocol.primitives import decode_uvarint
 from hypothesis import given
 from hypothesis import strategies as st
+from segment_values import TP, any_events, any_segments
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
@@ -34,7 +35,6 @@ from fetchproxy.segments.records import (
     framed,
     record_head,
 )
-from tests.metadata.segment_values import TP, any_events, any_segments
 
 WHERE = "__remote_log_metadata-7 offset 41"
 SEGMENT = RemoteLogSegmentMetadata(

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from segment_values import TP, any_segments, segment
 
 from fetchproxy.metadata.columns import SegmentExtent, SegmentRows
 from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
-from tests.metadata.segment_values import TP, any_segments, segment
 
 
 @st.composite

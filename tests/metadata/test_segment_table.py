@@ -8,6 +8,18 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_view import plain_view
+from segment_values import (
+    DELETED,
+    DELETING,
+    FINISHED,
+    STARTED,
+    TP,
+    PlainTable,
+    histories,
+    log_histories,
+    segment,
+)
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.catalogue import PartitionTable, build_view
@@ -25,18 +37,6 @@ from fetchproxy.segments.records import (
     compact,
     encode_cache_entry,
     framed,
-)
-from tests.metadata.plain_view import plain_view
-from tests.metadata.segment_values import (
-    DELETED,
-    DELETING,
-    FINISHED,
-    STARTED,
-    TP,
-    PlainTable,
-    histories,
-    log_histories,
-    segment,
 )
 
 STATES = (STARTED, FINISHED, DELETING, DELETED)

@@ -6,14 +6,13 @@ has deleted it there.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from archive_only_process import ArchiveOnlyProcess
 from confluent_kafka import Producer
+from fetchproxy_command import archive_once
 from oracle_sides import (
     EARLIEST_LOCAL,
     LATEST,
@@ -23,13 +22,14 @@ from oracle_sides import (
     until,
 )
 from oracle_world import World
-from proxy_process import PROJECT, ProxyProcess
+from proxy_process import ProxyProcess
 from raw_fetch import RawConnection
 
 pytestmark = pytest.mark.kafka
 
 EARLIEST, MAX_TIMESTAMP, PENDING_UPLOAD = -2, -3, -6
 TOPIC = "in-the-brokers-tier"
+SMALL = {"archive.segment_bytes_max": 1024}
 LIST_VERSION, FETCH_VERSION = 11, 17
 READ_COMMITTED = 1
 
@@ -90,15 +90,6 @@ def tier_all_but_the_newest(tiered: TieredKafka) -> int:
     return bases[-1]
 
 
-def archive_once(bootstrap: str, store: str, *settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fetchproxy", "archive", "--once", "--bootstrap", bootstrap]
-    command += ["--store", store, "--topics", TOPIC]
-    more = [part for setting in settings for part in ("--set", setting)]
-    return subprocess.run(
-        [*command, *more], cwd=PROJECT, check=False, capture_output=True, text=True
-    )
-
-
 @pytest.mark.slow
 def test_what_only_the_brokers_tier_has_is_archived_and_outlives_it(
     newest_world: World, tmp_path: Path
@@ -114,14 +105,14 @@ def test_what_only_the_brokers_tier_has_is_archived_and_outlives_it(
         EARLIEST_LOCAL: local_start,
     }
 
-    refused = archive_once(broker, store, f"archive.log_dirs={tiered.kafka.data_dir}")
+    refused = archive_once(broker, store, TOPIC, {"archive.log_dirs": tiered.kafka.data_dir})
     assert refused.returncode == 2, refused
     assert "without archive.log_dirs" in refused.stderr
-    done = archive_once(broker, store, "archive.segment_bytes_max=1024")
+    done = archive_once(broker, store, TOPIC, SMALL)
     assert done.returncode == 0, done
     with ProxyProcess(broker, store, tmp_path) as proxy:
         _check_while_the_broker_is_ahead(newest_world, proxy)
-        done = archive_once(broker, store, "archive.segment_bytes_max=1024")
+        done = archive_once(broker, store, TOPIC, SMALL)
         assert done.returncode == 0, done
         whole = read_all(broker)
         assert len(whole.aborted) == 5

@@ -16,6 +16,7 @@ import pytest
 from compose_file import ROOT, SERVICES, command, environment
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from fetchproxy_command import COMMAND, fetchproxy
 
 from lab.kafka import KafkaServer, run_tool, tool_command
 from lab.process import ServerProcess, free_port
@@ -74,7 +75,7 @@ def proxy(kafka: KafkaServer, store: Path, folder: Path) -> Iterator[str]:
     check = health_check(ports["console"])
     process = ServerProcess(
         "fetchproxy",
-        [sys.executable, "-m", "fetchproxy", *command("fetchproxy")],
+        [*COMMAND, *command("fetchproxy")],
         folder / "fetchproxy.log",
         variables,
         cwd=ROOT,
@@ -99,13 +100,7 @@ def health_check(console_port: int) -> str:
 
 
 def archived_end(store: Path) -> int:
-    done = subprocess.run(
-        [sys.executable, "-m", "fetchproxy", "segments", "--store", store.as_uri(), "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = fetchproxy("segments", "--store", store.as_uri(), "--json")
     assert done.returncode in (0, 2), done.stderr  # 2: nothing yet
     rows = json.loads(done.stdout or "[]")
     return max((row["last_offset"] + 1 for row in rows), default=0)

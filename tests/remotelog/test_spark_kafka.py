@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,12 @@ import pytest
 from archived_topics import SETTINGS
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
+from fetchproxy_command import archive_once
 from proxy_process import ProxyProcess
-from spark_program import PROJECT, SparkProgram, SparkSays
+from spark_program import SparkProgram, SparkSays
 from topic_data import archived_ends, trim
 
 from fetchproxy.remotelog.tier_boundary import TierBoundary
-from lab import limited
 from lab.kafka import KafkaServer
 
 LEVELS = ("read_uncommitted", "read_committed")
@@ -38,10 +36,7 @@ def records(count: int, first: int = 0) -> list[list[Any]]:
 
 def archive_now(kafka: KafkaServer, store: Path, topics: str) -> None:
     store.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "fetchproxy", "archive", "--once"]
-    command += ["--bootstrap", kafka.bootstrap, "--store", store.as_uri(), "--archive", topics]
-    command += limited.options(SETTINGS)
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    done = archive_once(kafka.bootstrap, store.as_uri(), topics, SETTINGS)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

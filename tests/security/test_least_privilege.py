@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from archive_process import segments
-from proxy_process import PROJECT, ProxyProcess, wait_for
+from fetchproxy_command import archive_once
+from proxy_process import ProxyProcess, wait_for
 from secured_clients import SaslConnection, as_user
 from topic_data import TopicData, produce
 
@@ -21,14 +19,8 @@ pytestmark = pytest.mark.kafka
 NEEDED = ("READ", "DESCRIBE_CONFIGS")
 
 
-def archive_once(kafka: SecuredKafka, store: str, topic: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "fetchproxy", "archive", "--once", "--bootstrap", kafka.sasl]
-    command += ["--store", store, "--topics", topic]
-    for key, value in as_user("archiver", "PLAIN").items():
-        command += ["--set", f"{key}={value}"]
-    done = subprocess.run(
-        command, cwd=PROJECT, capture_output=True, text=True, check=False, timeout=120
-    )
+def archived(kafka: SecuredKafka, store: str, topic: str) -> tuple[int, str]:
+    done = archive_once(kafka.sasl, store, topic, as_user("archiver", "PLAIN"))
     return done.returncode, done.stdout + done.stderr
 
 
@@ -49,7 +41,7 @@ def test_an_archiver(
     data = TopicData(secured.create_topic(f"privilege-{'-'.join(granted)}"))
     produce(secured.bootstrap, data, 100)
     secured.allow("archiver", data.topic, *granted)
-    status, said = archive_once(secured, store, data.topic)
+    status, said = archived(secured, store, data.topic)
     if why_not is None:
         assert status == 0, said
         assert segments(store, data.topic)[-1]["last_offset"] == 99

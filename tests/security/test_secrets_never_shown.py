@@ -8,9 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -18,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from client_readers import read_confluent
-from proxy_process import PROJECT, ProxyProcess, wait_for
+from fetchproxy_command import fetchproxy
+from proxy_process import ProxyProcess, wait_for
 from secured_clients import USERS, SaslConnection, as_user, confluent_login
 from token_endpoint import TokenEndpointServer
 from topic_data import TopicData
@@ -30,7 +28,6 @@ from fetchproxy.config.values import is_secret_name
 from lab.process import free_port
 from lab.secured_kafka import SecuredKafka, unsecured_token
 
-COMMAND = [sys.executable, "-m", "fetchproxy"]
 PLANTED = "pl4nted"
 CONSOLE = ("/", "/healthz", "/readyz", "/metrics", "/api/status")
 
@@ -57,15 +54,7 @@ def assert_clean(text: str, *secrets: str) -> None:
 
 def run(arguments: list[str], environ: dict[str, str] | None = None) -> tuple[int, str]:
     """A start that must fail: its status and all that it wrote."""
-    done = subprocess.run(
-        [*COMMAND, *arguments],
-        cwd=PROJECT,
-        env={**os.environ, **(environ or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = fetchproxy(*arguments, environment=environ)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -6,16 +6,15 @@ The tests also check the errors of a proxy that lacks the key.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from client_readers import PYTHON_CLIENTS
+from fetchproxy_command import output_of
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.record_batch import walk
-from proxy_process import PROJECT, ProxyProcess, wait_for
+from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from test_replay_real_kafka import SETTINGS, archive_all, refuses_offset_0
 from topic_data import TopicData, produce, trim
@@ -122,9 +121,7 @@ def test_metadata_that_somebody_has_changed_are_not_served_by(
             assert "it differs from what the segment was encrypted with: end_offset is" in status
             repair = ("verify", "--repair", "--store", store)
             more = ("--set", f"store.encryption_keys={folder / 'keys.json'}")
-            command = [sys.executable, "-m", "fetchproxy", *repair, *more]
-            done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done
+            output_of(*repair, *more)
             assert first.read_bytes() == as_it_was
             with RawConnection(process.bootstrap) as connection:
                 wait_for(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from aiobotocore.session import get_session
+from segment_values import segment
 
 from fetchproxy.cli.keys import rewrap_archive
 from fetchproxy.config.schema import StoreConfig
@@ -25,7 +26,6 @@ from fetchproxy.storage.packed_logs import LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from lab.process import ServerProcess, free_port
-from tests.metadata.segment_values import segment
 
 REGION = "eu-central-1"
 CONTEXT = key_context(segment(1, 0, 9).segment_id, "")

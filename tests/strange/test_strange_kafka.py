@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,11 +23,12 @@ import pytest
 from archive_only_process import ArchiveOnlyProcess
 from asked import key_of
 from corpus import EXAMPLES, SEED, corpus
+from fetchproxy_command import Ended, fetchproxy, output_of
 from oracle import Oracle, ask_broker
 from oracle_sides import until
 from oracle_wire import WireConnection
 from planted_kafka import PlantedPartition, plant, planted_kafka
-from proxy_process import PROJECT, ProxyProcess
+from proxy_process import ProxyProcess
 from read_records import read_records, records_of
 from topic_data import archived_ends
 
@@ -52,7 +51,7 @@ class Strange:
     oracle: Oracle
     store: str
     folder: Path
-    from_files: subprocess.CompletedProcess[str]  # the archiver that copied the broker's files
+    from_files: Ended  # the archiver that copied the broker's files
     ends_from_files: dict[str, dict[int, int]]  # how far it came, by its topics and partitions
 
 
@@ -89,25 +88,13 @@ def strange(
             *once, f"--topics={names}", "--set", f"archive.log_dirs={kafka.data_dir}"
         )
         ends = {topic: archived_ends(store, topic) for topic in topics}
-        run(*once, "--topics", ".*", "--set", f"archive.segment_bytes_max={SEGMENT_BYTES}")
+        output_of(*once, "--topics", ".*", "--set", f"archive.segment_bytes_max={SEGMENT_BYTES}")
         yield Strange(kafka, oracle, store, folder, from_files, ends)
 
 
 def _leads_all(wire: WireConnection, planted: list[PlantedPartition]) -> bool:
     found = asked.list_offsets(wire, [(key_of(p), -1) for p in planted])
     return len(found) == len(planted) and not any(error for error, *_ in found.values())
-
-
-def fetchproxy(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fetchproxy", *arguments]
-    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
-
-
-def run(*arguments: str) -> str:
-    """What the command prints; it must end well."""
-    done = fetchproxy(*arguments)
-    assert done.returncode == 0, f"{arguments[0]}: {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout
 
 
 def assert_same(differences: Iterator[str]) -> None:
@@ -132,8 +119,8 @@ def test_hdfs_keeps_the_logs_too(strange: Strange, hdfs_server: HdfsServer) -> N
     """Archived there from the broker, before it deletes anything."""
     store = hdfs_server.store_url("strange-logs")
     bootstrap = ("--bootstrap", strange.kafka.bootstrap)
-    run("archive", "--once", *bootstrap, "--store", store, "--topics", ".*")
-    run("verify", "--store", store)
+    output_of("archive", "--once", *bootstrap, "--store", store, "--topics", ".*")
+    output_of("verify", "--store", store)
     _check_archive(strange, store)
 
 
@@ -164,9 +151,9 @@ def _new_starts(oracle: Oracle) -> dict[asked.Key, int]:
 
 
 def test_archive_only_says_what_the_broker_said(strange: Strange) -> None:
-    run("verify", "--store", strange.store)
+    output_of("verify", "--store", strange.store)
     before = _files(strange.folder / "archive")
-    run("verify", "--repair", "--store", strange.store)
+    output_of("verify", "--repair", "--store", strange.store)
     assert _files(strange.folder / "archive") == before, "there was nothing to repair"
     _check_archive(strange, strange.store)
 
@@ -184,10 +171,10 @@ def test_jobs_keep_the_logs(strange: Strange) -> None:
     for path in sorted(copy.rglob("*.index"))[::2]:
         path.unlink()
     assert fetchproxy("verify", "--store", copy.as_uri()).returncode == 1
-    run("reindex", "--store", copy.as_uri())
-    run("verify", "--store", copy.as_uri())
-    run("merge", "--store", copy.as_uri())
-    run("verify", "--store", copy.as_uri())
+    output_of("reindex", "--store", copy.as_uri())
+    output_of("verify", "--store", copy.as_uri())
+    output_of("merge", "--store", copy.as_uri())
+    output_of("verify", "--store", copy.as_uri())
     _check_archive(strange, copy.as_uri())
 
 
@@ -209,8 +196,8 @@ def test_a_mirror_on_every_store_has_the_logs(
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         mirror = server.store_url(server.create_bucket("strange-logs"), "mirror")
-    run("mirror", "--from", strange.store, "--to", mirror)
-    run("verify", "--store", mirror)
+    output_of("mirror", "--from", strange.store, "--to", mirror)
+    output_of("verify", "--store", mirror)
     _check_archive(strange, mirror)
 
 
@@ -226,9 +213,9 @@ def _check_archive(strange: Strange, store: str) -> None:
 
 def test_lists_and_reports_name_every_segment(strange: Strange) -> None:
     """As text and as JSON, with timestamps that no calendar has."""
-    listed = json.loads(run("segments", "--store", strange.store, "--json"))
-    run("segments", "--store", strange.store)
-    run("report", "--store", strange.store, "--out", str(strange.folder / "report"))
+    listed = json.loads(output_of("segments", "--store", strange.store, "--json"))
+    output_of("segments", "--store", strange.store)
+    output_of("report", "--store", strange.store, "--out", str(strange.folder / "report"))
     ends: dict[asked.Key, int] = {}
     for segment in listed:
         key = (segment["topic"], segment["partition"])
@@ -240,7 +227,7 @@ def test_parquet_has_every_committed_record(strange: Strange) -> None:
     folder = strange.folder / "parquet"
     topics = set(_topics_with_most_records(strange.oracle, PARQUET_TOPICS))
     names = f"--topics={','.join(sorted(topics))}"
-    run("backfill", "--store", strange.store, names, "--parquet", str(folder))
+    output_of("backfill", "--store", strange.store, names, "--parquet", str(folder))
     columns = ["topic", "partition", "offset", "key", "value"]
     found = {
         (row["topic"], row["partition"], row["offset"]): (row["key"], row["value"])
@@ -261,7 +248,7 @@ def test_another_topic_gets_the_same_records(strange: Strange) -> None:
     (source,) = _topics_with_most_records(strange.oracle, 1)
     partitions = [p for p in strange.oracle.planted if p.topic == source]
     target = strange.kafka.create_topic("copy-of-strange", len(partitions))
-    run(
+    output_of(
         *("backfill", "--store", strange.store, f"--topics={source}"),
         *("--bootstrap", strange.kafka.bootstrap, "--to-topic", target),
     )
