@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from uuid import UUID
 
+from segment_values import segment_of
+
 from fetchproxy.console.status import (
     OffsetRange,
     lag_offsets,
@@ -12,9 +14,7 @@ from fetchproxy.console.status import (
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
     LogOffsets,
-    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.writing.copier import CopyProgress
@@ -24,17 +24,7 @@ TP = TopicIdPartition(UUID(int=7), "orders", 3)
 
 
 def segment(start: int, end: int) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TP, UUID(int=start + 1)),
-        start_offset=start,
-        end_offset=end,
-        max_timestamp_ms=0,
-        event_timestamp_ms=0,
-        segment_leader_epochs=(),
-        segment_size_bytes=100,
-        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-        has_aborted_txns=False,
-    )
+    return segment_of(TP, start + 1, start, end, segment_leader_epochs=())
 
 
 def test_ranges_are_cut_at_recorded_gaps() -> None:

@@ -13,13 +13,13 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from segment_values import segment_of
 
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
     EpochStart,
     LogHistory,
-    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     RemotePartitionDeleteMetadata,
@@ -68,16 +68,15 @@ def segment(
     tp: TopicIdPartition = TP,
     at_ms: int = 0,
 ) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tp, UUID(int=number)),
-        start_offset=start,
-        end_offset=end,
+    return segment_of(
+        tp,
+        number,
+        start,
+        end,
         max_timestamp_ms=end,
         event_timestamp_ms=at_ms,
         segment_leader_epochs=(EpochStart(0, 0),),
-        segment_size_bytes=100,
         state=state,
-        has_aborted_txns=False,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 from hypothesis import strategies as st
@@ -30,6 +31,22 @@ DELETING = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 DELETED = RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
 
 
+def segment_of(
+    tp: TopicIdPartition, number: int, start: int, end: int, **fields: Any
+) -> RemoteLogSegmentMetadata:
+    """A plain finished segment; `fields` are those that matter to a test."""
+    plain: dict[str, Any] = {
+        "max_timestamp_ms": 0,
+        "event_timestamp_ms": 0,
+        "segment_leader_epochs": (EpochStart(0, start),),
+        "segment_size_bytes": 100,
+        "state": FINISHED,
+        "has_aborted_txns": False,
+    }
+    id_ = RemoteLogSegmentId(tp, UUID(int=number))
+    return RemoteLogSegmentMetadata(id_, start_offset=start, end_offset=end, **{**plain, **fields})
+
+
 def segment(
     number: int,
     start: int,
@@ -41,10 +58,11 @@ def segment(
     event_timestamp_ms: int = 0,
     copied_end_offset: int | None = None,
 ) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(tp, UUID(int=number)),
-        start_offset=start,
-        end_offset=end,
+    return segment_of(
+        tp,
+        number,
+        start,
+        end,
         max_timestamp_ms=max_timestamp_ms,
         event_timestamp_ms=event_timestamp_ms,
         segment_leader_epochs=(EpochStart(number % 2, start),),

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from segment_values import segment_of
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.lineage import (
@@ -23,13 +24,7 @@ from fetchproxy.metadata.lineage import (
     merged_end_offset,
 )
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import (
-    EpochStart,
-    RemoteLogSegmentId,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
-    TopicIdPartition,
-)
+from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
 
 TP = TopicIdPartition(UUID(int=1), "orders", 0)
 
@@ -65,24 +60,12 @@ class Log:
             for offset in range(begin, end):
                 if not epochs or epochs[-1].epoch != self.epochs[offset]:
                     epochs.append(EpochStart(self.epochs[offset], offset))
-            segments.append(segment(number + 1, begin, end - 1, tuple(epochs)))
+            segments.append(segment(number + 1, begin, end - 1, *epochs))
         return build_view(TP, segments, 0.0, (), self.start)
 
 
-def segment(
-    number: int, start: int, end: int, epochs: tuple[EpochStart, ...]
-) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
-        start_offset=start,
-        end_offset=end,
-        max_timestamp_ms=0,
-        event_timestamp_ms=0,
-        segment_leader_epochs=epochs,
-        segment_size_bytes=1,
-        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-        has_aborted_txns=False,
-    )
+def segment(number: int, start: int, end: int, *epochs: EpochStart) -> RemoteLogSegmentMetadata:
+    return segment_of(TP, number, start, end, segment_leader_epochs=epochs)
 
 
 def kafka_response(cache: list[tuple[int, int]], requested: int, log_end: int) -> tuple[int, int]:
@@ -178,8 +161,8 @@ def test_errors_and_unknown_epochs_stay_the_brokers() -> None:
 
 
 def test_an_overlap_does_not_turn_the_lineage_back() -> None:
-    mine = segment(1, 0, 9, (EpochStart(0, 0), EpochStart(2, 5)))
-    theirs = segment(2, 7, 19, (EpochStart(2, 7), EpochStart(3, 15)))
+    mine = segment(1, 0, 9, EpochStart(0, 0), EpochStart(2, 5))
+    theirs = segment(2, 7, 19, EpochStart(2, 7), EpochStart(3, 15))
     view = build_view(TP, [mine, theirs], 0.0)
     assert lineage_of(view) == (EpochStart(0, 0), EpochStart(2, 5), EpochStart(3, 15))
 

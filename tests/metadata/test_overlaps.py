@@ -6,14 +6,13 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
+from segment_values import segment_of
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
     EpochStart,
-    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.segments.overlaps import first_difference
@@ -24,17 +23,9 @@ TP = TopicIdPartition(UUID(int=1), "t", 0)
 def segment(
     number: int, first: int, last: int, *epochs: tuple[int, int]
 ) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
-        start_offset=first,
-        end_offset=last,
-        max_timestamp_ms=0,
-        event_timestamp_ms=number,
-        segment_leader_epochs=tuple(EpochStart(epoch, start) for epoch, start in epochs),
-        segment_size_bytes=1,
-        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-        has_aborted_txns=False,
-    )
+    starts = tuple(EpochStart(epoch, start) for epoch, start in epochs)
+    of = {"event_timestamp_ms": number, "segment_leader_epochs": starts}
+    return segment_of(TP, number, first, last, **of)
 
 
 def shown(view: PartitionView) -> list[tuple[int, int, int]]:

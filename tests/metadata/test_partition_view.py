@@ -6,11 +6,11 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
+from segment_values import segment_of
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.model import (
     EpochStart,
-    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
     TopicIdPartition,
@@ -28,16 +28,14 @@ def segment(
     state: RemoteLogSegmentState = FINISHED,
     event_timestamp_ms: int = 0,
 ) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TP, UUID(int=number)),
-        start_offset=start,
-        end_offset=end,
-        max_timestamp_ms=0,
+    return segment_of(
+        TP,
+        number,
+        start,
+        end,
+        state=state,
         event_timestamp_ms=event_timestamp_ms,
         segment_leader_epochs=(EpochStart(0, 0),),
-        segment_size_bytes=100,
-        state=state,
-        has_aborted_txns=False,
     )
 
 

@@ -10,14 +10,12 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
+from segment_values import segment_of
 
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import (
-    EpochStart,
-    RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
@@ -27,17 +25,8 @@ TP = TopicIdPartition(UUID(int=1), "orders", 0)
 
 
 def segment(start: int, end: int, size: int, number: int = 0) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(TP, UUID(int=start * 1000 + number)),
-        start_offset=start,
-        end_offset=end,
-        max_timestamp_ms=end,
-        event_timestamp_ms=number,
-        segment_leader_epochs=(EpochStart(0, start),),
-        segment_size_bytes=size,
-        state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-        has_aborted_txns=False,
-    )
+    of = {"max_timestamp_ms": end, "event_timestamp_ms": number, "segment_size_bytes": size}
+    return segment_of(TP, start * 1000 + number, start, end, **of)
 
 
 def planned(view: PartitionView, span: OffsetSpan, bytes_max: int) -> list[ReadTask]:
