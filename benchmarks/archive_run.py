@@ -19,7 +19,7 @@ from fetchproxy.cli.main import app
 
 if __name__ == "__main__":
     cpu_before, begun = time.process_time(), time.perf_counter()
-    status = app(sys.argv[1:], prog_name="fetchproxy", archive_only_mode=False)
+    status = app(sys.argv[1:], prog_name="fetchproxy", standalone_mode=False)
     if status:
         sys.exit(status)
     measured = {

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import botocore.session
-from botocore.config import Config
-
 from lab import go, sources
 from lab.process import ServerProcess
 from lab.store_server import StoreServer
@@ -75,6 +72,10 @@ class S3Endpoint(StoreServer):
 
     def client(self) -> Any:
         """A synchronous botocore S3 client for this server. The caller closes it."""
+        # Each pytest imports this module, and few have to do with botocore, which takes 0.3 s.
+        import botocore.session
+        from botocore.config import Config
+
         return botocore.session.get_session().create_client(
             "s3",
             endpoint_url=self.endpoint_url,

@@ -1,5 +1,7 @@
 """`make test`: every folder's tests in a pytest of their own, several folders side by side.
 
+Folders whose tests take seconds share one, as the start of a pytest takes two seconds of a core.
+
 On a busy machine a test can fail for no fault of the code. So what failed runs once more, alone and
 in order, when everything else has ended. If all of it passes then, and at most FLAKY_MAX tests
 failed, the run is green. Those tests are printed last as `flaky`, and `tests/flaky.txt` lists them
@@ -57,6 +59,14 @@ LONG_FOLDERS: Final = {
     "tests/security": 1,
     "tests/archive_only": 1,
 }
+# The folders whose tests take a few seconds.
+SHORT_FOLDERS: Final = frozenset(
+    [
+        *("tests", "tests/app", "tests/auditing", "tests/brokers", "tests/chaos", "tests/config"),
+        *("tests/console", "tests/demo", "tests/fuzz", "tests/lab", "tests/observability"),
+        "tests/packaging",
+    ]
+)
 _RECORDED_PYTEST = Path(__file__).with_name("recorded_pytest.py")
 _LAUNCHER = Path(__file__).parents[2] / "lab/die_with_parent.py"
 _SEVERITY = ("passed", "skipped", "failed")
@@ -83,6 +93,7 @@ class Result:
     cpu_seconds: Counter[str] = field(default_factory=Counter)
     reasons: list[str] = field(default_factory=list)
     uncollected: list[str] = field(default_factory=list)
+    folders: frozenset[str] = frozenset()  # each must have a test that ran
 
     @property
     def failed(self) -> list[str]:
@@ -99,6 +110,8 @@ class Result:
             return "no test ran"
         if self.exit_code != (1 if self.failed else 0):
             return f"ended with exit code {self.exit_code}, {len(self.failed)} tests failed"
+        if idle := self.folders - {folder_of(test) for test in self.outcomes}:
+            return f"no test ran in {', '.join(sorted(idle))}"
         return None
 
 
@@ -121,11 +134,21 @@ def pieces(tests: Path, *, slow: bool = True) -> tuple[list[Piece], list[Piece]]
 
 def _cut(folders: dict[str, list[str]], suffix: str) -> Iterator[Piece]:
     longest = [name for name in LONG_FOLDERS if name in folders]
+    short = [name for name in folders if name in SHORT_FOLDERS]
     for name in dict.fromkeys([*longest, *folders]):
+        if name in short:
+            continue
         count = min(LONG_FOLDERS.get(name, 1), len(folders[name]))
         for part in range(count):
             number = f" {part + 1}/{count}" if count > 1 else ""
             yield Piece(name + number + suffix, tuple(folders[name][part::count]))
+    if short:
+        yield Piece(f"short folders{suffix}", tuple(m for name in short for m in folders[name]))
+
+
+def folder_of(test: str) -> str:
+    """Of a module or of a test's node id."""
+    return Path(test.partition("::")[0]).parent.as_posix()
 
 
 def launch(command: Sequence[str], output: Path | None, niceness: int = 0) -> int:
@@ -235,6 +258,7 @@ class Lanes:
         else:
             arguments = [*self._arguments, *piece.modules]
             result = run_pytest(piece.name, arguments, record, output, niceness)
+            result.folders = frozenset(map(folder_of, piece.modules))
         line = f"{piece.name:32} {summary([result])} in {time.monotonic() - started:.0f} s"
         with self._changed:
             self.results.append(result)

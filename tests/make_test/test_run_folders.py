@@ -148,6 +148,16 @@ def test_a_pytest_that_breaks_is_red() -> None:
     assert " 2 passed in " in output  # of `good` and of the one whose process ended wrong
 
 
+def test_each_of_the_short_folders_must_have_a_test_that_ran() -> None:
+    write("app", PASSES)
+    write("lab", PASSES)
+    assert make_test()[0] == 0
+    write("lab", f"import pytest\n\n@pytest.mark.slow\n{PASSES}")
+    code, output = make_test("-m", "not slow")
+    assert code == 1
+    assert "ERROR short folders: no test ran in tests/lab" in output
+
+
 def test_no_test_at_all_is_red() -> None:
     Path("tests/good/test_good.py").unlink()
     assert make_test()[0] == 1
@@ -204,7 +214,8 @@ def test_every_module_is_in_one_piece() -> None:
     Path("tests/test_tidy.py").write_text(PASSES)
     with_parts, without = pieces(Path("tests"))
     assert [p.name for p in with_parts] == [f"tests/e2e {n}/4, real parts" for n in (1, 2, 3, 4)]
-    assert [p.name for p in without] == ["tests/e2e", "tests/good/below", "tests/good", "tests"]
+    apart = ["tests/e2e", "tests/good/below", "tests/good"]
+    assert [p.name for p in without] == [*apart, "short folders"]
     modules = [module for piece in with_parts + without for module in piece.modules]
     assert sorted(modules) == sorted(map(str, Path("tests").rglob("test_*.py")))
 

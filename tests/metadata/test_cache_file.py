@@ -299,7 +299,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from fetchproxy.metadata.flat_files import CacheFile
-from segment_values import STARTED, TP, segment
+from tests.metadata.segment_values import STARTED, TP, segment
 file = CacheFile(Path(sys.argv[1]), TP)
 file.load()
 print("writing", flush=True)
