@@ -1,6 +1,6 @@
-"""Writes docs/compatibility.md from the table of APIs and from the files in docs/compatibility.
+"""Writes docs/reference/compatibility.md from the table of APIs and from the files beside it.
 
-Run it as `python -m lab.compatibility [docs folder]`.
+Run it as `python -m lab.compatibility [folder]`.
 
 A test holds the file on disk against `document()`, so the two cannot part.
 """
@@ -48,7 +48,7 @@ The proxy hides all other keys from clients: their answers might name brokers.
 _CLIENTS = """
 ## Clients and brokers
 
-The last results of [the matrix](../tests/matrix). The broker has only the end of the topic; the
+The last results of [the matrix](../../tests/matrix). The broker has only the end of the topic; the
 archive has the rest. Each client has six cases. Three read all of the topic: by assignment
 (`assign`), in a group that a second member continues (`group`), and without aborted transactions
 (`read_committed`). Two produce (`idempotent`, `transactional`). One looks up offsets by time
@@ -94,7 +94,7 @@ def _rows_of_special() -> list[str]:
     rows = []
     for key in sorted(SPECIAL):
         module = module_name(key)
-        link = f"[{module}](../fetchproxy/serving/gateway/apis/{module}.py)"
+        link = f"[{module}](../../fetchproxy/serving/gateway/apis/{module}.py)"
         for behaviour in SPECIAL[key].behaviours:
             rows.append(
                 _row(
@@ -181,7 +181,9 @@ def _client_cell(entry: Entry | None, notes: dict[str, int]) -> str:
 
 def _checklist_row(entry: Entry) -> str:
     response = " ".join(filter(None, (entry.get("answer"), entry.get("because"))))
-    test = f"[{Path(entry['held_by']).stem}](../{entry['held_by']})" if "held_by" in entry else "—"
+    test = "—"
+    if "held_by" in entry:
+        test = f"[{Path(entry['held_by']).stem}](../../{entry['held_by']})"
     return _row(entry["point"], response, test)
 
 
@@ -190,7 +192,7 @@ def _row(*cells: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    docs = Path(arguments[0] if arguments else "docs")
+    docs = Path(arguments[0] if arguments else "docs/reference")
     path = docs / "compatibility.md"
     path.write_text(document(docs / "compatibility"), encoding="utf-8")
     print(f"wrote {path}")

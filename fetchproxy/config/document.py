@@ -1,7 +1,7 @@
 """All keys as a page, as a commented TOML file, and as a list with the origin of each value.
 
-`python -m fetchproxy.config.document [file]` writes the page, docs/configuration.md. A test
-compares the file on disk with `document()`.
+`python -m fetchproxy.config.document [file]` writes the page, docs/reference/configuration.md. A
+test compares the file on disk with `document()`.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def values_as_toml(loaded: Loaded) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    path = Path(arguments[0] if arguments else "docs/configuration.md")
+    path = Path(arguments[0] if arguments else "docs/reference/configuration.md")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(document(), encoding="utf-8")
     print(f"wrote {path}")

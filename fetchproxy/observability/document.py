@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md and the table of conditions in docs/operations.md.
+"""Writes docs/reference/metrics.md and the table of conditions in docs/reference/conditions.md.
 
 Run it as `python -m fetchproxy.observability.document [file]`. A test compares both files on disk
 with its output.
@@ -22,7 +22,7 @@ no rates: use `rate()`. Set alerts on `fetchproxy_store_up == 0`, on
 `fetchproxy_archive_margin_offsets` falling towards 0 (the broker will soon delete records that are
 not archived), on any increase of `fetchproxy_archive_gaps_total` (the broker has deleted such
 records) and of `fetchproxy_corrupt_chunks_total`, and on `fetchproxy_conditions` with `level` error
-([what to see to](operations.md#what-to-see-to)). The series of a topic end some minutes after the
+([conditions and remedies](conditions.md)). The series of a topic end some minutes after the
 cluster and the archive have deleted it. As in Kafka, a topic that is made again counts from 0. The
 Prometheus client adds `process_*`: CPU seconds, memory, open files.
 
@@ -43,15 +43,15 @@ def with_conditions(page: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    path = Path(arguments[0] if arguments else "docs/metrics.md")
+    path = Path(arguments[0] if arguments else "docs/reference/metrics.md")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(document(), encoding="utf-8")
     print(f"wrote {path}")
-    operations = path.with_name("operations.md")
-    if operations.exists():
-        page = operations.read_text(encoding="utf-8")
-        operations.write_text(with_conditions(page), encoding="utf-8")
-        print(f"wrote the conditions in {operations}")
+    conditions = path.with_name("conditions.md")
+    if conditions.exists():
+        page = conditions.read_text(encoding="utf-8")
+        conditions.write_text(with_conditions(page), encoding="utf-8")
+        print(f"wrote the conditions in {conditions}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A part reports a `Condition` when a fault begins and clears it when the fault is over. This module
 logs both, once. The page, `/api/status`, `/readyz`, `/metrics` and the commands show these
 conditions in these words. A kind (`Kind`) has one name, one level and one remedy in all places. The
-table in docs/operations.md is generated from the kinds.
+table in docs/reference/conditions.md is generated from the kinds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Every metric of fetchproxy, declared once, on one registry. The source of `docs/metrics.md`."""
+"""Every metric of fetchproxy, declared once, on one registry.
+
+It is the source of docs/reference/metrics.md.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import IsolationLevel
 
-# The treatment of each option that Spark documents for its Kafka source. `docs/pipeline.md` has
+# The treatment of each option that Spark documents for its Kafka source. docs/spark/options.md has
 # the same as a table, and a test compares both.
 
 # They mean the same as in Spark's Kafka source.

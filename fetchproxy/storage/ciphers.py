@@ -29,7 +29,7 @@ class AesGcm:
         except ImportError:
             raise ConfigError(
                 "store.encryption_keys: the package cryptography is not installed: "
-                "pip install 'fetchproxy[encryption]'"
+                "in a clone of the project: pip install '.[encryption]'"
             ) from None
         self._aead = AESGCM(key)
         self._refusals = (InvalidTag, ValueError)  # ValueError: shorter than a tag

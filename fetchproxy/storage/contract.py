@@ -10,7 +10,7 @@ from fetchproxy.storage.contract import ObjectStoreContract, RemoteStorageManage
     class TestArchiveOnMyStore(RemoteStorageManagerContract): ...
 
 This module needs pytest and pytest-asyncio (`asyncio_mode = "auto"`); no other module of fetchproxy
-does. docs/store-plugins.md has a whole example.
+does. docs/contribute/store-plugins.md has a whole example.
 """
 
 from __future__ import annotations

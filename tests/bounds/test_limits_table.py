@@ -1,4 +1,4 @@
-"""docs/security.md says how much a message may name; the code has the same numbers."""
+"""docs/security/index.md says how much a message may name; the code has the same numbers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fetchproxy_protocol.primitives import Cursor
 from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.archive_only.handling import ELEMENTS_MAX_OF
 
-DOCUMENT = Path(__file__).parents[2] / "docs/security.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/security/index.md"
 MIB = 1 << 20
 
 

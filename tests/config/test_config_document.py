@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the declared keys say."""
+"""docs/reference/configuration.md is what the declared keys say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from fetchproxy.config.document import document, main, meaning_of
 from fetchproxy.config.load import all_keys
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/reference"
 
 
 def test_the_file_on_disk_is_the_generated_one(tmp_path: Path) -> None:

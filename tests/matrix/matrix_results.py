@@ -1,4 +1,4 @@
-"""What the whole matrix found, as data and as the table of it in docs/compatibility.md."""
+"""What the whole matrix found, as data and as a table in docs/reference/compatibility.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matrix_client import CASES, MatrixClient
 from lab.compatibility import document
 from lab.kafka_versions import KAFKA_3_9, KAFKA_NEWEST, KAFKA_OLDEST, KAFKA_VERSION
 
-PAGE = Path(__file__).parents[2] / "docs/compatibility.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/compatibility.md"
 RESULTS = PAGE.with_suffix("") / "clients.toml"
 BROKERS = {
     "kafka-oldest": KAFKA_OLDEST,

@@ -1,4 +1,4 @@
-"""Frameworks out of an archive-only node, with the settings of docs/tools.md and without them."""
+"""Frameworks out of an archive-only node, with the settings of docs/deploy/tools.md and without."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from fetchproxy.observability import metrics
 from fetchproxy.observability.document import main, with_conditions
 from fetchproxy.observability.health import MEANINGS, Kind
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/reference"
 
 
 def test_the_table_on_disk_is_the_generated_one(tmp_path: Path) -> None:
@@ -18,8 +18,8 @@ def test_the_table_on_disk_is_the_generated_one(tmp_path: Path) -> None:
     assert on_disk == generated, "run python -m fetchproxy.observability.document"
 
 
-def test_every_kind_of_condition_is_in_the_operations_page() -> None:
-    page = (DOCS / "operations.md").read_text(encoding="utf-8")
+def test_every_kind_of_condition_is_in_the_page_of_conditions() -> None:
+    page = (DOCS / "conditions.md").read_text(encoding="utf-8")
     assert page == with_conditions(page), "run python -m fetchproxy.observability.document"
     for kind in Kind:
         assert f"| `{kind}` |" in page

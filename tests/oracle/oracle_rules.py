@@ -3,8 +3,8 @@
 For an offset that both brokers have in their local logs the answers must be equal, field by field
 (in the normal form of `oracle_log`). Where only the remote tier has it, Kafka itself promises no
 particular number of batches, so the two are judged by what a client can rely on. Each weaker rule
-is a `Mismatch` with an id; those that `docs/compatibility/differences.toml` explains are counted,
-any other fails.
+is a `Mismatch` with an id; those that docs/reference/compatibility/differences.toml explains are
+counted, any other fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from oracle_log import Names, NormalBatch, filter_aborted, normal_form
 from oracle_world import TwinTopic
 
-DIFFERENCES = Path(__file__).parents[2] / "docs" / "compatibility" / "differences.toml"
+DIFFERENCES = Path(__file__).parents[2] / "docs/reference/compatibility/differences.toml"
 # Watermarks in the archive's answers are refreshed every 2 s; the rest is for a slow machine.
 MARKS_AGE_MAX_S = 20.0
 KAFKA, PROXY = "kafka", "fetchproxy"

@@ -1,4 +1,4 @@
-"""docs/architecture.md draws the layers that import-linter holds."""
+"""docs/contribute/architecture.md draws the layers that import-linter holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tomllib
 
 from compose_file import ROOT
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contribute/architecture.md").read_text(encoding="utf-8")
 
 
 def test_the_layers_are_drawn_as_the_contract_has_them() -> None:

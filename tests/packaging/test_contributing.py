@@ -1,4 +1,4 @@
-"""docs/contributing.md against the repository: its table of test folders is whole."""
+"""docs/contribute/index.md against the repository: its table of test folders is whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from compose_file import ROOT
 
-PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contribute/index.md").read_text(encoding="utf-8")
 
 
 def test_each_folder_of_tests_has_its_row() -> None:

@@ -1,4 +1,4 @@
-"""docs/pipeline.md names the packages that an executor needs to read an archive, and no more."""
+"""docs/spark/index.md names the packages that an executor needs, and no more."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ print(*(name for name, module in sys.modules.items() if module is not None))
 
 
 def test_an_executor_needs_what_the_page_names() -> None:
-    page = (ROOT / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "spark/index.md").read_text(encoding="utf-8")
     row = re.search(r"packages that the store needs: ([^|]+) \|", page)
     assert row is not None
     named = row[1].split(", ")

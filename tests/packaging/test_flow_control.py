@@ -1,4 +1,4 @@
-"""docs/flow-control.md: each mechanism exists, and so do its limit, its test and its metric."""
+"""docs/contribute/flow-control.md: each mechanism has its limit, its test and its metric."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "flow-control.md"
+PAGE = ROOT / "docs" / "contribute/flow-control.md"
 ROWS = [
     [cell.strip() for cell in line.strip("|").split(" | ")]
     for line in PAGE.read_text("utf-8").splitlines()
     if line.startswith("| [")
 ]
-SETTINGS = (ROOT / "docs" / "configuration.md").read_text("utf-8")
-METRICS = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+SETTINGS = (ROOT / "docs/reference/configuration.md").read_text("utf-8")
+METRICS = (ROOT / "docs/reference/metrics.md").read_text("utf-8")
 LIMITS = "".join(
     (ROOT / "fetchproxy" / part / "limits.py").read_text("utf-8") for part in ("serving", "reading")
 )
@@ -30,7 +30,7 @@ def test_a_row_names_what_exists(row: list[str]) -> None:
     assert f"class {link[1]}" in (PAGE.parent / link[2]).read_text("utf-8")
     for name in re.findall(r"`([a-z_.0-9]+)`", limits):
         assert f"`{name}`" in SETTINGS or f"    {name}: " in LIMITS, name
-    assert re.search(r"\(\.\./tests/\S+\.py\)", shown_by)
+    assert re.search(r"\(\.\./\.\./tests/\S+\.py\)", shown_by)
     for target in re.findall(r"`make ([a-z-]+)`", shown_by):
         assert f"\n{target}: " in MAKEFILE, target
     (name,) = re.findall(r"`(\w+)`", metric)

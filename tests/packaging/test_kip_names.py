@@ -1,4 +1,4 @@
-"""docs/kip-405.md: what it says stands in a module does stand there."""
+"""docs/contribute/kip-405.md: what it says stands in a module does stand there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 from compose_file import ROOT
 
-PAGE = ROOT / "docs" / "kip-405.md"
+PAGE = ROOT / "docs" / "contribute/kip-405.md"
 ROWS = [line.split("|")[1:4] for line in PAGE.read_text().splitlines() if line.startswith("| ")]
 NAME = re.compile(r"\b(?:[A-Z][a-z0-9]*){2,}\b|\b[a-z]+_[a-z_]+\b")
 

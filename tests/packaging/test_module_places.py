@@ -13,11 +13,11 @@ from compose_file import ROOT
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 FILE = re.compile(r"`([\w./]+/\w+\.py)`")
 PLACE = re.compile(r"(?<![\w./])([a-z_]+(?:/[a-z_]+)+)(?:\.(\w+))?")
-CHECKLIST = tomllib.loads((ROOT / "docs/compatibility/checklist.toml").read_text("utf-8"))
+CHECKLIST = tomllib.loads((ROOT / "docs/reference/compatibility/checklist.toml").read_text("utf-8"))
 RESPONSES = [entry.get("answer", "") for entry in (*CHECKLIST["proxy"], *CHECKLIST["tiered"])]
-KIP_PAGE = ROOT / "docs" / "kip-405.md"
+KIP_PAGE = ROOT / "docs" / "contribute/kip-405.md"
 KIP_MODULES = re.findall(
-    r"\[([\w/]+)\]\(\.\./(fetchproxy/[\w/]+)\.py\)", KIP_PAGE.read_text("utf-8")
+    r"\[([\w/]+)\]\(\.\./\.\./(fetchproxy/[\w/]+)\.py\)", KIP_PAGE.read_text("utf-8")
 )
 
 
@@ -52,6 +52,6 @@ def test_a_module_of_the_kips_page_imports_under_its_label(label: str, module: s
 
 
 def test_each_row_of_the_kips_page_names_a_module() -> None:
-    rows = [line for line in KIP_PAGE.read_text("utf-8").splitlines() if "](../" in line]
+    rows = [line for line in KIP_PAGE.read_text("utf-8").splitlines() if "](../../" in line]
     assert len(rows) > 20
-    assert all(re.search(r"\]\(\.\./fetchproxy/[\w/]+\.py\)", row) for row in rows)
+    assert all(re.search(r"\]\(\.\./\.\./fetchproxy/[\w/]+\.py\)", row) for row in rows)

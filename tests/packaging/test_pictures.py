@@ -9,7 +9,7 @@ import pytest
 from compose_file import ROOT
 
 PICTURES = ROOT / "docs" / "pictures"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BYTES_MAX = 300_000
 STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 

@@ -34,7 +34,7 @@ def session(asked: dict[str, Any], queries: list[str]) -> SparkSession:
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        # See docs/spark-checkpoint-not-empty.md; Spark before 4.1 does not know it.
+        # See docs/upstream/spark-checkpoint-not-empty.md; Spark before 4.1 does not know it.
         "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
         "spark.hadoop.fs.killing.impl": "KillingFileSystem",
         "spark.hadoop.fs.killing.folder": folder,

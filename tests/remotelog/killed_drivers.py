@@ -21,7 +21,7 @@ _PROGRAM = Path(__file__).with_name("killed_driver.py")
 _RUNS_MAX = 100
 _RUN_S_MAX = 900  # a driver that comes to no step and to no end
 # Faults of Spark's own: it gives a Python process ten seconds to start, also on a busy machine; and
-# it may serialize a task while a map of it changes (docs/spark-shared-environment.md).
+# it may serialize a task while a map of it changes (docs/upstream/spark-shared-environment.md).
 _SPARKS_OWN = ("failed to connect back", "java.io.OptionalDataException")
 
 

@@ -16,7 +16,7 @@ from fetchproxy.remotelog.options import (
     parse_options,
 )
 
-PAGE = Path(__file__).parents[2] / "docs/pipeline.md"
+PAGE = Path(__file__).parents[2] / "docs/spark/options.md"
 
 # From the page "Structured Streaming + Kafka Integration Guide" of Spark 4.3: the options of the
 # source, and the settings of Kafka's consumer that it sets by itself.

@@ -1,7 +1,7 @@
 """One broker with users and ACLs, one archive, and proxies that have users of their own.
 
-The archive is written by `fetchproxy archive` under a user that has what docs/operations.md asks
-for and nothing else, so every test here also shows that this is enough.
+The archive is written by `fetchproxy archive` under a user that has what docs/security/access.md
+asks for and nothing else, so every test here also shows that this is enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ACLs that docs/operations.md asks for are enough, and without any one of them it fails."""
+"""The ACLs that docs/security/access.md asks for are enough, and each of them is needed."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from fetchproxy.serving.gateway.session import (
 from lab.compatibility import api_name, document, module_name
 
 ROOT = Path(__file__).parents[2]
-DATA = ROOT / "docs" / "compatibility"
+DATA = ROOT / "docs" / "reference" / "compatibility"
 
 
 def handling(key: int, version: int) -> Passes | Buffered:
@@ -92,7 +92,7 @@ def test_reasons_are_for_apis_that_are_relayed() -> None:
 
 
 def test_the_page_on_disk_is_what_the_code_says() -> None:
-    written = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
     assert written == document(DATA), "run python -m lab.compatibility"
 
 

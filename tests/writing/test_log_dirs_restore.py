@@ -1,4 +1,4 @@
-"""A broker starts again with its own files from the archive, as docs/log-dirs.md describes."""
+"""A broker starts again with its own files from the archive, as docs/deploy/log-dirs.md says."""
 
 from __future__ import annotations
 

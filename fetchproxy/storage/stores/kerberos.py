@@ -46,7 +46,7 @@ class Negotiation:
         except ImportError as error:
             raise StorageDenied(
                 f"{host} wants Kerberos, and the package gssapi cannot be loaded ({error}): "
-                "pip install 'fetchproxy[kerberos]'"
+                "in a clone of the project: pip install '.[kerberos]'"
             ) from None
         self._host = host
         name = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
