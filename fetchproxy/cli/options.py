@@ -73,8 +73,8 @@ SHARED: dict[str, Any] = {
     "store": _of_key(
         "store",
         "URL",
-        "URL of the archive: file:///path, s3://bucket/prefix?endpoint_url=…&region=…, "
-        "hdfs://nameservice/path or webhdfs://host:port/path.",
+        "URL of the archive: file:///path, s3://bucket/prefix?region=…, gs://bucket/prefix, "
+        "az://container/prefix, hdfs://nameservice/path or webhdfs://host:port/path.",
     ),
     "source": _of_key("source", "URL", "URL of the archive, in the form of --store.", "--from"),
     "listen": _of_key("listen", "HOST:PORT", "Address for clients: their bootstrap.servers."),

@@ -1,4 +1,4 @@
-"""README's quick start, line by line, with only the ports and the store's folder changed."""
+"""README's five steps, line by line, with only the ports and the store's folder changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class QuickStart:
 
     def command(self, words: str) -> list[str]:
         """The only line that begins with `words`."""
-        found = [line.removeprefix("$ ") for line in self._lines]
+        found = [line.strip() for line in self._lines]
         (line,) = [line for line in found if line.startswith(f".venv/bin/fetchproxy {words}")]
         for written, here in self._places.items():
             line = line.replace(written, here)

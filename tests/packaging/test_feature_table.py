@@ -1,4 +1,4 @@
-"""README's table of features against the product: nothing is missing, and each row has tests."""
+"""The table of features against the product: nothing is missing, and each row has tests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fetchproxy.serving.gateway.apis.table import SPECIAL
 from fetchproxy.storage.stores.registry import parse_store_url
 from lab.compatibility import api_name
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-TABLE = README.partition("| feature | set by | tests |")[2].partition("\n\n")[0]
+PAGE = (ROOT / "docs/contribute/features.md").read_text(encoding="utf-8")
+TABLE = PAGE.partition("| feature | set by | tests |")[2].partition("\n\n")[0]
 ROWS = [line.split("|")[1:4] for line in TABLE.splitlines() if line.startswith("| ")]
 NAMED = re.findall(r"`([^`]+)`", TABLE)
-TESTS = re.findall(r"\]\((tests/[^)]+)\)", TABLE)
+TESTS = re.findall(r"\]\(\.\./\.\./(tests/[^)]+)\)", TABLE)
 
 
 def test_each_row_has_tests() -> None:
     assert len(ROWS) > 15
     for feature, _, tests in ROWS:
-        assert "](tests/" in tests, feature
+        assert "](../../tests/" in tests, feature
 
 
 @pytest.mark.parametrize("test", TESTS)
