@@ -158,7 +158,7 @@ async def resolve(
             if not dry_run:
                 await rsm.objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
             raise ResolutionRefused(
-                f"{tp}: the leader's log matches the archive; nothing is to be resolved"
+                f"{tp}: the leader's log matches the archive; there is nothing to resolve"
             )
         plan = again
     if dry_run:

@@ -41,7 +41,9 @@ def config(
     """
     with users_errors():
         if check is not None and (show or options.is_given(context, "config_file")):
-            raise ConfigError("--check FILE goes without --show and --config: FILE is checked")
+            raise ConfigError(
+                "--check FILE cannot be combined with --show or --config: it checks FILE"
+            )
     if check is not None:
         _check(context, check)
         return

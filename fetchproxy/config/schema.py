@@ -106,7 +106,8 @@ class ArchiveConfig(Section):
     # --- retention ---
     remote_log_retention_ms: Duration = Field(-1, ge=-1)
     """The archiver deletes archived segments whose newest record is older than this, oldest first.
-    -1: never. The topic's own `retention.ms` has no effect here: it is short for an archived topic.
+    -1: never. The topic's own `retention.ms` is ignored, because archived topics usually have a
+    short one.
     """
     remote_log_retention_bytes: Size = Field(-1, ge=-1)
     """If the archive of a partition exceeds this size, the archiver deletes its oldest segments.
@@ -126,8 +127,9 @@ class ArchiveConfig(Section):
     """
     follow_topic_retention: bool = False
     """If true, a topic's own settings take precedence over `archive.*`, but not over an override.
-    With remote.storage.enable=true these are its retention.ms and retention.bytes, for archive and
-    brokers together. Without it, they are its local.retention.ms and local.retention.bytes.
+    A topic with remote.storage.enable=true: its retention.ms and retention.bytes apply to archive
+    and brokers together. Any other topic: its local.retention.ms and local.retention.bytes apply
+    to the brokers.
     """
     retention_grace_ms: Duration = Field(300_000, ge=0)
     """The archiver deletes a segment's objects this long after it hid the segment
@@ -262,10 +264,9 @@ class StoreConfig(Section):
     reads and uploads each have this many connections of their own in addition.
     """
     timeout_ms: Duration = Field(20_000, ge=100)
-    """How long the store may send nothing during a response before the proxy repeats the request.
-    Raise it for a slow store or link. Sending a part of 8 MiB may take three times this long (140
-    KiB/s by default), and connecting takes at most 3 s of it. The proxy gives up listings and reads
-    of metadata after half of it.
+    """Idle time-out of a store's response: then the proxy repeats the request. Raise it for a slow
+    store or link. Other times follow from it: sending a part of 8 MiB three times (140 KiB/s by
+    default), listings and reads of metadata half, connecting all of it but 3 s at most.
     """
 
     compression: Literal["none", "zstd"] = "none"
@@ -336,8 +337,8 @@ class GatewayConfig(Section):
     connections_max: int = Field(20_000, ge=1)
     """Most client connections at once. The proxy closes further ones."""
     connections_per_ip_max: int = Field(20_000, ge=1)
-    """Most connections from one address at once (max.connections.per.ip). The default equals that
-    for all addresses, since many clients may share one NAT.
+    """Most connections from one address at once (max.connections.per.ip). The default is that
+    of connections_max: no limit for one address, since many clients may share one NAT.
     """
     idle_max_ms: Duration = Field(600_000, ge=100)
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
@@ -407,9 +408,10 @@ class ProcessConfig(Section):
     """The whole process."""
 
     memory_bytes_max: Size = Field(0, ge=0)
-    """Ceiling for the memory of the process without the metadata of segments (80 bytes each).
-    Limits that you have not set shrink until all limits together fit; if they cannot, the process
-    does not start. 0: no ceiling, each limit applies by itself.
+    """Ceiling for the memory of the process, without the metadata of segments (about 1 KB each, or
+    some 90 bytes with metadata.manager=topic). Limits that you have not set shrink until all limits
+    together fit; if they cannot, the process does not start. 0: no ceiling, each limit applies by
+    itself.
     """
 
 

@@ -46,7 +46,7 @@ SILENT_MAX_S = 30.0
 # A look is a small listing. With these three values a killed archiver is named within 15 s.
 POSITIONS_LOOK_INTERVAL_S = 3.0
 MISSED_AFTER_S = 3 * POSITIONS_LOOK_INTERVAL_S
-# A look later than this followed a failed one, and the archiver may have failed then too.
+# If two looks are further apart, a look between them failed. The archiver may have failed then.
 LOOK_DELAY_MAX_S = 2.0
 
 # If two looks are further apart, the reader cannot tell whether an archiver was silent.

@@ -38,7 +38,7 @@ class Level(StrEnum):
 
 class Meaning(NamedTuple):
     """`subject`: what a condition of the kind is about, and the field's name in the log; "" for the
-    process. `waits`: somebody has to act, so the condition is at the top of the page; otherwise it
+    process. `waits`: a person has to act, so the condition is at the top of the page; otherwise it
     is next to its subject.
     """
 

@@ -282,7 +282,7 @@ class _Given:
         text = self.values.get(name.lower(), f"{default}ms").strip().lower()
         matched = _DURATION.fullmatch(text)
         if matched is None:
-            raise ConfigError(f"remotelog: {name} is {text!r}, expected a duration as 15m")
+            raise ConfigError(f"remotelog: {name} is {text!r}, expected a duration such as 15m")
         return int(matched[1]) * _DURATION_MS[matched[2] or "ms"]
 
     def boolean(self, name: str, default: bool) -> bool:

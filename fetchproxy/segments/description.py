@@ -213,7 +213,7 @@ class JsonFields:
         return [JsonFields(entry) for entry in self._typed(name, list, "not a list")]
 
     def partition(self) -> TopicIdPartition:
-        """Raises CorruptSegment, also for an illegal topic name."""
+        """Raises CorruptSegment, also for an invalid topic name."""
         partition = self.integer("partition", 0, INT32_LIMIT)
         return legal_partition(self.uuid("topic_id"), self.text("topic"), partition)
 
@@ -251,7 +251,7 @@ def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMe
     old = None if known is None else known.state
     if new.state is not old and new.state not in LEGAL_NEXT[old]:
         before = "a new segment" if old is None else old.name
-        raise ValueError(f"illegal segment state transition: {before} to {new.state.name}")
+        raise ValueError(f"invalid segment state transition: {before} to {new.state.name}")
     if (
         known is not None
         and known.state is new.state is _State.COPY_SEGMENT_FINISHED
@@ -268,7 +268,7 @@ def check_deletion(old: DeleteState | None, new: DeleteState) -> None:
     following = DeleteState.DELETE_PARTITION_MARKED if old is None else old + 1
     if new not in (old, following):
         before = "a partition nobody deletes" if old is None else old.name
-        raise ValueError(f"illegal partition deletion: {before} to {new.name}")
+        raise ValueError(f"invalid partition deletion: {before} to {new.name}")
 
 
 # The fields of a segment's metadata, each once. They make up the record of topic and flat file

@@ -62,7 +62,7 @@ def check_key(key: str) -> str:
         raise ValueError(f"object key of {len(key)} bytes is longer than {KEY_BYTES_MAX}")
     for part in key.split("/"):
         if part in (".", "..") or not _PART.fullmatch(part):
-            raise ValueError(f"illegal part {part!r} in object key {key!r}")
+            raise ValueError(f"invalid part {part!r} in object key {key!r}")
     return key
 
 
@@ -81,7 +81,7 @@ def check_prefix(prefix: str) -> str:
     if slash:
         check_key(folder)
     if name_start and not _PART.fullmatch(name_start):
-        raise ValueError(f"illegal object prefix {prefix!r}")
+        raise ValueError(f"invalid object prefix {prefix!r}")
     return prefix
 
 
@@ -184,13 +184,13 @@ def normal_prefix(prefix: str) -> str:
 def topic_folder(prefix: str, topic: str, topic_id: UUID) -> str:
     """`prefix`: from `normal_prefix`. Raises ValueError for a name that Kafka would refuse."""
     if not is_topic_name(topic):
-        raise ValueError(f"illegal topic name {topic!r}")
+        raise ValueError(f"invalid topic name {topic!r}")
     return f"{prefix}{topic}-{uuid_text(topic_id)}/"
 
 
 def partition_folder(prefix: str, tp: TopicIdPartition) -> str:
     if not 0 <= tp.partition <= _PARTITION_MAX:
-        raise ValueError(f"illegal partition {tp.partition}")
+        raise ValueError(f"invalid partition {tp.partition}")
     return f"{topic_folder(prefix, tp.topic, tp.topic_id)}{tp.partition}/"
 
 
@@ -336,7 +336,7 @@ def conditions_folder(prefix: str) -> str:
 def conditions_key(prefix: str, tp: TopicIdPartition | None, name: str) -> str:
     """`tp` None: the concern is about the archive as a whole."""
     if not _CONDITIONS_KEY.fullmatch(name):
-        raise ValueError(f"illegal name of a concern {name!r}")
+        raise ValueError(f"invalid name of a concern {name!r}")
     folder = conditions_folder(prefix)
     return f"{folder if tp is None else partition_folder(folder, tp)}{name}"
 

@@ -66,7 +66,7 @@ def decode_topic(raw: bytes, key: str) -> TopicDescription:
 def _topic(fields: JsonFields) -> TopicDescription:
     topic, partitions = fields.text("topic"), fields.integer("partitions", 1, INT32_LIMIT)
     if not is_topic_name(topic):
-        raise CorruptSegment(f"illegal topic name {topic[:80]!r}")
+        raise CorruptSegment(f"invalid topic name {topic[:80]!r}")
     return TopicDescription(
         fields.uuid("topic_id"),
         topic,

@@ -50,8 +50,9 @@ _TOLD_BY = 3
 # A pace must promise this many times the client's rate with pauses. Otherwise pacing rests.
 _GAIN_MIN = 1.3
 _REST_S = 60.0
-# If a single answer filled the queue, the rate is unknown: at most this many times the mean, pauses
-# included. With a large mean the responses hold several queues, so there is less to win.
+# If a single answer filled the queue, the client's rate is unknown. It is taken for at most so many
+# times the mean rate, pauses included. With a large mean the responses hold several queues, so
+# there is less to win.
 _GUESS, _GUESS_LARGE, _LARGE_MEAN = 5.0, 1.5, 250_000.0
 _RESTS_MAX = 5  # each rest is twice as long as the one before, up to this many doublings
 # How fast a pace grows while it holds answers back, as a power of e per second. _SEARCH: until it

@@ -399,7 +399,7 @@ class ObjectStoreContract:
 
     async def test_an_illegal_prefix_is_a_bug_of_the_caller(self, store: ObjectStore) -> None:
         for prefix in ("../", "/", "a//", "~", "a/../b"):
-            with pytest.raises(ValueError, match="illegal"):
+            with pytest.raises(ValueError, match="invalid"):
                 await keys_of(store.list(prefix))
         with pytest.raises(ValueError, match="does not end"):
             [name async for name in store.list_folders("a")]

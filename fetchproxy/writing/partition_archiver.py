@@ -449,7 +449,7 @@ class ManagedPartition:
         log_start, stable = known.log_start_offset, known.last_stable_offset
         high_watermark = None
         if log_offsets is not None and self.leads:
-            # Both only rise, except in a log that begins again.
+            # Log start and last stable offset only rise, except in a log that begins again.
             log_start = max(log_offsets.log_start_offset, 0 if self.stopped else log_start or 0)
             stable = max(log_offsets.last_stable_offset, 0 if self.stopped else stable or 0)
             high_watermark = max(log_offsets.high_watermark, stable)

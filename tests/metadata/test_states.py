@@ -34,7 +34,7 @@ def test_exactly_kafka_s_transitions(old: State | None, new: State) -> None:
     if (old, new) in KAFKA:
         check_update(known, segment(1, 0, 9, new))
     else:
-        with pytest.raises(ValueError, match=f"illegal .* to {new.name}"):
+        with pytest.raises(ValueError, match=f"invalid .* to {new.name}"):
             check_update(known, segment(1, 0, 9, new))
 
 
@@ -59,7 +59,7 @@ def test_exactly_kafka_s_deletions(old: DeleteState | None, new: DeleteState) ->
     if (old, new) in KAFKA_DELETION:
         check_deletion(old, new)
     else:
-        with pytest.raises(ValueError, match=f"illegal .* to {new.name}"):
+        with pytest.raises(ValueError, match=f"invalid .* to {new.name}"):
             check_deletion(old, new)
 
 

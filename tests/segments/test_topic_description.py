@@ -34,7 +34,7 @@ def test_what_is_written_is_read(
         ('"partitions": 3', '"partitions": 0', "partitions"),
         ('"2": 5', '"3": 5', "'3' is not one of 3 partitions"),
         ('"2": 5', '"2": -1', "field 2"),
-        ('"topic": "t"', '"topic": "a/b"', "illegal topic name"),
+        ('"topic": "t"', '"topic": "a/b"', "invalid topic name"),
     ],
 )
 def test_anything_else_is_refused(before: str, after: str, what: str) -> None:

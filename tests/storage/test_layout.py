@@ -175,7 +175,7 @@ def test_prefixes() -> None:
     assert normal_prefix("") == normal_prefix("/") == ""
     assert normal_prefix("a/b") == normal_prefix("/a/b/") == "a/b/"
     for prefix in ("a//b", "../a", "a b", "~"):
-        with pytest.raises(ValueError, match="illegal"):
+        with pytest.raises(ValueError, match="invalid"):
             normal_prefix(prefix)
 
 

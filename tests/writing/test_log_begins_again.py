@@ -242,7 +242,7 @@ async def test_a_sound_partition_is_not_resolved(tmp_path: Path, choice: LogChoi
     async with world(2, tmp_path) as here:
         await archived(here)
         before = finished(here)
-        with pytest.raises(ResolutionRefused, match="nothing is to be resolved"):
+        with pytest.raises(ResolutionRefused, match="there is nothing to resolve"):
             await responded(here, choice)
         assert finished(here) == before
 

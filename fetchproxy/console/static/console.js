@@ -293,7 +293,7 @@ function drawPartitions({ partitions, conditions, partitions_total: total, parti
   empty.hidden = shown.length > 0 && more <= 0;
   if (!total) setText(empty, "Nothing is archived yet. Start with --archive REGEX, or run fetchproxy archive.");
   else if (!shown.length) setText(empty, `None of ${count(total)} partitions has “${wanted}” in its name.`);
-  else setText(empty, `Shown are ${count(shown.length)} of ${count(matching)} partitions, those with a fault first. Filter by topic to see others.`);
+  else setText(empty, `Showing ${count(shown.length)} of ${count(matching)} partitions, those with a fault first. Filter by topic to see others.`);
 }
 
 // --- clients ---------------------------------------------------------------------------------------
