@@ -13,7 +13,7 @@ import typer
 from compose_file import ROOT
 
 from fetchproxy.cli import main
-from fetchproxy.config.load import VARIABLE_PREFIX, all_keys, parse_assignment
+from fetchproxy.config.load import VARIABLE_PREFIX, all_keys, load_config, parse_assignment
 from fetchproxy.config.schema import Config
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
@@ -130,6 +130,33 @@ def test_configuration_keys_are_real(path: Path) -> None:
         assert variable in known | {"FETCHPROXY_CONFIG", "FETCHPROXY_REQUIRE_PARTS"}, variable
     for assignment in re.findall(r"--set ([a-z_.]+=\S+?)[`\s]", text):
         assert parse_assignment(assignment).key in all_keys(), assignment
+
+
+def configurations(path: Path) -> list[str]:
+    """Blocks of TOML, fenced or indented, that begin with a section of the configuration."""
+    text = path.read_text(encoding="utf-8")
+    fenced = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    indented = [
+        re.sub("^ {4}", "", block, flags=re.MULTILINE)
+        for block in re.findall(r"(?:^(?: {4}.*)?\n)+", text, re.MULTILINE)
+    ]
+    first = re.compile(rf"\s*\[({'|'.join(Config.model_fields)})\]")
+    return [block for block in [*fenced, *indented] if first.match(block)]
+
+
+CONFIGURATIONS = [(path, block) for path in WRITTEN for block in configurations(path)]
+
+
+@pytest.mark.parametrize(("path", "block"), CONFIGURATIONS, ids=lambda part: str(part)[-30:])
+def test_a_configuration_on_a_page_loads(path: Path, block: str, tmp_path: Path) -> None:
+    file = tmp_path / "fetchproxy.toml"
+    file.write_text(block, encoding="utf-8")
+    needs = [] if "[archive]" not in block else [parse_assignment("store.url=file:///nowhere")]
+    load_config(file, {}, needs)
+
+
+def test_pages_have_configurations() -> None:
+    assert len(CONFIGURATIONS) > 4
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)

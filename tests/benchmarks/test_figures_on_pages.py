@@ -1,0 +1,82 @@
+"""Figures in the prose of README and docs are those of benchmarks/results, rounded."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks import goals
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    page: str
+    words: str  # as they stand on the page; `value` is the number in them
+    value: float
+    part: str
+    row: str
+    digits: int  # the result is rounded to so many
+
+
+FIGURES = (
+    Figure("README.md", "takes 0.3 ms more than directly", 0.3,
+           "tail", goals.TAIL_LATENCY.words, 1),
+    Figure("docs/compare.md", "0.3 ms on two shared cores", 0.3,
+           "tail", goals.TAIL_LATENCY.words, 1),
+    Figure("docs/compare.md", "0.31 and 0.33 ms", 0.31,
+           "tail", "latency p50 added, in turn, fetchproxy", 2),
+    Figure("docs/compare.md", "0.31 and 0.33 ms", 0.33,
+           "tail", "latency p50 added, in turn, kroxylicious", 2),
+    Figure("docs/compare.md", "0.38 times its CPU", 0.38, "tail", goals.TAIL_CPU.words, 2),
+    Figure("docs/compare.md", "and 0.26 with a consumer", 0.26,
+           "tail", "CPU of the proxy, unpaused consumer, fetchproxy / kroxylicious", 2),
+    Figure("docs/compare.md", "2.6 times the speed", 2.6,
+           "replay", goals.REPLAY_LIBRDKAFKA.words, 1),
+    Figure("docs/performance.md", "reads 0.68 times as fast", 0.68,
+           "tail", "throughput, unpaused consumer, fetchproxy / direct", 2),
+    Figure("docs/performance.md", "0.52 s of CPU for a GB", 0.52,
+           "tail", "CPU of the proxy, unpaused consumer, fetchproxy", 2),
+    Figure("docs/performance.md", "about 9,000 a second", 9000,
+           "connections", "small fetches over 1000 connections, fetchproxy", -3),
+    Figure("docs/deploy/sizing.md", "| tail reads | 0.52 s a GB |", 0.52,
+           "tail", "CPU of the proxy, unpaused consumer, fetchproxy", 2),
+    Figure("docs/deploy/sizing.md", "| archived reads from a folder | 0.9 to 1.0 s a GB |", 0.9,
+           "replay", "1 KiB, librdkafka, stock, fetchproxy: CPU of the proxy", 1),
+    Figure("docs/deploy/sizing.md", "| archived reads from a folder | 0.9 to 1.0 s a GB |", 1.0,
+           "replay", "1 KiB, raw client, 8 connections, fetchproxy: CPU of the proxy", 1),
+    Figure("docs/deploy/sizing.md", "| archived reads from S3 | 1.1 s a GB |", 1.1,
+           "replay", "S3 with 50 ms: CPU of the proxy", 1),
+    Figure("docs/deploy/sizing.md", "records of 1 KiB | 2.9 s a GB", 2.9,
+           "archive", "CPU, S3 server, 1 KiB records", 1),
+    Figure("docs/deploy/sizing.md", "4.8 to 5.3 in a short run", 4.8,
+           "archive", "CPU, S3 server, 1 KiB lz4 records", 1),
+    Figure("docs/deploy/sizing.md", "4.8 to 5.3 in a short run", 5.3,
+           "archive", "CPU, S3 server, 64 KiB records", 1),
+    Figure("docs/deploy/sizing.md", "8,800 a second over 1,000 connections", 8800,
+           "connections", "small fetches over 1000 connections, fetchproxy", -2),
+    Figure("docs/deploy/sizing.md", "for 12,000 over 100", 12000,
+           "connections", "small fetches over 100 connections, fetchproxy", -3),
+    Figure("docs/deploy/sizing.md", "took 76 MiB at most on the tail", 76,
+           "tail", "memory at most, fetchproxy", 0),
+    Figure("docs/deploy/sizing.md", "594 MiB in replays", 594,
+           "replay", "memory at most, fetchproxy", 0),
+    Figure("docs/deploy/sizing.md", "309 MiB to S3", 309,
+           "archive", "memory at most, S3 server, 1 KiB records", 0),
+    Figure("docs/recover/index.md", "171 MB/s to S3", 171,
+           "archive", "throughput, S3 server, 1 KiB records", 0),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: f"{figure.page} {figure.value}")
+def test_a_figure_on_a_page_is_that_of_the_results(figure: Figure) -> None:
+    page = (ROOT / figure.page).read_text(encoding="utf-8")
+    assert " ".join(figure.words.split()) in " ".join(page.split())
+    results = ROOT / "benchmarks" / "results" / f"{figure.part}.json"
+    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    (value,) = [row["value"] for row in rows if row["name"] == figure.row]
+    assert round(value, figure.digits) == figure.value
