@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fetchproxy.auditing.faults import Fault, NotKnown, VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.errors import ObjectNotReadable, RemoteStorageError, StorageUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
-from fetchproxy.observability.health import Offsets
+from fetchproxy.observability.health import Condition, Kind, Offsets, of_object, of_partition
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
@@ -57,13 +57,15 @@ class CompletenessCheck:
             what = str(look.damaged)
             if not isinstance(look.damaged, ObjectNotReadable):
                 what += "; the archiver writes it anew with its next segment"
-            named.append(Fault.of(tp, records.finished_offsets_key(tp), what))
+            key = records.finished_offsets_key(tp)
+            named.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, what))
         folder = records.folder(tp)
         for first, last in look.found.missing:
-            found.faults.append(Fault.of(tp, folder, in_no_segment(first, last), first))
+            kind, what = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
+            found.faults.append(of_object(kind, tp, folder, what, first))
         if stated is not None and stated.log_start_offset > self._log_start(self.stored):
             what = f"the log start was raised to {stated.log_start_offset}, and is lower now"
-            found.faults.append(Fault.of(tp, folder, what))
+            found.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, what))
         found.faults += self._older_end(stated)
         found.not_known += self._unknown(look)
         found.published_conditions += offsets_in_words(tp, look.found)
@@ -80,7 +82,7 @@ class CompletenessCheck:
         return 0 if view is None else view.raised_log_start
 
     # --- the records in the store ---
-    def _older_end(self, stated: FinishedOffsets | None) -> list[Fault]:
+    def _older_end(self, stated: FinishedOffsets | None) -> list[Condition]:
         """A fault if the stated end is in a segment, but all segments have older leader epochs."""
         if stated is None or stated.end_offset < self._log_start(self.stored):
             return []
@@ -90,10 +92,11 @@ class CompletenessCheck:
         if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
             return []
         key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
-        what = f"offset {stated.end_offset} was archived in leader epoch {stated.leader_epoch}"
-        return [Fault.of(self.tp, key, f"{what}, not in this one", stated.end_offset)]
+        end, epoch = stated.end_offset, stated.leader_epoch
+        what = f"offset {end} was archived in leader epoch {epoch}, not in this one"
+        return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, end)]
 
-    def _unknown(self, look: OffsetsProbe) -> list[NotKnown]:
+    def _unknown(self, look: OffsetsProbe) -> list[Condition]:
         whats = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in look.found.not_known
@@ -103,7 +106,7 @@ class CompletenessCheck:
             whats.append("at which offsets the archive began and ended")
         elif any(s.start_offset < look.stated.recorded_from for s in segments):
             whats.append(f"whether the archive began below offset {segments[0].start_offset}")
-        return [NotKnown(self.tp.topic, self.tp.partition, what) for what in whats]
+        return [of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, what) for what in whats]
 
     # --- the metadata topic ---
     async def _in_topic(self, found: VerifyReport) -> Sequence[RemoteLogSegmentMetadata] | None:
@@ -115,8 +118,8 @@ class CompletenessCheck:
         except RemoteStorageError as error:
             if error.retriable:
                 raise
-            folder = self.rsm.objects.folder(self.tp)
-            found.faults.append(Fault.of(self.tp, folder, str(error)))
+            kind, folder = Kind.ARCHIVE_LISTING_FAILING, self.rsm.objects.folder(self.tp)
+            found.faults.append(of_object(kind, self.tp, folder, str(error)))
             return None
         return self.topic.list_remote_log_segments(self.tp)
 
@@ -129,19 +132,20 @@ class CompletenessCheck:
         log_start = self._log_start(self.topic)
         return [s for s in lost if s.end_offset >= log_start]
 
-    async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Fault]:
+    async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Condition]:
         """`before`: the topic's segments, read before the store. Reads the topic again after it."""
         now = await self._in_topic(VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
         stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tp)}
-        named = {problem.key for problem in self.stored.problems(self.tp)}
-        faults: list[Fault] = []
+        named = {problem.object_key for problem in self.stored.problems(self.tp)}
+        faults: list[Condition] = []
 
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
             key = self.rsm.object_key(segment, SegmentFile.METADATA)
             if key not in named:
-                faults.append(Fault.of(self.tp, key, what, segment.start_offset))
+                kind, start = Kind.SEGMENT_METADATA_UNREADABLE, segment.start_offset
+                faults.append(of_object(kind, self.tp, key, what, start))
 
         for segment in self._not_in_store(unchanged):
             what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"

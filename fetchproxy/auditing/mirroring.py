@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
-from fetchproxy.auditing.faults import Fault
+from fetchproxy.auditing.reports import unread
 from fetchproxy.auditing.segment_verifier import SegmentVerifier
 from fetchproxy.auditing.verify import is_gone, metadata_faults
 from fetchproxy.config.schema import Config, MiB
@@ -42,6 +42,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.description import decode_segment
@@ -218,9 +219,9 @@ class MirroredPartition:
     removed: int = 0
     overtaken: int = 0  # segments deleted during the copy
     kept: list[str] = field(default_factory=list)  # objects of the copy that the archive has lost
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Condition] = field(default_factory=list)
     # What could not be copied now, though the rest could: a store failed for one object, twice.
-    failed: list[Fault] = field(default_factory=list)
+    failed: list[Condition] = field(default_factory=list)
 
 
 @dataclass(eq=False, repr=False)
@@ -321,7 +322,7 @@ class PartitionMirror:
                 return
             key = self.target.rsm.object_key(metadata, SegmentFile.LOG)
             what = f"it does not open at --to: {error}"
-            fault = Fault.of(self.tp, key, what, metadata.start_offset)
+            fault = of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, metadata.start_offset)
             # A segment that was copied although it is damaged is a fault of the archive.
             if error.retriable or await why_not_opened(self.source, metadata) is None:
                 self._result.failed.append(fault)
@@ -330,7 +331,7 @@ class PartitionMirror:
 
         await for_each(copied, check, COMPARED_AT_ONCE)
 
-    def _add_faults(self, found: Iterable[Fault]) -> None:
+    def _add_faults(self, found: Iterable[Condition]) -> None:
         self._result.faults += [fault for fault in found if fault not in self._result.faults]
 
     def _advance(self, size_bytes: int) -> None:
@@ -384,8 +385,7 @@ class PartitionMirror:
         except DamagedObject as error:
             if error.retriable:
                 raise
-            fault = Fault.of(self.tp, key, str(error), copy.metadata.start_offset)
-            self._note_faults(copy, [fault])
+            self._note_fault(copy, str(error), SegmentFile.PACKING)
             return True
         await self._put_segment(copy, self._put_if_other(key[len(self.source.prefix) :], content))
         return True
@@ -443,16 +443,18 @@ class PartitionMirror:
             if await is_gone(self.source.rsm, copy.metadata):
                 self._result.overtaken += 1
                 return
-            key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
-            what, at = f"an object is missing ({error})", copy.metadata.start_offset
-            self._note_faults(copy, [Fault.of(self.tp, key, what, at)])
+            self._note_fault(copy, f"an object is missing ({error})")
         except ObjectNotReadable as error:
             self._not_readable(error, copy)
 
-    def _note_faults(self, copy: ToCopy, faults: Sequence[Fault]) -> None:
+    def _note_faults(self, copy: ToCopy, faults: Sequence[Condition]) -> None:
         if faults:
             self._faulty.add(copy.metadata.segment_id)
             self._add_faults(faults)
+
+    def _note_fault(self, copy: ToCopy, what: str, file: SegmentFile = SegmentFile.LOG) -> None:
+        key, first = self.source.rsm.object_key(copy.metadata, file), copy.metadata.start_offset
+        self._note_faults(copy, [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, first)])
 
     async def _put_segment(self, copy: ToCopy, puts: Awaitable[bool]) -> None:
         """Count the segment if `puts` wrote something. It is noted as failed if the target does not
@@ -474,11 +476,11 @@ class PartitionMirror:
         if self._failed_in_a_row >= FAILING_IN_A_ROW_MAX and not self._again:
             raise error
         key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
-        self._result.failed.append(Fault.unread(copy.metadata, key, error))
+        self._result.failed.append(unread(copy.metadata, key, error))
 
-    async def _fetched(self, copy: ToCopy, folder: Path) -> list[Fault]:
+    async def _fetched(self, copy: ToCopy, folder: Path) -> list[Condition]:
         """Downloads the segment into `folder` and returns its faults. Retries once after faults."""
-        faults: list[Fault] = []
+        faults: list[Condition] = []
         await asyncio.to_thread(folder.mkdir)
         for _ in range(2):
             for stored in copy.data:
@@ -503,7 +505,7 @@ class PartitionMirror:
         finally:
             await asyncio.to_thread(file.close)
 
-    async def _verified(self, metadata: RemoteLogSegmentMetadata, folder: Path) -> list[Fault]:
+    async def _verified(self, metadata: RemoteLogSegmentMetadata, folder: Path) -> list[Condition]:
         """The faults of the downloaded segment, by the checks of `verify`."""
         async with RemoteStorageManager(
             FilesystemObjectStore(folder), self.source.prefix, at_rest=self.source.at_rest()
@@ -546,8 +548,7 @@ class PartitionMirror:
         if error.retriable:
             self._failed(copy, error)
             return
-        key = self.source.rsm.object_key(copy.metadata, SegmentFile.LOG)
-        self._note_faults(copy, [Fault.of(self.tp, key, str(error), copy.metadata.start_offset)])
+        self._note_fault(copy, str(error))
 
     async def _copy_other(self, place: str) -> None:
         try:
@@ -555,7 +556,8 @@ class PartitionMirror:
         except ObjectNotFound:
             return  # deleted since it was listed
         except DamagedObject as error:  # not given out, or larger than any object of its kind
-            fault = Fault.of(self.tp, self.source.prefix + place, str(error))
+            key = self.source.prefix + place
+            fault = of_object(Kind.OBJECT_NOT_READABLE, self.tp, key, str(error))
             if error.retriable:
                 self._result.failed.append(fault)
             else:

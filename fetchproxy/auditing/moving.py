@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fetchproxy.auditing.completeness import CompletenessCheck
-from fetchproxy.auditing.faults import Fault
 from fetchproxy.auditing.mirroring import (
     MIRROR_RANGE_BYTES,
     MirrorSide,
@@ -30,6 +29,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
@@ -213,8 +213,8 @@ class DeletedPartition:
     objects: int = 0
     size_bytes: int = 0
     kept: list[str] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
-    unread: list[Fault] = field(default_factory=list)
+    faults: list[Condition] = field(default_factory=list)
+    unread: list[Condition] = field(default_factory=list)
 
 
 async def delete_moved_partition(
@@ -247,7 +247,8 @@ async def _delete_moved(
             may_go = await _may_go(source, target, segment, there)
         except DamagedObject as error:
             may_go = False
-            result.unread.append(Fault.of(tp, source.prefix + min(segment), str(error)))
+            key = source.prefix + min(segment)
+            result.unread.append(of_object(Kind.OBJECT_NOT_READABLE, tp, key, str(error)))
         if not may_go:
             result.kept += sorted(segment)
             continue

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fetchproxy.auditing.faults import Fault, RepairReport
+from fetchproxy.auditing.reports import RepairReport
 from fetchproxy.auditing.verify import VERIFY_CHUNK_BYTES
 from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound
 from fetchproxy.metadata.lineage import extend_lineage
@@ -17,6 +17,7 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition
 from fetchproxy.segments.check import (
     SeenLog,
     TxnHistory,
@@ -123,7 +124,7 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
 async def repair_archive(
     rsm: RemoteStorageManager,
     rlmm: RemoteLogMetadataManager,
-    faults: Collection[Fault],
+    faults: Collection[Condition],
     *,
     wall_clock_ms: Callable[[], int],
     dry_run: bool = False,
@@ -140,10 +141,10 @@ async def repair_archive(
     report = RepairReport()
     faulty: dict[TopicIdPartition, set[str]] = {}
     for fault in faults:
-        parsed = rsm.parse_key(fault.object_key)
+        key = fault.object_key or ""
+        parsed = rsm.parse_key(key)
         if parsed is not None:
-            tp = parsed.segment_id.topic_id_partition
-            faulty.setdefault(tp, set()).add(fault.object_key)
+            faulty.setdefault(parsed.segment_id.topic_id_partition, set()).add(key)
     for tp in sorted(faulty):
         partition = _PartitionRepair(
             rsm, rlmm, tp, faulty[tp], wall_clock_ms, chunk_bytes, report.refusals

@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from fetchproxy.auditing.faults import Fault
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicFollower
@@ -22,6 +21,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent, Restore
 
@@ -40,7 +40,7 @@ class RestoredPartition:
     unreadable: int  # in the store, damaged
     not_in_store: int  # finished, and only in the topic
     raised_log_start: int | None  # the offset if the topic lacked it
-    unread: tuple[Fault, ...]  # metadata in the store that cannot be read now
+    unread: tuple[Condition, ...]  # metadata in the store that cannot be read now
 
 
 async def restore_archive(
@@ -107,14 +107,10 @@ def _summary(
         tp=tp,
         segments=len(ids),
         restored=len(changed),
-        unreadable=sum(not problem.may_pass for problem in stored.problems(tp)),
+        unreadable=sum(not problem.retriable for problem in stored.problems(tp)),
         not_in_store=sum(s.is_finished and s.segment_id not in ids for s in table.segments()),
         raised_log_start=starts[0] if starts else None,
-        unread=tuple(
-            Fault.of(tp, problem.key, problem.what, problem.base_offset)
-            for problem in stored.problems(tp)
-            if problem.may_pass
-        ),
+        unread=tuple(problem for problem in stored.problems(tp) if problem.retriable),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from fetchproxy.auditing.completeness import in_offsets
-from fetchproxy.auditing.faults import Fault
+from fetchproxy.auditing.reports import unread
 from fetchproxy.errors import (
     CorruptSegment,
     DamagedObject,
@@ -23,6 +23,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.segments import side_files
 from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
@@ -44,11 +45,11 @@ async def look_at_unnamed(
     rlmm: RemoteLogMetadataManager,
     tp: TopicIdPartition,
     finished: Iterable[RemoteLogSegmentMetadata],
-) -> tuple[list[Fault], list[tuple[int, int]]]:
+) -> tuple[list[Condition], list[tuple[int, int]]]:
     """The faults, each with the key of the missing metadata object, and the offsets of these
     segments. Archivers delete other unnamed objects once they are old. Raises RemoteStorageError.
     """
-    faults: list[Fault] = []
+    faults: list[Condition] = []
     offsets: list[tuple[int, int]] = []
     in_segments = [(segment.start_offset, segment.end_offset) for segment in finished]
     for objects in (await find_orphans(rsm, rlmm, tp)).values():
@@ -57,8 +58,9 @@ async def look_at_unnamed(
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
         if lost is not None and not is_deleted and not in_offsets(*lost, in_segments):
             stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
+            key = f"{stem}{SegmentFile.METADATA}"
             what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
-            faults.append(Fault.of(tp, f"{stem}{SegmentFile.METADATA}", what, lost[0]))
+            faults.append(of_object(Kind.SEGMENT_METADATA_UNREADABLE, tp, key, what, lost[0]))
             offsets.append(lost)
     return faults, offsets
 
@@ -92,8 +94,8 @@ class SegmentVerifier:
 
     def __post_init__(self) -> None:
         self._reached = 0  # log bytes reported as done
-        self.faults: list[Fault] = []
-        self.unread: list[Fault] = []
+        self.faults: list[Condition] = []
+        self.unread: list[Condition] = []
         # The log's leader epochs up to the segment's end, from its `.epochs`. None: not known.
         self.lineage: tuple[EpochStart, ...] | None = None
         self.is_encrypted = True  # also if not known
@@ -111,20 +113,17 @@ class SegmentVerifier:
             return
         index, aborted = await self._small_files()
         txn_key = self._key(SegmentFile.TXN)
-        self.txns.begin(aborted or (), txn_key, metadata.start_offset, metadata.end_offset)
+        offsets = metadata.start_offset, metadata.end_offset
+        self.txns.begin(metadata.topic_id_partition, aborted or (), txn_key, offsets)
         spans = list(index.spans()) if index is not None else []
         check = SegmentCheck(metadata, self._key, spans, self.txns, continues=continues)
         log_read = await self._read_log(check)
         self._advance(metadata.segment_size_bytes)
-        findings = check.findings
+        self.faults += check.faults
         if not (log_read and check.log_is_sound and aborted is not None):
             self.txns.restart()
         else:
-            findings += self.txns.end()
-        tp = metadata.topic_id_partition
-        self.faults += [
-            Fault.of(tp, f.object_key, f.what, f.offset, f.byte_position) for f in findings
-        ]
+            self.faults += self.txns.end()
 
     async def verify_small(self) -> None:
         """Everything except the log, and what only the log shows."""
@@ -279,15 +278,15 @@ class SegmentVerifier:
 
     def _damaged(self, file: SegmentFile, error: CorruptSegment) -> None:
         if error.retriable:
-            self.unread.append(Fault.unread(self.metadata, self._key(file), error))
+            self.unread.append(unread(self.metadata, self._key(file), error))
         else:
             self._fault(file, str(error))
 
     def _fault(
         self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None
     ) -> None:
-        tp = self.metadata.topic_id_partition
-        self.faults.append(Fault.of(tp, self._key(file), what, offset, position))
+        tp, key = self.metadata.topic_id_partition, self._key(file)
+        self.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, what, offset, position))
 
 
 def _place_in_archive(key: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fetchproxy.auditing.completeness import CompletenessCheck, finished, refreshed
-from fetchproxy.auditing.faults import Fault, VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.auditing.segment_verifier import SegmentVerifier, look_at_unnamed
 from fetchproxy.errors import (
     CorruptSegment,
@@ -24,7 +24,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
-from fetchproxy.observability.health import Offsets
+from fetchproxy.observability.health import Condition, Kind, Offsets, of_object
 from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.leader_epochs import epoch_at
@@ -123,8 +123,7 @@ class _PartitionCheck:
         """Read the metadata. Returns the offsets of segments that lack only their metadata."""
         await refreshed(self.rlmm, self.tp)
         for problem in self.rlmm.problems(self.tp):
-            found = self.report.unread if problem.may_pass else self.report.faults
-            found.append(Fault.of(self.tp, problem.key, problem.what, problem.base_offset))
+            (self.report.unread if problem.retriable else self.report.faults).append(problem)
         every = self.rlmm.list_remote_log_segments(self.tp)
         named = finished(every)
         faults, lost = await look_at_unnamed(self.rsm, self.rlmm, self.tp, named)
@@ -142,9 +141,8 @@ class _PartitionCheck:
         expected: int | None = None
         before: RemoteLogSegmentMetadata | None = None  # the segment that ends before `expected`
         unconfirmed: _Segments = []  # since the last segment with known `.epochs`
-        reported: set[str] = (
-            set()
-        )  # metadata keys of segments with an end already reported as wrong
+        # Metadata keys of segments with an end that is already reported as wrong.
+        reported: set[str | None] = set()
         for metadata in segments:
             start = metadata.start_offset
             # At the end of a log kept by `fetchproxy resolve`, another log begins. A batch may
@@ -193,19 +191,18 @@ class _PartitionCheck:
         count = self._unread_in_a_row
         if count >= FAILING_IN_A_ROW_MAX or (count > 1 and not self._checked):
             last = self.report.unread[-1]
-            raise StorageUnavailable(f"{count} segments in a row could not be read: {last}")
+            raise StorageUnavailable(
+                f"{count} segments in a row could not be read: {last.where_and_what}"
+            )
 
     async def verify_unread(self) -> None:
         """Check once more what could not be read, each segment by itself. Raises RemoteStorageError
         and leaves `report.unread` then.
         """
         await refreshed(self.rlmm, self.tp)
-        before, self.report.unread = self.report.unread, []
+        before = self.report.unread
+        self.report.unread = [one for one in self.rlmm.problems(self.tp) if one.retriable]
         try:
-            for problem in self.rlmm.problems(self.tp):
-                if problem.may_pass:
-                    named = Fault.of(self.tp, problem.key, problem.what, problem.base_offset)
-                    self.report.unread.append(named)
             for metadata in finished(self.rlmm.list_remote_log_segments(self.tp)):
                 if metadata.segment_id not in self._checked:
                     segment = SegmentVerifier(
@@ -236,7 +233,7 @@ def lineage_faults(
     metadata: RemoteLogSegmentMetadata,
     lineage: Sequence[EpochStart],
     settled: int,
-) -> list[Fault]:
+) -> list[Condition]:
     """Faults of segments in `before` with records that a newer leader replaced, by `lineage`. These
     segments should end earlier. Below offset `settled`, an operator has decided which log counts.
     """
@@ -248,8 +245,7 @@ def lineage_faults(
                 f"its leader epoch from {parted} on is older than in the leader epochs of the "
                 f"segment from {metadata.start_offset}"
             )
-            key = rsm.object_key(older, SegmentFile.METADATA)
-            faults.append(Fault.of(older.topic_id_partition, key, what, parted))
+            faults.append(_ends_too_late(rsm, older, what, parted))
     return faults
 
 
@@ -258,7 +254,7 @@ def overlap_faults(
     before: RemoteLogSegmentMetadata,
     metadata: RemoteLogSegmentMetadata,
     settled: int,
-) -> list[Fault]:
+) -> list[Condition]:
     """Overlapping segments should be copies of the same log. At the offset where their lineages
     part, the older segment should end. Below `settled`, an operator has decided which log counts.
     """
@@ -274,5 +270,11 @@ def overlap_faults(
         f"overlaps the segment from {newer.start_offset}, whose leader epoch is newer "
         f"from {parted} on"
     )
-    key = rsm.object_key(older, SegmentFile.METADATA)
-    return [Fault.of(older.topic_id_partition, key, what, parted)]
+    return [_ends_too_late(rsm, older, what, parted)]
+
+
+def _ends_too_late(
+    rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata, what: str, parted: int
+) -> Condition:
+    key = rsm.object_key(segment, SegmentFile.METADATA)
+    return of_object(Kind.SEGMENT_DAMAGED, segment.topic_id_partition, key, what, parted)

@@ -38,7 +38,7 @@ from fetchproxy.cli.running import (
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, StorageUnavailable
-from fetchproxy.jobs.runner import Failure, Here, OnProgress, OnSpark, Runner
+from fetchproxy.jobs.runner import Here, ItemFailure, OnProgress, OnSpark, Runner
 from fetchproxy.jobs.runner import Progress as Done
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.session import open_session, require_extra
@@ -150,7 +150,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def end_job(failures: Sequence[Failure], *, faults: bool = False) -> None:
+def end_job(failures: Sequence[ItemFailure], *, faults: bool = False) -> None:
     """Exit code 2 if there are failures, each printed on a line: something else has to change
     first. Otherwise exit code 1 if the archive has faults.
     """

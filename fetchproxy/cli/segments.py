@@ -95,8 +95,8 @@ def segments(
         typer.echo(json.dumps(rows, indent=1))
     elif rows:
         _print_table(rows, Console())
-    for conditions_object in published_conditions:
-        typer.echo(str(conditions_object), err=as_json)
+    for condition in published_conditions:
+        typer.echo(str(condition), err=as_json)
     if failing:
         end_job(not_listed(failing))
     if not (rows or published_conditions):
@@ -111,13 +111,13 @@ async def read_archive(
     folder alone cannot be listed. Raises RemoteStorageError, ConfigError.
     """
     rows: list[SegmentRow] = []
-    findings: list[Condition] = []
+    found: list[Condition] = []
     unlisted: Unlisted | None = None if failing is None else {}
     async with stored_archive(config) as (rsm, rlmm):
         for tp in await rlmm.list_partitions(unlisted):
             if topic is None or tp.topic == topic:
                 try:
-                    findings += await partition_health(rsm.objects, rlmm, tp)
+                    found += await partition_health(rsm.objects, rlmm, tp)
                     view = await rlmm.refresh(tp, float("-inf"))  # the view that was just read
                 except RemoteStorageError as error:
                     if failing is None or not error.may_be_of_object:
@@ -132,7 +132,7 @@ async def read_archive(
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)
         }
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
-    return rows, with_stored(findings, stored, topic)
+    return rows, with_stored(found, stored.values(), topic)
 
 
 def _row(segment: RemoteLogSegmentMetadata, view: PartitionView) -> SegmentRow:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
+from fetchproxy.auditing.reports import RepairReport, VerifyReport, fault_fields
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, run_over
@@ -28,7 +27,8 @@ from fetchproxy.errors import ConfigError
 from fetchproxy.jobs import merge as merge_job
 from fetchproxy.jobs import restore as restore_job
 from fetchproxy.jobs import verify as job
-from fetchproxy.jobs.runner import Failure
+from fetchproxy.jobs.runner import ItemFailure
+from fetchproxy.observability.health import Condition
 from fetchproxy.writing.merging import MERGED_BYTES_MAX
 
 Repair = Annotated[
@@ -107,7 +107,7 @@ def verify(
 
 
 def _verified(
-    context: typer.Context, config: Config, topic: str | None, on_fault: Callable[[Fault], None]
+    context: typer.Context, config: Config, topic: str | None, on_fault: Callable[[Condition], None]
 ) -> job.Verified:
     done = run_job(
         context,
@@ -161,15 +161,15 @@ def print_repaired(report: RepairReport, dry_run: bool) -> None:
         typer.echo(f"not repaired: {operator_notes(str(refusal))}")
 
 
-def print_fault(fault: Fault) -> None:
-    typer.echo(f"fault: {operator_notes(str(fault))}")
+def print_fault(fault: Condition) -> None:
+    typer.echo(f"fault: {operator_notes(fault.where_and_what)}")
 
 
-def print_summary(report: VerifyReport, failures: Iterable[Failure] = ()) -> None:
-    for conditions_object in report.published_conditions:
-        typer.echo(str(conditions_object))
-    for what in report.not_known:
-        typer.echo(f"not known: {operator_notes(str(what))}")
+def print_summary(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> None:
+    for condition in report.published_conditions:
+        typer.echo(str(condition))
+    for one in report.not_known:
+        typer.echo(f"not known: {operator_notes(one.where_and_what)}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
     plain = report.segments_not_encrypted
     typer.echo(
@@ -182,9 +182,9 @@ def print_summary(report: VerifyReport, failures: Iterable[Failure] = ()) -> Non
     )
 
 
-def report_json(report: VerifyReport, failures: Iterable[Failure] = ()) -> dict[str, object]:
+def report_json(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> dict[str, object]:
     """In the result, `failed` lists the parts that could not be checked."""
-    failed = [asdict(failure) for failure in failures]
+    failed = [{"what": f.name, "error": f.error, "retriable": f.retriable} for f in failures]
     return {
         "verdict": _conclusion(report, failed),
         "partitions": report.partitions,
@@ -193,11 +193,9 @@ def report_json(report: VerifyReport, failures: Iterable[Failure] = ()) -> dict[
         "segments_overlapping": report.segments_overlapping,
         "segments_not_encrypted": report.segments_not_encrypted,
         "size_bytes": report.size_bytes,
-        "faults": [asdict(fault) for fault in report.faults],
-        "concerns": [
-            conditions_object.as_json() for conditions_object in report.published_conditions
-        ],
-        "not_known": [str(what) for what in report.not_known],
+        "faults": [fault_fields(fault) for fault in report.faults],
+        "concerns": [condition.as_json() for condition in report.published_conditions],
+        "not_known": [one.where_and_what for one in report.not_known],
         "failed": failed,
     }
 

@@ -55,13 +55,13 @@ from fetchproxy.observability.health import (
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
 from fetchproxy.runtime.cooperative import a_turn, cooperative, forget
 from fetchproxy.serving.consumer_pacing import ClientStatus, ConsumerPaces
+from fetchproxy.storage.archive_objects import ConditionsObject
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.published_conditions import (
     PublishedConditions,
-    StoredConditions,
     read_published_conditions,
 )
 from fetchproxy.writing.status import PartitionArchiveStatus
@@ -160,7 +160,7 @@ class StatusCollector:
         self._archive_read_at = float("-inf")
         self._probed: TopicIdPartition | None = None  # has the fewest segments: listed fastest
         self._rows: dict[TopicIdPartition, _Row] = {}
-        self._stored: StoredConditions = {}
+        self._stored: Mapping[ConditionsObject, Condition] = {}
         self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
         self._archive_up: bool | None = None
         self._health = self.around.health

@@ -23,7 +23,7 @@ from fetchproxy.archive import (
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ClusterUnavailable, ConfigError
-from fetchproxy.jobs.runner import Done, Failure, Report, Runner, StoreWork, attempted
+from fetchproxy.jobs.runner import Done, ItemFailure, Report, Runner, StoreWork, attempted
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.writing.archive_pass import (
@@ -74,7 +74,7 @@ class ArchivePlan:
     topics: tuple[TopicInfo, ...]
     partitions: tuple[PlannedPartition, ...]
     refused: Mapping[str, str]
-    failed: tuple[Failure, ...] = ()
+    failed: tuple[ItemFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
         if why := discovery.why_nothing():
             raise ConfigError(why)
         found: list[PlannedPartition] = []
-        failed: list[Failure] = []
+        failed: list[ItemFailure] = []
 
         async def planned(tp: TopicIdPartition) -> PlannedPartition:
             log_offsets = await cluster.log_offsets(tp)
@@ -164,7 +164,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             if not found and len(failed) >= PARTITIONS_FAILED_IN_A_ROW_MAX:
                 raise ClusterUnavailable(f"no partition can be looked at: {failed[0]}")
             outcome = await attempted(planned(tp), str(tp))
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, ItemFailure):
                 failed.append(outcome)
             else:
                 found.append(outcome)
@@ -174,12 +174,12 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
     return ArchivePlan(tuple(found_topics), tuple(found), discovery.refused, tuple(failed))
 
 
-def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[Failure, ...]:
+def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[ItemFailure, ...]:
     """Runs on the driver. Writes the topics' numbers of partitions, and which are empty, as an
     archiver does.
     """
     outcome = in_loop(attempted(_describe(config, topics), "the descriptions of the topics"))
-    return (outcome,) if isinstance(outcome, Failure) else ()
+    return (outcome,) if isinstance(outcome, ItemFailure) else ()
 
 
 async def _describe(config: Config, topics: Sequence[TopicInfo]) -> None:

@@ -17,7 +17,7 @@ from fetchproxy.archive import in_loop
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs.backfill_files import Manifest, OutputFolder, write_range
 from fetchproxy.jobs.backfill_plan import BackfillRange, backfill_input, next_plan, of_other_topics
-from fetchproxy.jobs.runner import Done, Failure, Runner, Work, named
+from fetchproxy.jobs.runner import Done, ItemFailure, Runner, Work, named
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
@@ -55,7 +55,7 @@ class PlannedBackfill:
 
     tasks: list[RangeTask]
     ranges_before: int
-    left_out: tuple[Failure, ...]
+    left_out: tuple[ItemFailure, ...]
 
 
 def backfill(
@@ -94,14 +94,14 @@ def backfill(
     return Done(done.results, failures, frame), plan.ranges_before
 
 
-def too_large_in(options: SourceOptions, written: Iterable[Manifest]) -> Iterator[Failure]:
+def too_large_in(options: SourceOptions, written: Iterable[Manifest]) -> Iterator[ItemFailure]:
     """Names the batches that were too large for the tasks that wrote the other records."""
     for one in written:
         if one.too_large:
             offsets = named([f"{first} to {last}" for first, last in one.too_large])
             many = "each batch is" if len(one.too_large) > 1 else "the batch is"
             what = f"offsets {offsets} of {one.range.topic}-{one.range.partition} are left out"
-            yield Failure(one.range.name, f"{what}: {many} {too_large_for(options)}", False)
+            yield ItemFailure(one.range.name, f"{what}: {many} {too_large_for(options)}", False)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     begun = [manifest.range for manifest in manifests if not manifest.is_whole]
     known = (*(last.ranges if last else ()), *done, *begun)
     left_out = (*left_out, *of_other_topics(known, selections))
-    unread = {failure.what for failure in left_out}
+    unread = {failure.name for failure in left_out}
     selections = [(view, span) for view, span in selections if str(view.tp) not in unread]
     views = {(view.tp.topic, view.tp.partition): view for view, _ in selections}
     plan = next_plan(
@@ -140,7 +140,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
     if set(plan.ranges) - waiting:
         plan = folder.add_plan(number + 1, plan)
     tasks: list[RangeTask] = []
-    gone: list[Failure] = []
+    gone: list[ItemFailure] = []
     finished = set(done)
     for one in plan.ranges:
         if one in finished or f"{one.topic}-{one.partition}" in unread:
@@ -150,7 +150,7 @@ def plan_backfill(target: Target, range_bytes_max: int) -> PlannedBackfill:
         if lost is None:
             tasks.append(RangeTask(one, _read_task(view, one)))
         else:
-            gone.append(Failure(one.name, lost, False))
+            gone.append(ItemFailure(one.name, lost, False))
     return PlannedBackfill(tasks, len(done), (*left_out, *gone))
 
 

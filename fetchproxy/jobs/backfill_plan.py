@@ -10,7 +10,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError
-from fetchproxy.jobs.runner import Failure, not_listed
+from fetchproxy.jobs.runner import ItemFailure, not_listed
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.remotelog.archive_reading import ArchiveReading
@@ -25,7 +25,7 @@ from fetchproxy.writing.published import uncovered
 
 # The spans to write, and the partitions that are left out because some offsets are missing. A
 # partition that is left out does not stop others.
-BackfillInput = tuple[list[Selection], tuple[Failure, ...]]
+BackfillInput = tuple[list[Selection], tuple[ItemFailure, ...]]
 VERSION = 2  # outputs with 1 have other folders
 
 
@@ -52,7 +52,9 @@ async def _input(options: SourceOptions) -> BackfillInput:
                     raise ConfigError(f"topic {topic} is not in the archive at {options.store}")
         reading.check_bounds(views)
         selections, failures = await _spans(reading, views)
-        failures += [Failure(str(tp), str(error), True) for tp, error in sorted(failing.items())]
+        failures += [
+            ItemFailure(str(tp), str(error), True) for tp, error in sorted(failing.items())
+        ]
         topics = options.topics
         chosen = [t for t in unlisted if t in (topics.assigned or ()) or topics.takes(t, -1)]
         failures += not_listed({topic: unlisted[topic] for topic in chosen})
@@ -62,7 +64,8 @@ async def _input(options: SourceOptions) -> BackfillInput:
         sound = [(view, span) for view, span in selections if view.tp not in losses]
         losses |= await reading.holes((view, reading.to_check(span)) for view, span in sound)
     failures += [
-        Failure(str(tp), f"{loss}; {SKIPPED_RECORDS}", False) for tp, loss in sorted(losses.items())
+        ItemFailure(str(tp), f"{loss}; {SKIPPED_RECORDS}", False)
+        for tp, loss in sorted(losses.items())
     ]
     return [(view, span) for view, span in sound if view.tp not in losses], tuple(failures)
 
@@ -76,15 +79,17 @@ async def described_partitions(options: SourceOptions, topic_id: UUID) -> int | 
     return descriptions[topic_id].partitions if topic_id in descriptions else None
 
 
-async def _spans(reading: ArchiveReading, views: Views) -> tuple[list[Selection], list[Failure]]:
+async def _spans(
+    reading: ArchiveReading, views: Views
+) -> tuple[list[Selection], list[ItemFailure]]:
     """The spans to write. A partition that cannot be searched by timestamp stops no other."""
     selections: list[Selection] = []
-    failures: list[Failure] = []
+    failures: list[ItemFailure] = []
     for view in views.values():
         try:
             selections.append((view, await reading.span_of(view)))
         except (RemoteStorageError, CorruptSegment) as error:
-            failures.append(Failure(str(view.tp), str(error), error.retriable))
+            failures.append(ItemFailure(str(view.tp), str(error), error.retriable))
     return selections, failures
 
 
@@ -149,13 +154,13 @@ class Plan:
 
 def of_other_topics(
     ranges: Iterable[BackfillRange], selections: Iterable[Selection]
-) -> list[Failure]:
+) -> list[ItemFailure]:
     """The partitions for which the output has ranges of another topic of the same name."""
     ids: dict[str, set[str]] = {}
     for one in ranges:
         ids.setdefault(one.topic, set()).add(one.topic_id)
     return [
-        Failure(
+        ItemFailure(
             str(view.tp),
             f"the output has records of another topic {view.tp.topic}, with the id "
             f"{min(others)}; the id of this topic is {view.tp.topic_id}: it was deleted and made "

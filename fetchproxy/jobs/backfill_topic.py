@@ -35,7 +35,7 @@ from fetchproxy.config.schema import ClusterConfig, Config
 from fetchproxy.config.values import secret_from
 from fetchproxy.errors import ClusterError, ClusterUnavailable, ConfigError
 from fetchproxy.jobs.backfill_plan import backfill_input, described_partitions
-from fetchproxy.jobs.runner import Done, Failure, Runner, Work
+from fetchproxy.jobs.runner import Done, ItemFailure, Runner, Work
 from fetchproxy.remotelog.decoder.arrow_batches import COLUMNS
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning import ReadTask, plan_tasks
@@ -128,7 +128,7 @@ def backfill_topic(
 
 def plan_topic(
     config: Config, target: TopicTarget
-) -> tuple[list[PartitionTask], tuple[Failure, ...]]:
+) -> tuple[list[PartitionTask], tuple[ItemFailure, ...]]:
     """Runs on the driver. Returns the tasks and the partitions left out. Raises as
     `backfill_topic`.
     """

@@ -24,7 +24,7 @@ from fetchproxy.archive import (
     wall_clock_ms,
 )
 from fetchproxy.config.schema import Config
-from fetchproxy.jobs.runner import Done, Failure, Report, Runner, StoreWork, not_listed
+from fetchproxy.jobs.runner import Done, ItemFailure, Report, Runner, StoreWork, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -62,7 +62,7 @@ def merge(
     done = runner.each(tps, merge_work(config, options))
     rows = [_row(partition) for partition in done.results]
     unread = [
-        Failure(str(partition.tp), why, True)
+        ItemFailure(str(partition.tp), why, True)
         for partition in done.results
         for why in partition.unread
     ]

@@ -25,7 +25,7 @@ from fetchproxy.auditing.mirroring import (
 )
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ConfigError, FetchProxyError, StorageDenied
-from fetchproxy.jobs.runner import Failure, Report, Runner, StoreWork, not_done, not_listed
+from fetchproxy.jobs.runner import ItemFailure, Report, Runner, StoreWork, not_done, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.listings import Unlisted
@@ -73,7 +73,7 @@ class Mirrored:
     """
 
     partitions: tuple[MirroredPartition, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ItemFailure, ...] = ()
     not_at_source: tuple[TopicIdPartition, ...] = ()
     cut_over: bool = False
     refused: str | None = None
@@ -148,9 +148,9 @@ class _Partitions:
         return [tp for tp, fault in self.here.items() if fault is None]
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[ItemFailure]:
         unfit = [
-            Failure(str(tp), f"--to cannot hold this topic: {fault}", False)
+            ItemFailure(str(tp), f"--to cannot hold this topic: {fault}", False)
             for tp, fault in self.here.items()
             if fault is not None
         ]
@@ -176,7 +176,7 @@ def _one_run(
         sorted(t for t in set(found.there) - set(found.here) if t.topic not in found.unlisted)
     )
     failures = (*found.failures, *done.failures, *not_done(failed))
-    failures += tuple(Failure(key, str(why), why.retriable) for key, why in of_archive)
+    failures += tuple(ItemFailure(key, str(why), why.retriable) for key, why in of_archive)
     return Mirrored(done.results, failures, left)
 
 
@@ -276,7 +276,7 @@ class Deleted:
     """`wait_ms`: how long readers may still use the old place. If above 0, nothing was deleted."""
 
     partitions: tuple[moving.DeletedPartition, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[ItemFailure, ...] = ()
     wait_ms: int = 0
 
     @property

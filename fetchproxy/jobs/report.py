@@ -36,7 +36,7 @@ from fetchproxy.jobs.figures import (
     figures_by_day,
     measure_partition,
 )
-from fetchproxy.jobs.runner import Failure, Report, Runner, StoreWork, not_listed
+from fetchproxy.jobs.runner import ItemFailure, Report, Runner, StoreWork, not_listed
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.deletion.retention import effective_retention
@@ -315,7 +315,7 @@ class Reported:
     figures: tuple[PartitionFigures, ...]
     frames: dict[str, Any]
     html: str
-    failures: tuple[Failure, ...]
+    failures: tuple[ItemFailure, ...]
 
     def write(self, folder: Path, parquet: str | None = None) -> None:
         """Write the page to `folder` and the tables below `parquet` (a URI; None: `folder`). A

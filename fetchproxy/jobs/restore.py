@@ -23,8 +23,8 @@ from fetchproxy.archive import (
     stored_partitions,
     wall_clock_ms,
 )
-from fetchproxy.auditing.faults import Fault, RepairReport
 from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.reports import RepairReport
 from fetchproxy.auditing.restore import PARTITIONS_AT_ONCE, RestoredPartition, restore_archive
 from fetchproxy.auditing.verify import metadata_faults
 from fetchproxy.brokers.cluster import Cluster
@@ -33,6 +33,7 @@ from fetchproxy.jobs.runner import Done, Here, Report, Runner, StoreWork, not_do
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.topic_based import TopicFollower, metadata_partition
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.writing.index_refresh import LocalIndexRefresher, open_local_indexes
@@ -121,7 +122,7 @@ async def _restore_group(
     dry_run: bool, opened: ToRestore, tps: _Tps, tell: Report
 ) -> RestoredGroup:
     (rsm, rlmm), follower = opened
-    lost: list[Fault] = []
+    lost: list[Condition] = []
 
     async def look(tp: TopicIdPartition) -> None:
         lost.extend((await metadata_faults(rsm, rlmm, tp)).faults)

@@ -25,9 +25,9 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from fetchproxy.archive import in_loop
-from fetchproxy.auditing.faults import Fault
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed, RemoteStorageError, leaves
+from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.remotelog.session import keep_what_is_loaded
 
@@ -58,21 +58,21 @@ Report = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """`what`: the item's name. `retriable`: the same run may succeed later."""
+class ItemFailure:
+    """How an item ended that has no result. `retriable`: the same run may succeed later."""
 
-    what: str
+    name: str
     error: str
     retriable: bool
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.error}{' (may be tried again)' if self.retriable else ''}"
+        return f"{self.name}: {self.error}{' (may be tried again)' if self.retriable else ''}"
 
 
-def not_listed(unlisted: Mapping[str, RemoteStorageError]) -> tuple[Failure, ...]:
+def not_listed(unlisted: Mapping[str, RemoteStorageError]) -> tuple[ItemFailure, ...]:
     """`unlisted`: by topic, why its partitions are not known, so that none had its turn."""
     return tuple(
-        Failure(topic, str(error), error.retriable) for topic, error in sorted(unlisted.items())
+        ItemFailure(topic, str(error), error.retriable) for topic, error in sorted(unlisted.items())
     )
 
 
@@ -95,15 +95,13 @@ class Done(Generic[R]):
     """
 
     results: tuple[R, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[ItemFailure, ...]
     frame: Any = None
 
 
-def not_done(found: Iterable[Fault]) -> tuple[Failure, ...]:
+def not_done(found: Iterable[Condition]) -> tuple[ItemFailure, ...]:
     """The failures of single objects of an item that is done as far as possible."""
-    return tuple(
-        Failure(f"{one.topic}-{one.partition}: {one.object_key}", one.what, True) for one in found
-    )
+    return tuple(ItemFailure(f"{one.subject}: {one.object_key}", one.what, True) for one in found)
 
 
 OnProgress = Callable[[Progress], None]
@@ -248,18 +246,18 @@ class OnSpark(Runner):
 async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
     left = iter(enumerate(doing.items))
 
-    in_a_row: list[Failure] = []  # the last failures that may pass
+    in_a_row: list[ItemFailure] = []  # the last failures that may pass
 
     async def worker(opened: Opened) -> None:
         for number, item in left:
             name = work.name(item)
             if len(in_a_row) >= ITEMS_FAILED_IN_A_ROW_MAX:
                 cause = f"not tried, as others failed before: {in_a_row[0].error}"
-                doing.add(number, replace(in_a_row[0], what=name, error=cause))
+                doing.add(number, replace(in_a_row[0], name=name, error=cause))
                 continue
             outcome = await attempted(work.do(opened, item, partial(doing.tell, number)), name)
             doing.add(number, outcome)
-            if isinstance(outcome, Failure) and outcome.retriable:
+            if isinstance(outcome, ItemFailure) and outcome.retriable:
                 in_a_row.append(outcome)
             else:
                 in_a_row.clear()
@@ -269,7 +267,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
             opened = await stack.enter_async_context(work.opened())
         for failure in failures:  # as on executors: a failure for each item
             for number, item in left:
-                doing.add(number, replace(failure, what=work.name(item)))
+                doing.add(number, replace(failure, name=work.name(item)))
             return
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(AT_ONCE_HERE, len(doing.items))):
@@ -285,21 +283,21 @@ class _Doing(Generic[T, R]):
     size: Callable[[R], int]
     on_result: Callable[[R], None]
     sizes: dict[int, int] = field(default_factory=dict)
-    _outcomes: dict[int, R | Failure] = field(default_factory=dict)
+    _outcomes: dict[int, R | ItemFailure] = field(default_factory=dict)
     _reports: dict[int, tuple[int, int]] = field(default_factory=dict)
     _handed_on: int = 0
 
     def tell(self, number: int, done: int, total: int) -> None:
         self._reports[number] = (done, total)
 
-    def add(self, number: int, outcome: R | Failure) -> None:
+    def add(self, number: int, outcome: R | ItemFailure) -> None:
         self._outcomes[number] = outcome
         self._reports.pop(number, None)
-        self.sizes[number] = 0 if isinstance(outcome, Failure) else self.size(outcome)
+        self.sizes[number] = 0 if isinstance(outcome, ItemFailure) else self.size(outcome)
         while self._handed_on in self._outcomes:
             outcome = self._outcomes[self._handed_on]
             self._handed_on += 1
-            if not isinstance(outcome, Failure):
+            if not isinstance(outcome, ItemFailure):
                 self.on_result(outcome)
 
     def progress(self) -> Progress:
@@ -319,7 +317,7 @@ class _Doing(Generic[T, R]):
         return [
             number
             for number, outcome in sorted(self._outcomes.items())
-            if isinstance(outcome, Failure) and outcome.retriable
+            if isinstance(outcome, ItemFailure) and outcome.retriable
         ]
 
     def replace(self, numbers: Sequence[int], again: _Doing[T, R]) -> None:
@@ -331,8 +329,8 @@ class _Doing(Generic[T, R]):
     def done(self) -> Done[R]:
         every = [self._outcomes[number] for number in sorted(self._outcomes)]
         return Done(
-            results=tuple(one for one in every if not isinstance(one, Failure)),
-            failures=tuple(one for one in every if isinstance(one, Failure)),
+            results=tuple(one for one in every if not isinstance(one, ItemFailure)),
+            failures=tuple(one for one in every if isinstance(one, ItemFailure)),
         )
 
 
@@ -349,23 +347,23 @@ class _Sizes:
 
 def _on_executor(
     work: AnyWork[T, R], done: Any, log: LogConfig, numbered: Iterable[tuple[int, T]]
-) -> Iterator[tuple[int, R | Failure]]:
+) -> Iterator[tuple[int, R | ItemFailure]]:
     configure_logging(log, sys.stderr)  # in the worker, which Spark reuses
     for number, item in numbered:
         outcome = attempt(work, item, work.name(item))
-        done.add({number: 0 if isinstance(outcome, Failure) else work.size(outcome)})
+        done.add({number: 0 if isinstance(outcome, ItemFailure) else work.size(outcome)})
         yield number, outcome
     keep_what_is_loaded()
 
 
-def attempt(work: Callable[[T], R], item: T, name: str) -> R | Failure:
-    """The result or a Failure."""
+def attempt(work: Callable[[T], R], item: T, name: str) -> R | ItemFailure:
+    """The result or an ItemFailure."""
     with _errors_of(name) as failures:
         return work(item)
     return failures[0]
 
 
-async def attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
+async def attempted(work: Coroutine[Any, Any, R], name: str) -> R | ItemFailure:
     """As `attempt`."""
     with _errors_of(name) as failures:
         return await work
@@ -373,11 +371,11 @@ async def attempted(work: Coroutine[Any, Any, R], name: str) -> R | Failure:
 
 
 @contextmanager
-def _errors_of(name: str) -> Iterator[list[Failure]]:
-    """Turns errors into a Failure of the item `name`. An OSError is of the worker's disk. Any other
-    error is a defect: it is logged with its traceback, and costs no other item.
+def _errors_of(name: str) -> Iterator[list[ItemFailure]]:
+    """Turns errors into the failure of the item `name`. An OSError is of the worker's disk. Any
+    other error is a defect: it is logged with its traceback, and costs no other item.
     """
-    failures: list[Failure] = []
+    failures: list[ItemFailure] = []
     try:
         yield failures
     except Exception as error:
@@ -387,7 +385,7 @@ def _errors_of(name: str) -> Iterator[list[Failure]]:
             log.error("job_item_defect", part=name, exc_info=error)
         text = "; ".join(dict.fromkeys(_in_words(e, e in defects) for e in errors))
         retriable = not defects and all(getattr(e, "retriable", True) for e in errors)
-        failures.append(Failure(name, text, retriable))
+        failures.append(ItemFailure(name, text, retriable))
 
 
 def _in_words(error: BaseException, is_defect: bool) -> str:

@@ -22,16 +22,25 @@ from fetchproxy.archive import (
     stored_partitions,
     wall_clock_ms,
 )
-from fetchproxy.auditing.faults import Fault, RepairReport, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.reports import RepairReport, VerifyReport, fault_fields
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.jobs.runner import Done, Failure, Report, Runner, StoreWork, not_done, not_listed
+from fetchproxy.jobs.runner import (
+    Done,
+    ItemFailure,
+    Report,
+    Runner,
+    StoreWork,
+    not_done,
+    not_listed,
+)
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition
 from fetchproxy.storage.archive_identity import MIRROR
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.retries import each_object_alone
@@ -54,7 +63,7 @@ class Verified:
 
     report: VerifyReport
     faults: Any
-    failures: tuple[Failure, ...]
+    failures: tuple[ItemFailure, ...]
     other_manager: str | None
 
 
@@ -63,7 +72,7 @@ def verify(
     config: Config,
     *,
     topic: str | None = None,
-    on_fault: Callable[[Fault], None] = lambda fault: None,
+    on_fault: Callable[[Condition], None] = lambda fault: None,
 ) -> Verified:
     """Check every segment of `topic` (None: of all topics). Reads all data and writes nothing.
     Raises ConfigError, RemoteStorageError if the archive cannot be listed, PipelineFailed.
@@ -131,13 +140,15 @@ async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPa
 async def _with_stored(
     config: Config, topic: str | None, report: VerifyReport
 ) -> tuple[VerifyReport, str | None]:
-    """The report with the archivers' recorded concerns added, and `Verified.other_manager`."""
+    """The report with the archivers' published conditions added, and `Verified.other_manager`."""
     async with stored_archive(config) as archive:
         stored = await read_published_conditions(archive.rsm.objects)
         identity = await archive.rsm.identity.look()
     if identity is not None and identity.is_mirror:
         report.published_conditions.append(mirror_in_words(store_url(config)))
-    report.published_conditions = list(with_stored(report.published_conditions, stored, topic))
+    report.published_conditions = list(
+        with_stored(report.published_conditions, stored.values(), topic)
+    )
     other_manager = identity is not None and identity.manager not in (
         None,
         MIRROR,
@@ -155,14 +166,14 @@ def together(reports: Iterable[VerifyReport]) -> VerifyReport:
     return whole
 
 
-def fault_rows(faults: Iterable[Fault]) -> list[tuple[str, int, str, int | None, int | None, str]]:
-    return [(f.topic, f.partition, f.object_key, f.byte_position, f.offset, f.what) for f in faults]
+def fault_rows(faults: Iterable[Condition]) -> list[tuple[str | int | None, ...]]:
+    return [tuple(fault_fields(fault).values()) for fault in faults]
 
 
 def repair(
     runner: Runner,
     config: Config,
-    faults: Iterable[Fault],
+    faults: Iterable[Condition],
     *,
     dry_run: bool = False,
     on_result: Callable[[RepairReport], None] = lambda repaired: None,
@@ -170,21 +181,19 @@ def repair(
     """Returns the repairs and the number of abandoned uploads that were removed. `faults`: those
     that `verify` has just reported. Raises as `verify`, and ArchiveMismatch.
     """
-    partitions = [
-        tuple(found) for _, found in groupby(faults, lambda fault: (fault.topic, fault.partition))
-    ]
+    partitions = [tuple(found) for _, found in groupby(faults, lambda fault: fault.subject)]
     work = StoreWork(
         "repair",
         partial(stored_archive, for_executors(config), writes=True),
         partial(_repair_partition, dry_run),
-        name=lambda found: f"{found[0].topic}-{found[0].partition}",
+        name=lambda found: found[0].subject,
     )
     done = runner.each(partitions, work, on_result)
     return done, 0 if dry_run else in_loop(_uploads_removed(config))
 
 
 async def _repair_partition(
-    dry_run: bool, archive: StoredArchive, faults: tuple[Fault, ...], tell: Report
+    dry_run: bool, archive: StoredArchive, faults: tuple[Condition, ...], tell: Report
 ) -> RepairReport:
     rsm, rlmm = archive
     with each_object_alone():
@@ -205,8 +214,8 @@ class ReindexedPartition:
     tp: TopicIdPartition
     size_bytes: int
     repaired: RepairReport
-    left: tuple[Fault, ...]
-    unread: tuple[Fault, ...]
+    left: tuple[Condition, ...]
+    unread: tuple[Condition, ...]
 
 
 def reindex(

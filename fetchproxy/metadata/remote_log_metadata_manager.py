@@ -10,7 +10,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
@@ -23,6 +22,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition
 from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
 from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.storage.listings import LogStartObject, Unlisted
@@ -40,20 +40,6 @@ VIEWS_AT_ONCE = 50
 # A listing or read of metadata fails when nothing has come for this long. A process uses half of
 # `store.timeout_ms`.
 READ_MAX_MS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataProblem:
-    """Unreadable metadata of a segment; `what` says why. The segment is not served.
-
-    `key`: an object's key, or an offset of the metadata topic. `may_pass`: reading it failed, and
-    may succeed later.
-    """
-
-    key: str
-    base_offset: int
-    what: str
-    may_pass: bool = False
 
 
 class PartitionViews(ABC):
@@ -173,8 +159,12 @@ class RemoteLogMetadataManager(PartitionViews):
         """Every segment as last known, by start offset, also unfinished copies and deletions."""
 
     @abstractmethod
-    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
-        """The partition's unreadable metadata, as of the last read. Never blocks."""
+    def problems(self, tp: TopicIdPartition) -> tuple[Condition, ...]:
+        """The partition's unreadable metadata, as of the last read. Never blocks.
+
+        `object_key`: an object's key, or an offset of the metadata topic. `first_offset`: at which
+        the segment begins; it is not served.
+        """
 
     @abstractmethod
     async def list_partitions(self, unlisted: Unlisted | None = None) -> Iterable[TopicIdPartition]:

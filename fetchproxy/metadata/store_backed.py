@@ -28,7 +28,6 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
     READS_AT_ONCE_MAX,
     VIEWS_AT_ONCE,
-    MetadataProblem,
     RemoteLogMetadataManager,
     counted,
     delete_log_starts,
@@ -42,6 +41,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
 from fetchproxy.runtime.cooperative import for_each, forget, pieces
 from fetchproxy.runtime.fresh_reads import FreshReads
@@ -76,7 +76,7 @@ log = structlog.get_logger(__name__)
 _Offsets = tuple[int, int]  # first and last, both inclusive
 
 # By key: the version that was read, and its content.
-_Content = RemoteLogSegmentMetadata | MetadataProblem | LogHistory | FinishedOffsets | None
+_Content = RemoteLogSegmentMetadata | Condition | LogHistory | FinishedOffsets | None
 Contents = dict[str, tuple[str, _Content]]
 Readable = SegmentMetadataObject | LogHistoryObject | FinishedOffsetsObject
 # Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.
@@ -90,7 +90,7 @@ class StoredPartition:
     table: PartitionTable
     objects: Contents = field(default_factory=dict)
     built: Contents = field(default_factory=dict)
-    problems: tuple[MetadataProblem, ...] = ()
+    problems: tuple[Condition, ...] = ()
     # Recent puts, with their loop time. A listing that began before may have missed them.
     puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
@@ -112,7 +112,7 @@ class StoredPartition:
         been damaged in transit.
         """
         version, content = self.objects.get(stored.key, ("", None))
-        return version == stored.version and not isinstance(content, MetadataProblem)
+        return version == stored.version and not isinstance(content, Condition)
 
     def note(self, stored: StoredObject, content: _Content) -> None:
         self.objects[stored.key] = (stored.version, content)
@@ -129,13 +129,13 @@ class StoredPartition:
             self.note(entry.stored, _decode_finished(raw, entry, self.table.tp))
             return
         content = _decode(raw, entry)
-        if isinstance(content, MetadataProblem):
+        if isinstance(content, Condition):
             self._report(content, entry)
         self.note(entry.stored, content)
 
-    def _report(self, problem: MetadataProblem, entry: SegmentMetadataObject) -> None:
+    def _report(self, problem: Condition, entry: SegmentMetadataObject) -> None:
         """Log and count each unreadable version of an object once, however often it is read."""
-        known = self.objects.get(problem.key)
+        known = self.objects.get(entry.stored.key)
         if known is not None and known[0] == entry.stored.version:
             return
         METADATA_UNREADABLE.inc()
@@ -156,7 +156,7 @@ class StoredPartition:
         """
         self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         found = [content for _, content in contents.values()]
-        self.problems = tuple(c for c in found if isinstance(c, MetadataProblem))
+        self.problems = tuple(c for c in found if isinstance(c, Condition))
         history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
         self.table.replace((c for c in found if isinstance(c, RemoteLogSegmentMetadata)), history)
         for at, metadata in self.puts.values():
@@ -170,7 +170,7 @@ class StoredPartition:
             self.awaited = tuple(view.not_copied(first, gaps))
 
     def view(self, read_at: float) -> PartitionView:
-        unreadable = {problem.base_offset for problem in self.problems}
+        unreadable = {problem.first_offset or 0 for problem in self.problems}
         return self.table.view(read_at, unreadable.union(self.awaited))
 
 
@@ -287,7 +287,7 @@ def _decode_finished(
 
 def _decode(
     raw: bytes | DamagedObject, entry: SegmentMetadataObject
-) -> RemoteLogSegmentMetadata | MetadataProblem:
+) -> RemoteLogSegmentMetadata | Condition:
     key = entry.stored.key
     try:
         if isinstance(raw, DamagedObject):
@@ -300,7 +300,14 @@ def _decode(
             )
         return metadata
     except (CorruptSegment, DamagedObject) as error:
-        return MetadataProblem(key, entry.base_offset, str(error), error.retriable)
+        return of_object(
+            Kind.SEGMENT_METADATA_UNREADABLE,
+            entry.segment_id.topic_id_partition,
+            key,
+            str(error),
+            entry.base_offset,
+            retriable=error.retriable,
+        )
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
@@ -470,7 +477,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition = self._known(tp)
         return () if partition is None else tuple(partition.table.segments())
 
-    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+    def problems(self, tp: TopicIdPartition) -> tuple[Condition, ...]:
         partition = self._known(tp)
         return () if partition is None else partition.problems
 

@@ -24,7 +24,6 @@ from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
     READS_AT_ONCE_MAX,
     VIEWS_AT_ONCE,
-    MetadataProblem,
     RemoteLogMetadataManager,
     counted,
     delete_log_starts,
@@ -37,6 +36,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
+from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import (
     METADATA_EVENTS_READ,
     METADATA_EVENTS_REFUSED,
@@ -98,7 +98,7 @@ class _LogPartition:
     unloaded: set[TopicIdPartition] = field(default_factory=set)  # only their files were seen
     # Files newer than the last commit: events below this offset must not be taken again.
     ahead: dict[TopicIdPartition, int] = field(default_factory=dict)
-    problems: tuple[MetadataProblem, ...] = ()  # the first PROBLEMS_KEPT_MAX
+    problems: tuple[Condition, ...] = ()  # the first PROBLEMS_KEPT_MAX
     more_problems: bool = False
     puts_waiting: int = 0
     refused: dict[int, str] = field(default_factory=dict)  # while puts wait: offset -> why
@@ -183,7 +183,7 @@ class TopicFollower:
         for partition in self._partitions:
             await _forget_empty(partition, gone)
 
-    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+    def problems(self, tp: TopicIdPartition) -> tuple[Condition, ...]:
         """Unreadable events that may have been about the partition. Never blocks."""
         return self._partition(tp).problems if self._partitions else ()
 
@@ -300,7 +300,8 @@ class TopicFollower:
             partition.more_problems = True
             return
         log.error("metadata_event_unreadable", place=place, error=str(error))
-        partition.problems = (*partition.problems, MetadataProblem(place, 0, str(error)))
+        problem = Condition(Kind.SEGMENT_METADATA_UNREADABLE, str(error), object_key=place)
+        partition.problems = (*partition.problems, problem)
 
     # --- tables ---
     async def _table(self, partition: _LogPartition, tp: TopicIdPartition) -> PartitionTable:
@@ -487,7 +488,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         table = self._follower.loaded(tp)
         return () if table is None else tuple(table.segments())
 
-    def problems(self, tp: TopicIdPartition) -> tuple[MetadataProblem, ...]:
+    def problems(self, tp: TopicIdPartition) -> tuple[Condition, ...]:
         return self._follower.problems(tp)
 
     def _show(self, tp: TopicIdPartition) -> PartitionView:

@@ -28,6 +28,7 @@ _PUBLISH_INTERVAL_S = 1.0
 
 Subject = TopicIdPartition | None  # None: the archive as a whole
 Offsets = tuple[int, int]  # first and last, both inclusive
+_Place = tuple[str, int, str, int, int, str, str]
 
 
 class Level(StrEnum):
@@ -382,7 +383,8 @@ class Condition:
     are None if the condition is not about one. Both offsets are inclusive. `missing` names what the
     process lacks to be ready; "" if the process is ready despite the condition. `since` and `until`
     are loop times (s): when the condition began, and when harm is done if nobody acts; None: not
-    known.
+    known. `object_key` and `byte_position` (in the object) are of what a check has found wrong in
+    the archive. `retriable`: the object could not be read now, which says nothing of its content.
     """
 
     kind: str
@@ -395,6 +397,9 @@ class Condition:
     missing: str = ""
     since: float | None = field(default=None, compare=False)
     until: float | None = field(default=None, compare=False)
+    object_key: str | None = None
+    byte_position: int | None = None
+    retriable: bool = False
 
     def __post_init__(self) -> None:
         # Sentences name what brokers, clients and the store said.
@@ -402,6 +407,16 @@ class Condition:
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}"
+
+    @property
+    def where_and_what(self) -> str:
+        """For the lists of a report, whose headings stand for the kind."""
+        place, byte, offset = self.subject, "", ""
+        if self.object_key is not None:
+            place += f": {self.object_key}"
+            byte = "" if self.byte_position is None else f" at byte {self.byte_position}"
+            offset = "" if self.first_offset is None else f", offset {self.first_offset}"
+        return f"{place}{byte}{offset}: {self.what}"
 
     @property
     def meaning(self) -> Meaning:
@@ -464,6 +479,21 @@ def of_partition(
 
 def of_topic(kind: str, topic: str, what: str) -> Condition:
     return Condition(kind, what, topic, topic)
+
+
+def of_object(
+    kind: str,
+    tp: TopicIdPartition,
+    object_key: str,
+    what: str,
+    offset: int | None = None,
+    byte_position: int | None = None,
+    *,
+    retriable: bool = False,
+) -> Condition:
+    """`offset`: in the log. `byte_position`: in the object."""
+    place = str(tp), tp.topic, tp.partition, offset, None
+    return Condition(kind, what, *place, "", None, None, object_key, byte_position, retriable)
 
 
 Source = Callable[[float], Iterable[Condition]]
@@ -563,23 +593,24 @@ def _lasted(condition: Condition, now: float | None) -> dict[str, object]:
 # --- shared by the places that show conditions: pure ---
 def in_order(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
     """By place, then offset, each once; conditions about no partition come first."""
-    return tuple(sorted(set(conditions), key=_by_place))
+    return tuple(sorted(set(conditions), key=condition_order))
 
 
 def worst_first(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
     """Each once: by level, conditions that prevent readiness first, then by kind and place."""
 
-    def worst(one: Condition) -> tuple[int, bool, int, tuple[str, int, int, str, str]]:
+    def worst(one: Condition) -> tuple[int, bool, int, _Place]:
         severity = _SEVERITY.get(one.kind, len(_SEVERITY))
-        return _LEVELS.index(one.level), not one.missing, severity, _by_place(one)
+        return _LEVELS.index(one.level), not one.missing, severity, condition_order(one)
 
     return tuple(sorted(set(conditions), key=worst))
 
 
-def _by_place(one: Condition) -> tuple[str, int, int, str, str]:
+def condition_order(one: Condition) -> _Place:
     partition = -1 if one.partition is None else one.partition
+    byte = -1 if one.byte_position is None else one.byte_position
     first = -1 if one.first_offset is None else one.first_offset
-    return one.topic or "", partition, first, one.kind, one.what
+    return one.topic or "", partition, one.object_key or "", byte, first, one.kind, one.what
 
 
 def first_of_each_kind(conditions: Iterable[Condition]) -> list[Condition]:

@@ -13,10 +13,9 @@ from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError, ObjectFailing
 from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.remote_log_metadata_manager import MetadataProblem
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
-from fetchproxy.observability.health import Offsets
+from fetchproxy.observability.health import Condition, Offsets
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
@@ -59,7 +58,7 @@ async def holes_of(
     selections: Iterable[Selection],
     *,
     views_of_store: bool = True,
-    problems: Callable[[TopicIdPartition], Iterable[MetadataProblem]] = lambda tp: (),
+    problems: Callable[[TopicIdPartition], Iterable[Condition]] = lambda tp: (),
 ) -> dict[TopicIdPartition, str]:
     """The first hole of the worst kind within the requested offsets, in words, by partition.
 
@@ -87,7 +86,7 @@ async def holes_of(
 
 
 def _in_words(
-    holes: NotHeld, view: PartitionView, offsets: Offsets, problems: Iterable[MetadataProblem]
+    holes: NotHeld, view: PartitionView, offsets: Offsets, problems: Iterable[Condition]
 ) -> str | None:
     for first, last in holes.missing:
         text = in_no_segment(first, last)
@@ -97,7 +96,7 @@ def _in_words(
     for first, last in holes.not_known:
         text = f"offsets {first} to {last} are in no segment"
         return f"{text}, and it is not known if they ever were"
-    why = {problem.base_offset: f" ({problem.what})" for problem in problems}
+    why = {problem.first_offset: f" ({problem.what})" for problem in problems}
     for base in view.unreadable:
         if offsets[0] <= base <= offsets[1] and not view.covers(base):
             return (

@@ -69,7 +69,7 @@ async def read_view(
     refresh = partial(rlmm.refresh, tp, not_older_than)
     view = await with_retries(f"the metadata of {tp}", refresh, max_s)
     for problem in rlmm.problems(tp):
-        if problem.may_pass:
+        if problem.retriable:
             raise ObjectFailing(f"the metadata of {tp}: {problem.what}")
     return view
 

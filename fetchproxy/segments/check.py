@@ -21,7 +21,8 @@ from fetchproxy_protocol.record_batch import (
 )
 
 from fetchproxy.errors import CorruptSegment
-from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata
+from fetchproxy.model import AbortedTxn, EpochStart, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.health import Condition, Kind, Offsets, of_object
 from fetchproxy.segments.contents import AccumulatedSegment, listed_aborted
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, are_those_of, epoch_at, rising
 from fetchproxy.segments.object_keys import SegmentFile
@@ -29,7 +30,7 @@ from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import ENTRY_BYTES, decode_epochs
 
-_WHERE = re.compile(r" at byte [0-9]+")  # within the bytes at hand; a Finding has the true place
+_WHERE = re.compile(r" at byte [0-9]+")  # within the bytes at hand; a condition has the true place
 
 
 # The broker tells the archiver of aborted transactions (`aborted_txns`); this code is for callers
@@ -153,16 +154,6 @@ class SeenLog:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A fault of one object of a segment."""
-
-    object_key: str
-    byte_position: int | None
-    offset: int | None
-    what: str
-
-
 @dataclass(slots=True)
 class _Open:
     """A transaction without a marker yet, and the first segments that list it and omit it."""
@@ -191,12 +182,13 @@ class TxnCheck:
         self._next_offset: int | None = None
         self._has_holes = False  # compaction has removed records since then
         self._ended: dict[int, int] = {}  # producer -> its last marker seen since then
+        self._tp: TopicIdPartition | None = None
         self._key = ""
         self._end_offset = -1
         self._entries: tuple[AbortedTxn, ...] = ()
         self._of_producer: dict[int, list[int]] = {}
         self._explained: set[int] = set()
-        self._faults: list[Finding] = []
+        self._faults: list[Condition] = []
 
     def restart(self) -> None:
         self._open.clear()
@@ -205,12 +197,11 @@ class TxnCheck:
         self._has_holes = False
 
     def begin(
-        self, entries: tuple[AbortedTxn, ...], key: str, start_offset: int, end_offset: int
+        self, tp: TopicIdPartition, entries: tuple[AbortedTxn, ...], key: str, offsets: Offsets
     ) -> None:
         if self._run_start is None:
-            self._run_start = start_offset
-        self._key = key
-        self._end_offset = end_offset
+            self._run_start = offsets[0]
+        self._tp, self._key, self._end_offset = tp, key, offsets[1]
         self._entries = entries
         self._of_producer = {}
         for i, entry in enumerate(entries):
@@ -237,7 +228,7 @@ class TxnCheck:
         if missing or header.records_count != header.last_offset_delta + 1:
             self._has_holes = True
 
-    def end(self) -> list[Finding]:
+    def end(self) -> list[Condition]:
         """The faults of this segment's index, and of earlier ones that this segment proves."""
         for producer_id, txn in self._open.items():
             if self._explain(producer_id, txn, self._end_offset):
@@ -247,10 +238,11 @@ class TxnCheck:
         for i, entry in enumerate(self._entries):
             if i not in self._explained and not self._may_begin_unseen(entry, self._end_offset):
                 self._fault(
-                    i,
+                    self._key,
                     entry.first_offset,
                     f"producer {entry.producer_id} has no ABORT marker at {entry.last_offset} "
                     f"that ends a transaction from {entry.first_offset}",
+                    i,
                 )
         return self._faults
 
@@ -267,9 +259,9 @@ class TxnCheck:
             return
         what = f"the transaction of producer {producer_id}, aborted at {marker}, is not listed"
         if not self._explain(producer_id, txn, marker):
-            self._fault(None, txn.first_offset, what)
+            self._fault(self._key, txn.first_offset, what)
         if txn.unlisted_in is not None:
-            self._faults.append(Finding(txn.unlisted_in, None, txn.first_offset, what))
+            self._fault(txn.unlisted_in, txn.first_offset, what)
 
     def _committed(self, producer_id: int, marker: int) -> None:
         txn = self._open.pop(producer_id, None)
@@ -279,9 +271,9 @@ class TxnCheck:
         for i in self._of_producer.get(producer_id, ()):
             if self._entries[i].first_offset == txn.first_offset:
                 self._explained.add(i)
-                self._fault(i, txn.first_offset, what)
+                self._fault(self._key, txn.first_offset, what, i)
         if txn.listed_in is not None:
-            self._faults.append(Finding(txn.listed_in, None, txn.first_offset, what))
+            self._fault(txn.listed_in, txn.first_offset, what)
 
     def _explain(self, producer_id: int, txn: _Open, last_offset: int) -> bool:
         for i in self._of_producer.get(producer_id, ()):
@@ -305,9 +297,10 @@ class TxnCheck:
     def _may_begin_unseen(self, entry: AbortedTxn, last_offset: int) -> bool:
         return entry.last_offset == last_offset and self._begins_after_marker(entry)
 
-    def _fault(self, entry: int | None, offset: int, what: str) -> None:
+    def _fault(self, key: str, offset: int, what: str, entry: int | None = None) -> None:
         position = None if entry is None else entry * ENTRY_BYTES
-        self._faults.append(Finding(self._key, position, offset, what))
+        assert self._tp is not None  # `begin` came first
+        self._faults.append(of_object(Kind.SEGMENT_DAMAGED, self._tp, key, what, offset, position))
 
 
 # Each fault is reported once, at its place, and its consequences are not. After a broken batch the
@@ -336,8 +329,8 @@ class _SpanSum:
 class SegmentCheck:
     """Compares one segment's bytes with its metadata and its remoteLogIndex, batch by batch.
 
-    Call `take` with the bytes that `Next` names until it returns None, then `finish`. `findings`
-    is the result.
+    Call `take` with the bytes that `Next` names until it returns None, then `finish`. `faults` is
+    the result.
 
     `continues`: the segment before it ends at `start_offset - 1`. Otherwise the first batch may
     begin below `start_offset`, as DeleteRecords can trim a log inside a batch.
@@ -361,7 +354,7 @@ class SegmentCheck:
         self._spans = spans
         self._txns = txns
         self._continues = continues
-        self.findings: list[Finding] = []
+        self.faults: list[Condition] = []
         self.log_is_sound = True
         # Offsets at which the next batch may begin. Two after a base offset that does not fit, as
         # either it or the one before it is wrong. None after unreadable bytes.
@@ -410,7 +403,7 @@ class SegmentCheck:
         stated = self._metadata.max_timestamp_ms
         if self.log_is_sound and stated != self._max_timestamp_ms:
             what = f"max_timestamp_ms is {stated}, in the log it is {self._max_timestamp_ms}"
-            self.findings.append(Finding(self._key_of(SegmentFile.METADATA), None, None, what))
+            self._fault(SegmentFile.METADATA, what)
 
     def _partial(self, data: Buffer, start: int, position: int) -> Next | None:
         """Asks for the rest of a batch that is not whole, unless the segment cannot hold it."""
@@ -445,7 +438,7 @@ class SegmentCheck:
     def _batch(self, data: Buffer, header: BatchHeader, position: int) -> bool:
         """False: the header cannot be trusted, not even its size."""
         sound = check_crc(data, header)
-        known = len(self.findings)
+        known = len(self.faults)
         suspected = self._suspect is not None
         follows = self._follows(header)
         self._judge_hole(header)
@@ -475,7 +468,7 @@ class SegmentCheck:
             self._max_timestamp_ms = max(self._max_timestamp_ms, header.max_timestamp)
             if self.log_is_sound:
                 self._txns.batch(header, control)
-        self._add_to_span(header, position, clean=len(self.findings) == known)
+        self._add_to_span(header, position, clean=len(self.faults) == known)
         return True
 
     def _judge_hole(self, header: BatchHeader) -> None:
@@ -577,12 +570,17 @@ class SegmentCheck:
 
     def _index_fault(self, span: IndexSpan, what: str) -> None:
         text = f"entry for byte {span.position} of the log: {what}"
-        key = self._key_of(SegmentFile.INDEX)
-        self.findings.append(Finding(key, None, span.first_offset, text))
+        self._fault(SegmentFile.INDEX, text, span.first_offset)
 
     def _log_fault(self, position: int, offset: int | None, what: str) -> None:
         self.log_is_sound = False
-        self.findings.append(Finding(self._key_of(SegmentFile.LOG), position, offset, what))
+        self._fault(SegmentFile.LOG, what, offset, position)
+
+    def _fault(
+        self, file: SegmentFile, what: str, offset: int | None = None, position: int | None = None
+    ) -> None:
+        tp, key = self._metadata.topic_id_partition, self._key_of(file)
+        self.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, what, offset, position))
 
 
 def first_newer(

@@ -8,16 +8,12 @@ from dataclasses import dataclass, replace
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.metadata.remote_log_metadata_manager import (
-    MetadataProblem,
-    RemoteLogMetadataManager,
-)
+from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.published import read_finished_offsets, uncovered
-from fetchproxy.writing.published_conditions import StoredConditions
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +187,7 @@ def mirror_in_words(url: str) -> Condition:
 
 def metadata_in_words(
     view: PartitionView,
-    problems: Sequence[MetadataProblem],
+    problems: Sequence[Condition],
     segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
 ) -> list[Condition]:
     """Conditions that need no look at the store. `segments` is called only if needed."""
@@ -216,11 +212,10 @@ def metadata_in_words(
 
 
 def with_stored(
-    findings: Iterable[Condition], stored: StoredConditions, topic: str | None
+    found: Iterable[Condition], stored: Iterable[Condition], topic: str | None
 ) -> tuple[Condition, ...]:
-    """The findings and the archivers' concerns. `topic`: its concerns only; None: all."""
-    conditions = [one for one in stored.values() if topic is None or one.topic == topic]
-    return in_order([*findings, *conditions])
+    """`stored`: the archivers' conditions. `topic`: of it alone; None: all."""
+    return in_order([*found, *(one for one in stored if topic in (None, one.topic))])
 
 
 async def partition_health(

@@ -1,4 +1,4 @@
-"""Concerns that only one archiver knows. It keeps them in the store for all other processes."""
+"""Conditions that only one archiver knows. It keeps them in the store for all other processes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ _PUBLISH_INTERVAL_S = 5.0
 PUBLISH_MAX_S = 60.0
 _READ_AT_ONCE = 16
 
-StoredConditions = Mapping[ConditionsObject, Condition]
-
 
 class PublishedConditions:
-    """`health` has each concern while it lasts; `publish` writes this archiver's decisions to the
+    """`health` has each condition while it lasts; `publish` writes this archiver's decisions to the
     store. For a partition that this archiver has not checked yet, the store keeps the last
-    archiver's concern. `objects` None: the store keeps nothing.
+    archiver's condition. `objects` None: the store keeps nothing.
     """
 
     def __init__(self, objects: ArchiveObjects | None = None) -> None:
@@ -45,7 +43,7 @@ class PublishedConditions:
         self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
         self._unsaid: set[tuple[Kind, Subject]] = set()
-        self._stored: StoredConditions = {}  # as last read
+        self._stored: Mapping[ConditionsObject, Condition] = {}  # as last read
 
     def hold(
         self,
@@ -56,7 +54,7 @@ class PublishedConditions:
         until: float | None = None,
         **fields: object,
     ) -> None:
-        """`what`: for people; may change at each look. It is logged when the concern begins."""
+        """`what`: for people; may change at each look. It is logged when the condition begins."""
         condition = of_partition(kind, subject, what, offsets, until=until)
         if self._condition_of(kind, subject) != condition:
             self._unsaid.add((kind, subject))
@@ -64,7 +62,7 @@ class PublishedConditions:
         self._decided[kind].add(subject)
 
     def release(self, kind: Kind, subject: Subject) -> None:
-        """The concern is over, or never was true."""
+        """The condition is over, or never was true."""
         if self.health.clear(kind, subject or "") or subject not in self._decided[kind]:
             self._decided[kind].add(subject)
             self._unsaid.add((kind, subject))
@@ -76,8 +74,10 @@ class PublishedConditions:
             self._decided[kind].discard(tp)
             self._unsaid.discard((kind, tp))
 
-    def merged(self, stored: StoredConditions, now: float) -> Iterator[Condition]:
-        """This archiver's concerns, and those of `stored` that others have decided. In no order."""
+    def merged(
+        self, stored: Mapping[ConditionsObject, Condition], now: float
+    ) -> Iterator[Condition]:
+        """This archiver's, and those of `stored` that others have decided. In no order."""
         yield from self.health.all(now)
         for one, condition in stored.items():
             if one.tp not in self._decided.get(one.name, ()):
@@ -124,9 +124,9 @@ class PublishedConditions:
 
 # --- in the store ---
 async def read_published_conditions(
-    objects: ArchiveObjects, known: StoredConditions = MappingProxyType({})
+    objects: ArchiveObjects, known: Mapping[ConditionsObject, Condition] = MappingProxyType({})
 ) -> dict[ConditionsObject, Condition]:
-    """The archive's concerns. Those in `known` are not read again. Raises RemoteStorageError."""
+    """The archive's. Those in `known` are not read again. Raises RemoteStorageError."""
     listed = await objects.list_published_conditions()
     found = {one: known.get(one) for one in listed}
 
@@ -150,7 +150,7 @@ def encode_conditions(one: Condition) -> bytes:
 
 
 def _decode(raw: bytes, listed: ConditionsObject) -> Condition:
-    """An unreadable concern is reported too: its name tells most."""
+    """An unreadable one is reported too: its name tells most."""
     try:
         what, offsets = decode_document(raw, listed.key, _VERSION, _statement)
     except CorruptSegment as error:

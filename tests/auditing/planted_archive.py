@@ -12,7 +12,7 @@ from fetchproxy_protocol.record_batch import walk
 from memory_object_store import MemoryObjectStore
 from whole_archive import verify_archive
 
-from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (

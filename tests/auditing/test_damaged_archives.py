@@ -25,7 +25,7 @@ from damaged_archives import (
 from planted_archive import FINISHED
 from test_repair import repair
 
-from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.segments.object_keys import parse_log_start_key
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
@@ -53,7 +53,7 @@ class Trial:
         self.what = f"seed {self.seed}: {'; '.join(damager.done)}"
         self.damaged = await contents(self.archive)
         found, done = await repair(self.archive)
-        self.what += f"\n{[str(f) for f in found.faults]}\n{done.repairs}"
+        self.what += f"\n{[f.where_and_what for f in found.faults]}\n{done.repairs}"
         self.what += f"\n{done.refusals}"
         repaired = await contents(self.archive)
         self.check_repaired(repaired)
@@ -153,7 +153,7 @@ def is_accounted_for(
         missing = re.search(r"offsets (\d+) to (\d+) were archived", fault.what)
         if missing and int(missing[1]) <= offset <= int(missing[2]):
             return True
-        if fault.object_key.endswith(METADATA) and (fault.offset or 0) <= offset:
+        if (fault.object_key or "").endswith(METADATA) and (fault.first_offset or 0) <= offset:
             return True
     return False
 

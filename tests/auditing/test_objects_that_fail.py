@@ -113,12 +113,12 @@ def test_verify_names_it_and_checks_the_others(file: SegmentFile) -> None:
         store.failing = {key: FOR_GOOD}
         report = await archive.verify()
         (unread,) = report.unread
-        assert (unread.object_key, unread.offset) == (key, 60)
+        assert (unread.object_key, unread.first_offset) == (key, 60)
         assert "status 503 from the test (tried 4 times)" in unread.what
         if file is not SegmentFile.METADATA:
             assert "offsets 60 to 79: " in unread.what
         assert report.segments == SEGMENTS - 1
-        assert {fault.offset for fault in report.faults} == {150}
+        assert {fault.first_offset for fault in report.faults} == {150}
 
     run(main())
 
@@ -259,7 +259,7 @@ async def test_mirror(file: SegmentFile, at_target: bool, tmp_path: Path) -> Non
     done = await mirrored(source, target, tmp_path)
     assert (done.copied, done.faults) == (4, [])
     (failed,) = done.failed
-    assert failed.offset == 20
+    assert failed.first_offset == 20
     assert f"{first}: status 503 from the test" in failed.what
     names = [found.key async for found in target.list("archive/")]
     assert archive.key(archive.segments[1], SegmentFile.METADATA) not in names
@@ -407,7 +407,7 @@ def test_a_backfill_leaves_out_its_partition_alone(
         begun_at = asyncio.get_running_loop().time()
         asked, (failure,) = await planned(store, monkeypatch, failOnDataLoss=lenient)
         assert [view.tp for view, _ in asked] == [OTHER]
-        assert (failure.what, failure.retriable) == (str(TP), True)
+        assert (failure.name, failure.retriable) == (str(TP), True)
         assert f"{key}: status 503 from the test (tried 4 times)" in failure.error
         assert store.asked[key] == 2 * REQUEST_TRIES_MAX
         assert asyncio.get_running_loop().time() < begun_at + 60
@@ -455,7 +455,7 @@ def test_a_backfill_by_time_names_an_index_that_fails(monkeypatch: pytest.Monkey
         begun_at = asyncio.get_running_loop().time()
         asked, (failure,) = await planned(store, monkeypatch, startingTimestamp="5")
         assert asked == []
-        assert (failure.what, f"{key}: status 503" in failure.error) == (str(TP), True)
+        assert (failure.name, f"{key}: status 503" in failure.error) == (str(TP), True)
         assert asyncio.get_running_loop().time() < begun_at + 60
 
     run(main())
@@ -472,7 +472,7 @@ def test_a_backfill_does_not_take_a_failing_record_for_none(
         store.failing = {f"{TP.partition}/finished-offsets": FOR_GOOD}
         asked, (failure,) = await planned(store, monkeypatch)
         assert [view.tp for view, _ in asked] == [OTHER]
-        assert (failure.what, "finished-offsets: status 503" in failure.error) == (str(TP), True)
+        assert (failure.name, "finished-offsets: status 503" in failure.error) == (str(TP), True)
 
     run(main())
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from planted_archive import ABORT, COMMIT, TP, PlantedArchive, batch, flip
 from whole_archive import verify_archive
 
-from fetchproxy.auditing.faults import RepairReport, VerifyReport
 from fetchproxy.auditing.repair import repair_archive
+from fetchproxy.auditing.reports import RepairReport, VerifyReport
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, EpochStart

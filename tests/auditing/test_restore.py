@@ -278,7 +278,10 @@ async def test_verify_asks_the_metadata_topic_what_there_should_be() -> None:
     await archive.store.delete(archive.rsm.objects.finished_offsets_key(TP))
     async with topic_based(archive, log) as rlmm:
         [fault] = (await archive.verify(metadata_topic=rlmm)).faults
-        assert (fault.object_key, fault.offset) == (archive.key(last, METADATA), last.start_offset)
+        assert (fault.object_key, fault.first_offset) == (
+            archive.key(last, METADATA),
+            last.start_offset,
+        )
         assert "the store has no metadata of it" in fault.what
         # Retention deletes it by and by: first in the topic.
         gone = last.with_state(State.DELETE_SEGMENT_STARTED, 1)

@@ -263,7 +263,7 @@ async def test_a_planted_fault_is_found_alone(
     (fault,) = report.faults
     assert (fault.topic, fault.partition) == ("orders", 0)
     assert fault.object_key == archive.key(segment, file)
-    assert (fault.byte_position, fault.offset) == (position, offset)
+    assert (fault.byte_position, fault.first_offset) == (position, offset)
     assert re.search(words, fault.what)
     # Where a segment's metadata cannot be read, nobody knows where the gap behind it begins.
     assert gaps_of(report) == ([] if file is METADATA and offset else [GAP])
@@ -315,7 +315,7 @@ async def test_a_later_segment_tells_where_an_older_leaders_log_was_cut() -> Non
     await archive.store.put(lost, b"{}")
     faults = {fault.object_key: fault for fault in (await archive.verify()).faults}
     found = faults.pop(archive.key(stale, METADATA))
-    assert found.offset == 20
+    assert found.first_offset == 20
     assert "older than in the leader epochs of the segment from 30" in found.what
     assert set(faults) == {lost}
     async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
@@ -354,7 +354,7 @@ async def test_a_first_batch_below_the_start_is_right_only_after_a_trim() -> Non
     await follows.add([batch(0)])
     await follows.add([batch(5), batch(15)], start=10)
     (fault,) = (await follows.verify()).faults
-    assert (fault.byte_position, fault.offset) == (0, 5)
+    assert (fault.byte_position, fault.first_offset) == (0, 5)
     assert "overlap" in fault.what
 
 
@@ -380,7 +380,7 @@ async def test_a_lost_last_batch_also_makes_the_index_wrong() -> None:
     segment = archive.segments[1]
     await resized(drop(5, 5))(archive, segment)
     index, log = (await archive.verify()).faults
-    assert (index.object_key, index.offset) == (archive.key(segment, INDEX), 60)
+    assert (index.object_key, index.first_offset) == (archive.key(segment, INDEX), 60)
     assert "lastOffset is 119, in the log 109" in index.what
     assert (log.object_key, log.byte_position) == (archive.key(segment, LOG), 5 * SIZE)
     assert "ends at offset 109" in log.what
@@ -391,7 +391,7 @@ async def test_two_faults_side_by_side_are_two() -> None:
     for number in (1, 2, 4):
         await archive.change(archive.segments[1], LOG, flip(number * SIZE + 80))
     faults = (await archive.verify()).faults
-    assert [fault.offset for fault in faults] == [70, 80, 100]
+    assert [fault.first_offset for fault in faults] == [70, 80, 100]
 
 
 FIRST, SECOND = 0, 1
@@ -424,7 +424,7 @@ async def test_transaction_index_against_the_markers(
     faults = (await archive.verify()).faults
     fault = faults[0]
     assert fault.object_key == archive.key(segment, TXN)
-    assert (fault.byte_position, fault.offset) == (position, offset)
+    assert (fault.byte_position, fault.first_offset) == (position, offset)
     assert words in fault.what
     # A listed end that is wrong is two things: an entry without a marker, a marker without entry.
     assert len(faults) == (2 if "wrong" in words or entries[0].last_offset == 9 else 1)
@@ -639,5 +639,5 @@ async def test_a_clipped_segment_is_checked_to_its_end_and_counts_to_its_clip() 
     await archive.restate(clipped)
     await archive.change(copied, SegmentFile.LOG, flip(-100))
     (broken,) = (await archive.verify()).faults
-    assert broken.offset is not None
-    assert broken.offset > 29, "what is read with the rest must be whole"
+    assert broken.first_offset is not None
+    assert broken.first_offset > 29, "what is read with the rest must be whole"

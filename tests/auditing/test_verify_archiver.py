@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from planted_archive import gaps_of
 from whole_archive import verify_archive
 
-from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.segments.object_keys import SegmentFile
 from lab.kafka import KafkaServer
 from lab.mock_cluster import MockCluster

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_archive import TP, PlantedArchive, batch, gaps_of
 
-from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.model import EpochStart, RemoteLogSegmentState
 from fetchproxy.segments.description import (
     NOT_STATED,
@@ -37,7 +37,7 @@ async def lose(archive: PlantedArchive, numbers: Iterable[int]) -> None:
 
 
 def told(report: VerifyReport) -> list[tuple[str, int | None, str]]:
-    return [(fault.object_key, fault.offset, fault.what) for fault in report.faults]
+    return [(fault.object_key, fault.first_offset, fault.what) for fault in report.faults]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ async def test_of_an_archive_from_before_there_were_records_nothing_is_made_up()
     await lose(archive, [0, 2])
     report = await archive.verify()
     assert (report.clean, gaps_of(report)) == (True, [])
-    assert [str(what) for what in report.not_known] == [
+    assert [one.where_and_what for one in report.not_known] == [
         "orders-0: at which offsets the archive began and ended",
         "orders-0: whether offsets 60 to 89, which are in no segment, were archived",
     ]
@@ -102,7 +102,7 @@ async def test_of_an_archive_from_before_there_were_records_nothing_is_made_up()
     await archive.state(TP, recorded_from=60, end_offset=119)
     report = await archive.verify()
     assert [offset for _, offset, _ in told(report)] == [60]
-    assert [str(what) for what in report.not_known] == [
+    assert [one.where_and_what for one in report.not_known] == [
         "orders-0: whether the archive began below offset 30"
     ]
 

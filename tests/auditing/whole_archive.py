@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.auditing.verify import VERIFY_CHUNK_BYTES, verify_partition
 from fetchproxy.jobs.verify import together
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager

@@ -13,7 +13,7 @@ from proxy_process import ProxyProcess
 from topic_data import produce
 from whole_archive import verify_archive
 
-from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.remote_storage_manager import open_store

@@ -31,7 +31,7 @@ from fetchproxy.jobs.backfill_files import (
     rows_by_day,
 )
 from fetchproxy.jobs.backfill_plan import BackfillRange
-from fetchproxy.jobs.runner import Failure, attempt
+from fetchproxy.jobs.runner import ItemFailure, attempt
 from fetchproxy.model import AbortedTxn, TopicIdPartition
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import parse_options
@@ -237,9 +237,9 @@ def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
     to = target(archive, tmp_path / "out")
     tasks = plan_backfill(to, 1_500).tasks
     done = [attempt(partial(backfill_range, to), task, task.range.name) for task in tasks]
-    (failure,) = [one for one in done if isinstance(one, Failure)]
+    (failure,) = [one for one in done if isinstance(one, ItemFailure)]
     broken = tasks[done.index(failure)]
-    assert failure.what == broken.range.name
+    assert failure.name == broken.range.name
     assert not failure.retriable
     assert path.name in failure.error
     seen = {row["offset"] for row in rows(tmp_path / "out")}
@@ -341,7 +341,7 @@ def test_a_partition_with_a_hole_stops_no_other(archive: WrittenArchive, tmp_pat
     archive.add(batches(0), tp=other)
     archive.path(archive.segments[1], SegmentFile.METADATA).unlink()
     planned = plan_backfill(target(archive, tmp_path / "out"), 10**9)
-    assert [(f.what, f.error) for f in planned.left_out] == [
+    assert [(f.name, f.error) for f in planned.left_out] == [
         (
             "orders-0",
             "offsets 100 to 199 are in no segment, and it is not known if they ever were; with "
@@ -363,7 +363,7 @@ def test_an_index_that_is_gone_fails_the_ranges_of_its_segment(
     failed = [
         task.range.first
         for task in tasks
-        if isinstance(attempt(partial(backfill_range, to), task, task.range.name), Failure)
+        if isinstance(attempt(partial(backfill_range, to), task, task.range.name), ItemFailure)
     ]
     assert failed == [task.range.first for task in tasks if 100 <= task.range.first < 200]
     assert {row["offset"] for row in rows(tmp_path / "out")} == {*range(100), *range(200, 300)}
@@ -585,7 +585,7 @@ def test_a_topic_that_was_made_again_stops_no_other(
     archive.add(batches(100), tp=others)
     planned = plan_backfill(to, 10**9)
     (failure,) = planned.left_out
-    assert (failure.what, failure.retriable) == ("orders-0", False)
+    assert (failure.name, failure.retriable) == ("orders-0", False)
     assert f"the id of this topic is {again.topic_id}" in failure.error
     assert [task.range.topic for task in planned.tasks] == ["others"]
 
@@ -598,7 +598,7 @@ def test_a_partition_that_cannot_be_searched_stops_no_other(
     to = target(archive, tmp_path / "out", startingTimestamp=str(START_MS))
     planned = plan_backfill(to, 10**9)
     (failure,) = planned.left_out
-    assert failure.what == "orders-0"
+    assert failure.name == "orders-0"
     assert archive.path(archive.segments[0], SegmentFile.INDEX).name in failure.error
     assert {task.range.partition for task in planned.tasks} == {1}
 

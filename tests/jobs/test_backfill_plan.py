@@ -113,7 +113,7 @@ def test_a_topic_that_was_made_again_is_refused() -> None:
     view = replace(build_view(TP, row(4, 4), 0.0), tp=other)
     asked = [(view, whole(view))]
     (refused,) = of_other_topics(first.ranges, asked)
-    assert refused.what == "orders-0"
+    assert refused.name == "orders-0"
     assert "another topic orders" in refused.error
     assert of_other_topics((), asked) == []
 

@@ -27,7 +27,7 @@ from fetchproxy.jobs.backfill_plan import backfill_input
 from fetchproxy.jobs.merge import merge
 from fetchproxy.jobs.mirror import mirror
 from fetchproxy.jobs.report import report
-from fetchproxy.jobs.runner import Failure, Here
+from fetchproxy.jobs.runner import Here, ItemFailure
 from fetchproxy.jobs.verify import reindex, verify
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
@@ -82,7 +82,9 @@ def folder_of(archive: WrittenArchive, tp: TopicIdPartition) -> Path:
     return folder
 
 
-def each_job(archive: WrittenArchive, out: Path) -> Iterator[tuple[str, int, tuple[Failure, ...]]]:
+def each_job(
+    archive: WrittenArchive, out: Path
+) -> Iterator[tuple[str, int, tuple[ItemFailure, ...]]]:
     """(job, partitions that it has done, failures)"""
     config, here = config_at(archive.url), Here()
     verified = verify(here, config)
@@ -104,7 +106,7 @@ def test_a_partitions_folder(
 ) -> None:
     mounts.away, mounts.error = folder_of(archive, TP), error
     for job, done, failures in each_job(archive, tmp_path):
-        assert [failure.what for failure in failures] == [str(TP)], (job, failures)
+        assert [failure.name for failure in failures] == [str(TP)], (job, failures)
         assert str(mounts.away.relative_to(archive.folder)) in failures[0].error, job
         assert os.strerror(error) in failures[0].error, job
         assert done == 2, job
@@ -117,7 +119,7 @@ def test_a_topics_folder(archive: WrittenArchive, mounts: Mounts, tmp_path: Path
     mounts.away = folder_of(archive, TP).parent
     for job, done, failures in each_job(archive, tmp_path):
         # `mirror` also copies a note about the topic.
-        named = {failure.what for failure in failures} - {f"{mounts.away.name}/cluster-id"}
+        named = {failure.name for failure in failures} - {f"{mounts.away.name}/cluster-id"}
         assert named == {TP.topic}, (job, failures)
         assert f"{mounts.away}: {os.strerror(EIO)}" in failures[0].error, job
         assert done == 1, job
@@ -137,7 +139,7 @@ async def test_a_backfill(archive: WrittenArchive, mounts: Mounts) -> None:
         mounts.away = away
         asked, failures = await backfill_input(options)
         assert sorted(view.tp for view, _ in asked) == sorted(left)
-        assert [failure.what for failure in failures] == ([named] if named else [])
+        assert [failure.name for failure in failures] == ([named] if named else [])
 
 
 @pytest.mark.parametrize("whole_topic", [False, True])

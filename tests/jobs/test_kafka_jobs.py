@@ -16,7 +16,7 @@ from proxy_process import ProxyProcess
 from topic_data import TopicData, archived_ends, produce, produce_transactions
 
 from fetchproxy.archive import for_executors, in_loop, stored_archive, stored_partitions
-from fetchproxy.auditing.faults import VerifyReport
+from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ArchiveMismatch, ClusterError, ConfigError
@@ -194,7 +194,7 @@ def test_descriptions_that_cannot_be_written_are_a_failure(
     shutil.rmtree(topics)
     topics.write_bytes(b"")
     (failure,) = archive(Here(), config)[1].failures
-    assert failure.what == "the descriptions of the topics"
+    assert failure.name == "the descriptions of the topics"
     assert "topics/" in failure.error
 
 

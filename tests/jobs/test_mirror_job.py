@@ -102,7 +102,7 @@ async def test_a_topic_that_the_copys_store_cannot_hold_is_named_before_a_record
     monkeypatch.setattr(FilesystemObjectStore, "part_bytes_max", room)
     done = mirrored(a, b)
     [failed] = done.failures
-    assert (failed.what, failed.retriable) == (str(long_name), False)
+    assert (failed.name, failed.retriable) == (str(long_name), False)
     assert "--to cannot hold this topic: its name has" in failed.error
     assert [one.tp for one in done.partitions] == [TP], "the others are copied"
     assert not list((b / PREFIX).glob(f"{long_name.topic}*"))

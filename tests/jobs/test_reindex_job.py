@@ -10,7 +10,7 @@ import pytest
 from planted_archive import TP, PlantedArchive, batch, flip
 from stored_archives import config_of, planted
 
-from fetchproxy.auditing.faults import RepairReport
+from fetchproxy.auditing.reports import RepairReport
 from fetchproxy.jobs.restore import grouped
 from fetchproxy.jobs.verify import reindex_work, verify_work
 from fetchproxy.model import TopicIdPartition

@@ -18,8 +18,8 @@ from fetchproxy.errors import CorruptSegment, PipelineFailed, StorageUnavailable
 from fetchproxy.jobs.runner import (
     AT_ONCE_HERE,
     ITEMS_FAILED_IN_A_ROW_MAX,
-    Failure,
     Here,
+    ItemFailure,
     OnSpark,
     Progress,
     Report,
@@ -116,7 +116,7 @@ def test_results_come_in_the_order_of_the_items(
     work = StoreWork("divide", opened, divided, name=lambda n: f"number {n}", size=lambda n: n)
     done = runner(seen.append).each([2, 3, 4, 5, 6, 8], work, early.append)
     assert list(done.results) == early == [1, 2, 3, 4]
-    assert [failure.what for failure in done.failures] == ["number 3", "number 5"]
+    assert [failure.name for failure in done.failures] == ["number 3", "number 5"]
     assert seen[-1] == Progress(items_done=6, items=6, size_done=10)
 
 
@@ -160,7 +160,7 @@ def test_work_here_is_spread_over_processes() -> None:
     work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
     done = Here(seen.append).each([2, 3, 4, 5], work)
     assert done.results == (1, 2)
-    assert [failure.what for failure in done.failures] == ["number 3", "number 5"]
+    assert [failure.name for failure in done.failures] == ["number 3", "number 5"]
     assert seen[-1] == Progress(items_done=4, items=4, size_done=3)
 
 
@@ -174,7 +174,7 @@ def test_a_defect_costs_its_item_alone() -> None:
     done = Here().each([2, 0, 4], Work("break", broken_at_zero))
     assert done.results == (2, 4)
     (failure,) = done.failures
-    assert (failure.what, failure.retriable) == ("0", False)
+    assert (failure.name, failure.retriable) == ("0", False)
     assert failure.error == "KeyError: 0 (a defect of fetchproxy: the log has it in full)"
     assert not [child for child in active_children() if child.is_alive()]
 
@@ -206,7 +206,7 @@ def test_a_defect_beside_a_failure_is_not_hidden() -> None:
         raise ExceptionGroup("both", [StorageUnavailable("away"), KeyError(number)])
 
     failure = attempt(broken, 1, "1")
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, ItemFailure)
     assert failure.error == (
         "StorageUnavailable: away; KeyError: 1 (a defect of fetchproxy: the log has it in full)"
     )
@@ -257,7 +257,7 @@ def test_what_may_succeed_later_is_tried_once_more_at_the_end() -> None:
     assert sorted(tries[5:]) == [1, 2]
     assert done.results == (0, 10, 40)
     assert sorted(results) == [0, 10, 40]
-    assert [failure.what for failure in done.failures] == ["item 2", "item 3"]
+    assert [failure.name for failure in done.failures] == ["item 2", "item 3"]
 
 
 def test_many_failures_in_a_row_are_an_outage_that_ends_the_job() -> None:

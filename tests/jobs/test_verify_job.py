@@ -12,11 +12,11 @@ from planted_archive import TP, PlantedArchive, batch, flip
 from stored_archives import PREFIX, config_of, planted
 from test_spread import Session
 
-from fetchproxy.auditing.faults import Fault
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.jobs.runner import Here, OnSpark
 from fetchproxy.jobs.verify import fault_rows, repair, together, verify, verify_work
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.health import Condition
 from fetchproxy.segments.object_keys import SegmentFile
 
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
@@ -53,7 +53,7 @@ def test_partition_by_partition_finds_what_the_whole_run_finds(
 def test_both_runners_find_the_same_in_the_same_order(
     archive: PlantedArchive, tmp_path: Path
 ) -> None:
-    found: list[list[Fault]] = [[], []]
+    found: list[list[Condition]] = [[], []]
     here = verify(Here(), config_of(tmp_path), on_fault=found[0].append)
     there = verify(OnSpark(Session()), config_of(tmp_path), on_fault=found[1].append)
     assert here == there

@@ -239,8 +239,8 @@ async def test_one_unreadable_object_hides_nothing_else(memory: StoreBacking, fa
         assert not view.gap_at(15)  # an OffsetOutOfRange here would make a client skip data
         assert view.uncertain_at(15)
         (problem,) = reader.problems(TP)
-        assert (problem.key, problem.base_offset) == (memory.key(segments[1]), 10)
-        assert problem.key in problem.what
+        assert (problem.object_key, problem.first_offset) == (memory.key(segments[1]), 10)
+        assert memory.key(segments[1]) in problem.what
         gets = memory.store.count("get", ".metadata")
         reported = METADATA_UNREADABLE._value.get()
         await reader.refresh(TP, now())

@@ -301,7 +301,7 @@ async def test_an_event_that_cannot_be_read_makes_nothing_certain(
         assert not view.gap_at(15)
         assert view.uncertain_at(15)
         (problem,) = manager.problems(TP)
-        assert problem.key == f"__remote_log_metadata-{number} offset {offset}"
+        assert problem.object_key == f"__remote_log_metadata-{number} offset {offset}"
         assert METADATA_UNREADABLE._value.get() == unreadable + 1
     # A program that can read it finds it: no later event was kept in the cache.
     backing.log.logs[number][offset] = encode_message(segment(2, 10, 19))

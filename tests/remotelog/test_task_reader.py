@@ -15,7 +15,6 @@ import pytest
 from made_batches import CODECS, READERS, Record, made_batch, marker, reseal, rows_read_by
 from written_archive import TP, WrittenArchive
 
-from fetchproxy.auditing.faults import Fault
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.errors import (
     ConfigError,
@@ -29,6 +28,7 @@ from fetchproxy.jobs.runner import Here
 from fetchproxy.jobs.verify import verify
 from fetchproxy.metadata.flat_files import SegmentMetadataCache
 from fetchproxy.model import AbortedTxn, RemoteLogSegmentState, TopicIdPartition
+from fetchproxy.observability.health import Condition
 from fetchproxy.remotelog import task_reader
 from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
@@ -459,7 +459,7 @@ def test_what_skip_leaves_out_is_what_verify_calls_damaged(tmp_path: Path) -> No
         assert {line["byte"] for line in skipped} <= found, byte
 
 
-def faults_of(archive: WrittenArchive) -> list[Fault]:
+def faults_of(archive: WrittenArchive) -> list[Condition]:
     config = load_config(None, {}, [Setting("store.url", archive.url, "test")])
     return list(verify(Here(), config).report.faults)
 

@@ -64,7 +64,7 @@ def test_aborted_transactions_of_which_only_a_part_is_left(
     batches: list[BatchHeader], first_offset: int, faults: int
 ) -> None:
     check = TxnCheck()
-    check.begin((AbortedTxn(first_offset, 10, 7, 11),), "key", 0, 10)
+    check.begin(TP, (AbortedTxn(first_offset, 10, 7, 11),), "key", (0, 10))
     for batch in batches:
         check.batch(batch, None)
     check.batch(header(10, 1, 1, 7, TRANSACTIONAL | 0x20), 0)

@@ -87,11 +87,12 @@ def test_segments_of_a_log_are_sound(log: LegalLog) -> None:
         index = RemoteLogIndex.parse(accumulated.index.encoded("key"))
         assert list(index.spans()) == list(accumulated.index.spans())
         content = b"".join(batch.content for batch in group)
-        txns.begin(accumulated.aborted, "txn", accumulated.start_offset, accumulated.end_offset)
+        offsets = accumulated.start_offset, accumulated.end_offset
+        txns.begin(metadata.topic_id_partition, accumulated.aborted, "txn", offsets)
         check = SegmentCheck(metadata, _key, list(index.spans()), txns, continues=continues)
         assert check.take(content, 0) is None
         check.finish()
-        assert check.findings == []
+        assert check.faults == []
         assert txns.end() == []
         _check_epochs(log, group, accumulated.start_offset, metadata)
         continues = True

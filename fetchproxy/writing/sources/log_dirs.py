@@ -284,9 +284,8 @@ class _Reading:
         self.summary.report((entry.producer_id, entry.first_offset) for entry in aborted)
         end_offset = rolled.next_base_offset - 1
         self._txns = TxnCheck()
-        self._txns.begin(
-            side_files.clip_aborted(aborted, end_offset), "", rolled.position, end_offset
-        )
+        listed = side_files.clip_aborted(aborted, end_offset)
+        self._txns.begin(rolled.tp, listed, "", (rolled.position, end_offset))
 
     @property
     def is_whole(self) -> bool:
