@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -414,12 +414,13 @@ def _workers(count: int, log: LogConfig) -> Iterator[ProcessPoolExecutor]:
     """Worker processes, which are killed at the end, even during their work. Their writes are
     atomic.
     """
+    others = set(active_children())
     with ProcessPoolExecutor(count, get_context("spawn"), _begin_worker, (log,)) as pool:
         try:
             yield pool
         finally:
             # ProcessPoolExecutor.kill_workers needs Python 3.14.
-            for process in list((pool._processes or {}).values()):
+            for process in set(active_children()) - others:
                 process.kill()
 
 

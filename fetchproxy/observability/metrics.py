@@ -5,7 +5,7 @@ It is the source of docs/reference/metrics.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from threading import Lock
 
 from prometheus_client import (
@@ -28,44 +28,14 @@ ProcessCollector(registry=REGISTRY)  # process_cpu_seconds_total, process_reside
 _TAKING_OVER = Lock()  # two scrapes at once must not add the same counts twice
 _TOPIC = ("topic",)
 _PARTITION = (*_TOPIC, "partition")
-_BY_TOPIC: list[Counter | Gauge] = []  # their series go with their topics
-EVENT_LOOP_HELD_SECONDS = Histogram(
-    "fetchproxy_event_loop_held_seconds",
-    "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",
-    registry=REGISTRY,
-    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
-)
-EVENT_LOOP_CPU_HELD_SECONDS = Histogram(
-    "fetchproxy_event_loop_cpu_seconds",
-    "CPU seconds of the same turns, without the CPU time of other threads and processes",
-    registry=REGISTRY,
-    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
-)
+# The labels of each metric. Series whose first label is the topic go with their topics.
+_DECLARED: dict[Counter | Gauge | Histogram, tuple[str, ...]] = {}
 _BTM = "kafka_server_brokertopicmetrics"
 # Seconds, from a read of a local file in the page cache to a failing store.
 STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-STORE_REQUEST_SECONDS = Histogram(
-    "fetchproxy_store_request_seconds",
-    "Seconds for each operation of the RemoteStorageManager, by name",
-    ("operation",),
-    registry=REGISTRY,
-    buckets=STORE_SECONDS,
-)
 _RSM = "kafka_log_remote_remotestoragemanager"
 # Milliseconds, as in Kafka's RemoteLogReaderFetchRateAndTimeMs.
 _READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
-REMOTE_LOG_READER_FETCH_TIME_MS = Histogram(
-    f"{_RSM}_remotelogreaderfetchrateandtimems",
-    "Milliseconds of each remote read, with its retries (RemoteLogReaderFetchRateAndTimeMs)",
-    registry=REGISTRY,
-    buckets=_READ_MS,
-)
-METADATA_REFRESH_SECONDS = Histogram(
-    "fetchproxy_metadata_refresh_seconds",
-    "Seconds for each refresh of the view of a partition's archive",
-    registry=REGISTRY,
-    buckets=STORE_SECONDS,
-)
 
 
 class Tally:
@@ -105,17 +75,48 @@ def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ())
     found = Counter(name, help_text, labels, registry=REGISTRY)
     for value in values:
         found.labels(value)
-    if labels[:1] == _TOPIC:
-        _BY_TOPIC.append(found)
+    _DECLARED[found] = labels
     return found
 
 
 def gauge(name: str, help_text: str, *labels: str) -> Gauge:
     found = Gauge(name, help_text, labels, registry=REGISTRY)
-    if labels[:1] == _TOPIC:
-        _BY_TOPIC.append(found)
+    _DECLARED[found] = labels
     return found
 
+
+def histogram(name: str, help_text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
+    found = Histogram(name, help_text, labels, registry=REGISTRY, buckets=buckets)
+    _DECLARED[found] = labels
+    return found
+
+
+EVENT_LOOP_HELD_SECONDS = histogram(
+    "fetchproxy_event_loop_held_seconds",
+    "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
+EVENT_LOOP_CPU_HELD_SECONDS = histogram(
+    "fetchproxy_event_loop_cpu_seconds",
+    "CPU seconds of the same turns, without the CPU time of other threads and processes",
+    buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
+STORE_REQUEST_SECONDS = histogram(
+    "fetchproxy_store_request_seconds",
+    "Seconds for each operation of the RemoteStorageManager, by name",
+    "operation",
+    buckets=STORE_SECONDS,
+)
+REMOTE_LOG_READER_FETCH_TIME_MS = histogram(
+    f"{_RSM}_remotelogreaderfetchrateandtimems",
+    "Milliseconds of each remote read, with its retries (RemoteLogReaderFetchRateAndTimeMs)",
+    buckets=_READ_MS,
+)
+METADATA_REFRESH_SECONDS = histogram(
+    "fetchproxy_metadata_refresh_seconds",
+    "Seconds for each refresh of the view of a partition's archive",
+    buckets=STORE_SECONDS,
+)
 
 # Budgets, rates and the event loop's time.
 
@@ -457,6 +458,7 @@ RELAYED_BYTES = TalliedCounter(
     ("direction",),
     registry=REGISTRY,
 )
+_DECLARED[RELAYED_BYTES] = ("direction",)
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.tally(direction="to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.tally(direction="to_client")
 SPLICED_BYTES = counter(
@@ -681,12 +683,20 @@ HEAP_TRIMS = counter(
 # A topic's series go with the topic, as Kafka's do (BrokerTopicStats.removeMetrics).
 
 
+def series_of(metric: Counter | Gauge | Histogram) -> Collection[Sequence[str]]:
+    """The label values of each series. The library tells them only with the samples of all series
+    (`collect`), at 5 µs each: so this is its private table.
+    """
+    return metric._metrics
+
+
 def series_by_topic() -> Iterator[tuple[Callable[..., None], list[Sequence[str]]]]:
     """Of each metric with topics: how to remove a series, and the label values of all. The topic is
     the first of these values.
     """
-    for metric in _BY_TOPIC:
-        yield metric.remove, list(metric._metrics)
+    for metric, labels in _DECLARED.items():
+        if labels[:1] == _TOPIC:
+            yield metric.remove, list(series_of(metric))
 
 
 def forget_counts(topic: str, partitions: Iterable[int]) -> None:
@@ -694,25 +704,20 @@ def forget_counts(topic: str, partitions: Iterable[int]) -> None:
     withdraw their gauges themselves, because these show what is now.
     """
     partitions = list(partitions)
-    for metric in _BY_TOPIC:
-        if isinstance(metric, Counter):
-            by_partition = len(metric._labelnames) > 1
-            for key in [(topic, str(n)) for n in partitions] if by_partition else [(topic,)]:
-                if key in metric._metrics:
-                    metric.remove(*key)
+    for metric, labels in _DECLARED.items():
+        if isinstance(metric, Counter) and labels == _TOPIC:
+            metric.remove(topic)
+        elif isinstance(metric, Counter) and labels == _PARTITION:
+            for number in partitions:
+                metric.remove(topic, number)
 
 
 def table() -> str:
     """A Markdown table of every metric: name as scraped, kind, labels, meaning."""
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    for collector in (value for value in globals().values() if _is_declared(value)):
-        for family in collector.describe():
+    for metric, labels in _DECLARED.items():
+        for family in metric.describe():
             name = family.name + ("_total" if family.type == "counter" else "")
-            labels = ", ".join(collector._labelnames) or "–"
-            rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+            named = ", ".join(labels) or "–"
+            rows.append(f"| `{name}` | {family.type} | {named} | {family.documentation} |")
     return "\n".join(rows) + "\n"
-
-
-def _is_declared(value: object) -> bool:
-    """True for a metric declared above, False for its bound children (they have label values)."""
-    return isinstance(value, Counter | Gauge | Histogram) and not value._labelvalues

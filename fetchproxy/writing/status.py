@@ -146,7 +146,7 @@ def publish(status: PartitionArchiveStatus) -> None:
     is led here: otherwise `increase()` does not see a first gap.
     """
     place = (status.tp.topic, str(status.tp.partition))
-    if place not in metrics.ARCHIVE_GAPS._metrics:
+    if place not in metrics.series_of(metrics.ARCHIVE_GAPS):
         for counter in (metrics.ARCHIVE_GAPS, metrics.ARCHIVE_TRUNCATED_OFFSETS):
             counter.labels(*place)
         for counter in (

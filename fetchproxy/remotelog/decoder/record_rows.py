@@ -13,7 +13,6 @@ import numpy as np
 from fetchproxy_protocol.record_batch import TIMESTAMP_TYPE_MASK
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fetchproxy.model import OFFSET_MAX
@@ -103,7 +102,9 @@ def _copy_bytes(typing_context: Any, to: Any, origin: Any, size: Any) -> Any:
         pointer = ir.IntType(8).as_pointer()
         target = builder.inttoptr(arguments[0], pointer)
         source = builder.inttoptr(arguments[1], pointer)
-        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        size = arguments[2]
+        memcpy = builder.module.declare_intrinsic("llvm.memcpy", [pointer, pointer, size.type])
+        builder.call(memcpy, [target, source, size, ir.Constant(ir.IntType(1), 0)])
         return context.get_dummy_value()
 
     return signature, generate
