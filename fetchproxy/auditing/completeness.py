@@ -69,10 +69,7 @@ class CompletenessCheck:
         found.faults += self._older_end(stated)
         found.not_known += self._unknown(look)
         found.published_conditions += offsets_in_words(tp, look.found)
-        if (view := self.stored.view(tp)) is not None:
-            found.published_conditions += metadata_in_words(
-                view, self.stored.problems(tp), lambda: self.stored.list_remote_log_segments(tp)
-            )
+        found.published_conditions += metadata_in_words(self.stored, tp)
         if in_topic is not None:
             found.faults += await self._against_topic(in_topic)
         return found

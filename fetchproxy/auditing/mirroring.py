@@ -302,8 +302,7 @@ class PartitionMirror:
         if there:
             await refreshed(self.target.rlmm, tp)
         found = await metadata_faults(self.source.rsm, self.source.rlmm, tp)
-        self._add_faults(found.faults)
-        result.failed += found.unread
+        self._add([*found.faults, *found.unread])
         # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tp))
         here = await self.source.partition_objects(tp)
@@ -321,18 +320,20 @@ class PartitionMirror:
             if error is None:
                 return
             key = self.target.rsm.object_key(metadata, SegmentFile.LOG)
-            what = f"it does not open at --to: {error}"
-            fault = of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, metadata.start_offset)
+            what, first = f"it does not open at --to: {error}", metadata.start_offset
             # A segment that was copied although it is damaged is a fault of the archive.
-            if error.retriable or await why_not_opened(self.source, metadata) is None:
-                self._result.failed.append(fault)
-            else:
-                self._add_faults([fault])
+            again = error.retriable or await why_not_opened(self.source, metadata) is None
+            kind = Kind.SEGMENT_DAMAGED
+            self._add([of_object(kind, self.tp, key, what, first, retriable=again)])
 
         await for_each(copied, check, COMPARED_AT_ONCE)
 
-    def _add_faults(self, found: Iterable[Condition]) -> None:
-        self._result.faults += [fault for fault in found if fault not in self._result.faults]
+    def _add(self, found: Iterable[Condition]) -> None:
+        for one in found:
+            if one.retriable:
+                self._result.failed.append(one)
+            elif one not in self._result.faults:
+                self._result.faults.append(one)
 
     def _advance(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
@@ -450,7 +451,7 @@ class PartitionMirror:
     def _note_faults(self, copy: ToCopy, faults: Sequence[Condition]) -> None:
         if faults:
             self._faulty.add(copy.metadata.segment_id)
-            self._add_faults(faults)
+            self._add(faults)
 
     def _note_fault(self, copy: ToCopy, what: str, file: SegmentFile = SegmentFile.LOG) -> None:
         key, first = self.source.rsm.object_key(copy.metadata, file), copy.metadata.start_offset
@@ -557,11 +558,8 @@ class PartitionMirror:
             return  # deleted since it was listed
         except DamagedObject as error:  # not given out, or larger than any object of its kind
             key = self.source.prefix + place
-            fault = of_object(Kind.OBJECT_NOT_READABLE, self.tp, key, str(error))
-            if error.retriable:
-                self._result.failed.append(fault)
-            else:
-                self._add_faults([fault])
+            kind, again = Kind.OBJECT_NOT_READABLE, error.retriable
+            self._add([of_object(kind, self.tp, key, str(error), retriable=again)])
             return
         await self._put_if_other(place, content)
 
@@ -577,7 +575,7 @@ class PartitionMirror:
             return
         check = CompletenessCheck(self.source.rsm, self.source.rlmm, self.tp)
         lost = await check.check()
-        self._add_faults(lost.faults)
+        self._add(lost.faults)
         if self._result.faults or self._result.failed or lost.unread:
             self._result.kept = places
             return

@@ -251,7 +251,7 @@ class PartitionRead:
             and partition.gaps == gaps
         ):
             return replace(cached[1], read_at=self._began_at)
-        # No `await` from here on, so no put can come between the build and the view.
+        # In a plain function no put can come between the build and the view.
         partition.build(self._contents, self._began_at, gaps)
         return partition.view(self._began_at)
 
@@ -300,14 +300,9 @@ def _decode(
             )
         return metadata
     except (CorruptSegment, DamagedObject) as error:
-        return of_object(
-            Kind.SEGMENT_METADATA_UNREADABLE,
-            entry.segment_id.topic_id_partition,
-            key,
-            str(error),
-            entry.base_offset,
-            retriable=error.retriable,
-        )
+        tp, base = entry.segment_id.topic_id_partition, entry.base_offset
+        kind, again = Kind.SEGMENT_METADATA_UNREADABLE, error.retriable
+        return of_object(kind, tp, key, str(error), base, retriable=again)
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from fetchproxy.model import FIRST_HISTORY, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.model import FIRST_HISTORY, TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, Offsets, in_order, of_partition
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.published import read_finished_offsets, uncovered
+
+_IN_NO_SEGMENT = "were archived and are in no segment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,25 +159,20 @@ async def look_at_offsets(
 
 
 def in_no_segment(first: int, last: int) -> str:
-    return f"offsets {first} to {last} were archived and are in no segment"
+    return f"offsets {first} to {last} {_IN_NO_SEGMENT}"
 
 
 def offsets_in_words(tp: TopicIdPartition, found: NotHeld) -> list[Condition]:
-    def condition(kind: Kind, offsets: Offsets, what: str) -> Condition:
-        return of_partition(kind, tp, f"{tp}: {what}", offsets)
-
-    recorded = "were lost before they could be copied (recorded gap)"
     unknown = "are in no segment, and it is not known if they ever were"
+    kinds = (
+        (Kind.ARCHIVE_GAP, found.gaps, "were lost before they could be copied (recorded gap)"),
+        (Kind.ARCHIVED_OFFSETS_MISSING, found.missing, _IN_NO_SEGMENT),
+        (Kind.ARCHIVED_OFFSETS_NOT_KNOWN, found.not_known, unknown),
+    )
     return [
-        *(
-            condition(Kind.ARCHIVE_GAP, (a, b), f"offsets {a} to {b} {recorded}")
-            for a, b in found.gaps
-        ),
-        *(condition(Kind.ARCHIVED_OFFSETS_MISSING, o, in_no_segment(*o)) for o in found.missing),
-        *(
-            condition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, (a, b), f"offsets {a} to {b} {unknown}")
-            for a, b in found.not_known
-        ),
+        of_partition(kind, tp, f"{tp}: offsets {first} to {last} {what}", (first, last))
+        for kind, offsets, what in kinds
+        for first, last in offsets
     ]
 
 
@@ -185,14 +182,12 @@ def mirror_in_words(url: str) -> Condition:
     return Condition(Kind.MIRROR_READ, what)
 
 
-def metadata_in_words(
-    view: PartitionView,
-    problems: Sequence[Condition],
-    segments: Callable[[], Iterable[RemoteLogSegmentMetadata]],
-) -> list[Condition]:
-    """Conditions that need no look at the store. `segments` is called only if needed."""
-    tp, found = view.tp, []
-    if problems:
+def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[Condition]:
+    """Conditions that need no look at the store."""
+    found: list[Condition] = []
+    if (view := rlmm.view(tp)) is None:
+        return found
+    if problems := rlmm.problems(tp):
         what = (
             f"{tp}: metadata of {len(problems)} segments cannot be read, {problems[0].what}; run "
             "fetchproxy verify"
@@ -200,7 +195,8 @@ def metadata_in_words(
         found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tp, what))
     if view.history == FIRST_HISTORY:
         return found
-    aside = [s for s in segments() if s.is_finished and not view.history.shows(s)]
+    every = rlmm.list_remote_log_segments(tp)
+    aside = [s for s in every if s.is_finished and not view.history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
         what = (
@@ -223,10 +219,4 @@ async def partition_health(
 ) -> list[Condition]:
     """All conditions of a partition that the store shows. Raises RemoteStorageError."""
     look = await look_at_offsets(records, rlmm, tp)
-    found = offsets_in_words(tp, look.found)
-    view = rlmm.view(tp)
-    if view is not None:
-        found += metadata_in_words(
-            view, rlmm.problems(tp), lambda: rlmm.list_remote_log_segments(tp)
-        )
-    return found
+    return offsets_in_words(tp, look.found) + metadata_in_words(rlmm, tp)

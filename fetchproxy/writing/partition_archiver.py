@@ -471,10 +471,8 @@ class ManagedPartition:
             deleted_in_ms=deleted_in_ms,
         )
 
-    async def stop(self, error: FetchProxyError) -> None:
-        """Stop, and overwrite nothing archived: only an operator can say which log is right."""
-        await self.release()
-        # No await from here until the turn is over.
+    def note_stop(self, error: FetchProxyError) -> None:
+        """Overwrite nothing archived: only an operator can say which log is right."""
         self.last_error = str(error)
         self.stopped = True
         self.published_conditions.hold(Kind.PARTITION_STOPPED, self.tp, str(error))

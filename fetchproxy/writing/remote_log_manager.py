@@ -219,7 +219,7 @@ class RemoteLogManager(Archiver):
         # A group leaves no partition without a leader; a broker may have no archiver beside it.
         accumulated = self.accumulated if config.log_dirs is not None else None
         self.watch = PartitionWatch(config, self.published_conditions, accumulated)
-        self._wake = asyncio.Event()
+        self._woken = asyncio.Event()  # at the next wake-up of the workers
         self._discovered = False
         self._found: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
@@ -334,7 +334,7 @@ class RemoteLogManager(Archiver):
         tps = partitions_of(found)
         for tp in tps:
             self._assign(tp, spool)
-        self._wake.set()
+        self._wake()
         self._discovered = True
         for tp in self._partitions.keys() - set(tps):
             await self._unassign(tp)
@@ -366,7 +366,7 @@ class RemoteLogManager(Archiver):
             if partition.led != partition.leads:
                 partition.led = partition.leads
                 self._schedule.hasten(tp)
-        self._wake.set()
+        self._wake()
 
     async def _unassign(self, tp: TopicIdPartition) -> None:
         if self._schedule.unassign(tp):
@@ -408,46 +408,66 @@ class RemoteLogManager(Archiver):
         while True:
             tp = await self._next_due()
             await self._process(tp, self._partitions[tp])
-            self._wake.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        """All workers look again, also one that has looked and does not wait yet."""
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     async def _next_due(self) -> TopicIdPartition:
         loop = asyncio.get_running_loop()
         while True:
-            self._wake.clear()
+            woken = self._woken
             tp = self._schedule.take_due(loop.time())
             if tp is not None:
                 return tp
-            # No await between the look and the wait, so no wake-up is lost.
             due_at = self._schedule.next_due_at()
             try:
                 async with asyncio.timeout_at(due_at):
-                    await self._wake.wait()
+                    await woken.wait()
             except TimeoutError:
                 continue
 
     async def _process(self, tp: TopicIdPartition, partition: ManagedPartition) -> None:
-        loop = asyncio.get_running_loop()
+        outcome: bool | Exception
         try:
-            more = await self._turn(partition)
+            outcome = await self._turn(partition)
         except LogTruncated as error:
-            await partition.stop(error)
-            # The partition stays scheduled: an operator's decision takes effect without a restart.
-            kept = self._schedule.succeeded(tp, loop.time())
+            await partition.release()
+            outcome = error
         except (FetchProxyError, OSError) as error:
-            partition.note_failure(error)
-            kept = self._schedule.failed(tp, loop.time())
+            outcome = error
         except Exception as error:
             # The top of a background loop: one partition's defect must not end other partitions'
             # turns.
             log.exception("partition_process_crashed", **tp.logged)
-            partition.failed(repr(error), error)
-            kept = self._schedule.failed(tp, loop.time())
-        else:
-            partition.note_success(self.wall_clock_ms())
-            kept = self._schedule.succeeded(tp, loop.time(), more_waits=more)
-        self._publish(tp)
-        if not kept:
+            outcome = error
+        if not self._end_turn(tp, partition, outcome):
             await self._drop(tp)
+
+    def _end_turn(
+        self, tp: TopicIdPartition, partition: ManagedPartition, outcome: bool | Exception
+    ) -> bool:
+        """Note `outcome` (True: there is more to do) at once in the partition, the schedule and the
+        gauges. False: the partition is not managed here any more.
+        """
+        now = asyncio.get_running_loop().time()
+        if not isinstance(outcome, Exception):
+            partition.note_success(self.wall_clock_ms())
+            kept = self._schedule.succeeded(tp, now, more_waits=outcome)
+        elif isinstance(outcome, LogTruncated):
+            partition.note_stop(outcome)
+            # The partition stays scheduled: an operator's decision takes effect without a restart.
+            kept = self._schedule.succeeded(tp, now)
+        else:
+            if isinstance(outcome, FetchProxyError | OSError):
+                partition.note_failure(outcome)
+            else:
+                partition.failed(repr(outcome), outcome)
+            kept = self._schedule.failed(tp, now)
+        self._publish(tp)
+        return kept
 
     async def _turn(self, partition: ManagedPartition) -> bool:
         """Limits the whole turn too: a broker or a disk may hang in unforeseen ways."""
