@@ -53,12 +53,12 @@ class CompletenessCheck:
         )
         stated = look.stated
         if look.damaged is not None:
-            named = found.unread if look.damaged.retriable else found.faults
-            what = str(look.damaged)
+            again, what = look.damaged.retriable, str(look.damaged)
             if not isinstance(look.damaged, ObjectNotReadable):
                 what += "; the archiver writes it anew with its next segment"
             key = records.finished_offsets_key(tp)
-            named.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, what))
+            damaged = of_object(Kind.SEGMENT_DAMAGED, tp, key, what, retriable=again)
+            (found.unread if again else found.faults).append(damaged)
         folder = records.folder(tp)
         for first, last in look.found.missing:
             kind, what = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)

@@ -248,7 +248,9 @@ async def _delete_moved(
         except DamagedObject as error:
             may_go = False
             key = source.prefix + min(segment)
-            result.unread.append(of_object(Kind.OBJECT_NOT_READABLE, tp, key, str(error)))
+            result.unread.append(
+                of_object(Kind.OBJECT_NOT_READABLE, tp, key, str(error), retriable=True)
+            )
         if not may_go:
             result.kept += sorted(segment)
             continue
