@@ -39,3 +39,11 @@ def test_kafkas_own_names_are_scraped_unchanged() -> None:
     text = generate_latest(metrics.REGISTRY).decode()
     assert 'kafka_server_brokertopicmetrics_remotefetchbytes_total{topic="some-topic"} 5.0' in text
     assert "_created" not in text
+
+
+def test_the_series_of_a_metric_are_those_of_its_samples() -> None:
+    metrics.ARCHIVE_GAPS.labels("some-topic", "3")
+    families = metrics.ARCHIVE_GAPS.collect()
+    sampled = {tuple(one.labels.values()) for family in families for one in family.samples}
+    assert ("some-topic", "3") in sampled
+    assert set(metrics.series_of(metrics.ARCHIVE_GAPS)) == sampled
