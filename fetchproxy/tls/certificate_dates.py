@@ -1,65 +1,69 @@
-"""The dates of a certificate in PEM, read from its DER."""
+"""The end of a certificate's validity, read from a PEM file.
+
+Nothing else of the certificate is read: OpenSSL, which loads the same file, judges it. So a
+certificate that OpenSSL serves is never refused here for a field that only stricter parsers mind
+(docs/adr/0076).
+"""
 
 from __future__ import annotations
 
-import ssl
+import re
+from base64 import b64decode
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 
-_BEGIN = "-----BEGIN CERTIFICATE-----"
-_END = "-----END CERTIFICATE-----"
-_SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
+# OpenSSL loads a certificate under each of these labels.
+_PEM = re.compile(
+    r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(?P<base64>.*?)-----END ", re.DOTALL
+)
+_VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18
 
 
 def first_certificate(pem: str) -> bytes:
     """The DER bytes of the first certificate in a PEM file. Raises ValueError."""
-    begin, end = pem.find(_BEGIN), pem.find(_END)
-    if begin < 0 or end < begin:
+    found = _PEM.search(pem)
+    if found is None:
         raise ValueError("holds no certificate")
-    return ssl.PEM_cert_to_DER_cert(pem[begin : end + len(_END)])
-
-
-def not_after(der: bytes) -> int:
-    """Epoch seconds at which the certificate ends (RFC 5280, 4.1.2.5). Reads nothing else of the
-    certificate. Raises ValueError.
-    """
     try:
-        certificate = _content(der, 0, _SEQUENCE)
-        fields = _content(certificate, 0, _SEQUENCE)
-        at = _behind(fields, 0) if fields[0] == _VERSION else 0
-        for _ in range(3):  # serial number, signature algorithm, issuer
-            at = _behind(fields, at)
-        validity = _content(fields, at, _SEQUENCE)
-        at = _behind(validity, 0)
-        return _epoch_seconds(validity[at], _content(validity, at, validity[at]))
-    except IndexError:
+        return b64decode(found["base64"])
+    except ValueError:
         raise ValueError("is not a certificate") from None
 
 
-def _header(der: bytes, at: int) -> tuple[int, int]:
-    """(where the content of the element at `at` begins, its length)."""
-    length = der[at + 1]
-    if length < 0x80:
-        return at + 2, length
-    size = length & 0x7F
-    return at + 2 + size, int.from_bytes(der[at + 2 : at + 2 + size])
+def not_after(der: bytes) -> int:
+    """Epoch seconds at which the certificate ends (RFC 5280, 4.1.2.5). Raises ValueError."""
+    try:
+        _, certificate = next(_elements(der))
+        _, to_be_signed = next(_elements(certificate))
+        fields = list(islice(_elements(to_be_signed), 5))
+        # Behind the serial number, the signature's algorithm and the issuer.
+        _, validity = fields[4 if fields[0][0] == _VERSION else 3]
+        _, (tag, ends) = _elements(validity)
+        return _epoch_seconds(tag, ends.decode("ascii").removesuffix("Z"))
+    except (IndexError, StopIteration, ValueError):
+        raise ValueError("is not a certificate") from None
 
 
-def _content(der: bytes, at: int, tag: int) -> bytes:
-    if der[at] != tag:
-        raise ValueError("is not a certificate")
-    begin, length = _header(der, at)
-    return der[begin : begin + length]
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """The tag and the content of each element. Raises IndexError and ValueError."""
+    at = 0
+    while at < len(der):
+        tag, length = der[at], der[at + 1]
+        at += 2
+        if length >= 0x80:  # the size of the length
+            size = length & 0x7F
+            length = int.from_bytes(der[at : at + size])
+            at += size
+        if at + length > len(der):
+            raise ValueError("an element is cut off")
+        yield tag, der[at : at + length]
+        at += length
 
 
-def _behind(der: bytes, at: int) -> int:
-    begin, length = _header(der, at)
-    return begin + length
-
-
-def _epoch_seconds(tag: int, text: bytes) -> int:
-    digits = text.decode("ascii").removesuffix("Z")
+def _epoch_seconds(tag: int, digits: str) -> int:
     if tag == _UTC_TIME:
         digits = ("19" if digits >= "50" else "20") + digits
     elif tag != _GENERALIZED_TIME:
-        raise ValueError("is not a certificate")
+        raise ValueError("is no time")
     return int(datetime.strptime(digits, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp())

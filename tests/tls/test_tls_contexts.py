@@ -240,6 +240,42 @@ def test_when_a_certificate_ends(authority: Authority, year: int) -> None:
     assert not_after(first_certificate(pem)) == ends.timestamp()
 
 
+@pytest.mark.parametrize("label", ["X509 CERTIFICATE", "TRUSTED CERTIFICATE"])
+def test_every_label_that_openssl_loads(authority: Authority, label: str) -> None:
+    file = authority.issue("labelled")
+    ends = not_after(first_certificate(file.read_text()))
+    file.write_text(file.read_text().replace("CERTIFICATE", label))
+    assert server_context(gateway(tls_certificate_file=file), TlsConfig()).not_after == ends
+
+
+@pytest.mark.parametrize("name", [b"*.abc.de", b"a@b.de.x", b"A & B Co", b"my_host_"])
+def test_a_name_that_strict_parsers_refuse_has_a_date(authority: Authority, name: bytes) -> None:
+    """Authorities put characters into PrintableString that it has not. OpenSSL loads them."""
+    file = authority.issue("Abcdefgh")
+    der = first_certificate(file.read_text())
+    # UTF8String (0x0c) to PrintableString (0x13); the signature no longer fits, and is not checked.
+    odd = der.replace(b"\x0c\x08Abcdefgh", b"\x13\x08" + name)
+    assert odd != der
+    with pytest.raises(ValueError, match="PrintableString"):
+        x509.load_der_x509_certificate(odd)
+    secret = file.read_text().partition("-----BEGIN CERTIFICATE")[0]
+    file.write_text(secret + ssl.DER_cert_to_PEM_cert(odd))
+    loaded = server_context(gateway(tls_certificate_file=file), TlsConfig())
+    assert loaded.not_after == not_after(der)
+
+
+def test_a_damaged_certificate_is_named(authority: Authority) -> None:
+    file = authority.issue("damaged")
+    lines = file.read_text().splitlines()
+    at = lines.index("-----BEGIN CERTIFICATE-----") + 2
+    for damaged in ([*lines[:at], *lines[at + 1 :]], [*lines[:at], "!", *lines[at + 1 :]],
+                    [*lines[:at], "ü", *lines[at + 1 :]]):  # fmt: skip
+        file.write_text("\n".join(damaged) + "\n", encoding="utf-8")
+        assert f"tls_certificate_file = {file}: is not a certificate" in fault_of(
+            tls_certificate_file=file
+        )
+
+
 @pytest.mark.parametrize("der", [b"", b"\x30", b"\x02\x01\x01", b"\x30\x03\x30\x01\x02"])
 def test_what_is_no_certificate(der: bytes) -> None:
     with pytest.raises(ValueError, match="is not a certificate"):
