@@ -269,7 +269,7 @@ async def _open_parts(
     config: Config, limits: Limits, *, serves: bool, writes: bool, create: bool = False
 ) -> AsyncIterator[Parts]:
     if writes:
-        open_log_dirs(config.archive)  # raises its errors before anything starts
+        await asyncio.to_thread(open_log_dirs, config.archive)  # raises before anything starts
     listener = listener_context(config.gateway, config.tls) if serves else None
     upstream = upstream_context(config.cluster, config.tls)
     async with (
@@ -450,6 +450,7 @@ async def _keep_archiving(parts: Parts, positions: ArchiverPositions) -> None:
             accumulated=positions.archiver_position,
             limits=parts.limits.writing,
             metadata_topic=parts.config.metadata.topic_name,
+            log_dirs=await asyncio.to_thread(open_log_dirs, parts.config.archive),
         )
         await parts.manager.run()
 
@@ -469,6 +470,7 @@ async def _archive_once(parts: Parts) -> Left:
         uuid_factory=uuid4,
         limits=parts.limits.writing,
         metadata_topic=parts.config.metadata.topic_name,
+        log_dirs=await asyncio.to_thread(open_log_dirs, parts.config.archive),
     )
     _, left = await archive_pass.run()
     if why := archive_pass.discovery.why_nothing():

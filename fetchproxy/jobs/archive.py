@@ -35,6 +35,7 @@ from fetchproxy.writing.archive_pass import (
 from fetchproxy.writing.discovery import TopicDiscovery, partitions_of
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.remote_log_manager import open_log_dirs
 from fetchproxy.writing.topic_recorder import TopicRecorder
 
 # Partitions planned at once. Each takes one request to a leader and one read of the archive.
@@ -215,6 +216,7 @@ async def _archive_partition(
         uuid_factory=uuid4,
         metadata_topic=config.metadata.topic_name,
         log_starts={planned.tp: planned.log_start_offset},
+        log_dirs=await asyncio.to_thread(open_log_dirs, config.archive),
     )
     left = await archive_pass.archive([planned.tp])
     if any(one.failed for one in left):

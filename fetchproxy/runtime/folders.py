@@ -10,9 +10,10 @@ import asyncio
 import fcntl
 import os
 import stat
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar, cast
 
 import structlog
 
@@ -26,8 +27,11 @@ ROOT_UID = 0
 # A file's state: ctime (ns), which changes with its mode and owner too, size, inode. None: the file
 # does not exist.
 Stamp = tuple[int, int, int] | None
+T = TypeVar("T")
 # Seconds between two looks of a `WatchedFile`.
 FILE_LOOK_INTERVAL_S = 1.0
+# A caller waits this long (s) for a look; then its disk hangs, and what was read last stays in use.
+FILE_LOOK_WAIT_MAX_S = 1.0
 
 
 def make_own_folder(folder: Path, config_key: str) -> None:
@@ -75,23 +79,43 @@ def stamp_of(file: Path) -> Stamp:
 
 
 class WatchedFile:
-    """Tells whether a file has changed since it was last told. None: there is no such file. Use it
-    on one loop.
+    """Tells whether a file has changed since it was last told. `path` None: there is no such file.
+    `seen`: its stamp from before it was read. Use it on one loop.
+
+    A thread looks, because the file's disk may hang. While it hangs it holds this one thread.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, seen: Stamp) -> None:
         self._path = path
-        self._seen = None if path is None else stamp_of(path)
+        self._seen = seen
+        self._look: asyncio.Future[tuple[Stamp, Any]] | None = None
         self._look_at = 0.0  # loop s
 
-    def changed(self) -> bool:
+    async def changed(self) -> bool:
         """Looks at most once in FILE_LOOK_INTERVAL_S. A file that is gone has not changed yet."""
-        now = asyncio.get_running_loop().time()
-        if self._path is None or now < self._look_at:
-            return False
-        self._look_at = now + FILE_LOOK_INTERVAL_S
-        stamp = stamp_of(self._path)
+        return await self.when_changed(lambda: True) or False
+
+    async def when_changed(self, read: Callable[[], T]) -> T | None:
+        """The result of `read`, which the thread that finds a change calls. None: no change."""
+        loop = asyncio.get_running_loop()
+        if self._path is None or loop.time() < self._look_at:
+            return None
+        self._look_at = loop.time() + FILE_LOOK_INTERVAL_S
+        look = self._look
+        if look is None:
+            self._look = look = loop.run_in_executor(None, self._looked, self._path, read)
+            await asyncio.wait([look], timeout=FILE_LOOK_WAIT_MAX_S)
+        if not look.done():
+            return None
+        self._look = None
+        self._seen, found = look.result()
+        return cast("T | None", found)
+
+    def _looked(self, path: Path, read: Callable[[], T]) -> tuple[Stamp, T | None]:
+        stamp = stamp_of(path)
         if stamp is None or stamp == self._seen:
-            return False
-        self._seen = stamp
-        return True
+            return self._seen, None
+        return stamp, read()
+
+
+NO_FILE = WatchedFile(None, None)

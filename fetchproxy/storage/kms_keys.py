@@ -26,7 +26,7 @@ from fetchproxy.errors import (
 )
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.metrics import KEY_SERVICE_UP
-from fetchproxy.runtime.folders import WatchedFile
+from fetchproxy.runtime.folders import NO_FILE
 from fetchproxy.segments.packing import WrappedKey
 from fetchproxy.storage.ciphers import KEY_BYTES, check_aes
 from fetchproxy.storage.key_rings import KeyContext, KeyRing
@@ -70,7 +70,7 @@ class KmsKeyRing(KeyRing):
         check_aes()
         self._place = place
         self._opened = AsyncExitStack()
-        self._trusted = WatchedFile(None)
+        self._trusted = NO_FILE
         self._client: Any = None  # aiobotocore has no types
         self._opening = asyncio.Lock()
         self._active = ""
@@ -203,17 +203,18 @@ class KmsKeyRing(KeyRing):
 
     async def _open(self) -> Any:
         async with self._opening:
-            if self._trusted.changed():
+            if await self._trusted.changed():
                 self._client = None  # the old one is closed at the end
             if self._client is None:
                 session = AioSession()
-                self._trusted = trusted_file(session)
+                self._trusted = await trusted_file(session)
                 self._credentials = await AwsCredentials.of(session, None)
                 config = AioConfig(
                     connect_timeout=CONNECT_MAX_S,
                     read_timeout=RESPONSE_MAX_S,
                     max_pool_connections=REQUESTS_AT_ONCE,
                     retries={"total_max_attempts": 1},  # the caller retries, and logs it
+                    warm_up_loader_caches=True,  # the service description is read on a thread
                 )
                 self._client = await self._opened.enter_async_context(
                     session.create_client(

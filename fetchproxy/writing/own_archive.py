@@ -33,7 +33,8 @@ from fetchproxy.writing.discovery import matching_topics, partitions_of
 
 # A marker file beside the spool records each place where this machine's archivers have seen an
 # archive. It tells a missing mount, or an emptied bucket, from a place where an archive is yet to
-# begin. A machine that loses the files loses only that warning.
+# begin. A machine that loses the files loses only that warning. The spool's disk may hang, so the
+# three functions of the marker run on a thread.
 
 log = structlog.get_logger(__name__)
 
@@ -113,9 +114,12 @@ class OwnArchive:
         identity_here = ArchiveIdentity(
             self.uuid_factory(), cluster_id, self.config.metadata.ruling
         )
-        marker = _marker(self.config.archive.spool_dir, cluster_id, self._place)
+        marker = await asyncio.to_thread(
+            _marker, self.config.archive.spool_dir, cluster_id, self._place
+        )
+        was_seen = self.archives and await asyncio.to_thread(_was_seen, marker)
         if identity is None:
-            await self._check_none_expected(marker)
+            await self._check_none_expected(was_seen)
             identity = await self.rsm.identity.create(identity_here)
             if identity == identity_here:
                 log.info(
@@ -126,7 +130,7 @@ class OwnArchive:
                 f"cluster.bootstrap: the archive at store.url belongs to the cluster "
                 f"{identity.cluster_id}, and the brokers are of the cluster {cluster_id}"
             )
-        if self.archives and not self.create and not _was_seen(marker):
+        if self.archives and not self.create and not was_seen:
             await self._check_has_what_was_trimmed()
         if self.archives and identity.completed(identity_here) != identity:
             await self.rsm.identity.state(identity.completed(identity_here))
@@ -134,7 +138,7 @@ class OwnArchive:
                 "archive_claimed", cluster_id=cluster_id, metadata_manager=identity_here.manager
             )
         if self.archives:
-            _remember(marker)
+            await asyncio.to_thread(_remember, marker)
         self._tell_mirror()
         self.confirmed.set()
 
@@ -216,7 +220,7 @@ class OwnArchive:
         first = str(unknown[0])
         self.health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
 
-    async def _check_none_expected(self, marker: Path) -> None:
+    async def _check_none_expected(self, was_seen: bool) -> None:
         if self.config.metadata.manager == "topic" and list(await self.rlmm.list_partitions()):
             raise ConfigError(
                 f"store.url: there is no archive at {self._place}, and the metadata "
@@ -225,7 +229,7 @@ class OwnArchive:
             )
         if self.create:
             return
-        if _was_seen(marker):
+        if was_seen:
             raise ConfigError(
                 f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
                 "were its objects deleted? To create a new archive there, give --create"

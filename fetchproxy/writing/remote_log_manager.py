@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
@@ -71,12 +71,11 @@ log = structlog.get_logger(__name__)
 
 
 def open_source(
-    config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int
+    config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int, log_dirs: Sequence[LogDir]
 ) -> Callable[[TopicIdPartition, Spool], SegmentAccumulator]:
-    """Starts nothing; reads log directories' properties. Raises ConfigError as `open_log_dirs`."""
+    """Starts nothing. `log_dirs`: from `open_log_dirs`."""
     pace = CopyPace(config.copy_bytes_per_s_max)
-    if config.log_dirs is not None:
-        log_dirs = open_log_dirs(config)
+    if log_dirs:
         return partial(LogDirsAccumulator, cluster=cluster, pace=pace, log_dirs=log_dirs)
     return partial(
         BatchAccumulator, cluster=cluster, pace=pace, config=config, fetch_bytes_max=fetch_bytes_max
@@ -84,15 +83,19 @@ def open_source(
 
 
 def open_log_dirs(config: ArchiveConfig) -> list[LogDir]:
-    """Blocks briefly. Raises ConfigError if one is not a log directory or cannot be read."""
+    """Blocks for the brokers' disks. Raises ConfigError if one is not a log directory or cannot be
+    read.
+    """
     if config.log_dirs is None:
         return []
     return [open_log_dir(path) for path in parse_paths(config.log_dirs)]
 
 
-def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random) -> Leadership:
-    if config.log_dirs is not None:
-        return LogDirsLeadership({log_dir.node_id for log_dir in open_log_dirs(config)})
+def open_leadership(
+    config: ArchiveConfig, cluster: Cluster, rng: random.Random, log_dirs: Sequence[LogDir]
+) -> Leadership:
+    if log_dirs:
+        return LogDirsLeadership({log_dir.node_id for log_dir in log_dirs})
     if config.group_id is None:
         return Leadership()
     settings = GroupSettings(
@@ -110,7 +113,9 @@ def open_leadership(config: ArchiveConfig, cluster: Cluster, rng: random.Random)
 
 @dataclass(eq=False, repr=False)
 class Archiver:
-    """The parts that all partitions share. Raises ValueError without archive.topics."""
+    """The parts that all partitions share. `log_dirs`: from `open_log_dirs`, which the loop does
+    not wait for. Raises ValueError without archive.topics.
+    """
 
     config: ArchiveConfig
     cluster: Cluster
@@ -121,12 +126,15 @@ class Archiver:
     uuid_factory: Callable[[], UUID]
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
     metadata_topic: str = METADATA_TOPIC
+    log_dirs: Sequence[LogDir] = ()
 
     def __post_init__(self) -> None:
         config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
         clock, limits = self.wall_clock_ms, self.limits
         if config.topics is None:
             raise ValueError("archive.topics is not set")
+        if bool(config.log_dirs) != bool(self.log_dirs):
+            raise ValueError("archive.log_dirs are not open")
         self.published_conditions = PublishedConditions(rsm.objects)  # for the parts that show it
         self.discovery = TopicDiscovery(
             cluster,
@@ -136,7 +144,7 @@ class Archiver:
             self.metadata_topic,
             rsm.name_fault,
         )
-        self.source = open_source(config, cluster, limits.fetch_bytes_max)
+        self.source = open_source(config, cluster, limits.fetch_bytes_max, self.log_dirs)
         self.recorder = TopicRecorder(cluster, rsm, rlmm, clock)
         self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
         self.copier = SegmentCopier(
@@ -213,7 +221,9 @@ class RemoteLogManager(Archiver):
         )
         indexes = self.local_indexes
         self._refresher = LocalIndexRefresher(indexes, rsm) if indexes else None
-        self._leadership = self.leadership or open_leadership(config, cluster, self.rng)
+        self._leadership = self.leadership or open_leadership(
+            config, cluster, self.rng, self.log_dirs
+        )
         self._leadership.on_change = self._leadership_changed
         self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
         # A group leaves no partition without a leader; a broker may have no archiver beside it.

@@ -31,24 +31,27 @@ class Spool:
 
     def __init__(self, spool_dir: Path | None, *, encrypted: bool = False) -> None:
         self._encrypted = encrypted
-        self._parent = spool_dir or Path(tempfile.gettempdir())
+        self._spool_dir = spool_dir
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
+        self._taken = self._given_up = False
         self._files = 0
         self.size_bytes = 0  # of all segments being accumulated; their writers keep it
 
     async def __aenter__(self) -> Self:
         """Raises OSError if the folder cannot be created."""
-        await asyncio.to_thread(self._remove_leftovers)
-        # Not in the thread, which goes on after a cancelled start and would leave a folder.
-        self._take_folder()
+        try:
+            await asyncio.to_thread(self._open)
+        except asyncio.CancelledError:
+            # The thread goes on. Whichever of the two comes last removes the folder.
+            self._given_up = True
+            if self._taken:
+                await asyncio.to_thread(self._remove)
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._lock is not None and self._folder is not None:
-            # In a thread: the deletion of some GiB takes a while, and the loop may serve clients.
-            await asyncio.to_thread(shutil.rmtree, self._folder, True)
-            self._lock.close()
+        await asyncio.to_thread(self._remove)
 
     def new_file(self) -> Path:
         """A path in the folder that was never used before. The file is not created."""
@@ -60,6 +63,24 @@ class Spool:
     def new_key(self) -> bytes | None:
         """The key of a new file. None: files are not encrypted."""
         return os.urandom(KEY_BYTES) if self._encrypted else None
+
+    # --- in a thread: the disk may hang, and the loop may serve clients ---
+    @property
+    def _parent(self) -> Path:
+        return self._spool_dir or Path(tempfile.gettempdir())
+
+    def _open(self) -> None:
+        self._remove_leftovers()
+        self._take_folder()
+        self._taken = True
+        if self._given_up:
+            self._remove()
+
+    def _remove(self) -> None:
+        """The deletion of some GiB takes a while. Idempotent."""
+        if self._lock is not None and self._folder is not None:
+            shutil.rmtree(self._folder, True)
+            self._lock.close()
 
     def _take_folder(self) -> None:
         while True:

@@ -68,7 +68,7 @@ async def test_a_body_has_no_hash_beside_its_crc64(store: S3ObjectStore, tmp_pat
     await store.put_file("k", tmp_path / "file")
     assert bytes(await store.get_range("k", ByteRange(0, len(content)))) == content
     native = await store._writer()
-    config = native._opened().writer.config
+    config = (await native._opened()).writer.config
     assert (config["unsigned_payload"], config["checksum_algorithm"]) == ("true", "CRC64NVME")
 
 

@@ -174,10 +174,7 @@ class ListeningServer:
 
 
 class NetworkLoop(VirtualTimeLoop):
-    """`network` must be set before the first connection.
-
-    The loop simulates no threads: executor work runs at once, in this thread.
-    """
+    """`network` must be set before the first connection."""
 
     network: SimulatedNetwork
 
@@ -195,13 +192,3 @@ class NetworkLoop(VirtualTimeLoop):
     ) -> tuple[SimulatedTransport, asyncio.BaseProtocol]:
         local_host, _ = options.get("local_addr") or ("10.9.9.9", 0)
         return await self.network.connect(protocol_factory, host, port, local_host)
-
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
-        done = self.create_future()
-        try:
-            done.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - as asyncio: whatever a protocol raises
-            done.set_exception(error)
-        return done

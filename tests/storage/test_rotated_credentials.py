@@ -171,18 +171,18 @@ async def test_a_rotated_key_file_of_cloud_storage_is_read_again(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
     store = open_cloud_store(CloudLocation("gs", "bucket", ""), StoreConfig())
     assert store._renewal is not None
-    first = store._opened()
+    first = await store._opened()
 
-    def now() -> object:
+    async def now() -> object:
         assert store._renewal is not None
         store._renewal.file._look_at = 0.0  # no pause in this test
-        return store._opened()
+        return await store._opened()
 
-    assert now() is first
+    assert await now() is first
     file.write_text("{")
     with capture_logs() as logged:
-        assert now() is first
+        assert await now() is first
     assert [entry["event"] for entry in logged] == ["store_credentials_unusable"]
     write("2")
-    assert now() is not first
+    assert await now() is not first
     await store.close()

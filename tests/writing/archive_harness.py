@@ -37,7 +37,7 @@ from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.index_refresh import open_local_indexes
 from fetchproxy.writing.limits import WritingLimits
-from fetchproxy.writing.remote_log_manager import RemoteLogManager
+from fetchproxy.writing.remote_log_manager import RemoteLogManager, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
 from lab.limited import section_and_limits
 
@@ -136,6 +136,7 @@ async def running_archiver(
             rng=random.Random(1),
             local_indexes=local_indexes,
             limits=limits,
+            log_dirs=open_log_dirs(config),
         )
         running = tasks.create_task(manager.run())
         try:

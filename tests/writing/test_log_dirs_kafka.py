@@ -34,7 +34,7 @@ from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPa
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.side_files import aborted_in
 from fetchproxy.writing.limits import WritingLimits
-from fetchproxy.writing.remote_log_manager import open_source
+from fetchproxy.writing.remote_log_manager import open_log_dirs, open_source
 from fetchproxy.writing.sources.log_dirs import open_log_dir
 from fetchproxy.writing.sources.segment_source import LogGap
 from fetchproxy.writing.spool import Spool
@@ -389,7 +389,9 @@ async def test_directories_that_are_not_the_leaders(
         Spool(tmp_path / "spool") as spool,
     ):
         (tp,) = await tps(cluster, topic)
-        accumulator = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
+        accumulator = open_source(config, cluster, FETCH_BYTES_MAX, open_log_dirs(config))(
+            tp, spool
+        )
         if said is None:
             assert await accumulator.accumulate(0, close_short=True) is None
         else:
@@ -410,7 +412,9 @@ async def test_a_position_beyond_either_end(
         Spool(tmp_path / "spool") as spool,
     ):
         (tp,) = await tps(cluster, topic)
-        accumulator = open_source(config, cluster, FETCH_BYTES_MAX)(tp, spool)
+        accumulator = open_source(config, cluster, FETCH_BYTES_MAX, open_log_dirs(config))(
+            tp, spool
+        )
         assert await accumulator.find_log_start() == 10
         assert await accumulator.accumulate(9, close_short=False) == LogGap(10)
         end = await stable_end(cluster, tp)

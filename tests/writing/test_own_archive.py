@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -334,3 +336,29 @@ async def test_a_metadata_topic_that_knows_an_archive_makes_no_second_one(
     async with process(config, create=True) as one:
         with pytest.raises(ConfigError, match=r"own-topic-metadata has segments"):
             await one.own.at_start()
+
+
+async def test_a_spool_whose_disk_hangs_does_not_hold_up_the_start(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_topic(kafka_server, "own-hanging")
+    config = configured(
+        kafka_server, tmp_path, "own-hanging", archive_spool_dir=str(tmp_path / "spool")
+    )
+    look, hangs, mended = os.lstat, threading.Event(), threading.Event()
+
+    def hang(path: Path) -> os.stat_result:
+        if Path(path).is_relative_to(tmp_path / "spool"):
+            hangs.set()
+            mended.wait(60)
+        return look(path)
+
+    monkeypatch.setattr(os, "lstat", hang)
+    monkeypatch.setattr(own_archive, "AT_START_MAX_S", 1.0)
+    async with process(config) as one:
+        while not hangs.is_set():
+            await one.own.at_start()
+        assert not one.own.confirmed.is_set(), "`run` goes on with it"
+        mended.set()
+        await one.own.confirm()
+        assert one.own.confirmed.is_set()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import shutil
+import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import IO
 
@@ -75,6 +77,43 @@ async def test_a_start_that_is_cancelled_leaves_no_folder(tmp_path: Path) -> Non
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_start_that_is_cancelled_when_its_thread_has_ended_leaves_no_folder(
+    tmp_path: Path,
+) -> None:
+    spool = Spool(tmp_path)
+    starting = asyncio.create_task(spool.__aenter__())
+    await asyncio.sleep(0)
+    while not spool._taken:
+        time.sleep(0.001)  # noqa: ASYNC251 - the loop does not know it yet
+    assert len(list(tmp_path.iterdir())) == 1
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_disk_that_hangs_holds_no_turn_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, hangs, mended = tempfile.mkdtemp, threading.Event(), threading.Event()
+
+    def hang(**named: str) -> str:
+        hangs.set()
+        mended.wait(60)
+        return make(**named)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", hang)
+    starting = asyncio.create_task(Spool(tmp_path).__aenter__())
+    while not hangs.is_set():  # noqa: ASYNC110 - a thread tells no event
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    mended.set()
     await asyncio.get_running_loop().shutdown_default_executor()
     assert list(tmp_path.iterdir()) == []
 

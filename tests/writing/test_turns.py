@@ -6,7 +6,7 @@ import asyncio
 import random
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from fetchproxy.writing.leadership import Leadership, LeadershipState
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
+from fetchproxy.writing.sources.log_dirs import LogDir
 from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
 from fetchproxy.writing.spool import Spool
 from lab.limited import section_and_limits
@@ -255,8 +256,10 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
     before = ARCHIVE_TURNS_ENDED._value.get()
     real = module.open_source
 
-    def with_a_silent_one(config: ArchiveConfig, cluster: Cluster, bytes_max: int) -> Gatherers:
-        others = real(config, cluster, bytes_max)
+    def with_a_silent_one(
+        config: ArchiveConfig, cluster: Cluster, bytes_max: int, log_dirs: Sequence[LogDir]
+    ) -> Gatherers:
+        others = real(config, cluster, bytes_max, log_dirs)
         one = partial(SilentAccumulator, cluster=cluster, pace=CopyPace(0))
         return lambda tp, spool: (one if tp.partition == silent else others)(tp, spool)
 

@@ -14,7 +14,7 @@ import structlog
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, NoCredentialsError
 
-from fetchproxy.runtime.folders import WatchedFile
+from fetchproxy.runtime.folders import WatchedFile, stamp_of
 from fetchproxy.runtime.single_flight import SingleFlight
 
 log = structlog.get_logger(__name__)
@@ -23,10 +23,19 @@ log = structlog.get_logger(__name__)
 _LOOK_INTERVAL_S = 2.0
 
 
-def trusted_file(session: AioSession) -> WatchedFile:
+async def trusted_file(session: AioSession) -> WatchedFile:
     """The file of trusted certificates that AWS_CA_BUNDLE or boto's configuration names."""
+    await read_files(session)
     name = session.get_config_variable("ca_bundle")
-    return WatchedFile(Path(name) if name else None)
+    file = Path(name) if name else None
+    return WatchedFile(file, None if file is None else await asyncio.to_thread(stamp_of, file))
+
+
+async def read_files(session: AioSession) -> None:
+    """Read boto's configuration and credentials on a thread, because their disk may hang. What boto
+    reads again on the loop, to find credentials, it reads a moment later.
+    """
+    await asyncio.to_thread(lambda: session.full_config)
 
 
 class AwsCredentials:
@@ -79,7 +88,9 @@ class AwsCredentials:
         self._read_at = now
         try:
             before = self._current and await self._current.get_frozen_credentials()
-            found = await AioSession(profile=self._profile).get_credentials()
+            session = AioSession(profile=self._profile)
+            await read_files(session)
+            found = await session.get_credentials()
             if found is None or await found.get_frozen_credentials() == before:
                 return
         except (BotoCoreError, OSError, ValueError) as error:

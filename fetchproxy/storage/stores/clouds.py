@@ -17,7 +17,7 @@ from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import mask_text, secret_from
 from fetchproxy.errors import ConfigError
-from fetchproxy.runtime.folders import WatchedFile
+from fetchproxy.runtime.folders import NO_FILE, WatchedFile, stamp_of
 from fetchproxy.storage.stores.locations import CloudLocation
 from fetchproxy.storage.stores.native import Clients, NativeObjectStore, Renewal, make_clients
 
@@ -49,7 +49,8 @@ def open_cloud_store(
 
     # Azure's library reads the token file of a federated identity each time.
     key_file = os.environ.get(_CONNECTION_FILE if is_azure else "GOOGLE_APPLICATION_CREDENTIALS")
-    renewal = Renewal(WatchedFile(Path(key_file) if key_file else None), remake)
+    watched = WatchedFile(Path(key_file), stamp_of(Path(key_file))) if key_file else NO_FILE
+    renewal = Renewal(watched, remake)
     try:
         clients = remake()
     except (BaseError, OSError, ValueError) as error:

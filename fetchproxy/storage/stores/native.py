@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -306,7 +307,7 @@ class NativeObjectStore(ObjectStore):
         folder = prefix.rpartition("/")[0] or None
         last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
         with _translated(what):
-            lister = self._opened().lister
+            lister = (await self._opened()).lister
             pages = lister.list(folder, offset=offset, chunk_size=self._page_objects)
             while page := await self._next_page(pages):
                 seen += len(page)
@@ -326,7 +327,7 @@ class NativeObjectStore(ObjectStore):
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         what = f"list folders of {check_folder_prefix(prefix)}"
         with _translated(what):
-            lister = self._opened().lister
+            lister = (await self._opened()).lister
             async with self._places:
                 listed = await lister.list_with_delimiter_async(prefix.rstrip("/") or None)
             if not listed["common_prefixes"] and not listed["objects"]:
@@ -337,7 +338,7 @@ class NativeObjectStore(ObjectStore):
 
     async def delete(self, key: str) -> None:
         what = f"delete {check_key(key)}"
-        writer = self._opened().writer
+        writer = (await self._opened()).writer
         with _translated(what):
             try:
                 async with self._places:
@@ -349,22 +350,19 @@ class NativeObjectStore(ObjectStore):
     async def close(self) -> None:
         self._clients = None
 
-    def _opened(self) -> Clients:
+    async def _opened(self) -> Clients:
+        if self._renewal is not None:
+            renewed = await self._renewal.file.when_changed(partial(_renewed, self._renewal.make))
+            if self._clients is not None:  # not closed meanwhile
+                self._clients = renewed or self._clients
         if self._clients is None:
             raise RemoteStorageError("the store is closed")
-        if self._renewal is not None and self._renewal.file.changed():
-            try:
-                self._clients = self._renewal.make()
-                log.info("store_credentials_changed")
-            except (native.BaseError, OSError, ValueError, ConfigError) as error:
-                text = str(error).partition("Debug source")[0].strip()
-                log.error("store_credentials_unusable", error=mask_text(text))
         return self._clients
 
     async def _put(
         self, key: str, content: bytes | Iterator[bytes], *, uploads: bool = False, **how: Any
     ) -> None:
-        clients = self._opened()
+        clients = await self._opened()
         writer = clients.uploader if uploads else clients.writer
         with _translated(f"put {key}"):
             async with self._places:
@@ -372,7 +370,7 @@ class NativeObjectStore(ObjectStore):
 
     @asynccontextmanager
     async def _reading(self, key: str, what: str) -> AsyncIterator[Any]:
-        reader = self._opened().reader
+        reader = (await self._opened()).reader
         try:
             async with self._places:
                 yield reader
@@ -387,7 +385,7 @@ class NativeObjectStore(ObjectStore):
     async def _check_present(self, key: str) -> None:
         """Raises the library's error if the whole store is missing."""
         folder = key.rpartition("/")[0] or None
-        pages = self._opened().reader.list(folder, chunk_size=1)
+        pages = (await self._opened()).reader.list(folder, chunk_size=1)
         await self._next_page(pages)
 
     async def _confirm_end(self, prefix: str, what: str) -> None:
@@ -397,7 +395,7 @@ class NativeObjectStore(ObjectStore):
         """
         try:
             async with self._places:
-                await self._opened().reader.head_async(prefix + _NEVER_THERE)
+                await (await self._opened()).reader.head_async(prefix + _NEVER_THERE)
         except FileNotFoundError:
             return
         raise StorageUnavailable(f"{what}: the answer is not a listing")
@@ -409,6 +407,18 @@ class NativeObjectStore(ObjectStore):
             except StopAsyncIteration:
                 return ()
             return page
+
+
+def _renewed(make: Callable[[], Clients]) -> Clients | None:
+    """None: the last clients stay in use."""
+    try:
+        clients = make()
+    except (native.BaseError, OSError, ValueError, ConfigError) as error:
+        text = str(error).partition("Debug source")[0].strip()
+        log.error("store_credentials_unusable", error=mask_text(text))
+        return None
+    log.info("store_credentials_changed")
+    return clients
 
 
 def _version(found: Any) -> str:

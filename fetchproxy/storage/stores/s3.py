@@ -25,7 +25,7 @@ from fetchproxy.config.memory_plan import PART_BYTES
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ObjectNotFound, RemoteStorageError, StorageDenied, too_large
 from fetchproxy.model import ByteRange
-from fetchproxy.runtime.folders import WatchedFile
+from fetchproxy.runtime.folders import NO_FILE
 from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.object_keys import check_folder_prefix, check_key, check_prefix
 from fetchproxy.storage.stores.aws_credentials import AwsCredentials, trusted_file
@@ -189,7 +189,7 @@ class S3ObjectStore(ObjectStore):
         self._opening = asyncio.Lock()
         self._resources = AsyncExitStack()
         self._retired: list[AsyncExitStack] = []  # of clients from before a change of certificates
-        self._trusted = WatchedFile(None)
+        self._trusted = NO_FILE
         self._session: Any = None
         self._native: NativeObjectStore | None = None
         self._bucket_region: str | None = None  # as the server has named it
@@ -379,7 +379,7 @@ class S3ObjectStore(ObjectStore):
         if self._closed:
             raise RemoteStorageError("the store is closed")
         async with self._opening:
-            if self._client is not None and self._trusted.changed():
+            if self._client is not None and await self._trusted.changed():
                 # New connections trust the new certificates. Requests in flight end on old ones.
                 self._retired.append(self._resources)
                 self._resources = AsyncExitStack()
@@ -388,7 +388,7 @@ class S3ObjectStore(ObjectStore):
             if self._client is None:
                 self._session = session = AioSession(profile=self._location.profile)
                 session.register_component("data_loader", _service_descriptions())
-                self._trusted = trusted_file(session)
+                self._trusted = await trusted_file(session)
                 with translated_s3_error(f"open bucket {self._bucket}"):
                     self._credentials = await AwsCredentials.of(session, self._location.profile)
                     client = await self._resources.enter_async_context(
