@@ -545,7 +545,8 @@ class ServedFetch:
                 return False
             await self._hold_refusal(plan, side, poll)
             turn = on.cut_short and any(result.records for _, result in side.results().values())
-            if poll is not None and side.ready and not turn and not poll.arrived.is_set():
+            joins = poll is not None and side.ready and not turn and not poll.arrived.is_set()
+            if poll is not None and joins and clock() < poll.due_at:
                 await first_of([poll.arrived.wait()], poll.due_at - clock())
             if poll is None or turn or not poll.arrived.is_set():
                 await self._respond_alone(plan, side)
@@ -572,8 +573,10 @@ class ServedFetch:
         for ever.
         """
         if self._on.shared.refuses_lost and self._only_refuses(plan, side):
-            waits = [] if poll is None else [poll.arrived.wait()]
-            await first_of(waits, self._deadline - self._on.clock())
+            left = self._deadline - self._on.clock()
+            if left > 0 and not (poll and poll.arrived.is_set()):
+                waits = [] if poll is None else [poll.arrived.wait()]
+                await first_of(waits, left)
 
     def _only_refuses(self, plan: FetchPlan, side: ArchivedReads) -> bool:
         """True: the response would say only that offsets are lost."""
