@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from fetchproxy_protocol import fetch as fr
@@ -11,7 +13,6 @@ from fetchproxy_protocol.apis import ErrorCode, WireError
 from fetchproxy_protocol.fetch import TopicRef
 from fetchproxy_protocol.primitives import INT32, Buffer
 
-from fetchproxy.serving.gateway.apis.fetch import PendingFetch
 from fetchproxy.serving.gateway.broker_link import (
     WALKED_BYTES,
     WHOLE_BYTES_MAX,
@@ -20,6 +21,12 @@ from fetchproxy.serving.gateway.broker_link import (
     ExpectedResponse,
     Payload,
 )
+from fetchproxy.serving.gateway.fetch_conversation import (
+    BrokerPoll,
+    FetchConversation,
+    RelayedFetch,
+)
+from fetchproxy.serving.gateway.fetch_session import FetchKind
 from fetchproxy.serving.limits import AccumulatedBytes
 from fetchproxy.serving.transport import ReceiveBuffer
 
@@ -83,8 +90,41 @@ class Client:
     def broker_slow(self, slow: bool) -> None: ...
 
 
+class Fetches:
+    """The conversation, as far as a response knows it; `asked` lists the calls to it."""
+
+    def __init__(self, asked: list[str], clients_session: int = CLIENTS_SESSION) -> None:
+        self.asked = asked
+        self.clients_session = clients_session
+        self.throttle_time_ms = 0
+        self.mirror = self
+        self.session = SimpleNamespace(addresses=SimpleNamespace(splice_fetch_tags=bytes))
+
+    def on_fine_response(self, session_id: int) -> int:
+        assert session_id == BROKERS_SESSION
+        self.asked.append("plain")
+        return self.clients_session
+
+    def on_head(self, request: fr.FetchRequest, head: fr.FetchResponseHead) -> fr.HeadPatch:
+        self.asked.append("head")
+        return fr.HeadPatch(head.correlation_id, CLIENTS_SESSION)
+
+    def on_error(self, topic: TopicRef, partition: int, code: int) -> fr.PartitionPatch | None:
+        self.asked.append(f"error {code}")
+        return fr.PartitionPatch(5, 5, 5)
+
+    def serve_instead(self, fetch: RelayedFetch) -> bool:
+        return False
+
+    def passed(self, fetch: RelayedFetch) -> None:
+        self.asked.append("done")
+
+    def poll_arrived(self) -> None:
+        self.asked.append("arrived")
+
+
 class Conversation:
-    """One link with one response due; `asked` lists the calls to the handler."""
+    """One link with one response due."""
 
     def __init__(
         self,
@@ -106,27 +146,26 @@ class Conversation:
             self.link.buffer_updated(len(piece))
 
 
-def fetch_response(version: int, asked: list[str], **shown: int) -> PendingFetch:
+def fetch_response(
+    version: int, asked: list[str], fetches: Fetches | None = None, **shown: int
+) -> RelayedFetch:
     """A response for a client with its own session; `shown`: the log start the client is shown."""
-
-    def on_head(head: fr.FetchResponseHead) -> fr.HeadPatch:
-        asked.append("head")
-        return fr.HeadPatch(head.correlation_id, CLIENTS_SESSION)
-
-    def on_error(topic: TopicRef, partition: int, code: int) -> fr.PartitionPatch | None:
-        asked.append(f"error {code}")
-        return fr.PartitionPatch(5, 5, 5)
-
-    def on_plain(session_id: int) -> int:
-        assert session_id == BROKERS_SESSION
-        asked.append("plain")
-        return CLIENTS_SESSION
-
     starts = {TOPIC[version]: lambda partition: shown["start"]} if shown else None
-    response = PendingFetch(CORRELATION_ID, version, bytes, starts)
-    response.attach(on_head, on_error, lambda: asked.append("done"))
-    response.on_plain = on_plain
-    return response
+    return RelayedFetch(
+        cast(FetchConversation, fetches or Fetches(asked)),
+        CORRELATION_ID,
+        cast(fr.FetchRequest, SimpleNamespace(version=version)),
+        FetchKind.SESSIONLESS,
+        b"",
+        log_starts=starts,
+    )
+
+
+def throttled(asked: list[str]) -> Fetches:
+    """The client was not shown a throttle time yet: the next head must change."""
+    fetches = Fetches(asked)
+    fetches.throttle_time_ms = 1
+    return fetches
 
 
 def framed(
@@ -181,8 +220,7 @@ def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
     """Brokers send the head first, and then the records."""
     frame = framed(16)
     asked: list[str] = []
-    response = fetch_response(16, asked)
-    response.on_plain = lambda session_id: asked.append("plain") or session_id
+    response = fetch_response(16, asked, Fetches(asked, clients_session=BROKERS_SESSION))
     talk = Conversation(response)
     talk.arrives([frame[:cut_at]])
     assert talk.client.pieces == []
@@ -223,8 +261,7 @@ def test_an_answer_with_an_error_at_its_top_is_scanned() -> None:
 
 def test_an_answer_whose_head_must_change_is_scanned() -> None:
     asked: list[str] = []
-    response = fetch_response(16, asked)
-    response.on_plain = None
+    response = fetch_response(16, asked, throttled(asked))
     whole = Conversation(response)
     whole.arrives([framed(16)])
     assert asked == ["head", "done"]
@@ -232,8 +269,13 @@ def test_an_answer_whose_head_must_change_is_scanned() -> None:
 
 
 def test_a_parked_answer_stays_where_it_is() -> None:
-    parked = Conversation(PendingFetch(CORRELATION_ID, 16, bytes))
+    asked: list[str] = []
+    poll = BrokerPoll(
+        cast(FetchConversation, Fetches(asked)), CORRELATION_ID, 16, 0, 0.0, None, False
+    )
+    parked = Conversation(poll)
     parked.arrives([framed(16)])
+    assert asked == ["arrived"]
     assert parked.client.pieces == []
     assert parked.link.expected
 
@@ -267,8 +309,7 @@ def test_two_answers_in_one_piece_leave_in_order() -> None:
 def test_little_comes_at_once_of_what_is_walked_slowly(version: int) -> None:
     """Walking 10,000 partitions without records in one piece holds the loop for milliseconds."""
     for slowly in (False, True):
-        response = fetch_response(version, [])
-        response.on_plain = None
+        response = fetch_response(version, [], throttled([]))
         response.walked_slowly = slowly
         talk = Conversation(response)
         frame = framed(version, records=b"")

@@ -16,7 +16,8 @@ from virtual_loop import START_S
 from fetchproxy.app import Limits
 from fetchproxy.config.schema import Config
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.serving.gateway.apis.fetch import PARKED_WAIT_MAX_MS, TAIL_GRACE_S
+from fetchproxy.serving.gateway.apis.fetch import PARKED_WAIT_MAX_MS
+from fetchproxy.serving.gateway.fetch_conversation import TAIL_GRACE_S
 
 PARKED_S = PARKED_WAIT_MAX_MS / 1000
 STALL_S_MAX = 0.3

@@ -20,8 +20,9 @@ from fetchproxy.config.schema import MiB, RemoteFetchConfig
 from fetchproxy.runtime.cooperative import MESSAGES_A_TURN
 from fetchproxy.serving import session as request_reader
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
-from fetchproxy.serving.gateway.apis.fetch import FetchHandler, PendingFetch
+from fetchproxy.serving.gateway.apis.fetch import FetchHandler
 from fetchproxy.serving.gateway.broker_link import BrokerLink
+from fetchproxy.serving.gateway.fetch_conversation import RelayedFetch
 from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRouting
 from fetchproxy.serving.gateway.fetch_session import PARTITION_BYTES
 from fetchproxy.serving.gateway.session import GatewaySession
@@ -128,14 +129,14 @@ def test_the_answer_to_one_partition_named_very_often_is_walked_in_steps(
 ) -> None:
     """A broker answers it as often: 20,000 times in one turn took 0.4 s."""
     slowly: list[bool] = []
-    expect_passed = FetchHandler._expect_passed
+    expect = RelayedFetch.expect
 
-    def noted(handler: FetchHandler, *arguments: Any) -> PendingFetch:
-        response = expect_passed(handler, *arguments)
+    def noted(fetch: RelayedFetch) -> RelayedFetch:
+        response = expect(fetch)
         slowly.append(response.walked_slowly)
         return response
 
-    monkeypatch.setattr(FetchHandler, "_expect_passed", noted)
+    monkeypatch.setattr(RelayedFetch, "expect", noted)
 
     async def main(replay: Replay) -> None:
         connection = await connected("often")

@@ -485,6 +485,11 @@ class FetchRouting:
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
 
+    def name_topics(self, by_id: bool) -> None:
+        """Routes are keyed by name or by id: forget those of the other kind."""
+        self.by_id = by_id
+        self.routes = FetchRoutes(self._shared.permit_ttl_s)
+
     # -- which tier answers the current fetch ------------------------------------------------------
     def plan_at_once(self) -> FetchPlan | None:
         """None: there are too many partitions for one step of the loop."""

@@ -354,16 +354,12 @@ class TopicsOfConnection:
         self.new: deque[TopicName] = deque()
         self.changes = 0
         self.left = False
-        self._keys: Set[PartitionKey] | None = None  # of the last request, if it named all of them
         self._by_id = False
         self._generation = -1
         self._starts: LogStarts | None = None
 
     def note(self, keys: Set[PartitionKey], by_id: bool, only_these: bool) -> None:
         """`only_these`: the client now reads no other partitions."""
-        if keys == self._keys and only_these and by_id is self._by_id:
-            return
-        self._keys = keys if only_these else None
         topics = {topic for topic, _ in keys}
         if not only_these and by_id is self._by_id:
             topics |= self._topics
@@ -401,7 +397,7 @@ class TopicsOfConnection:
 
     def drop(self) -> None:
         """The client asks for nothing any more."""
-        self._keys = self._starts = None
+        self._starts = None
 
 
 def archive_start(view: PartitionView) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from fetchproxy_protocol.apis import (
@@ -168,11 +168,10 @@ class Upstream(NamedTuple):
 
 
 class Muting(NamedTuple):
-    """A fetch that mutes the client during `work`. `again`: look at the fetch again afterwards."""
+    """A fetch that mutes the client during `work`, and comes again afterwards."""
 
     work: Coroutine[None, None, object]
     name: str
-    again: bool = False
 
 
 class InTurn(NamedTuple):
@@ -182,21 +181,31 @@ class InTurn(NamedTuple):
     name: str
 
 
-class Fetches(Protocol):
-    """The fetches of one connection (`apis.fetch`)."""
+class FetchStates(Protocol):
+    """How far the fetches of one connection are (`fetch_conversation`)."""
 
     @property
     def parked(self) -> object | None:
         """A poll at the broker that waits for a client's fetch to take it up."""
 
-    def on_request(self, frame: bytes, body_at: int) -> Upstream | InTurn | Muting:
-        """How to handle a whole framed request."""
+    def on_request(self, frame: bytes, body_at: int) -> object:
+        """How to handle a whole framed request: `Upstream`, or see `Fetches.work_for`."""
 
     def only_parked(self, expected: Iterable[ExpectedResponse]) -> bool:
-        """True: the parked poll's answer is the only one in `expected`."""
+        """True: the parked poll's response is the only one in `expected`."""
+
+
+class Fetches(Protocol):
+    """The fetches of one connection (`apis.fetch`)."""
+
+    @property
+    def conversation(self) -> FetchStates: ...
+
+    def work_for(self, output: Any, frame: bytes, body_at: int) -> InTurn | Muting:
+        """What to do with a fetch for which the conversation has returned `output`."""
 
     async def discard_parked(self) -> None:
-        """Discard a parked poll's answer."""
+        """Discard a parked poll's response."""
 
     @property
     def kept_bytes(self) -> int: ...
@@ -438,21 +447,26 @@ class GatewaySession(ClientSession):
         await work(await self._drained_before())
 
     def on_fetch(self, frame: bytes, body_at: int) -> bool:
-        """See `Fetches.on_request`."""
-        way = self.fetch.on_request(frame, body_at)
-        if isinstance(way, Upstream):
-            self.send_upstream(way.frame, None)
-            self.expect(way.expect())
-        elif isinstance(way, InTurn):
+        """False: the fetch comes again."""
+        output = self.fetch.conversation.on_request(frame, body_at)
+        if isinstance(output, Upstream):
+            self.send_upstream(output.frame, None)
+            self.expect(output.expect())
+            return True
+        way = self.fetch.work_for(output, frame, body_at)
+        if isinstance(way, InTurn):
             self.mute_while(self._in_turn(way.work), way.name)
-        else:
-            self.mute_while(way.work, way.name)
-            return not way.again
-        return True
+            return True
+        self.mute_while(way.work, way.name)
+        return False
 
     def at_inflight_limit(self) -> bool:
         # Without the parked poll, which is the proxy's own: it would block the fetch that takes it.
-        in_flight = len(self.link.expected) - (self.fetch.parked is not None) if self.link else 0
+        in_flight = (
+            len(self.link.expected) - (self.fetch.conversation.parked is not None)
+            if self.link
+            else 0
+        )
         return in_flight >= self._limits.inflight_requests_max
 
     @property
@@ -464,7 +478,7 @@ class GatewaySession(ClientSession):
         """Wait until all requests so far are answered, except a parked fetch. True: it waited."""
         assert self.link is not None
         waited = False
-        while self.link.expected and not self.fetch.only_parked(self.link.expected):
+        while self.link.expected and not self.fetch.conversation.only_parked(self.link.expected):
             waited = True
             self._drained.clear()
             self.link.tells_responded = True
@@ -558,7 +572,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
             return True
         cut_off = self._passing if self._left else None
         due = [response for response in session.link.expected if response is not cut_off]
-        return not due or session.fetch.only_parked(due)
+        return not due or session.fetch.conversation.only_parked(due)
 
     def _consume(self, view: memoryview) -> int:
         pos = emit = 0
@@ -579,7 +593,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
             ):
                 self._whole_at = size + 4
                 break
-            if session.fetch.parked and handling is not FETCH_TREATMENT:
+            if session.fetch.conversation.parked and handling is not FETCH_TREATMENT:
                 # the parked answer comes before this request's answer: discard it first
                 session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
                 break

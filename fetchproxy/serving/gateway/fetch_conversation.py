@@ -1,0 +1,635 @@
+"""The fetches of one connection, as a state machine without sockets, tasks and timers.
+
+The client has one fetch open at a time. `FetchState` says how far it is, `TRANSITIONS` where it may
+go from there, and only `FetchConversation.move` takes it there. What happens is a call, and what
+must be done about it is the call's result: the shell (`apis.fetch`) reads, sends, waits and writes.
+
+A fetch of the tail passes unchanged, and the proxy only scans its response (`RelayedFetch`). If the
+scan finds OffsetOutOfRange, the fetch is caught: the partition is shown as empty and its route is
+decided. A response of the broker without records is dropped then, and the same fetch is served: a
+plan says which partitions the archive answers, and the broker is asked for the others
+(`BrokerPoll`). A response with records leaves at once with that partition empty, and the next fetch
+gets the archived records.
+
+The tier that is ready first is answered first (`next_state`). Tail data never waits for the
+archive. Archived data does not wait for the broker's long poll, which is then *parked* until the
+next fetch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from fetchproxy_protocol.apis import ErrorCode, MalformedMessage
+from fetchproxy_protocol.fetch import (
+    PARTITIONS_MAX,
+    TOPIC_IDS_FROM,
+    FetchRequest,
+    FetchResponseHead,
+    HeadPatch,
+    LogStarts,
+    PartitionKey,
+    PartitionPatch,
+    TopicRef,
+    head_bytes,
+    parse_fetch_request,
+    plain_session_id,
+    with_bytes_max,
+    with_session,
+)
+from fetchproxy_protocol.fetch_scan import FetchResponseScan
+from fetchproxy_protocol.headers import client_id, peek_request_header
+from fetchproxy_protocol.primitives import INT32
+
+from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
+from fetchproxy.serving.admission import Client
+from fetchproxy.serving.fetch_response import EncodedTopics
+from fetchproxy.serving.gateway.broker_link import ExpectedResponse, ScannedResponse
+from fetchproxy.serving.gateway.fetch_routing import (
+    ALL_FROM_BROKERS,
+    FetchPlan,
+    FetchRouting,
+    SharedByFetches,
+)
+from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
+from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
+from fetchproxy.serving.gateway.session import GatewaySession, Upstream
+
+NOTHING_INJECTED: EncodedTopics = {}
+# A response with more partitions is received in small pieces. Each partition costs the loop a
+# microsecond or two, and a piece is walked in one turn.
+WALKED_AT_ONCE = 1_000
+PARTITION_BYTES_MIN = 16  # of a request (v4)
+# Longest that one tier waits for the other: for a response that is due at once, or for Metadata.
+TAIL_GRACE_S = 0.05
+
+
+class FetchState(Enum):
+    IDLE = "no fetch of the client is open"
+    READING = "a long request is read in steps"
+    PACED = "the fetch waits until the client's application needs records"
+    RELAYING = "the broker has the request, and its response passes"
+    CAUGHT = "the response that passes has a partition out of range, shown as empty"
+    PLANNING = "it is looked up which tier serves which partition"
+    WAITING = "neither tier has anything yet"
+    MERGING = "the broker's response passes, with the archive's part in front"
+    RESPONDING = "the proxy's own response leaves, and the broker's is parked"
+
+
+# docs/architecture.md draws these.
+TRANSITIONS: Mapping[FetchState, Sequence[FetchState]] = {
+    FetchState.IDLE: (
+        FetchState.RELAYING,
+        FetchState.PLANNING,
+        FetchState.READING,
+        FetchState.PACED,
+        FetchState.RESPONDING,
+    ),
+    FetchState.READING: (
+        FetchState.RELAYING,
+        FetchState.PLANNING,
+        FetchState.PACED,
+        FetchState.RESPONDING,
+        FetchState.IDLE,
+    ),
+    FetchState.PACED: (FetchState.RELAYING, FetchState.PLANNING, FetchState.RESPONDING),
+    FetchState.RELAYING: (FetchState.IDLE, FetchState.CAUGHT),
+    FetchState.CAUGHT: (FetchState.IDLE, FetchState.PLANNING),
+    FetchState.PLANNING: (FetchState.WAITING, FetchState.MERGING, FetchState.RESPONDING),
+    FetchState.WAITING: (FetchState.MERGING, FetchState.RESPONDING, FetchState.PLANNING),
+    FetchState.MERGING: (FetchState.IDLE, FetchState.CAUGHT, FetchState.PLANNING),
+    FetchState.RESPONDING: (FetchState.IDLE,),
+}
+
+
+# What the shell must do with a fetch that does not go `Upstream`.
+class Later(NamedTuple):
+    """Take the fetch in again: in PACED after `due_in_s`, in READING when it is read, and in
+    RELAYING when the fetch before it has its response.
+    """
+
+    state: FetchState
+    due_in_s: float = 0.0
+
+
+class Refuse(NamedTuple):
+    request: FetchRequest
+    error_code: int
+
+
+class Serve(NamedTuple):
+    """`requested_at`: loop time at which the client asked; its max_wait starts then.
+
+    `plan`: None if it takes more than one step of the loop.
+    """
+
+    request: FetchRequest
+    kind: FetchKind
+    client: Client
+    requested_at: float
+    plan: FetchPlan | None
+
+
+Output = Upstream | Later | Refuse | Serve
+
+
+class TiersSoFar(NamedTuple):
+    """What a served fetch knows of both tiers. Times are loop times (s).
+
+    `due_at`: until then, archived data waits for the broker's response; -inf: it is not asked.
+    `archive_first`: archived records are there, and the tail left no room for them last time.
+    `has_error`: the client must get an error. `ask_broker`: a partition is the broker's after all.
+    `only_refuses`: the response would say only that offsets are lost.
+    `deadline`: the client's own. `patience`: until then, something may still come.
+    """
+
+    broker_only: bool
+    arrived: bool
+    due_at: float
+    archive_ready: bool
+    archive_first: bool
+    has_error: bool
+    ask_broker: bool
+    only_refuses: bool
+    deadline: float
+    patience: float
+
+    @property
+    def has_news(self) -> bool:
+        """There is something to answer: only the broker's response may still be waited for."""
+        return self.arrived or self.archive_ready or self.has_error
+
+
+def next_state(tiers: TiersSoFar, now: float) -> tuple[FetchState, float | None]:
+    """The state that follows PLANNING or WAITING; and until when it lasts if it is WAITING.
+
+    If nothing comes from the archive, the fetch waits until the broker answers, as without a proxy.
+    """
+    if tiers.broker_only:
+        return FetchState.MERGING if tiers.arrived else FetchState.WAITING, None
+    if not tiers.has_news:
+        if tiers.ask_broker:
+            return FetchState.PLANNING, None
+        if now < tiers.patience:
+            return FetchState.WAITING, tiers.patience
+    if tiers.arrived and not tiers.archive_first:
+        return FetchState.MERGING, None
+    if not tiers.arrived and tiers.only_refuses and now < tiers.deadline:
+        return FetchState.WAITING, tiers.deadline  # some clients retry at once, and for ever
+    if tiers.archive_ready and not tiers.archive_first and now < tiers.due_at:
+        return FetchState.WAITING, tiers.due_at
+    return FetchState.RESPONDING, None
+
+
+class FetchShell(Protocol):
+    def poll_arrived(self) -> None:
+        """The response to the parked poll is here."""
+
+    def responded(self) -> None:
+        """The broker's response has left, or was dropped or discarded."""
+
+    def serve_caught(self, serve: Serve) -> None:
+        """Mute the client at once, and serve the fetch whose response is dropped."""
+
+
+class FetchConversation:
+    """One per connection. Each fetch is answered before the next one is taken in.
+
+    `parked`: a poll at the broker that no fetch of the client has taken up yet.
+    `cut_short`: the tail left no room for archived records, so the archive has the next turn.
+    `tail_is_read`: the broker's last response had no partition out of range.
+    `throttle_time_ms`: the throttle time of responses that the client did not see.
+    """
+
+    def __init__(
+        self,
+        session: GatewaySession,
+        shared: SharedByFetches,
+        mirror: FetchSessionMirror,
+        routing: FetchRouting,
+        shell: FetchShell,
+    ) -> None:
+        self.session = session
+        self.clock = shared.archive.clock
+        self.mirror = mirror
+        self.topics = TopicsOfConnection(shared.topics)
+        self._shared = shared
+        self._steps = shared.archive.purgatory.steps
+        self._routing = routing
+        self._share = session.share
+        self._shell = shell
+        self.state = FetchState.IDLE
+        self.parsed: FetchRequest | None = None  # in READING and PACED
+        self.parked: BrokerPoll | None = None
+        self.cut_short = False
+        self.tail_is_read = False
+        self.throttle_time_ms = 0
+        self.head: FetchResponseHead | None = None  # of the broker's response in progress
+        self._client: Client | None = None  # known from its first fetch
+        self._named: Set[PartitionKey] | None = None  # by the last request, if it named all
+        # Topics with an error other than OffsetOutOfRange in the response in progress, and the
+        # partitions that the broker lately let this connection read.
+        self._refused: set[TopicRef] = set()
+        self._readable: Set[PartitionKey] = frozenset()
+        self._readable_until = 0.0
+
+    def move(self, state: FetchState) -> None:
+        if state not in TRANSITIONS[self.state]:
+            raise AssertionError(f"no fetch goes from {self.state.name} to {state.name}")
+        self.state = state
+
+    def drop(self) -> None:
+        """The session is over: drop all state, and what refers to this object."""
+        self.mirror.forget()
+        self.topics.drop()
+        self.head = self.parsed = self.parked = self._named = None
+        del self._shell
+
+    # -- requests ----------------------------------------------------------------------------------
+    @property
+    def is_relaying(self) -> bool:
+        return self.state is FetchState.RELAYING or self.state is FetchState.CAUGHT
+
+    def only_parked(self, expected: Iterable[ExpectedResponse]) -> bool:
+        """True: the parked poll's response is the only one in `expected`."""
+        return self.parked is not None and list(expected) == [self.parked]
+
+    def on_request(self, frame: bytes, body_at: int) -> Output:
+        """A whole framed fetch has come, or comes again (`Later`)."""
+        state = self.state
+        if self.is_relaying:
+            return Later(FetchState.RELAYING)
+        if state is FetchState.IDLE and len(frame) > READ_AT_ONCE_BYTES_MAX:
+            self.move(FetchState.READING)
+            return Later(FetchState.READING)
+        request, self.parsed = self.parsed or parse_fetch_request(frame[4:], body_at), None
+        if request.replica_id >= 0:  # a follower must get its leader's own response (KIP-405)
+            if state is not FetchState.IDLE:
+                self.move(FetchState.IDLE)
+            return Upstream(frame, partial(ExpectedResponse, request.correlation_id))
+        if state is not FetchState.PACED and (due_in := self._due_in(frame, request)):
+            self.parsed = request
+            self.move(FetchState.PACED)
+            return Later(FetchState.PACED, due_in)
+        bytes_max = self._share.budget_bytes(request.bytes_max)
+        if bytes_max < request.bytes_max:
+            frame = with_bytes_max(frame, body_at, request.version, bytes_max)
+            request = request._replace(bytes_max=bytes_max)
+        return self._take_in(frame, body_at, request)
+
+    def _due_in(self, frame: bytes, request: FetchRequest) -> float:
+        return self._share.due_in(
+            lambda: self._client_of(frame),
+            self.session.node_id,
+            request.partitions,
+            len(self.mirror.partitions),
+        )
+
+    def _client_of(self, frame: bytes) -> Client:
+        if self._client is None:
+            name = client_id(frame, peek_request_header(frame, 4))
+            self._client = self.session.client_host, name
+        return self._client
+
+    def _take_in(self, frame: bytes, body_at: int, request: FetchRequest) -> Output:
+        mirror = self.mirror
+        kind = mirror.on_request(request)
+        if kind.error_code:
+            self.move(FetchState.RESPONDING)
+            return Refuse(request, kind.error_code)
+        if len(mirror.partitions) > PARTITIONS_MAX:
+            raise MalformedMessage(f"a fetch session of more than {PARTITIONS_MAX} partitions")
+        self._note_topics(request, kind.lists_all)
+        plan = self._plan_at_once()
+        ended = not mirror.partitions and not mirror.in_lockstep
+        if plan is None or plan.archive_keys or self.parked is not None or ended:
+            self.move(FetchState.PLANNING)
+            return Serve(request, kind, self._client_of(frame), self.clock(), plan)
+        self.move(FetchState.RELAYING)
+        frame = self._for_broker(frame, body_at, request)
+        return Upstream(
+            frame, RelayedFetch(self, request.correlation_id, request, kind, frame).expect
+        )
+
+    def _note_topics(self, request: FetchRequest, lists_all: bool) -> None:
+        by_id = request.version >= TOPIC_IDS_FROM
+        if by_id is not self._routing.by_id:
+            self._routing.name_topics(by_id)
+            self._named = None
+        keys = request.partitions.keys()
+        if not (lists_all and keys == self._named):  # nearly always they are the same
+            self._named = keys if lists_all else None
+            self.topics.note(keys, by_id, only_these=lists_all)
+
+    def _plan_at_once(self) -> FetchPlan | None:
+        """None: there are too many partitions for one step of the loop."""
+        routes = self._routing.routes
+        if not (routes.routes or routes.permits) and self.mirror.in_lockstep:
+            return ALL_FROM_BROKERS  # nearly always: no partition was out of range lately
+        return self._routing.plan_at_once()
+
+    def _for_broker(self, frame: bytes, body_at: int, request: FetchRequest) -> bytes:
+        """Nothing comes from the archive: the request passes unchanged, unless the two sessions
+        differ.
+        """
+        if not self.mirror.rejoin():
+            brokers_own = self.mirror.pass_on(request)
+            if brokers_own is not None:
+                return with_session(frame, body_at, request.version, *brokers_own)
+            if (upstream := self.mirror.upstream_request(frozenset())) is not None:
+                return upstream.encode(request, request.max_wait_ms)
+        return frame
+
+    # -- the broker's response in progress ---------------------------------------------------------
+    def on_head(
+        self,
+        request: FetchRequest,
+        head: FetchResponseHead,
+        injected: EncodedTopics = NOTHING_INJECTED,
+        listed: Mapping[TopicRef, int] | None = None,
+    ) -> HeadPatch:
+        self.head = head
+        session_id = self.mirror.on_response(head.error_code, head.session_id)
+        if head.error_code:  # the client ignores everything else
+            injected = NOTHING_INJECTED
+        throttle_time_ms, self.throttle_time_ms = self.throttle_time_ms, 0
+        return HeadPatch(
+            request.correlation_id, session_id, injected, listed or {}, throttle_time_ms
+        )
+
+    def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
+        """Show a partition that is out of range as empty, and have its route decided."""
+        key = (topic, partition)
+        entry = self.mirror.partitions.get(key)
+        if code != ErrorCode.OFFSET_OUT_OF_RANGE or entry is None:
+            self._refused.add(topic)
+            return None
+        if self.state is not FetchState.CAUGHT:
+            self.move(FetchState.CAUGHT)
+        return self._routing.catch(key, entry, self.session.client)
+
+    def drop_response(self) -> None:
+        """Do not send the broker's current response: it has no records, and another one follows."""
+        assert self.head is not None
+        self.mirror.on_suppressed_response(self.head.session_id)
+        self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
+
+    def responded(self, lists_all: bool, archive_keys: Set[PartitionKey], dropped: bool) -> None:
+        """The broker's response has left, or was dropped. A response that lists all partitions
+        shows which of them the client may read.
+        """
+        refused = self._refused
+        if lists_all:
+            keys = self.mirror.partitions.keys() - archive_keys
+            self._readable = {key for key in keys if key[0] not in refused} if refused else keys
+            self._readable_until = self.clock() + self._shared.permit_ttl_s
+        if refused:
+            self._refused = set()
+        self.tail_is_read = self.state is not FetchState.CAUGHT
+        self.move(FetchState.PLANNING if dropped else FetchState.IDLE)
+        self._shell.responded()
+
+    def may_read(self, key: PartitionKey, now: float) -> bool:
+        """The broker has lately answered the partition, without error."""
+        return key in self._readable and now < self._readable_until
+
+    # -- a fetch that is served --------------------------------------------------------------------
+    def takes_up_parked(self, request: FetchRequest, archive_keys: Set[PartitionKey]) -> bool:
+        """The parked poll asks for the same as `request` does without `archive_keys`."""
+        parked = self.parked
+        return (
+            parked is not None
+            and parked.version == request.version
+            and parked.isolation_level == request.isolation_level
+            and self.mirror.take_up(archive_keys)
+        )
+
+    def park(self, request: FetchRequest, wait_ms: int) -> BrokerPoll:
+        """A fetch of the proxy's own goes to the broker, in place of `request`."""
+        self.parked = BrokerPoll(
+            self,
+            request.correlation_id,
+            request.version,
+            request.isolation_level,
+            self.clock() + (0 if wait_ms else TAIL_GRACE_S),
+            self.sent(request),
+            self.is_wide,
+        )
+        return self.parked
+
+    def step(self, tiers: TiersSoFar) -> float | None:
+        """Go to the next state. Returns until when to wait, in WAITING; None: without an end."""
+        state, until = next_state(tiers, self.clock())
+        if state is not self.state:
+            self.move(state)
+        return until
+
+    # -- for responses that are expected -----------------------------------------------------------
+    @property
+    def is_wide(self) -> bool:
+        """A response may list very many partitions."""
+        return len(self.mirror.partitions) > WALKED_AT_ONCE
+
+    def sent(self, request: FetchRequest) -> LogStarts | None:
+        """The fetch goes to the broker. Returns the log starts that its response shall show."""
+        if self.tail_is_read:
+            self._steps.tail_is_read(request.max_wait_ms / 1000)
+        return self.topics.log_starts()
+
+    def serve_instead(self, fetch: RelayedFetch) -> bool:
+        """Serve a caught fetch, whose response has no records. False: other requests wait."""
+        if not self.session.nothing_overtaken:
+            return False
+        self.drop_response()
+        client, plan = self._client_of(fetch.frame), self._plan_at_once()
+        self._shell.serve_caught(Serve(fetch.request, fetch.kind, client, fetch.requested_at, plan))
+        return True
+
+    def passed(self, fetch: RelayedFetch) -> None:
+        self._share.responded(fetch.frame_bytes)
+        self.responded(fetch.kind.lists_all, frozenset(), fetch.dropped)
+
+    def poll_arrived(self) -> None:
+        self._shell.poll_arrived()
+
+    def on_discarded_head(self, head: FetchResponseHead) -> HeadPatch:
+        self.mirror.on_discarded_response(head.error_code, head.session_id)
+        self.throttle_time_ms = max(self.throttle_time_ms, head.throttle_time_ms)
+        return HeadPatch(head.correlation_id, head.session_id)
+
+    def poll_done(self, merge: Merge | None) -> None:
+        """The poll's response has left or was dropped; it is discarded without a `merge`."""
+        self.parked = None
+        if merge is None:
+            self._shell.responded()
+        else:
+            self.responded(merge.kind.lists_all, merge.archive_keys, merge.dropped)
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class RelayedFetch(ScannedResponse):
+    """The response to a fetch that passes. `frame`: the request as the broker gets it.
+
+    `walked_slowly`: it may list very many partitions. `dropped`: the fetch is served instead.
+    """
+
+    _conversation: FetchConversation
+    correlation_id: int
+    request: FetchRequest
+    kind: FetchKind
+    frame: bytes
+    requested_at: float = 0.0
+    log_starts: LogStarts | None = None
+    frame_bytes: int = 0  # set when it arrives
+    walked_slowly: bool = False
+    discarded: bool = False
+    dropped: bool = False
+
+    def expect(self) -> RelayedFetch:
+        """The request is on its way."""
+        conversation = self._conversation
+        self.log_starts = conversation.sent(self.request)
+        # The broker answers a partition as often as the request names it.
+        self.walked_slowly = (
+            len(self.frame) > WALKED_AT_ONCE * PARTITION_BYTES_MIN or conversation.is_wide
+        )
+        self.requested_at = conversation.clock()
+        return self
+
+    def passes(self, frame: memoryview) -> bool:
+        """False: the response must be scanned, as its head or a partition may change."""
+        conversation = self._conversation
+        if conversation.throttle_time_ms:
+            return False
+        version = self.request.version
+        session_id = plain_session_id(frame, version, self.log_starts)
+        if session_id is None:
+            return False
+        self.frame_bytes = len(frame)
+        clients_id = conversation.mirror.on_fine_response(session_id)
+        if clients_id != session_id:
+            INT32.pack_into(frame, head_bytes(version) - INT32.size, clients_id)
+        return True
+
+    def arrived(self, frame_bytes: int) -> bool:
+        self.frame_bytes = frame_bytes
+        return True
+
+    def begin(self) -> FetchResponseScan:
+        return FetchResponseScan(
+            self.request.version,
+            self.frame_bytes,
+            self._on_head,
+            self._conversation.on_error,
+            self._conversation.session.addresses.splice_fetch_tags,
+            self.log_starts,
+            self._suppress,
+        )
+
+    def _on_head(self, head: FetchResponseHead) -> HeadPatch:
+        return self._conversation.on_head(self.request, head)
+
+    def _suppress(self, patched: bool, errors_left: bool) -> bool:
+        self.dropped = self._conversation.serve_instead(self)
+        return self.dropped
+
+    def done(self) -> None:
+        self._conversation.passed(self)
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class BrokerPoll(ScannedResponse):
+    """The response to a fetch of the proxy's own, for the tail's partitions of a client's fetch.
+
+    It is parked until a fetch merges or discards it. A poll may outlive the client's fetch and
+    serve the next one. That fetch must have the same version and isolation level, as any other
+    needs another format or other records.
+
+    `due_at` (loop time): until then, archived records that are ready may wait to join it. For a
+    long poll it is the time of sending, or an idle tail would slow every archived read.
+    """
+
+    _conversation: FetchConversation
+    correlation_id: int
+    version: int
+    isolation_level: int
+    due_at: float
+    log_starts: LogStarts | None
+    walked_slowly: bool
+    frame_bytes: int = 0  # 0 until it arrives
+    discarded: bool = False
+    merge: Merge | None = None
+
+    def passes(self, frame: memoryview) -> bool:
+        return False
+
+    def arrived(self, frame_bytes: int) -> bool:
+        self.frame_bytes = frame_bytes
+        if self.merge is None and not self.discarded:
+            self._conversation.poll_arrived()
+            return False
+        return True
+
+    def begin(self) -> FetchResponseScan:
+        conversation, merge = self._conversation, self.merge
+        splice_tags = conversation.session.addresses.splice_fetch_tags
+        read = self.version, self.frame_bytes
+        if merge is None:
+            on_head = conversation.on_discarded_head
+            return FetchResponseScan(*read, on_head, _leave_error, splice_tags, self.log_starts)
+        return FetchResponseScan(
+            *read,
+            merge.on_head,
+            conversation.on_error,
+            splice_tags,
+            self.log_starts,
+            merge.suppress,
+            any_empty=True,
+        )
+
+    def done(self) -> None:
+        merge, self.merge = self.merge, None
+        self._conversation.poll_done(merge)
+
+
+def _leave_error(topic: TopicRef, partition: int, code: int) -> None:
+    return None
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Merge:
+    """How a poll's response goes to the client: with `injected`, the archive's part, in front.
+
+    `listed`: see HeadPatch. `has_news`: the archive's part has records or an error.
+    `deadline`: until then, a response without anything is `dropped`, and the fetch goes on.
+    """
+
+    _conversation: FetchConversation
+    request: FetchRequest
+    kind: FetchKind
+    archive_keys: Set[PartitionKey]
+    injected: EncodedTopics
+    listed: Mapping[TopicRef, int]
+    has_news: bool
+    deadline: float
+    dropped: bool = False
+
+    def on_head(self, head: FetchResponseHead) -> HeadPatch:
+        return self._conversation.on_head(self.request, head, self.injected, self.listed)
+
+    def suppress(self, patched: bool, errors_left: bool) -> bool:
+        """True: neither tier has anything yet, and the client's time is not over."""
+        conversation = self._conversation
+        if self.has_news or conversation.clock() >= self.deadline:
+            return False
+        waits = bool(self.archive_keys) and self.request.min_bytes > 0 and not errors_left
+        head = conversation.head
+        if not (patched or waits) or (head is not None and head.error_code):
+            return False
+        conversation.drop_response()
+        self.dropped = True
+        return True
