@@ -80,29 +80,18 @@ class FetchState(Enum):
     RESPONDING = "the proxy's own response leaves, and the broker's is parked"
 
 
-# docs/architecture.md draws these.
+_S = FetchState
+# docs/contribute/architecture.md shows these.
 TRANSITIONS: Mapping[FetchState, Sequence[FetchState]] = {
-    FetchState.IDLE: (
-        FetchState.RELAYING,
-        FetchState.PLANNING,
-        FetchState.READING,
-        FetchState.PACED,
-        FetchState.RESPONDING,
-    ),
-    FetchState.READING: (
-        FetchState.RELAYING,
-        FetchState.PLANNING,
-        FetchState.PACED,
-        FetchState.RESPONDING,
-        FetchState.IDLE,
-    ),
-    FetchState.PACED: (FetchState.RELAYING, FetchState.PLANNING, FetchState.RESPONDING),
-    FetchState.RELAYING: (FetchState.IDLE, FetchState.CAUGHT),
-    FetchState.CAUGHT: (FetchState.IDLE, FetchState.PLANNING),
-    FetchState.PLANNING: (FetchState.WAITING, FetchState.MERGING, FetchState.RESPONDING),
-    FetchState.WAITING: (FetchState.MERGING, FetchState.RESPONDING, FetchState.PLANNING),
-    FetchState.MERGING: (FetchState.IDLE, FetchState.CAUGHT, FetchState.PLANNING),
-    FetchState.RESPONDING: (FetchState.IDLE,),
+    _S.IDLE: (_S.READING, _S.PACED, _S.RELAYING, _S.PLANNING, _S.RESPONDING),
+    _S.READING: (_S.IDLE, _S.PACED, _S.RELAYING, _S.PLANNING, _S.RESPONDING),
+    _S.PACED: (_S.RELAYING, _S.PLANNING, _S.RESPONDING),
+    _S.RELAYING: (_S.IDLE, _S.CAUGHT),
+    _S.CAUGHT: (_S.IDLE, _S.PLANNING),
+    _S.PLANNING: (_S.WAITING, _S.MERGING, _S.RESPONDING),
+    _S.WAITING: (_S.PLANNING, _S.MERGING, _S.RESPONDING),
+    _S.MERGING: (_S.IDLE, _S.CAUGHT, _S.PLANNING),
+    _S.RESPONDING: (_S.IDLE,),
 }
 
 
