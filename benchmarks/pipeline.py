@@ -50,7 +50,7 @@ BACKFILL_MIN = {100: 4.0, 1024: 3.0}
 PLANNING_S_MAX = 20.0
 STORED_PLANNING_S_MAX = 60.0  # for a million segments, calculated from fewer
 # The interpreter, pyarrow and numba take some 150 MiB. The rest is for ranges, the arena and Arrow
-# batches; see docs/pipeline.md.
+# batches; see docs/spark/planning.md.
 WORKER_MIB_MAX = 400.0
 
 
