@@ -294,7 +294,13 @@ class GroupMember:
         self.state = "away"
         self.error = str(error)
         if first:
-            log.warning("consumer_group_trouble", group=self._settings.group_id, error=str(error))
+            log.warning(
+                "consumer_group_trouble",
+                group=self._settings.group_id,
+                error=str(error),
+                hint="if it lasts, look at the brokers and at this user's right READ on the group; "
+                "a fenced archiver needs an instance id of its own",
+            )
 
     def _lose(self, reason: str, *, forget: bool = False) -> None:
         """We are out of the group: another member may own our part by now.

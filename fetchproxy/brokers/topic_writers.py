@@ -66,7 +66,8 @@ def _tell_unknown(topic: str, error: ClusterError, exposed: bool) -> None:
             "metadata_topic_open_to_anybody",
             topic=topic,
             reason="the brokers have no authorizer",
-            hint="any client that reaches the brokers can have the archive deleted",
+            hint="any client that reaches the brokers can have the archive deleted: let only "
+            "trusted clients reach them, or give them an authorizer",
         )
         return
     log.info(

@@ -234,7 +234,12 @@ class ConsoleServer:
             ) from error
         log.info("console_listening", address=f"http://{self.address}")
         if not is_loopback(address.host):
-            log.warning("plaintext_beyond_loopback", listener="console", host=address.host)
+            log.warning(
+                "plaintext_beyond_loopback",
+                listener="console",
+                host=address.host,
+                hint="let the console listen on 127.0.0.1, behind a proxy with TLS and a login",
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:

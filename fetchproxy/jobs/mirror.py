@@ -129,7 +129,11 @@ async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIden
     try:
         await source.rsm.objects.note_mirror(without_secrets(to))
     except StorageDenied as error:
-        log.warning("mirror_not_noted", error=str(error))
+        log.warning(
+            "mirror_not_noted",
+            error=str(error),
+            hint="keep the old keys after fetchproxy keys rewrap: the copy may need them",
+        )
     return identity
 
 

@@ -267,7 +267,12 @@ class ArchiverPositions:
             except ObjectNotFound:
                 continue  # its archiver has ended since
             except CorruptSegment as error:
-                log.warning("archiver_positions_unreadable", key=stored.key, error=str(error))
+                log.warning(
+                    "archiver_positions_unreadable",
+                    key=stored.key,
+                    error=str(error),
+                    hint="if it lasts, run one version of fetchproxy everywhere",
+                )
             topics = frozenset(topic_id for topic_id, _ in positions)
             found[stored.key] = _Stated(
                 stored.version, began_at, positions, topics, operator_notes, began_at

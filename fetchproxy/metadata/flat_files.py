@@ -504,7 +504,12 @@ class KeptEvents:
                 await asyncio.to_thread(self._write, self._cache, pending, positions)
             except OSError as error:
                 self._failed = True
-                log.error("metadata_cache_failed", path=str(self._directory), error=str(error))
+                log.error(
+                    "metadata_cache_failed",
+                    path=str(self._directory),
+                    error=str(error),
+                    hint="check the disk of metadata.cache_dir, then restart",
+                )
             else:
                 self._committed = positions
 

@@ -52,6 +52,7 @@ _READ_MAX_S = 1.0
 # After a disk has hung or failed, it is not used for this long.
 AWAY_S = 10.0
 _READ_THREADS = 2
+_CHECK_DISK = "if it repeats, check the disk of remote_fetch.disk_cache_dir"
 
 log = structlog.get_logger(__name__)
 
@@ -227,12 +228,16 @@ class DiskCache:
                 content = await loop.run_in_executor(self._readers, self._disk.read, chunk)
         except (DamagedFile, FileNotFoundError) as error:
             DISK_CACHE_ERRORS.labels("damaged").inc()
-            log.warning("disk_cache_file_damaged", file=chunk.file_name, error=str(error))
+            log.warning(
+                "disk_cache_file_damaged", file=chunk.file_name, error=str(error), hint=_CHECK_DISK
+            )
             self.drop(chunk)
         except OSError as error:  # a TimeoutError is one
             DISK_CACHE_ERRORS.labels("failed").inc()
             self._away_until = loop.time() + AWAY_S
-            log.warning("disk_cache_read_failed", file=chunk.file_name, error=repr(error))
+            log.warning(
+                "disk_cache_read_failed", file=chunk.file_name, error=repr(error), hint=_CHECK_DISK
+            )
         else:
             DISK_CACHE_HITS.inc()
             return content
@@ -280,7 +285,9 @@ class DiskCache:
             return
         _FAILED.inc()
         self._away_until = asyncio.get_running_loop().time() + AWAY_S
-        log.warning("disk_cache_write_failed", file=chunk.file_name, error=repr(error))
+        log.warning(
+            "disk_cache_write_failed", file=chunk.file_name, error=repr(error), hint=_CHECK_DISK
+        )
 
     def _make_room(self, size_bytes: int) -> list[CachedChunk]:
         """Forget the longest unused chunks until `size_bytes` fit. The caller deletes the files."""
@@ -309,4 +316,4 @@ def _removed(removing: asyncio.Future[None]) -> None:
     error = None if removing.cancelled() else removing.exception()
     if error is not None:
         DISK_CACHE_ERRORS.labels("failed").inc()
-        log.warning("disk_cache_remove_failed", error=repr(error))
+        log.warning("disk_cache_remove_failed", error=repr(error), hint=_CHECK_DISK)

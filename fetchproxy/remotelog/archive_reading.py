@@ -558,7 +558,9 @@ class FollowedArchive:
                     f"{what}; start a query with a new checkpoint, or with failOnDataLoss=false "
                     "this one goes on at the beginning of the new topic"
                 )
-            log.warning("archived_data_lost", error=what)
+            log.warning(
+                "archived_data_lost", error=what, hint="fetchproxy verify names what is missing"
+            )
         return again
 
     def _truncated_to(self, place: ArchiveLocation, offset: int) -> int | None:
@@ -578,7 +580,9 @@ class FollowedArchive:
         )
         if self._options.fail_on_data_loss:
             raise DataLoss(f"{what}; with failOnDataLoss=false reading goes on at offset {end}")
-        log.warning("archived_data_lost", error=what)
+        log.warning(
+            "archived_data_lost", error=what, hint="fetchproxy verify names what is missing"
+        )
         return end
 
     def close(self) -> None:

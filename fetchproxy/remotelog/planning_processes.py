@@ -116,7 +116,12 @@ async def read_elsewhere(
                     failing[tp] = view
             taken = []
     except (OSError, EOFError) as error:
-        log.warning("planning_process_ended", error=str(error), exit_code=process.returncode)
+        log.warning(
+            "planning_process_ended",
+            error=str(error),
+            exit_code=process.returncode,
+            hint="if it repeats, give the driver's machine more memory",
+        )
         waiting.extend(taken)
         await read_here()
     finally:

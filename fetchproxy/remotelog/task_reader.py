@@ -349,7 +349,11 @@ class _TaskReading:
         if not (may_skip or may_lose):
             way = "corruptBatches=skip leaves its offsets out" if damaged else SKIPPED_RECORDS
             raise type(error)(f"{error} ({way})") from error
-        log.warning("archived_data_lost", error=str(error))
+        log.warning(
+            "archived_data_lost",
+            error=str(error),
+            hint="fetchproxy verify names what is missing",
+        )
         self._note(offset_from, str(error))
         self._skipped_records.records += offset_end - offset_from
 
@@ -363,7 +367,12 @@ class _TaskReading:
         """Writes one line in the worker's log and, if the options name a folder, JSON lines."""
         if not self._faults:
             return
-        log.warning("corrupt_batches_skipped", count=len(self._faults), first=self._faults[0])
+        log.warning(
+            "corrupt_batches_skipped",
+            count=len(self._faults),
+            first=self._faults[0],
+            hint="run fetchproxy verify on the topic",
+        )
         if self._options.corrupt_report is not None:
             folder = Path(self._options.corrupt_report)
             folder.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,12 @@ def make_own_folder(folder: Path, config_key: str) -> None:
             f"is kept there; give it to user {os.geteuid()} (chown), or name another folder"
         )
     if status.st_mode & stat.S_IWOTH:
-        log.warning("folder_writable_by_everybody", key=config_key, path=str(folder))
+        log.warning(
+            "folder_writable_by_everybody",
+            key=config_key,
+            path=str(folder),
+            hint="chmod o-w",
+        )
 
 
 def take_folder(folder: Path, config_key: str) -> IO[bytes]:

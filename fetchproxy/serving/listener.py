@@ -128,7 +128,12 @@ class Listener:
                 knows=self._knows,
             )
         elif not is_loopback(self.host):
-            log.warning("plaintext_beyond_loopback", listener=self._name, host=self.host)
+            log.warning(
+                "plaintext_beyond_loopback",
+                listener=self._name,
+                host=self.host,
+                hint="set gateway.tls_certificate_file, unless the network is trusted",
+            )
         return self
 
     async def __aexit__(self, *_: object) -> None:

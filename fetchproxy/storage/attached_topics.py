@@ -198,7 +198,12 @@ class AttachedObjectStore(ObjectStore):
         self._mounts.update((mount.here, mount) for mount in found)
         if not found and attached.name not in self._missed:
             self._missed.add(attached.name)
-            log.warning("attached_topic_not_found", name=attached.name, topic=attached.topic)
+            log.warning(
+                "attached_topic_not_found",
+                name=attached.name,
+                topic=attached.topic,
+                hint="correct attach.archives: the other archive has no such topic",
+            )
         return found
 
     def _mount(self, key: str) -> _Mount | None:

@@ -76,6 +76,7 @@ T = TypeVar("T")
 # A look-up takes a few milliseconds.
 _READ_MAX_S = 0.25
 _THREADS = 2
+_CHECK_DISK = "if it repeats, check the disk of archive.local_index_dir"
 
 log = structlog.get_logger(__name__)
 
@@ -489,7 +490,12 @@ class LocalIndexes:
             await self._drop(index, metadata)
         except (OSError, TimeoutError) as error:
             if not self._failing:  # once per outage
-                log.warning("local_index_read_failed", **metadata.logged, error=repr(error))
+                log.warning(
+                    "local_index_read_failed",
+                    **metadata.logged,
+                    error=repr(error),
+                    hint=_CHECK_DISK,
+                )
         self._failing = outcome == "failed"
         LOCAL_INDEX_READS.labels(outcome).inc()
         return found
@@ -499,7 +505,9 @@ class LocalIndexes:
             async with asyncio.timeout(_READ_MAX_S):
                 await self.in_thread(index.drop_from, self.describe(metadata))
         except (OSError, TimeoutError) as error:
-            log.warning("local_index_not_dropped", **metadata.logged, error=repr(error))
+            log.warning(
+                "local_index_not_dropped", **metadata.logged, error=repr(error), hint=_CHECK_DISK
+            )
 
     async def keep_only(self, tps: Iterable[TopicIdPartition]) -> None:
         """Remove the files of all other partitions. Raises OSError."""

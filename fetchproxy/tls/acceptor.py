@@ -89,7 +89,12 @@ class TlsAcceptor:
         if isinstance(error, OSError):
             self._failed(gate.client, gate.server_name, error)
         elif error is not None:
-            log.error("tls_handshake_crashed", client=gate.client, error=repr(error))
+            log.error(
+                "tls_handshake_crashed",
+                client=gate.client,
+                error=repr(error),
+                hint="report it as a defect",
+            )
 
     def _failed(self, client: str, server_name: str | None, error: OSError) -> None:
         reason = reason_of(error)

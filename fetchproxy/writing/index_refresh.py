@@ -77,7 +77,12 @@ class LocalIndexRefresher:
                 await self._local.in_thread(index.append, self._local.describe(metadata), raw)
             except (CorruptSegment, ValueError) as error:
                 self._left_out.setdefault(tp, set()).add(metadata.segment_id.id)
-                log.error("segment_not_indexed", **metadata.logged, error=str(error))
+                log.error(
+                    "segment_not_indexed",
+                    **metadata.logged,
+                    error=str(error),
+                    hint="run fetchproxy verify --repair",
+                )
                 return True  # the next turn leaves it out and appends the rest
         if len(fetched) < len(missing):
             return True
@@ -102,7 +107,11 @@ class LocalIndexRefresher:
         try:
             await self._local.keep_only(tps)
         except OSError as error:
-            log.warning("local_index_leftovers_not_deleted", error=str(error))
+            log.warning(
+                "local_index_leftovers_not_deleted",
+                error=str(error),
+                hint="if it repeats, check the disk of archive.local_index_dir",
+            )
 
     async def _fetch(
         self, segments: list[RemoteLogSegmentMetadata]

@@ -277,6 +277,7 @@ class LogTruncation:
             leader_epoch=self._epoch_of(tp, compared),
             segments_dropped=len(plan.drop),
             segments_clipped=len(plan.clip),
+            hint="find out why a replica that was behind became leader",
         )
         await self._carry_out(plan)
         lost = end - max(offset, view.log_start_offset or 0)
@@ -292,6 +293,7 @@ class LogTruncation:
             truncation_offset=min(segment.start_offset for segment in segments),
             archive_end=max(segment.end_offset for segment in segments) + 1,
             segments_dropped=len(segments),
+            hint="nothing after fetchproxy resolve",
         )
         await self._carry_out(TruncationPlan(tuple(segments)))
 
@@ -373,7 +375,12 @@ class LogTruncation:
         try:
             max_timestamp_ms = await self._max_timestamp(clipped)
         except (CorruptSegment, ObjectNotFound, WireError) as error:
-            log.warning("clipped_segment_unreadable", **clipped.logged, error=str(error))
+            log.warning(
+                "clipped_segment_unreadable",
+                **clipped.logged,
+                error=str(error),
+                hint="run fetchproxy verify",
+            )
             max_timestamp_ms = clipped.max_timestamp_ms
         return replace(
             clipped, max_timestamp_ms=max_timestamp_ms, event_timestamp_ms=self.wall_clock_ms()

@@ -392,7 +392,7 @@ class PartitionMerger:
                     why = f"{tp}, offsets {offsets}: {error}"
                     to = done.unread if error.retriable else done.refused
                     to += [] if why in to else [why]
-                    self._note("merge_refused", sources, error)
+                    self._note("merge_refused", sources, error, hint="run fetchproxy verify")
                 else:
                     done.overtaken += 1  # a source was deleted during the read
                 continue
@@ -430,7 +430,7 @@ class PartitionMerger:
         return found is not None and still_stand(sources, *found)
 
     @staticmethod
-    def _note(event: str, sources: _Segments, error: Exception) -> None:
+    def _note(event: str, sources: _Segments, error: Exception, **hint: str) -> None:
         tp = sources[0].topic_id_partition
         log.warning(
             event,
@@ -438,4 +438,5 @@ class PartitionMerger:
             base_offset=sources[0].start_offset,
             end_offset=sources[-1].end_offset,
             error=str(error),
+            **hint,
         )

@@ -70,7 +70,11 @@ def _remember(marker: Path) -> None:
         marker.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(marker, flags, 0o600))
     except OSError as error:
-        log.warning("archive_place_not_recorded", error=str(error))
+        log.warning(
+            "archive_place_not_recorded",
+            error=str(error),
+            hint="let this user write to archive.spool_dir",
+        )
 
 
 @dataclass(eq=False, repr=False)

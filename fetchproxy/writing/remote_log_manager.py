@@ -333,7 +333,11 @@ class RemoteLogManager(Archiver):
             async with asyncio.timeout(self.config.copy_max_ms / 1000):
                 aborted = await self.rsm.abort_stale_uploads(oldest_ms)
         except (RemoteStorageError, TimeoutError) as error:
-            log.warning("stale_uploads_not_aborted", error=str(error) or type(error).__name__)
+            log.warning(
+                "stale_uploads_not_aborted",
+                error=str(error) or type(error).__name__,
+                hint="if it repeats, let the store's user list and abort multipart uploads",
+            )
         else:
             if aborted:
                 log.info("stale_uploads_aborted", count=aborted)

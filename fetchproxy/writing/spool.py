@@ -107,4 +107,9 @@ class Spool:
                 continue  # in use
             except OSError as error:
                 # Perhaps another user's: it costs disk space but harms nothing.
-                log.warning("spool_leftover_not_deleted", path=os.fspath(folder), error=str(error))
+                log.warning(
+                    "spool_leftover_not_deleted",
+                    path=os.fspath(folder),
+                    error=str(error),
+                    hint="delete the folder",
+                )

@@ -42,7 +42,9 @@ def ports(workload: dict[str, Any]) -> dict[str, int]:
 def test_each_port_that_clients_learn_is_forwarded() -> None:
     config = load_config(None, settings(DEPLOYMENT), [])
     listened = {int(config.gateway.listen.rpartition(":")[2])}
-    listened |= {place.listen_port for place in parse_node_map(config.gateway.node_map or "").values()}
+    listened |= {
+        place.listen_port for place in parse_node_map(config.gateway.node_map or "").values()
+    }
     forwarded = {each["name"]: each["port"] for each in SERVICE["spec"]["ports"]}
     assert set(forwarded.values()) == listened
     assert ports(DEPLOYMENT) == forwarded | {"console": 8080}

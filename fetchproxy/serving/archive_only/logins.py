@@ -422,7 +422,8 @@ class Logins:
                 log.error(
                     "users_file_unusable",
                     error=str(error),
-                    hint="the users that were read last stay in force",
+                    hint="correct the file: it is read again by itself; until then the users that "
+                    "were read last stay in force",
                 )
             self._fault = str(error)
             return

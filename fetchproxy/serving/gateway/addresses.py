@@ -151,7 +151,13 @@ class AddressMap:
             free = 0 < port < PORTS and port not in self._reserved
             return await self._open_listener(node_id, port if free else 0)
         except OSError as error:
-            log.warning("node_port_taken", broker_id=node_id, port=port, error=str(error))
+            log.warning(
+                "node_port_taken",
+                broker_id=node_id,
+                port=port,
+                error=str(error),
+                hint="free the port, or give the brokers other ports with gateway.node_port_base",
+            )
             return await self._open_listener(node_id, 0)
 
     def heard_of(self, nodes: Collection[NodeAddress]) -> bool:

@@ -163,6 +163,7 @@ class ArchiveLookup:
             name,
             topic=name,
             error="the proxy's own user may not describe it: only the broker is asked",
+            hint="give the proxy's user the right DESCRIBE on the topic",
         )
         return True
 

@@ -235,7 +235,12 @@ class RouteDecisions:
             return RouteDecision(Route.LOCAL)  # asked again, the broker says so itself
         if error.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
             name = str(topic_key(self.by_id, ref))
-            self.archive.warnings.warn("topic_not_described", name, topic=name)
+            self.archive.warnings.warn(
+                "topic_not_described",
+                name,
+                topic=name,
+                hint="give the proxy's user the right DESCRIBE on the topic",
+            )
             return RouteDecision(Route.RELAY_ERROR)  # this user cannot archive it either
         self._warn(None, None, error)
         return _wait_route(None, Wait.RESPONSE)

@@ -225,7 +225,12 @@ class _Nodes:
             try:
                 await self.addresses.ensure([(node_id, *address)])
             except OSError as error:
-                log.warning("node_listener_not_opened", broker_id=node_id, error=str(error))
+                log.warning(
+                    "node_listener_not_opened",
+                    broker_id=node_id,
+                    error=str(error),
+                    hint="free the port, or change gateway.node_port_base or gateway.node_map",
+                )
         taken = set(named.values())
 
         def is_misled(session: ClientSession) -> bool:

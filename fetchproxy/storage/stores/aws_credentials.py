@@ -94,7 +94,11 @@ class AwsCredentials:
             if found is None or await found.get_frozen_credentials() == before:
                 return
         except (BotoCoreError, OSError, ValueError) as error:
-            log.warning("aws_credentials_not_found", error=str(error))
+            log.warning(
+                "aws_credentials_not_found",
+                error=str(error),
+                hint="correct the source of the credentials: it is read again by itself",
+            )
             return
         self._current = found
         self.generation += 1

@@ -415,7 +415,11 @@ def _renewed(make: Callable[[], Clients]) -> Clients | None:
         clients = make()
     except (native.BaseError, OSError, ValueError, ConfigError) as error:
         text = str(error).partition("Debug source")[0].strip()
-        log.error("store_credentials_unusable", error=mask_text(text))
+        log.error(
+            "store_credentials_unusable",
+            error=mask_text(text),
+            hint="correct the file: it is read again by itself",
+        )
         return None
     log.info("store_credentials_changed")
     return clients

@@ -184,7 +184,11 @@ def is_worthless(rsm: RemoteStorageManager, view: PartitionView, objects: Object
     if key.base_offset < view.raised_log_start or view.covers(key.base_offset):
         return True
     log.warning(
-        "log_without_metadata_kept", **view.tp.logged, key=stored.key, base_offset=key.base_offset
+        "log_without_metadata_kept",
+        **view.tp.logged,
+        key=stored.key,
+        base_offset=key.base_offset,
+        hint="run fetchproxy verify --repair",
     )
     return False
 
@@ -233,7 +237,9 @@ async def _is_orphan(
         return True
     if len(objects) == 1 and in_other_segments(metadata, segments, view) is not None:
         return True
-    log.warning("finished_segment_not_in_metadata", **metadata.logged)
+    log.warning(
+        "finished_segment_not_in_metadata", **metadata.logged, hint="run fetchproxy restore"
+    )
     return False
 
 

@@ -317,7 +317,13 @@ class PartitionDeletion:
         now = asyncio.get_running_loop().time()
         if topic_id not in self._absent_since:
             self._absent_since[topic_id] = now
-            log.warning("archived_topic_is_gone", topic=topic, topic_id=str(topic_id))
+            log.warning(
+                "archived_topic_is_gone",
+                topic=topic,
+                topic_id=str(topic_id),
+                hint="to keep its archive, set archive.topic_deletion = keep before "
+                "archive.topic_deletion_grace_ms is over",
+            )
         grace_s = self.config.topic_deletion_grace_ms / 1000
         due = now - self._absent_since[topic_id] >= grace_s
         try:

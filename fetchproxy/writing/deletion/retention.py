@@ -207,7 +207,10 @@ class SteadyClock:
             self._even = (ahead_ms, loop_s)
         elif abs(jumped_ms := ahead_ms - self._even[0]) >= JUMP_MIN_MS:
             log.warning(
-                "clock_jumped", jumped_ms=round(jumped_ms), retention_waits_s=self._settle_s
+                "clock_jumped",
+                jumped_ms=round(jumped_ms),
+                retention_waits_s=self._settle_s,
+                hint="if it repeats, correct this machine's time synchronisation",
             )
             self._even = (ahead_ms, loop_s)
         return now_ms if loop_s - self._even[1] >= self._settle_s else None

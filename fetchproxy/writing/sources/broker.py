@@ -107,6 +107,7 @@ class BatchAccumulator(SegmentAccumulator):
                         base_offset=writer.summary.start_offset,
                         size_bytes=writer.size_bytes,
                         error=str(error),
+                        hint="give the spool's disk more room",
                     )
                 return CutReason.SPOOL
             if full:

@@ -87,7 +87,11 @@ async def _commit(
         LIMITS_REACHED.labels(str(limit)).inc()
         return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     except OSError as error:
-        log.error("offsets_not_written", error=str(error))
+        log.error(
+            "offsets_not_written",
+            error=str(error),
+            hint="free space on the disk of archive_only.offsets_file, or replace the disk",
+        )
         return ErrorCode.COORDINATOR_NOT_AVAILABLE  # retriable: the disk may have room again
     return ErrorCode.NONE
 

@@ -1,0 +1,741 @@
+"""What each event of the log means, and what to do; docs/reference/log-events.md is made of it.
+
+Only the generator of that page and a test import this table: the code that logs does not need it.
+The test compares it with every call that logs: the same names, the same levels.
+
+The rule for whoever has to act: a warning or an error whose action does not begin with "none"
+carries its `hint` in the line itself, in the words of the table. It needs none if a condition with
+a remedy says the same (the action is then the condition's `Kind`), or if it has a traceback, which
+says that it is a defect. Events at debug level are for developers, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from fetchproxy.observability.health import Kind
+
+LEVELS = ("error", "warning", "info")
+NONE = "none"
+DEFECT = "report it as a defect, with the traceback of the line"
+# Of the event `client_connection_closed`.
+CLOSE_REASONS: Mapping[str, str] = {
+    "broker_moved": "another broker has the address now; the client connects again",
+    "client_stall_max_ms": "the client took no bytes of its response; its machine may be gone",
+    "connection_buffers_bytes_max": "the connection held too much of the memory that all "
+    "of them share",
+    "connections_max": "there are as many clients as `gateway.connections_max` allows",
+    "connections_per_ip_max": "this address has as many connections as "
+    "`gateway.connections_per_ip_max` allows",
+    "half_frame_max_ms": "a request did not arrive whole in time",
+    "idle_max_ms": "the client was silent for `gateway.idle_max_ms`; it connects again",
+    "login_max_s": "the client did not log in in time",
+    "login_refused": "unknown user or wrong password (archive-only)",
+    "no_listener_for_broker": "a response names a broker for which the proxy has no port: see "
+    "`node_listener_not_opened`",
+    "request_refused": "archive-only does not serve this request; the `hint` says why",
+    "user_changed": "the user was removed, or got a new password (archive-only)",
+    "wire_error": "`side` sent what is not Kafka's protocol: TLS on a plaintext port, or another "
+    "program",
+}
+
+
+class LogEvent(NamedTuple):
+    """`levels`: the worst first. `action`: a condition's kind, if its remedy is what to do."""
+
+    levels: tuple[str, ...]
+    meaning: str
+    action: str | Kind = NONE
+
+    @property
+    def needs_somebody(self) -> bool:
+        return isinstance(self.action, Kind) or not self.action.startswith(NONE)
+
+
+def _event(
+    levels: tuple[str, ...], name: str, meaning: str, action: str | Kind = NONE
+) -> tuple[str, LogEvent]:
+    return name, LogEvent(levels, meaning, action)
+
+
+def _also_logged(kind: Kind, level: str) -> tuple[str, LogEvent]:
+    """The condition is logged where it is found, with more fields."""
+    return kind.value, LogEvent((level,), kind.meaning.means, kind)
+
+
+_error = partial(_event, ("error",))
+_warning = partial(_event, ("warning",))
+_info = partial(_event, ("info",))
+
+EVENTS: Mapping[str, LogEvent] = dict(
+    [
+        # --- errors ---
+        _also_logged(Kind.ARCHIVE_GAP, "error"),
+        _error(
+            "archive_not_looked_up",
+            "reading what is archived failed by a defect, before the first client was let in: the "
+            "first reads of each topic are slower",
+            DEFECT,
+        ),
+        _error(
+            "archive_truncated",
+            "the leader's log lacks archived records, as after an unclean election, or `fetchproxy "
+            "resolve` was run: the archive has removed them, too",
+            "find out why a replica that was behind became leader; nothing after `fetchproxy "
+            "resolve`",
+        ),
+        _error(
+            "corrupt_metadata",
+            "a reader has found the metadata of a topic's segments damaged: their reads fail",
+            Kind.SEGMENT_METADATA_UNREADABLE,
+        ),
+        _error(
+            "corrupt_segment",
+            "a reader has found an object of a segment damaged, or missing: its reads fail",
+            Kind.SEGMENT_DAMAGED,
+        ),
+        _error(
+            "finished_offsets_unreadable",
+            "the record of what a partition's archive must hold is damaged: losses from before now "
+            "may stay unnoticed",
+            "none: the archiver writes a new record",
+        ),
+        _error(
+            "held_readers_not_judged",
+            "looking after readers that wait failed by a defect: they wait until the next look",
+            DEFECT,
+        ),
+        _error("job_item_defect", "a part of the job failed by a defect", DEFECT),
+        _event(
+            ("error", "warning"),
+            "library_message",
+            "a library has logged `message`",
+            "none: fetchproxy's own event beside it says what it means",
+        ),
+        _error(
+            "log_start_lookup_failed",
+            "looking up where logs begin failed by a defect: clients see the last known log starts",
+            DEFECT,
+        ),
+        _error(
+            "metadata_cache_failed",
+            "the disk cache of the metadata topic cannot be written: it is not used until the "
+            "restart, which then takes longer",
+            "check the disk of `metadata.cache_dir`, then restart",
+        ),
+        _error(
+            "metadata_cache_file_damaged",
+            "a file in the disk cache of the metadata topic is damaged",
+            "none: the next start reads the events from the topic",
+        ),
+        _error(
+            "metadata_event_unreadable",
+            "a record of the metadata topic cannot be read: some segments may not be served",
+            Kind.SEGMENT_METADATA_UNREADABLE,
+        ),
+        _error(
+            "more_metadata_events_unreadable",
+            "further records of this metadata partition cannot be read, and are not logged",
+            Kind.SEGMENT_METADATA_UNREADABLE,
+        ),
+        _error(
+            "offsets_not_written",
+            "the committed offsets cannot be written to disk: clients get an error and try again",
+            "free space on the disk of `archive_only.offsets_file`, or replace the disk",
+        ),
+        _also_logged(Kind.PART_FAILED, "error"),
+        _error(
+            "partition_process_crashed",
+            "the archiver's turn at the partition failed by a defect; other partitions go on",
+            DEFECT,
+        ),
+        _error(
+            "remote_read_crashed",
+            "a read of the archive failed by a defect; other reads go on",
+            DEFECT,
+        ),
+        _error(
+            "segment_locked",
+            "a reader needs a segment whose encryption key is not available: its reads fail",
+            Kind.SEGMENTS_LOCKED,
+        ),
+        _also_logged(Kind.SEGMENT_METADATA_UNREADABLE, "error"),
+        _error(
+            "segment_not_indexed",
+            "a segment's index in the store is damaged, so the local index leaves the segment out",
+            "run `fetchproxy verify --repair`",
+        ),
+        _error("session_crashed", "the connection of one client failed by a defect", DEFECT),
+        _error(
+            "store_credentials_unusable",
+            "the changed file of the store's credentials cannot be used: the last ones stay in use",
+            "correct the file: it is read again by itself",
+        ),
+        _error(
+            "tls_handshake_crashed",
+            "the TLS handshake of one client failed by a defect",
+            "report it as a defect",
+        ),
+        _error(
+            "users_file_unusable",
+            "the changed file of users cannot be used",
+            "correct the file: it is read again by itself; until then the users that were read "
+            "last stay in force",
+        ),
+        # --- warnings ---
+        _warning(
+            "announced_retention_unreadable",
+            "the announcement of a large deletion is damaged in the store",
+            "none: the deletion is announced anew, and waits again",
+        ),
+        _warning(
+            "archive_discovery_failed",
+            "the archiver cannot ask the brokers which topics there are",
+            Kind.BROKERS_AWAY,
+        ),
+        _warning(
+            "archive_leadership_lost",
+            "this archiver left its group, and archives none of its partitions",
+            "none: it joins again by itself, and other archivers take over; if not, see "
+            "`consumer_group_trouble`",
+        ),
+        _also_logged(Kind.ARCHIVE_MISSING, "warning"),
+        _warning(
+            "archive_not_compared_with_leader",
+            "the brokers did not answer, so the archive could not be compared with the leader's "
+            "log: what was known before is served",
+            Kind.BROKER_AWAY,
+        ),
+        _warning(
+            "archive_open_to_anybody",
+            "any client that reaches this address may read the archive without a password",
+            "set `archive_only.users_file` to let in only users with a password, or "
+            "`gateway.tls_client_auth = required` to let in only clients with a certificate",
+        ),
+        _warning(
+            "archive_parted_from_leader",
+            "the leader's log and the archive differ from `shared_end` on: readers get the archive "
+            "up to there",
+            "none: the archiver truncates the archive (`archive_truncated`)",
+        ),
+        _warning(
+            "archive_place_not_recorded",
+            "the archiver could not note on this machine that it has seen the archive: a folder "
+            "that is not mounted later would look like a new archive",
+            "let this user write to `archive.spool_dir`",
+        ),
+        _warning(
+            "archive_unreachable",
+            "the store does not answer: archive-only serves what it knows",
+            Kind.STORE_FAILING,
+        ),
+        _warning(
+            "archived_data_lost",
+            "records of the query are missing, and were left out, as `failOnDataLoss=false` or "
+            "`corruptBatches=skip` allows",
+            "`fetchproxy verify` names what is missing",
+        ),
+        _warning(
+            "archived_topic_is_gone",
+            "the cluster has deleted a topic: its archive is deleted after the grace time",
+            "to keep its archive, set `archive.topic_deletion = keep` before "
+            "`archive.topic_deletion_grace_ms` is over",
+        ),
+        _warning(
+            "archived_topic_kept",
+            "the cluster does not have an archived topic, and no archiver has seen it there: its "
+            "archive stays",
+            "none; while `archive.topic_deletion = delete-all` is set, it is deleted",
+        ),
+        _warning(
+            "archived_topics_not_listed",
+            "the store did not say which topics are archived: what was known before is served",
+            Kind.STORE_FAILING,
+        ),
+        _warning(
+            "archiver_positions_not_written",
+            "the archiver could not say in the store how far it is: readers between the tiers "
+            "wait longer",
+            Kind.STORE_FAILING,
+        ),
+        _warning(
+            "archiver_positions_unreadable",
+            "what another archiver says about its position cannot be read: readers between the "
+            "tiers wait longer",
+            "if it lasts, run one version of fetchproxy everywhere",
+        ),
+        _warning(
+            "attached_topic_not_found",
+            "the archive of another cluster lacks the topic that `attach.archives` names",
+            "correct `attach.archives`: the other archive has no such topic",
+        ),
+        _warning(
+            "aws_credentials_not_found",
+            "the store refused the AWS credentials, and no new ones were found",
+            "correct the source of the credentials: it is read again by itself",
+        ),
+        _warning(
+            "broker_unreachable",
+            "a client connected, but its broker could not be reached: the client was closed",
+            Kind.BROKER_AWAY,
+        ),
+        _warning(
+            "brokers_unreachable",
+            "the brokers did not answer while the archive was confirmed: this is tried again",
+            Kind.BROKERS_AWAY,
+        ),
+        _warning(
+            "client_connection_closed",
+            "fetchproxy closed a client's connection; `reason` is explained "
+            "[below](#why-a-connection-was-closed)",
+            "none for a stranger; otherwise see the reason",
+        ),
+        _warning(
+            "clipped_segment_unreadable",
+            "a segment was shortened, and cannot be read: it keeps its old newest timestamp, so "
+            "retention may delete it later",
+            "run `fetchproxy verify`",
+        ),
+        _warning(
+            "clock_jumped",
+            "this machine's clock was set: retention by time waits until it has run evenly",
+            "if it repeats, correct this machine's time synchronisation",
+        ),
+        _warning(
+            "concerns_not_published",
+            "the archiver could not write its conditions to the store: other processes show older "
+            "ones",
+            Kind.STORE_FAILING,
+        ),
+        _warning(
+            "consumer_group_trouble",
+            "the archiver cannot join its group, or stay in it; it tries again by itself",
+            "if it lasts, look at the brokers and at this user's right READ on the group; a fenced "
+            "archiver needs an instance id of its own",
+        ),
+        _warning(
+            "corrupt_batches_skipped",
+            "damaged batches were left out of the query, as `corruptBatches=skip` allows",
+            "run `fetchproxy verify` on the topic",
+        ),
+        _warning(
+            "credentials_in_plaintext",
+            "the proxy's own password or token goes to the brokers without TLS",
+            "`cluster.security_protocol = SASL_SSL`, or SCRAM as `cluster.sasl_mechanism`",
+        ),
+        _warning(
+            "dead_copies_removed",
+            "the archive has removed copies that belong to a part of the log that was replaced",
+        ),
+        _warning(
+            "deleted_topics_check_failed",
+            "store or brokers did not answer the look for deleted topics",
+            "none: it is tried again, and nothing is deleted meanwhile",
+        ),
+        _warning(
+            "disk_cache_file_damaged",
+            "a file of the disk cache is damaged: it was removed, and the store was asked",
+            "if it repeats, check the disk of `remote_fetch.disk_cache_dir`",
+        ),
+        _warning(
+            "disk_cache_file_refused",
+            "a file of the disk cache does not fit the segment's index",
+            "none: it was removed, and the store was asked",
+        ),
+        _warning(
+            "disk_cache_read_failed",
+            "the disk cache could not be read: the store is asked, for 10 s at least",
+            "if it repeats, check the disk of `remote_fetch.disk_cache_dir`",
+        ),
+        _warning(
+            "disk_cache_remove_failed",
+            "old files of the disk cache could not be removed",
+            "if it repeats, check the disk of `remote_fetch.disk_cache_dir`",
+        ),
+        _warning(
+            "disk_cache_write_failed",
+            "the disk cache could not be written: it is not used for 10 s",
+            "if it repeats, check the disk of `remote_fetch.disk_cache_dir`",
+        ),
+        _warning(
+            "epoch_answered_by_broker_alone",
+            "store or brokers did not answer in time: a consumer that compares its position with "
+            "the log (OffsetForLeaderEpoch) got the broker's response alone",
+            "none: it asks again after the next change of leader",
+        ),
+        _warning(
+            "finished_offsets_not_written",
+            "the record of what a partition's archive must hold could not be written: a loss is "
+            "noticed later",
+            Kind.STORE_FAILING,
+        ),
+        _warning(
+            "finished_segment_not_in_metadata",
+            "the store has a whole segment that the metadata topic does not know: it is kept, and "
+            "not served",
+            "run `fetchproxy restore`",
+        ),
+        _warning(
+            "folder_writable_by_everybody",
+            "every user of this machine may write to the folder that `key` names",
+            "`chmod o-w`",
+        ),
+        _warning(
+            "gathered_segment_dropped",
+            "records that were collected for the next segment do not continue the archived log",
+            "none: they are read again",
+        ),
+        _warning(
+            "held_reader_led_on",
+            "a reader waited too long for records that the archiver should have brought, and "
+            "continues behind them",
+            Kind.READERS_HELD,
+        ),
+        _warning(
+            "judgement_without_fresh_knowledge",
+            "store or brokers did not answer, so it is not known where the offset of a reader is: "
+            "the reader waits",
+            "none: it is decided when they answer; a lasting outage is a condition",
+        ),
+        _warning(
+            "kafka_file_left_out",
+            "an index file of the broker's segment is damaged, and was not copied",
+            "none: fetchproxy does not need it",
+        ),
+        _warning(
+            "listens_on_all_addresses",
+            "clients learn the address at which they reached the proxy: those behind NAT, a load "
+            "balancer or published ports cannot dial it",
+            "set `gateway.advertise_host` (`--advertise`) to a host that all clients can dial",
+        ),
+        _warning(
+            "listing_check_stays",
+            "the object that was written to check the store's listings could not be removed, as "
+            "this user may not delete",
+            "none: it is a few bytes",
+        ),
+        _warning(
+            "local_index_damaged",
+            "a file of the local index is damaged: it was dropped, and the store was asked",
+            "none: it is fetched again",
+        ),
+        _warning(
+            "local_index_leftovers_not_deleted",
+            "local indexes of partitions that this process no longer has could not be removed",
+            "if it repeats, check the disk of `archive.local_index_dir`",
+        ),
+        _warning(
+            "local_index_not_dropped",
+            "a damaged local index could not be removed: the store is asked",
+            "if it repeats, check the disk of `archive.local_index_dir`",
+        ),
+        _warning(
+            "local_index_read_failed",
+            "the local index could not be read: the store is asked",
+            "if it repeats, check the disk of `archive.local_index_dir`",
+        ),
+        _warning(
+            "local_log_not_trimmed",
+            "the leader's log differs from the archived one: the brokers' records were kept",
+            "none: it is tried again, after the archive was truncated",
+        ),
+        _also_logged(Kind.LOG_BEGINS_AGAIN, "warning"),
+        _warning(
+            "log_without_metadata_kept",
+            "a segment's log has lost its metadata: it is kept, and not served",
+            "run `fetchproxy verify --repair`",
+        ),
+        _warning(
+            "lost_offsets_skipped",
+            "a reader was led past offsets that neither tier has; logged once for each gap",
+            Kind.ARCHIVE_GAP,
+        ),
+        _warning(
+            "merge_overtaken",
+            "segments that were being merged have changed meanwhile",
+            "none: the next merge takes them",
+        ),
+        _warning(
+            "merge_refused",
+            "segments cannot be merged, because one of them is damaged or missing",
+            "run `fetchproxy verify`",
+        ),
+        _warning(
+            "metadata_cache_damaged",
+            "the end of a file in the disk cache of the metadata topic is damaged, as after a "
+            "crash",
+            "none: what is missing is read from the topic",
+        ),
+        _warning(
+            "metadata_cache_discarded",
+            "the disk cache is of another metadata topic, or not complete",
+            "none: the start reads the whole topic, which takes longer",
+        ),
+        _event(
+            ("warning", "info"),
+            "metadata_topic_open_to_anybody",
+            "the brokers have no authorizer, so every client may write to the metadata topic; info "
+            "if the proxy listens on loopback only",
+            "any client that reaches the brokers can have the archive deleted: let only trusted "
+            "clients reach them, or give them an authorizer",
+        ),
+        _warning(
+            "metadata_topic_open_to_others",
+            "other users may write to the metadata topic",
+            "any writer to this topic can have the archive deleted: allow WRITE only to the users "
+            "of archivers and proxies",
+        ),
+        _warning(
+            "metadata_topic_unreachable",
+            "the metadata topic could not be read at the start; it is tried again",
+            Kind.BROKERS_AWAY,
+        ),
+        _warning(
+            "mirror_not_noted",
+            "the archive could not note that it has a mirror, as its store refuses writes",
+            "keep the old keys after `fetchproxy keys rewrap`: the copy may need them",
+        ),
+        _warning(
+            "multipart_abort_failed",
+            "an upload that failed was not removed from the store",
+            "none: the archiver removes it later",
+        ),
+        _warning(
+            "node_listener_not_opened",
+            "the port for a broker cannot be opened: clients do not reach this broker",
+            "free the port, or change `gateway.node_port_base` or `gateway.node_map`",
+        ),
+        _warning(
+            "node_port_taken",
+            "the usual port for a broker is taken, and another one is used: clients that knew the "
+            "old one ask for the address again",
+            "free the port, or give the brokers other ports with `gateway.node_port_base`",
+        ),
+        _warning(
+            "offsets_in_memory_only",
+            "committed offsets are lost when this process ends",
+            "set `archive_only.offsets_file` to keep commits",
+        ),
+        _warning(
+            "old_log_start_not_deleted",
+            "an object that a newer one replaces could not be deleted",
+            "none: it does no harm",
+        ),
+        _also_logged(Kind.PARTITION_FAILING, "warning"),
+        _warning(
+            "partitions_tried_again",
+            "some partitions could not be archived in this pass, and are tried again",
+            "none: the end of the command names what was not archived",
+        ),
+        _warning(
+            "plaintext_beyond_loopback",
+            "whoever can see the network between clients and this listener sees records, and "
+            "passwords of SASL/PLAIN",
+            "set `gateway.tls_certificate_file`, unless the network is trusted; let the console "
+            "listen on 127.0.0.1, behind a proxy with TLS and a login",
+        ),
+        _warning(
+            "planning_process_ended",
+            "a second process for planning a query has ended: planning takes longer",
+            "if it repeats, give the driver's machine more memory",
+        ),
+        _warning(
+            "records_deleted_on_broker_only",
+            "DeleteRecords deleted records on the broker, and not yet in the archive, as store or "
+            "brokers did not answer",
+            "none: the client got an error and repeats it, or the proxy tries again",
+        ),
+        _warning(
+            "s3_signed_urls_refused",
+            "the store refuses signed URLs, so reads take the slower way of the S3 client",
+        ),
+        _warning(
+            "segment_cut_short",
+            "the spool's disk is full, so segments are smaller than `archive.segment_bytes_max`",
+            "give the spool's disk more room",
+        ),
+        _warning(
+            "segment_not_truncated",
+            "a segment that should have been shortened or dropped was deleted by another archiver "
+            "or by retention",
+        ),
+        _warning(
+            "spool_leftover_not_deleted",
+            "the spool folder of an earlier archiver could not be removed: it takes room",
+            "delete the folder",
+        ),
+        _warning(
+            "stale_uploads_not_aborted",
+            "unfinished uploads could not be removed: the store may charge for them",
+            "if it repeats, let the store's user list and abort multipart uploads",
+        ),
+        _warning(
+            "store_unreachable",
+            "the store did not answer while the archive was confirmed: this is tried again",
+            Kind.STORE_FAILING,
+        ),
+        _warning(
+            "stream_ended_after_repeated_batch",
+            "a stream with `availableNow` ended after a batch that it had repeated",
+            "run it again for the rest",
+        ),
+        _warning(
+            "temporary_not_removed",
+            "the file of a write that failed stays in HDFS",
+            "none: it takes room and does no harm",
+        ),
+        _also_logged(Kind.TLS_CERTIFICATE_EXPIRES, "warning"),
+        _warning(
+            "tls_certificate_expired",
+            "the proxy's own certificate has ended: clients, or brokers, refuse it",
+            Kind.TLS_CERTIFICATE_EXPIRES,
+        ),
+        _warning(
+            "tls_handshake_failed",
+            "a client could not connect by TLS, as `error` says",
+            "none for a stranger; otherwise correct the client, or `gateway.tls_certificate_file`",
+        ),
+        _warning(
+            "topic_description_unreadable",
+            "the description of a topic in the store is damaged: its empty partitions are not "
+            "served",
+            "none: an archiver writes it again",
+        ),
+        _warning(
+            "topic_not_described",
+            "the proxy's own user may not see a topic: it is relayed, and its archive not served",
+            "give the proxy's user the right DESCRIBE on the topic",
+        ),
+        _warning(
+            "topic_not_listed",
+            "the store did not list a topic's partitions: they stay as they were",
+            Kind.STORE_FAILING,
+        ),
+        _warning(
+            "topics_not_described",
+            "store or brokers did not answer, so the descriptions of topics were not written",
+            "none: it is tried again; a lasting outage is a condition",
+        ),
+        # --- info ---
+        _info("abandoned_positions_not_deleted", "the position of a dead archiver stays for now"),
+        _info(
+            "archive_claimed",
+            "an archive without a cluster, or without a metadata manager, now belongs to this one",
+        ),
+        _info("archive_created", "a new archive was begun at `store.url`"),
+        _info("archive_found", "the archive is there; `partitions` counts what it has"),
+        _info(
+            "archive_further_than_expected",
+            "another archiver has extended the archive: this one continues behind it",
+        ),
+        _info(
+            "archive_leadership_assigned",
+            "the group's partitions were divided anew; `leads` counts those of this archiver",
+        ),
+        _info(
+            "archive_looked_up_in_part",
+            "the archive is large: before the first client, only a part of it was read ahead",
+        ),
+        _info(
+            "archive_not_looked_up_yet",
+            "store or brokers did not answer before the first client; it is tried again",
+        ),
+        _info("archive_only_listening", "clients can connect to the archive"),
+        _info("archive_reachable_again", "the store answers again"),
+        _info("archive_task_read", "a Spark task has read its part of a partition"),
+        _info(
+            "archive_then_live",
+            "the query reads some partitions from the archive first; `read_live_alone` names those "
+            "that it reads from the brokers only",
+        ),
+        _info("archiver_positions_not_deleted", "this archiver ended, and its position stays"),
+        _info("aws_credentials_changed", "the store is used with new AWS credentials"),
+        _info(
+            "broker_connection_lost",
+            "the connection between proxy and broker ended, and so did the client's",
+            "none: the client connects again",
+        ),
+        _info(
+            "collected_metadata_not_read",
+            "a topic's collected metadata could not be read: each object is read alone",
+        ),
+        _info("console_listening", "the console is at `address`"),
+        _info("consumer_group_not_left", "this archiver ended without leaving its group in time"),
+        _info("consumer_group_recovered", "the archiver's group works again"),
+        _info(
+            "freed_memory_is_kept",
+            "this system's C library cannot give freed memory back to the system",
+        ),
+        _info("gateway_listening", "clients can connect"),
+        _info("job_progress", "how far a job is"),
+        _info(
+            "leader_epochs_left_out",
+            "the broker's leader epochs contradict the records: the segment is archived without "
+            "them",
+        ),
+        _info("local_index_dropped", "a local index was not complete, and is fetched again"),
+        _info("local_log_trimmed", "archived records were deleted on the brokers"),
+        _info("log_start_raised", "retention has hidden the oldest offsets of a partition"),
+        _info(
+            "metadata_collected",
+            "the metadata of a topic's segments were collected in one object, for faster starts",
+        ),
+        _info(
+            "metadata_not_collected",
+            "the metadata of a topic's segments could not be collected in one object: starts stay "
+            "slower",
+        ),
+        _info("metadata_topic_created", "the metadata topic was made"),
+        _info(
+            "metadata_topic_writers_not_known",
+            "the proxy's user may not see who may write to the metadata topic",
+            "DESCRIBE on the cluster lets this process see who may write there",
+        ),
+        _info("node_listener_closed", "the port of a broker that is gone was closed"),
+        _info("node_listener_opened", "the port for a broker was opened"),
+        _info(
+            "offset_out_of_range_caught",
+            "a reader asked for an offset that the brokers do not have any more; on the console "
+            "only, not in the log",
+        ),
+        _info("offsets_loaded", "committed offsets were read from their file"),
+        _info(
+            "old_message_format_converted",
+            "records in a format before Kafka 0.11 are archived in the new format",
+        ),
+        _info(
+            "open_files_max_holds_fewer_clients",
+            "the system's limit of open files lets in fewer clients than `gateway.connections_max`",
+            "raise the limit of open files if you expect more clients",
+        ),
+        _info("open_files_max_not_raised", "the system did not raise the limit of open files"),
+        _info("options_not_needed", "these options of the query change nothing"),
+        _info("orphan_object_deleted", "an object that belongs to no segment was deleted"),
+        _info("partition_archived", "one pass has archived a partition up to `archive_end`"),
+        _info("partition_assigned", "this archiver has taken over a partition"),
+        _info("partition_deletion", "the archive of a deleted topic is being deleted"),
+        _info("partition_recovered", "a partition that failed is archived again"),
+        _info("partition_unassigned", "another archiver, or none, has the partition now"),
+        _info(
+            "producers_not_described",
+            "the brokers did not say which producer has an open transaction",
+        ),
+        _info("records_deleted_in_archive", "DeleteRecords was carried out in the archive, too"),
+        _info("s3_trusted_certificates_changed", "the store is used with new trusted certificates"),
+        _info("segment_deleted", "retention has deleted a segment from the store"),
+        _info("segment_deleted_by_another", "another archiver was faster in deleting a segment"),
+        _info("segment_hidden", "readers do not see a segment any more; it is deleted later"),
+        _info("segments_merged", "small segments became a large one"),
+        _info("stale_uploads_aborted", "unfinished uploads of crashed archivers were removed"),
+        _info("stopping", "the process got a signal and ends"),
+        _info("store_credentials_changed", "the store is used with new credentials"),
+        _info("tls_files_reloaded", "changed certificates or keys are in use"),
+        _info(
+            "topic_deleted_by_another",
+            "another archiver was faster in deleting the archive of a topic",
+        ),
+        _info("users_file_read_again", "the changed file of users is in force"),
+    ]
+)
