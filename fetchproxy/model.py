@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 ZERO_UUID = UUID(int=0)
@@ -16,6 +16,7 @@ ZERO_UUID = UUID(int=0)
 OFFSET_MAX = 2**63 - 2
 # The largest log of a segment: eight times the largest that Kafka makes.
 SEGMENT_BYTES_MAX = 16 * 1024**3
+END_UNKNOWN = -1  # a `SegmentRef.stored_end_offset`
 _TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 
 
@@ -79,22 +80,31 @@ class RemoteLogSegmentId:
     id: UUID
 
 
-class StoredSegment(Protocol):
-    """All facts of a segment that a store needs: where its objects are, and how large they may be.
+class SegmentRef(NamedTuple):
+    """Which segment, which offsets its objects hold, and how they are read.
 
-    RemoteLogSegmentMetadata is one. Callers that know less use a smaller type.
+    `stored_end_offset`: inclusive. END_UNKNOWN: no metadata say it, as the segment is known only by
+    its objects; its size may then be that of its `.log` object. A tuple of plain values, because a
+    planner makes and sends millions.
     """
 
+    tp: TopicIdPartition
+    raw_id: bytes
+    start_offset: int
+    stored_end_offset: int
+    segment_size_bytes: int
+    has_aborted_txns: bool
+    packed: bool
+
     @property
-    def segment_id(self) -> RemoteLogSegmentId: ...
-    @property
-    def start_offset(self) -> int: ...
-    @property
-    def segment_size_bytes(self) -> int: ...
-    @property
-    def has_aborted_txns(self) -> bool: ...
-    @property
-    def packed(self) -> bool: ...
+    def segment_id(self) -> RemoteLogSegmentId:
+        return RemoteLogSegmentId(self.tp, UUID(bytes=self.raw_id))
+
+    def as_listed(self) -> SegmentRef:
+        """The same, known only by its objects: it is never compared with the metadata that it was
+        encrypted with.
+        """
+        return self._replace(stored_end_offset=END_UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +159,18 @@ class RemoteLogSegmentMetadata:
         return {**place, "segment_id": str(self.segment_id.id), "base_offset": self.start_offset}
 
     @property
+    def ref(self) -> SegmentRef:
+        return SegmentRef(
+            self.topic_id_partition,
+            self.segment_id.id.bytes,
+            self.start_offset,
+            self.stored_end_offset,
+            self.segment_size_bytes,
+            self.has_aborted_txns,
+            self.packed,
+        )
+
+    @property
     def last_epoch(self) -> int:
         """The epoch of the leader that wrote its end. -1: its batches have none that counts."""
         return self.segment_leader_epochs[-1].epoch if self.segment_leader_epochs else -1
@@ -178,6 +200,10 @@ class RemoteLogSegmentMetadata:
             copied_end_offset=self.stored_end_offset,
             segment_leader_epochs=epochs,
         )
+
+
+# How a store is asked for a segment. If it is encrypted, this is compared with its description.
+AnySegment = RemoteLogSegmentMetadata | SegmentRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from fetchproxy.segments.description import FinishedOffsets, encode_segment
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, epoch_at
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
-from fetchproxy.storage.packed_logs import ListedSegment
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
 from fetchproxy.writing.published import read_finished_offsets
@@ -270,7 +269,7 @@ class _PartitionRepair:
         elif repair.content is None:
             await self.rsm.delete_txn_index(repair.metadata)
         else:
-            listed = ListedSegment.like(repair.metadata)
+            listed = repair.metadata.ref.as_listed()
             await self.rsm.put_index(listed, repair.file, repair.content)
 
     # --- what the store has ---
@@ -316,7 +315,7 @@ class _PartitionRepair:
             stated_end=stated_end,
         )
         try:
-            listed = ListedSegment.like(metadata)
+            listed = metadata.ref.as_listed()
             derived = await derive_segment(self.rsm, listed, self.chunk_bytes)
             check_whole(derived.segment, witnesses)
         except CorruptSegment as error:
@@ -392,7 +391,7 @@ class _PartitionRepair:
 
     async def _stored(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes | None:
         try:
-            return await self.rsm.fetch_index(ListedSegment.like(metadata), file)
+            return await self.rsm.fetch_index(metadata.ref.as_listed(), file)
         except (ObjectNotFound, DamagedObject):
             return None
 

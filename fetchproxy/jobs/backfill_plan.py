@@ -230,19 +230,18 @@ def _pieces(
     same size. Each offset occurs once, in order.
     """
     at = max(span.start, view.raised_log_start)
-    for segment in view.segments.extents(view.segments.index_at_or_after(at)):
+    for segment, end_offset in view.segments.refs(view.segments.index_at_or_after(at)):
         if segment.start_offset >= span.end:
             return
-        start, end = max(segment.start_offset, at), min(segment.end_offset + 1, span.end)
+        start, end = max(segment.start_offset, at), min(end_offset + 1, span.end)
         if start >= end:
             continue
         offsets = segment.stored_end_offset - segment.start_offset + 1
-        count = min(
-            -(-segment.size_bytes * (end - start) // (offsets * bytes_max)) or 1, end - start
-        )
+        size = segment.segment_size_bytes
+        count = min(-(-size * (end - start) // (offsets * bytes_max)) or 1, end - start)
         borders = [start + (end - start) * number // count for number in range(count + 1)]
         for one, other in pairwise(borders):
-            yield OffsetSpan(one, other), segment.size_bytes * (other - one) // offsets
+            yield OffsetSpan(one, other), size * (other - one) // offsets
         at = end
 
 

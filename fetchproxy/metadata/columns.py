@@ -12,10 +12,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import attrgetter, ge, gt
 from struct import Struct
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 from uuid import UUID
 
 from fetchproxy.model import (
@@ -25,6 +25,7 @@ from fetchproxy.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentState,
+    SegmentRef,
     TopicIdPartition,
 )
 from fetchproxy.segments.description import FIELDS, FieldKind
@@ -56,18 +57,6 @@ _STATE = TAIL_FIELDS.index("state")
 _OWN_START = -1
 OWN_START = _OWN_START.to_bytes(8, "big", signed=True)
 _MADE_MAX = 16  # values kept, because a reader asks for the same few again and again
-
-
-class SegmentExtent(NamedTuple):
-    """The facts of a segment that a planner needs; offsets are inclusive."""
-
-    segment_id: bytes
-    start_offset: int
-    end_offset: int
-    stored_end_offset: int
-    size_bytes: int
-    has_aborted_txns: bool
-    packed: bool
 
 
 class EpochPool:
@@ -276,8 +265,10 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
     def _column(self, name: str, index: int = 0) -> array[int]:
         return self._columns.values[name][self._first + index : self._end]
 
-    def extents(self, index: int = 0) -> Iterator[SegmentExtent]:
-        """The extent of each segment from `index` on, at a tenth of the cost of its value."""
+    def refs(self, index: int = 0) -> Iterator[tuple[SegmentRef, int]]:
+        """Each segment from `index` on and its last valid offset, at a tenth of the cost of its
+        value.
+        """
         raw = self._columns.ids[16 * (self._first + index) : 16 * self._end]
         ids = [segment_id for (segment_id,) in _ID.iter_unpack(raw)]
         ends = stored = self._column("end_offset", index)
@@ -287,7 +278,8 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
         aborted = map(bool, self._column("has_aborted_txns", index))
         packed = map(bool, self._column("packed", index))
         starts = self._column("start_offset", index)
-        return map(SegmentExtent, ids, starts, ends, stored, sizes, aborted, packed)
+        refs = map(SegmentRef, repeat(self._tp), ids, starts, stored, sizes, aborted, packed)
+        return zip(refs, ends, strict=True)
 
     def bounds(self) -> Iterator[tuple[int, int]]:
         """(start offset, end offset) of each segment, both inclusive."""

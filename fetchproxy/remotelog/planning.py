@@ -11,12 +11,12 @@ from uuid import UUID
 
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import CorruptSegment, FetchProxyError, ObjectFailing
-from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.model import SegmentRef, TopicIdPartition
 from fetchproxy.observability.health import Condition, Offsets
 from fetchproxy.runtime.cooperative import for_each
+from fetchproxy.runtime.garbage import no_collections
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.archive_health import (
     Coverage,
@@ -152,32 +152,20 @@ def _clipped(found: NotHeld, offsets: Offsets) -> NotHeld:
 
 
 class SegmentPart(NamedTuple):
-    """A StoredSegment and the part to read: bytes of the log from `byte_from`, below `byte_to`.
-
-    Of their records, it reads offsets from `offset_from`, below `offset_end`. A tuple of numbers,
-    as there may be millions to send.
+    """What to read of a segment: bytes of the log from `byte_from`, below `byte_to`; and of their
+    records, offsets from `offset_from`, below `offset_end`.
     """
 
-    tp: TopicIdPartition
-    raw_id: bytes
-    start_offset: int
-    stored_end_offset: int
-    segment_size_bytes: int
-    has_aborted_txns: bool
-    packed: bool
+    segment: SegmentRef
     byte_from: int
     byte_to: int
     offset_from: int
     offset_end: int
 
     @property
-    def segment_id(self) -> RemoteLogSegmentId:
-        return RemoteLogSegmentId(self.tp, UUID(bytes=self.raw_id))
-
-    @property
     def is_whole(self) -> bool:
         """False: which of its offsets are read, only the segment's index tells."""
-        return self.byte_from == 0 and self.byte_to == self.segment_size_bytes
+        return self.byte_from == 0 and self.byte_to == self.segment.segment_size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +178,7 @@ class ReadTask:
     def __reduce__(self) -> tuple[Any, ...]:
         """Plain tuples take a third of the time and of the bytes to pickle."""
         tp = self.tp
-        plain = tuple([part[1:] for part in self.parts])
+        plain = tuple([(*part.segment[1:], *part[1:]) for part in self.parts])
         return _task_of, (tp.topic_id.bytes, tp.topic, tp.partition, plain)
 
     @property
@@ -206,9 +194,11 @@ def _task_of(
     topic_id: bytes, topic: str, partition: int, parts: tuple[tuple[Any, ...], ...]
 ) -> ReadTask:
     tp = TopicIdPartition(UUID(bytes=topic_id), topic, partition)
-    return ReadTask(tp, tuple([SegmentPart(tp, *part) for part in parts]))
+    n = len(SegmentRef._fields) - 1  # all but the partition
+    return ReadTask(tp, tuple([SegmentPart(SegmentRef(tp, *p[:n]), *p[n:]) for p in parts]))
 
 
+@no_collections()
 def plan_tasks(
     selections: Iterable[Selection],
     *,
@@ -229,7 +219,7 @@ def plan_tasks(
     ordered = sorted(selections, key=lambda one: (one[0].tp.topic, one[0].tp.partition))
     if partitions_min:
         wholes = (part for view, span in ordered for part in parts_of(view, span))
-        total = sum(part.segment_size_bytes for part in wholes)
+        total = sum(part.segment.segment_size_bytes for part in wholes)
         # Rounded down, or the last of the tasks would be missing.
         partition_bytes_max = min(partition_bytes_max, max(1, total // partitions_min))
     tasks: list[ReadTask] = []
@@ -265,7 +255,9 @@ def _short_tasks(
     accumulated: list[SegmentPart] = []
     room, bytes_left = records_max, float(bytes_max)
     for whole in parts_of(view, span):
-        record_bytes = whole.segment_size_bytes / (whole.stored_end_offset + 1 - whole.start_offset)
+        segment = whole.segment
+        offsets = segment.stored_end_offset + 1 - segment.start_offset
+        record_bytes = segment.segment_size_bytes / offsets
         at = whole.offset_from
         while at < whole.offset_end:
             count = min(room, whole.offset_end - at, max(1, int(bytes_left / record_bytes)))
@@ -291,17 +283,14 @@ def parts_of(
     offsets between them are in no segment.
     """
     for segment, offsets in segments_with(view, span):
-        raw_id, start, _, stored_end, size, aborted, packed = segment
-        fields = view.tp, raw_id, start, stored_end, size, aborted, packed
+        size = segment.segment_size_bytes
         count = -(-size // bytes_max)
         borders = [size * number // count for number in range(count + 1)] if count else []
         for bytes_of_piece in pairwise(borders):
-            yield SegmentPart(*fields, *bytes_of_piece, *offsets)
+            yield SegmentPart(segment, *bytes_of_piece, *offsets)
 
 
-def segments_with(
-    view: PartitionView, span: OffsetSpan
-) -> Iterator[tuple[SegmentExtent, OffsetSpan]]:
+def segments_with(view: PartitionView, span: OffsetSpan) -> Iterator[tuple[SegmentRef, OffsetSpan]]:
     """The segments that have some of these offsets, and the offsets to read of each.
 
     Neighbours may overlap: offsets that the segment before has are not read again.
@@ -309,10 +298,10 @@ def segments_with(
     at = max(span.start, view.raised_log_start)
     if span.end <= at:
         return
-    for segment in view.segments.extents(view.segments.index_at_or_after(at)):
+    for segment, end_offset in view.segments.refs(view.segments.index_at_or_after(at)):
         if segment.start_offset >= span.end:
             return
-        found = OffsetSpan(max(segment.start_offset, at), min(segment.end_offset + 1, span.end))
+        found = OffsetSpan(max(segment.start_offset, at), min(end_offset + 1, span.end))
         if found.start < found.end:
             yield segment, found
             at = found.end

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fetchproxy.metadata.columns import SegmentExtent
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.model import SegmentRef
 from fetchproxy.remotelog.options import ArchiveLocation, Ends, TriggerLimits
 from fetchproxy.remotelog.planning import OffsetSpan, segments_with
 
@@ -89,15 +89,15 @@ def _end_within(view: PartitionView, begin: int, end: int, share: int) -> int:
         if size > left:
             if at > begin:
                 return at
-            within = max(1, left * _offsets(segment) // segment.size_bytes)
+            within = max(1, left * _offsets(segment) // segment.segment_size_bytes)
             return min(span.end, span.start + within)
         at, left = span.end, left - size
     return min(max(at, begin + 1), end)
 
 
-def _bytes(segment: SegmentExtent, span: OffsetSpan) -> int:
-    return -(-segment.size_bytes * (span.end - span.start) // _offsets(segment))
+def _bytes(segment: SegmentRef, span: OffsetSpan) -> int:
+    return -(-segment.segment_size_bytes * (span.end - span.start) // _offsets(segment))
 
 
-def _offsets(segment: SegmentExtent) -> int:
+def _offsets(segment: SegmentRef) -> int:
     return segment.stored_end_offset + 1 - segment.start_offset

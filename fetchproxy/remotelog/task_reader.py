@@ -23,7 +23,7 @@ from fetchproxy.errors import (
     RecordsTooLarge,
     RemoteStorageError,
 )
-from fetchproxy.model import ByteRange, IsolationLevel
+from fetchproxy.model import ByteRange, IsolationLevel, SegmentRef
 from fetchproxy.remotelog.decoder.arrow_batches import ArrowBatches
 from fetchproxy.remotelog.decoder.log_decoder import AbortedBatches, LogDecoder
 from fetchproxy.remotelog.decoder.record_rows import RowLimits
@@ -71,7 +71,7 @@ def logged(task: ReadTask, batches: Iterator[Any]) -> Iterator[Any]:
         partition=str(task.tp),
         offsets=f"{start} to {end - 1}",
         rows=rows,
-        segments=len({part.raw_id for part in task.parts}),
+        segments=len({part.segment.raw_id for part in task.parts}),
         stored_bytes_max=task.size_bytes,
     )
 
@@ -188,7 +188,7 @@ class _TaskReading:
     def _ranges_of(self, part: SegmentPart) -> Iterator[_Range]:
         where = f"{self._task.tp}, offsets {part.offset_from} to {part.offset_end - 1}"
         try:
-            index, aborted = self._indexes(part, where)
+            index, aborted = self._indexes(part.segment, where)
         except ObjectNotFound as error:
             for other in self._stand_ins(error, part, part.offset_from, part.offset_end):
                 yield from self._ranges_of(other)
@@ -196,13 +196,13 @@ class _TaskReading:
         except CorruptSegment as error:
             self._not_read(error, part.offset_from, part.offset_end)
             return
-        key = self._rsm.object_key(part, SegmentFile.LOG)
+        key = self._rsm.object_key(part.segment, SegmentFile.LOG)
         for i, j in _runs(part, index):
             span = index.merged(i, j)
             byte_range = ByteRange(span.position, span.end)
             what = f"{where}: {key}, bytes {byte_range.start} to {byte_range.end - 1}"
             borders = [index[n].position for n in range(i, j)]
-            read = partial(self._rsm.fetch_log_segment, part, byte_range)
+            read = partial(self._rsm.fetch_log_segment, part.segment, byte_range)
             # No name for it here: this generator would keep the bytes until the next range.
             yield _Range(part, key, span, borders, aborted, [self._begin(what, read)])
 
@@ -215,12 +215,12 @@ class _TaskReading:
         """
         if first >= end:
             return
-        self._gone.add(part.raw_id)
+        self._gone.add(part.segment.raw_id)
         key = self._key
-        look = partial(view_now, self._rsm, part.tp)
-        view = self._begin(f"the metadata of {part.tp}", look).result()
+        tp = self._task.tp
+        view = self._begin(f"the metadata of {tp}", partial(view_now, self._rsm, tp)).result()
         found = list(parts_of(view, OffsetSpan(first, end)))
-        if any(other.raw_id in self._gone for other in found):
+        if any(other.segment.raw_id in self._gone for other in found):
             found = []  # it was not replaced: its object is missing
         elif found and not part.is_whole and (first, end) == (part.offset_from, part.offset_end):
             raise ObjectNotFound(
@@ -238,15 +238,15 @@ class _TaskReading:
             self._not_read(error, first, end)
 
     def _indexes(
-        self, part: SegmentPart, where: str
+        self, segment: SegmentRef, where: str
     ) -> tuple[RemoteLogIndex, AbortedBatches | None]:
         committed = self._options.isolation is IsolationLevel.READ_COMMITTED
-        committed = committed and part.has_aborted_txns
+        committed = committed and segment.has_aborted_txns
         files = [SegmentFile.INDEX, *[SegmentFile.TXN] * committed]
         reads: list[tuple[str, Future[bytes]]] = []
         for file in files:
-            key = self._rsm.object_key(part, file)
-            read = partial(self._rsm.fetch_index, part, file)
+            key = self._rsm.object_key(segment, file)
+            read = partial(self._rsm.fetch_index, segment, file)
             reads.append((key, self._begin(f"{where}: {key}", read)))
         raw = []
         for self._key, reading in reads:
@@ -254,7 +254,7 @@ class _TaskReading:
         self._key = reads[0][0]
         try:
             index = RemoteLogIndex.parse(raw[0])
-            index.check_covers(part.stored_end_offset, part.segment_size_bytes)
+            index.check_covers(segment.stored_end_offset, segment.segment_size_bytes)
             self._key = reads[-1][0]
             return index, AbortedBatches(decode_aborted(raw[1])) if committed else None
         except CorruptSegment as error:

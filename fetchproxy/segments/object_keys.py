@@ -9,7 +9,13 @@ from enum import StrEnum
 from functools import lru_cache
 from uuid import UUID
 
-from fetchproxy.model import RemoteLogSegmentId, TopicIdPartition, is_topic_name
+from fetchproxy.model import (
+    END_UNKNOWN,
+    RemoteLogSegmentId,
+    SegmentRef,
+    TopicIdPartition,
+    is_topic_name,
+)
 
 # The alphabet of keys is Kafka's for topic names (`[a-zA-Z0-9._-]`) plus the characters that S3
 # calls safe, so that no backend has to escape any. `~` is left out on purpose: a backend may use
@@ -159,6 +165,12 @@ class SegmentKey:
     segment_id: RemoteLogSegmentId
     base_offset: int
     file: SegmentFile
+
+    def ref(self, log_bytes: int, *, has_aborted_txns: bool, packed: bool) -> SegmentRef:
+        """Its segment, known only by its objects. `log_bytes`: the size of its `.log` object."""
+        tp, raw_id = self.segment_id.topic_id_partition, self.segment_id.id.bytes
+        start = self.base_offset
+        return SegmentRef(tp, raw_id, start, END_UNKNOWN, log_bytes, has_aborted_txns, packed)
 
 
 def uuid_text(value: UUID) -> str:

@@ -52,11 +52,11 @@ from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import (
     OFFSET_MAX,
     SEGMENT_BYTES_MAX,
+    AnySegment,
     ByteRange,
     EpochStart,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
-    StoredSegment,
 )
 from fetchproxy.segments.description import (
     INT64_LIMIT,
@@ -139,7 +139,7 @@ class Described:
         text = json.dumps([topic, *numbers, self.has_aborted_txns, epochs])
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def fault(self, segment: StoredSegment) -> str:
+    def fault(self, segment: AnySegment) -> str:
         """The fields of `segment` that differ from this description; "": none.
 
         It may claim aborted transactions that do not exist: their index is encrypted too.
@@ -150,10 +150,10 @@ class Described:
         ]
         if not segment.has_aborted_txns:
             fields.append(("has_aborted_txns", False, self.has_aborted_txns))
+        fields.append(("end_offset", segment.stored_end_offset, self.end_offset))
         if isinstance(segment, RemoteLogSegmentMetadata):
             whole = self.clipped_as(segment)
             fields += [
-                ("end_offset", segment.stored_end_offset, self.end_offset),
                 ("leader_epochs", segment.segment_leader_epochs, whole.segment_leader_epochs),
                 ("max_timestamp_ms", segment.max_timestamp_ms, whole.max_timestamp_ms),
             ]

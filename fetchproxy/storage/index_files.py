@@ -29,7 +29,7 @@ from itertools import takewhile
 from operator import eq
 from pathlib import Path
 from struct import Struct
-from typing import IO, NamedTuple, ParamSpec, Self, TypeVar
+from typing import IO, ParamSpec, Self, TypeVar
 
 import structlog
 
@@ -73,6 +73,7 @@ TIME_ENTRY = Struct(">qi")
 _NAME = re.compile(rf"([0-9]{{20}})\.({'|'.join(SUFFIXES)})")
 P = ParamSpec("P")
 T = TypeVar("T")
+LogKey = Callable[[RemoteLogSegmentMetadata], str]
 # A look-up takes a few milliseconds.
 _READ_MAX_S = 0.25
 _THREADS = 2
@@ -230,25 +231,20 @@ class LocalIndexFiles:
             path.unlink(missing_ok=True)
 
 
-class IndexedSegment(NamedTuple):
-    """The part of a segment's metadata that the local index uses."""
-
-    object_key: str  # of its `.log`
-    start_offset: int
-    size_bytes: int  # of its `.log`
-    copied_at_ms: int  # epoch
-
-
 class LocalRemoteLogIndex:
     """A partition's local index: consecutive sets of files, rolled like a log.
 
     Holds the `.index` objects of the partition's segments in order. It is a cache: a doubtful set
     is dropped as a whole and fetched again. The first segment makes the folder; dropping the last
     removes it. All methods block. Any thread may call them: a lock lets one run at a time.
+    `log_key`: gives the key of a segment's `.log`.
     """
 
-    def __init__(self, folder: Path, *, file_bytes_max: int, file_age_max_ms: int) -> None:
+    def __init__(
+        self, folder: Path, log_key: LogKey, *, file_bytes_max: int, file_age_max_ms: int
+    ) -> None:
         self._folder = folder
+        self._log_key = log_key
         self._file_bytes_max = file_bytes_max
         self._file_age_max_ms = file_age_max_ms
         self._lock = threading.Lock()
@@ -260,12 +256,12 @@ class LocalRemoteLogIndex:
 
     # --- for one writer at a time, which calls `keep` before `append` -----------------------------
 
-    def keep(self, segments: Sequence[IndexedSegment]) -> int:
+    def keep(self, segments: Sequence[RemoteLogSegmentMetadata]) -> int:
         """Drop all that differs from the beginning of `segments`, and sets whose segments all
         precede it: the log start offset has passed them. Returns how many of `segments` are there.
         Raises OSError.
         """
-        marks = [segment_mark(segment.object_key) for segment in segments]
+        marks = [self._mark(segment) for segment in segments]
         with self._lock:
             self._open()
             on_disk = self._marks()
@@ -277,21 +273,23 @@ class LocalRemoteLogIndex:
                 passed -= len(self._files[0].segments)
                 self._files.pop(0).remove()
             if self._files and self._files[-1].begun_ms is None:
-                copied_at_ms = dict(zip(marks, (s.copied_at_ms for s in segments), strict=True))
+                times = (segment.event_timestamp_ms for segment in segments)
+                copied_at_ms = dict(zip(marks, times, strict=True))
                 self._files[-1].begun_ms = copied_at_ms.get(self._files[-1].segments[0], 0)
             self._publish()
             return kept
 
-    def append(self, segment: IndexedSegment, raw: bytes) -> None:
+    def append(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
         """`segment`: the next one in the order of `keep`. `raw`: the content of its `.index`.
 
         Raises CorruptSegment, OSError; ValueError if its entries do not fit a set.
         """
         index = RemoteLogIndex.parse(raw)
-        if (index.object_key, index.size_bytes) != (segment.object_key, segment.size_bytes):
+        key, size_bytes = self._log_key(segment), segment.segment_size_bytes
+        if (index.object_key, index.size_bytes) != (key, size_bytes):
             raise CorruptSegment(
                 f"remoteLogIndex is that of {index.size_bytes} bytes of {index.object_key}, "
-                f"not of {segment.size_bytes} bytes of {segment.object_key}"
+                f"not of {size_bytes} bytes of {key}"
             )
         with self._lock:
             self._open()
@@ -305,34 +303,40 @@ class LocalRemoteLogIndex:
                 raise
             self._publish()
 
-    def _append(self, segment: IndexedSegment, index: RemoteLogIndex, raw: bytes) -> None:
+    def _append(self, segment: RemoteLogSegmentMetadata, index: RemoteLogIndex, raw: bytes) -> None:
         last = self._files[-1] if self._files else None
         if last is not None and not self._is_full(last, segment, index, len(raw)):
             last.append(index, raw)
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         files = LocalIndexFiles(self._folder, segment.start_offset)
-        files.begun_ms = segment.copied_at_ms
+        files.begun_ms = segment.event_timestamp_ms
         files.append(index, raw)
         self._files.append(files)
 
     def _is_full(
-        self, files: LocalIndexFiles, segment: IndexedSegment, index: RemoteLogIndex, more: int
+        self,
+        files: LocalIndexFiles,
+        segment: RemoteLogSegmentMetadata,
+        index: RemoteLogIndex,
+        more: int,
     ) -> bool:
         if segment.start_offset <= files.base_offset:
             return False  # a new set's name would not be higher
-        begun_ms = segment.copied_at_ms if files.begun_ms is None else files.begun_ms
+        copied_at_ms = segment.event_timestamp_ms
+        begun_ms = copied_at_ms if files.begun_ms is None else files.begun_ms
         return (
             files.log_bytes + more > self._file_bytes_max
-            or segment.copied_at_ms - begun_ms > self._file_age_max_ms
+            or copied_at_ms - begun_ms > self._file_age_max_ms
             or not files.has_room(index, more)
         )
 
     # --- readers ----------------------------------------------------------------------------------
 
-    def segment_index(self, segment: IndexedSegment) -> RemoteLogIndex | None:
+    def segment_index(self, segment: RemoteLogSegmentMetadata) -> RemoteLogIndex | None:
         """All entries of a segment; None if they are missing. Raises CorruptSegment, OSError."""
-        mark = segment_mark(segment.object_key)
+        key, size_bytes = self._log_key(segment), segment.segment_size_bytes
+        mark = segment_mark(key)
         with self._lock:
             self._open()
             # The only set that can contain the offset.
@@ -342,14 +346,14 @@ class LocalRemoteLogIndex:
                 return None
             raw = files.read(files.segments.index(mark))
         index, end, error = RemoteLogIndex.take(raw)
-        if (index.object_key, index.size_bytes) != (segment.object_key, segment.size_bytes):
+        if (index.object_key, index.size_bytes) != (key, size_bytes):
             why = error or "it is missing"
             raise CorruptSegment(f"remoteLogIndex entry {len(index)} at byte {end}: {why}")
         return index
 
-    def drop_from(self, segment: IndexedSegment) -> None:
+    def drop_from(self, segment: RemoteLogSegmentMetadata) -> None:
         """Drop a damaged segment and all after it, so that they are fetched again."""
-        mark = segment_mark(segment.object_key)
+        mark = self._mark(segment)
         with self._lock:
             self._open()
             marks = self._marks()
@@ -365,6 +369,9 @@ class LocalRemoteLogIndex:
             self._closed = True
             self._files = []
             self._publish()
+
+    def _mark(self, segment: RemoteLogSegmentMetadata) -> int:
+        return segment_mark(self._log_key(segment))
 
     # --- with the lock held -----------------------------------------------------------------------
 
@@ -419,21 +426,23 @@ class LocalIndexes:
     """The local indexes of all partitions. `async with` locks the folder and unlocks it.
 
     The event loop never waits for a disk here. A read never waits for long: without a response the
-    caller asks the store. `log_key`: gives the key of a segment's `.log`.
+    caller asks the store.
     """
 
     def __init__(
         self,
         folder: Path,
-        log_key: Callable[[RemoteLogSegmentMetadata], str],
+        log_key: LogKey,
         *,
         file_bytes_max: int,
         file_age_max_ms: int,
     ) -> None:
         self._folder = folder
-        self._log_key = log_key
         self._new = partial(
-            LocalRemoteLogIndex, file_bytes_max=file_bytes_max, file_age_max_ms=file_age_max_ms
+            LocalRemoteLogIndex,
+            log_key=log_key,
+            file_bytes_max=file_bytes_max,
+            file_age_max_ms=file_age_max_ms,
         )
         self._partitions: dict[TopicIdPartition, LocalRemoteLogIndex] = {}
         self._lock: IO[bytes] | None = None
@@ -459,14 +468,6 @@ class LocalIndexes:
             self._partitions[tp] = self._new(self._folder / partition_folder("", tp))
         return self._partitions[tp]
 
-    def describe(self, metadata: RemoteLogSegmentMetadata) -> IndexedSegment:
-        return IndexedSegment(
-            object_key=self._log_key(metadata),
-            start_offset=metadata.start_offset,
-            size_bytes=metadata.segment_size_bytes,
-            copied_at_ms=metadata.event_timestamp_ms,
-        )
-
     async def in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
@@ -480,7 +481,7 @@ class LocalIndexes:
         outcome, found = "failed", None
         try:
             async with asyncio.timeout(_READ_MAX_S):
-                indexed = await self.in_thread(index.segment_index, self.describe(metadata))
+                indexed = await self.in_thread(index.segment_index, metadata)
             if indexed is not None:
                 indexed.check_covers(metadata.stored_end_offset, metadata.segment_size_bytes)
             outcome, found = "absent" if indexed is None else "hit", indexed
@@ -503,7 +504,7 @@ class LocalIndexes:
     async def _drop(self, index: LocalRemoteLogIndex, metadata: RemoteLogSegmentMetadata) -> None:
         try:
             async with asyncio.timeout(_READ_MAX_S):
-                await self.in_thread(index.drop_from, self.describe(metadata))
+                await self.in_thread(index.drop_from, metadata)
         except (OSError, TimeoutError) as error:
             log.warning(
                 "local_index_not_dropped", **metadata.logged, error=repr(error), hint=_CHECK_DISK

@@ -8,13 +8,12 @@ import asyncio
 import os
 import threading
 from array import array
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 from cachetools import LRUCache
 from fastcrc.crc32 import iscsi as crc32c
@@ -28,17 +27,18 @@ from fetchproxy.errors import (
     SegmentLocked,
 )
 from fetchproxy.model import (
+    END_UNKNOWN,
+    AnySegment,
     ByteRange,
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
-    StoredSegment,
 )
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.metrics import KEYS_WAITING
 from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.contents import file_crc
-from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.packing import (
     BLOCK_BYTES,
     NONCE_BYTES,
@@ -65,7 +65,6 @@ from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
     Content,
-    StoredObject,
 )
 from fetchproxy.storage.watched_store import WatchedObjectStore
 
@@ -93,33 +92,6 @@ class AtRest:
 
 
 AS_THEY_ARE = AtRest()
-
-
-class ListedSegment(NamedTuple):
-    """A StoredSegment known only by its objects. Its size is the size of the `.log` object. It is
-    never compared with the metadata that the segment was encrypted with.
-    """
-
-    segment_id: RemoteLogSegmentId
-    start_offset: int
-    segment_size_bytes: int
-    has_aborted_txns: bool
-    packed: bool
-
-    @classmethod
-    def of(cls, prefix: str, objects: Mapping[SegmentFile, StoredObject]) -> ListedSegment:
-        """`objects` must contain the LOG."""
-        log = objects[SegmentFile.LOG]
-        key = parse_segment_key(prefix, log.key)
-        if key is None:
-            raise ValueError(f"{log.key} is not an object of a segment")
-        with_txns, packed = SegmentFile.TXN in objects, SegmentFile.PACKING in objects
-        return cls(key.segment_id, key.base_offset, log.size_bytes, with_txns, packed)
-
-    @classmethod
-    def like(cls, segment: StoredSegment) -> ListedSegment:
-        size, with_txns = segment.segment_size_bytes, segment.has_aborted_txns
-        return cls(segment.segment_id, segment.start_offset, size, with_txns, segment.packed)
 
 
 def not_emptied(key: str, file: SegmentFile, content: bytes) -> bytes:
@@ -186,7 +158,7 @@ class SegmentOpening:
     one that joins. Both raise as `PackedLogs.opened`.
     """
 
-    def __init__(self, packed: PackedLogs, segment: StoredSegment) -> None:
+    def __init__(self, packed: PackedLogs, segment: AnySegment) -> None:
         self._packed = packed
         self._segment = segment
 
@@ -214,7 +186,7 @@ class PackedLogs:
     def __init__(
         self,
         store: WatchedObjectStore,
-        object_key: Callable[[StoredSegment, SegmentFile], str],
+        object_key: Callable[[AnySegment, SegmentFile], str],
         at_rest: AtRest,
     ) -> None:
         self._store = store
@@ -282,18 +254,18 @@ class PackedLogs:
         wrapped = await self._at_rest.keys.wrap(data_key, context)
         return wrapped, AesGcm(data_key)
 
-    async def put_file(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
+    async def put_file(self, segment: AnySegment, file: SegmentFile, content: bytes) -> None:
         await self._put_small(segment, file, content, (await self.opened(segment)).cipher)
 
     async def _put_small(
-        self, segment: StoredSegment, file: SegmentFile, content: bytes, cipher: Cipher | None
+        self, segment: AnySegment, file: SegmentFile, content: bytes, cipher: Cipher | None
     ) -> None:
         if cipher is not None:
             label, nonce = file_label(self._place(segment), file), os.urandom(NONCE_BYTES - 1)
             content = sealed_file(cipher, label, content, nonce)
         await self._store.put(self._object_key(segment, file), content)
 
-    async def read_file(self, segment: StoredSegment, file: SegmentFile, bytes_max: int) -> bytes:
+    async def read_file(self, segment: AnySegment, file: SegmentFile, bytes_max: int) -> bytes:
         cipher = (await self.opened(segment)).cipher
         key = self._object_key(segment, file)
         if cipher is None:
@@ -304,13 +276,13 @@ class PackedLogs:
         except CorruptSegment as error:
             raise DamagedObject(f"{key}: {error}") from None
 
-    def check_may_be_plain(self, segment: StoredSegment) -> None:
+    def check_may_be_plain(self, segment: AnySegment) -> None:
         """Raises SegmentLocked if a setting requires encryption: this segment is not encrypted."""
         if self._at_rest.required:
             key = self._object_key(segment, SegmentFile.LOG)
             raise SegmentLocked(f"{key}: it is not encrypted, but {SETTING} requires encryption")
 
-    async def read(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
+    async def read(self, segment: AnySegment, byte_range: ByteRange) -> Content:
         """A range of the plain log. Raises as `RemoteStorageManager.fetch_log_segment`."""
         opened = await self.opened(segment)
         packing, key = opened.packing, self._object_key(segment, SegmentFile.LOG)
@@ -330,7 +302,7 @@ class PackedLogs:
         except CorruptSegment as error:
             raise DamagedObject(f"{key}: {error}") from None
 
-    async def opened(self, segment: StoredSegment) -> OpenedLog:
+    async def opened(self, segment: AnySegment) -> OpenedLog:
         """Raises RemoteStorageError, DamagedObject, MetadataChanged."""
         number = segment.segment_id.id.int
         found = self._opened.get(number)
@@ -338,22 +310,22 @@ class PackedLogs:
         self._check_described(segment, opened.packing.described)
         return opened
 
-    def opening(self, segment: StoredSegment) -> SegmentOpening:
+    def opening(self, segment: AnySegment) -> SegmentOpening:
         return SegmentOpening(self, segment)
 
-    def is_open(self, segment: StoredSegment) -> bool:
+    def is_open(self, segment: AnySegment) -> bool:
         return segment.segment_id.id.int in self._opened
 
-    def is_described(self, segment: StoredSegment) -> bool:
+    def is_described(self, segment: AnySegment) -> bool:
         return self.is_open(segment) or segment.segment_id.id.int in self._locked
 
-    async def describe(self, segment: StoredSegment) -> None:
+    async def describe(self, segment: AnySegment) -> None:
         """See `SegmentOpening`."""
         packing = await self._packing(segment)
         if packing.key is None:
             await self.opened(segment)
 
-    async def unlock(self, segment: StoredSegment, client: Hashable, name: Hashable) -> None:
+    async def unlock(self, segment: AnySegment, client: Hashable, name: Hashable) -> None:
         """See `SegmentOpening`. `name`: of the turn, for `join`."""
         packing, keys = self._locked.get(segment.segment_id.id.int), self._at_rest.keys
         if packing is None or packing.key is None or self.is_open(segment):
@@ -370,9 +342,9 @@ class PackedLogs:
     def join(self, name: Hashable, client: Hashable) -> None:
         self._turns.join(name, client)
 
-    def _check_described(self, segment: StoredSegment, described: Described | None) -> None:
+    def _check_described(self, segment: AnySegment, described: Described | None) -> None:
         """Runs at each use, because metadata read again later may differ."""
-        if described is None or isinstance(segment, ListedSegment):
+        if described is None or segment.stored_end_offset == END_UNKNOWN:
             return
         if fault := described.fault(segment):
             key = self._object_key(segment, SegmentFile.METADATA)
@@ -387,7 +359,7 @@ class PackedLogs:
         """
         if not metadata.packed:
             return metadata
-        described = (await self.opened(ListedSegment.like(metadata))).packing.described
+        described = (await self.opened(metadata.ref.as_listed())).packing.described
         if described is None or described.start_offset != metadata.start_offset:
             return metadata
         return described.clipped_as(metadata)
@@ -396,7 +368,7 @@ class PackedLogs:
         """True if the segment is encrypted, and so its metadata proven. Raises as `opened`."""
         return metadata.packed and (await self.opened(metadata)).cipher is not None
 
-    async def is_packed(self, segment: StoredSegment) -> bool:
+    async def is_packed(self, segment: AnySegment) -> bool:
         """Whether the store has a `.packing`, for a segment without metadata. Raises
         RemoteStorageError.
         """
@@ -408,7 +380,7 @@ class PackedLogs:
             pass
         return True
 
-    async def _packing(self, segment: StoredSegment) -> Packing:
+    async def _packing(self, segment: AnySegment) -> Packing:
         """Kept until the segment is open."""
         number = segment.segment_id.id.int
         packing = self._locked.get(number)
@@ -419,7 +391,7 @@ class PackedLogs:
                 self._locked[number] = packing
         return packing
 
-    async def _open(self, segment: StoredSegment) -> OpenedLog:
+    async def _open(self, segment: AnySegment) -> OpenedLog:
         number = segment.segment_id.id.int
         packing, cipher = await self._packing(segment), None
         try:
@@ -436,9 +408,7 @@ class PackedLogs:
             self._opened[number] = opened
         return opened
 
-    async def _data_key(
-        self, segment: StoredSegment, packing: Packing, wrapped: WrappedKey
-    ) -> bytes:
+    async def _data_key(self, segment: AnySegment, packing: Packing, wrapped: WrappedKey) -> bytes:
         keys = self._at_rest.keys
         try:
             if keys is None:
@@ -453,7 +423,7 @@ class PackedLogs:
         self._store.health.locked(segment.segment_id.id, wrapped.key_id, None)
         return data_key
 
-    async def check_opens(self, segment: StoredSegment, packing: Packing) -> None:
+    async def check_opens(self, segment: AnySegment, packing: Packing) -> None:
         """Read the first block of the log with `packing`, which may be of another copy of the
         segment. Raises as `read`.
         """
@@ -470,7 +440,7 @@ class PackedLogs:
             raise DamagedObject(f"{key}: {error}") from None
 
     @measured
-    async def rewrap(self, segment: StoredSegment, *, dry_run: bool = False) -> Rewrapped:
+    async def rewrap(self, segment: AnySegment, *, dry_run: bool = False) -> Rewrapped:
         """Encrypt the data key of an encrypted segment with the active key.
 
         It replaces one object atomically. The old and the new object hold the same data key, so it
@@ -492,7 +462,7 @@ class PackedLogs:
             await self._put_packing(segment, replace(packing, key=wrapped))
         return Rewrapped(before.key_id, done=True)
 
-    async def read_packing(self, segment: StoredSegment) -> Packing:
+    async def read_packing(self, segment: AnySegment) -> Packing:
         """The `.packing` object as it is in the store now. Raises as `opened`."""
         key = self._object_key(segment, SegmentFile.PACKING)
         raw = await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
@@ -504,11 +474,11 @@ class PackedLogs:
             raise DamagedObject(f"{key}: it belongs to the segment {packing.segment_id.id}")
         return packing
 
-    async def _put_packing(self, segment: StoredSegment, packing: Packing) -> None:
+    async def _put_packing(self, segment: AnySegment, packing: Packing) -> None:
         key = self._object_key(segment, SegmentFile.PACKING)
         await self._store.put(key, encode_packing(packing))
 
-    def _place(self, segment: StoredSegment) -> RemoteLogSegmentId:
+    def _place(self, segment: AnySegment) -> RemoteLogSegmentId:
         segment_id = segment.segment_id
         return RemoteLogSegmentId(self._store.origin(segment_id.topic_id_partition), segment_id.id)
 

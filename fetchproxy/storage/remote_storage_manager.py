@@ -15,9 +15,10 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.config.values import KeyRingPlace, parse_key_rings
 from fetchproxy.errors import DamagedObject, ObjectNotFound
 from fetchproxy.model import (
+    AnySegment,
     ByteRange,
     RemoteLogSegmentMetadata,
-    StoredSegment,
+    SegmentRef,
     TopicIdPartition,
 )
 from fetchproxy.segments import object_keys as keys
@@ -37,7 +38,6 @@ from fetchproxy.storage.listings import (
 from fetchproxy.storage.packed_logs import (
     AS_THEY_ARE,
     AtRest,
-    ListedSegment,
     LogSegmentData,
     PackedLogs,
     not_emptied,
@@ -95,7 +95,7 @@ class RemoteStorageManager:
         """The objects as they are stored, with this manager's retries and health."""
         return self._store
 
-    def object_key(self, segment: StoredSegment, file: SegmentFile) -> str:
+    def object_key(self, segment: AnySegment, file: SegmentFile) -> str:
         return keys.segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
     def name_fault(self, topic: str, topic_id: UUID) -> str | None:
@@ -130,7 +130,7 @@ class RemoteStorageManager:
         await self._store.put_file(key, data.log, settled=data.log_settled)
 
     @measured
-    async def fetch_log_segment(self, segment: StoredSegment, byte_range: ByteRange) -> Content:
+    async def fetch_log_segment(self, segment: AnySegment, byte_range: ByteRange) -> Content:
         """Fewer bytes if the log ends inside the range. Raises RangeNotSatisfiable past its end.
 
         Raises DamagedObject if a block of a packed log has changed; MetadataChanged if `segment`
@@ -144,7 +144,7 @@ class RemoteStorageManager:
             return await self._store.get_range(key, byte_range)
 
     @measured
-    async def fetch_index(self, segment: StoredSegment, file: SegmentFile) -> bytes:
+    async def fetch_index(self, segment: AnySegment, file: SegmentFile) -> bytes:
         """A whole file other than LOG and METADATA. Without aborted transactions TXN is empty, and
         not read.
 
@@ -166,7 +166,7 @@ class RemoteStorageManager:
             return not_emptied(key, file, await self._store.get(key, size_max))
 
     @measured
-    async def put_index(self, segment: StoredSegment, file: SegmentFile, content: bytes) -> None:
+    async def put_index(self, segment: AnySegment, file: SegmentFile, content: bytes) -> None:
         """`file`: INDEX, TXN or EPOCHS, which can be derived from the log."""
         if file not in (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
             raise ValueError(f"{file.value} is not derived")
@@ -175,7 +175,7 @@ class RemoteStorageManager:
         await self._store.put(self.object_key(segment, file), content)
 
     @measured
-    async def delete_txn_index(self, segment: StoredSegment) -> None:
+    async def delete_txn_index(self, segment: AnySegment) -> None:
         await self._store.delete(self.object_key(segment, SegmentFile.TXN))
 
     def parse_key(self, key: str) -> SegmentKey | None:
@@ -183,7 +183,7 @@ class RemoteStorageManager:
         return keys.parse_segment_key(self._prefix, key)
 
     @measured
-    async def delete_log_segment_data(self, segment: StoredSegment) -> None:
+    async def delete_log_segment_data(self, segment: AnySegment) -> None:
         """Absent objects are not an error, so the caller can repeat it after a failure.
 
         The metadata is deleted last, so that a repeated deletion still finds the segment.
@@ -198,7 +198,7 @@ class RemoteStorageManager:
         self.health.forget(segment)
 
     @measured
-    async def put_segment_metadata(self, segment: StoredSegment, content: bytes) -> None:
+    async def put_segment_metadata(self, segment: AnySegment, content: bytes) -> None:
         await self.identity.check_to_put()
         await self._store.put(self.object_key(segment, SegmentFile.METADATA), content)
 
@@ -300,23 +300,28 @@ class RemoteStorageManager:
 
         Raises ObjectNotFound if deleted since; DamagedObject.
         """
-        listed = ListedSegment.of(self._prefix, objects)
+        log = objects[SegmentFile.LOG]
+        key = self.parse_key(log.key)
+        if key is None:
+            raise ValueError(f"{log.key} is not an object of a segment")
+        listed = key.ref(
+            log.size_bytes,
+            has_aborted_txns=SegmentFile.TXN in objects,
+            packed=SegmentFile.PACKING in objects,
+        )
         raw = await self.fetch_index(listed, SegmentFile.INDEX)
         if not listed.packed:
             return raw, listed.segment_size_bytes
         packing = (await self.packed.opened(listed)).packing
         if packing.stored_bytes != listed.segment_size_bytes:
-            raise DamagedObject(
-                f"{objects[SegmentFile.LOG].key} has {listed.segment_size_bytes} bytes, "
-                f"not {packing.stored_bytes}"
-            )
+            raise DamagedObject(f"{log.key} has {log.size_bytes} bytes, not {packing.stored_bytes}")
         return raw, packing.log_bytes
 
-    async def list_packed(self, tp: TopicIdPartition) -> AsyncIterator[StoredSegment]:
+    async def list_packed(self, tp: TopicIdPartition) -> AsyncIterator[SegmentRef]:
         """Each segment that has a `.packing`, even without metadata."""
         async for key, _ in self.list_segment_objects(tp):
             if key.file is SegmentFile.PACKING:
-                yield ListedSegment(key.segment_id, key.base_offset, 0, False, True)
+                yield key.ref(0, has_aborted_txns=False, packed=True)
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:

@@ -31,8 +31,8 @@ from fetchproxy.errors import (
     StorageThrottled,
 )
 from fetchproxy.model import (
+    AnySegment,
     RemoteLogSegmentMetadata,
-    StoredSegment,
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
@@ -328,7 +328,7 @@ class OperationHealth:
 class _Refused:
     """`at`: loop time (s) of the last try."""
 
-    segment: StoredSegment
+    segment: AnySegment
     why: str
     at: float
 
@@ -343,7 +343,7 @@ class _Refusals:
         # By partition, each place's last refusal, oldest first. A place is an object or a part.
         self._of: dict[TopicIdPartition, dict[Hashable, _Refused]] = {}
 
-    def add(self, segment: StoredSegment, place: Hashable, why: str) -> None:
+    def add(self, segment: AnySegment, place: Hashable, why: str) -> None:
         partition = segment.segment_id.topic_id_partition
         refused = self._of.setdefault(partition, {})
         refused.pop(place, None)
@@ -352,13 +352,13 @@ class _Refusals:
             del refused[next(iter(refused))]
         self._report(partition)
 
-    def readable(self, segment: StoredSegment, place: Hashable) -> None:
+    def readable(self, segment: AnySegment, place: Hashable) -> None:
         partition = segment.segment_id.topic_id_partition
         if place in self._of.get(partition, ()):
             del self._of[partition][place]
             self._report(partition)
 
-    def forget(self, segment: StoredSegment) -> None:
+    def forget(self, segment: AnySegment) -> None:
         partition = segment.segment_id.topic_id_partition
         self._keep(partition, lambda one: one.segment.segment_id != segment.segment_id)
 
@@ -460,7 +460,7 @@ class StoreHealth:
         what = f"{which} cannot be read: {why}"
         self._health.report(Condition(Kind.SEGMENTS_LOCKED, what, key_id))
 
-    def changed(self, segment: StoredSegment, what: str | None) -> None:
+    def changed(self, segment: AnySegment, what: str | None) -> None:
         """`what`: how the segment's metadata differs from the metadata it was encrypted with; None:
         they are the same. Only one segment of each partition is reported.
         """
@@ -476,9 +476,7 @@ class StoreHealth:
             self._health.report(of_partition(Kind.SEGMENT_METADATA_CHANGED, tp, what), tp)
 
     @contextmanager
-    def reading(
-        self, segment: StoredSegment, file: SegmentFile = SegmentFile.LOG
-    ) -> Iterator[None]:
+    def reading(self, segment: AnySegment, file: SegmentFile = SegmentFile.LOG) -> Iterator[None]:
         """Around a read of one of the segment's objects: if the store does not give this object
         out, that is a condition of its partition until it does.
         """
@@ -490,7 +488,7 @@ class StoreHealth:
             raise
         self._refused.readable(segment, place)
 
-    def forget(self, segment: StoredSegment) -> None:
+    def forget(self, segment: AnySegment) -> None:
         """The segment was deleted."""
         for key_id in list(self._locked):
             self.locked(segment.segment_id.id, key_id, None)

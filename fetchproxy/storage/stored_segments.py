@@ -13,7 +13,7 @@ from fetchproxy_protocol.apis import WireError
 from fetchproxy_protocol.record_batch import BatchHeader, check_crc, control_type, walk
 
 from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
-from fetchproxy.model import ByteRange, StoredSegment
+from fetchproxy.model import AnySegment, ByteRange
 from fetchproxy.segments.check import TxnEvent
 from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.segments.object_keys import SegmentFile
@@ -37,7 +37,7 @@ class DerivedSegment:
 
 
 async def derive_segment(
-    rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
+    rsm: RemoteStorageManager, segment: AnySegment, chunk_bytes: int
 ) -> DerivedSegment:
     """Read the whole `.log`. Of `segment`, only the id and start offset of its key are used.
 
@@ -75,7 +75,7 @@ def _check_follows(header: BatchHeader, summary: SegmentSummary) -> None:
 
 
 async def checked_batches(
-    rsm: RemoteStorageManager, segment: StoredSegment, chunk_bytes: int
+    rsm: RemoteStorageManager, segment: AnySegment, chunk_bytes: int
 ) -> AsyncIterator[tuple[bytes, list[BatchHeader]]]:
     """Read the log in order. Each item is bytes that start at a batch, and the headers of the whole
     batches in them. The next item repeats the bytes after those. Raises CorruptSegment.
@@ -101,7 +101,7 @@ async def checked_batches(
 
 
 async def _range(
-    rsm: RemoteStorageManager, segment: StoredSegment, start: int, length: int
+    rsm: RemoteStorageManager, segment: AnySegment, start: int, length: int
 ) -> Content:
     try:
         return await rsm.fetch_log_segment(segment, ByteRange(start, start + length))

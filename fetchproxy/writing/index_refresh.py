@@ -74,7 +74,7 @@ class LocalIndexRefresher:
             try:
                 if isinstance(raw, DamagedObject):
                     raise raw
-                await self._local.in_thread(index.append, self._local.describe(metadata), raw)
+                await self._local.in_thread(index.append, metadata, raw)
             except (CorruptSegment, ValueError) as error:
                 self._left_out.setdefault(tp, set()).add(metadata.segment_id.id)
                 log.error(
@@ -95,7 +95,7 @@ class LocalIndexRefresher:
         """Drop entries that are not of the archive; return the segments to append. Blocks."""
         left_out = self._left_out.get(view.tp, set())
         segments = [s for s in view.segments if s.segment_id.id not in left_out]
-        kept = index.keep([self._local.describe(metadata) for metadata in segments])
+        kept = index.keep(segments)
         return segments[kept:]
 
     async def keep_only(self, tps: Iterable[TopicIdPartition]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from segment_values import segment
 from typer.testing import CliRunner
 
 from fetchproxy.cli.main import app
 from fetchproxy.segments.remote_log_index import IndexSpan, encode_index_entry
-from fetchproxy.storage.index_files import IndexedSegment, LocalRemoteLogIndex
+from fetchproxy.storage.index_files import LocalRemoteLogIndex
 
 KEYS = [f"archive/t-AAAAAAAAAAAAAAAAAAAAAA/0/{base:020d}-x.log" for base in (100, 130)]
 SPANS = [
@@ -25,9 +27,14 @@ ENTRIES = [encode_index_entry(KEYS[n], span) for n, span in zip((0, 0, 1), SPANS
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
     """The local index of two segments, of two entries and of one."""
-    index = LocalRemoteLogIndex(tmp_path / "0", file_bytes_max=2**20, file_age_max_ms=1)
-    index.append(IndexedSegment(KEYS[0], 100, 570, 0), ENTRIES[0] + ENTRIES[1])
-    index.append(IndexedSegment(KEYS[1], 130, 300, 0), ENTRIES[2])
+    index = LocalRemoteLogIndex(
+        tmp_path / "0",
+        lambda metadata: KEYS[metadata.segment_id.id.int],
+        file_bytes_max=2**20,
+        file_age_max_ms=1,
+    )
+    index.append(replace(segment(0, 100, 129), segment_size_bytes=570), ENTRIES[0] + ENTRIES[1])
+    index.append(replace(segment(1, 130, 139), segment_size_bytes=300), ENTRIES[2])
     index.close()
     return tmp_path / "0"
 

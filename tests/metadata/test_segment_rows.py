@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from segment_values import TP, any_segments, segment
 
-from fetchproxy.metadata.columns import SegmentExtent, SegmentRows
-from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata
+from fetchproxy.metadata.columns import SegmentRows
+from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, SegmentRef
 
 
 @st.composite
@@ -60,20 +60,25 @@ def test_it_is_a_sequence(plain: list[RemoteLogSegmentMetadata], data: st.DataOb
 def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> None:
     rows = SegmentRows.of(TP, plain)
     assert list(rows.bounds()) == [(s.start_offset, s.end_offset) for s in plain]
-    extents = [
-        SegmentExtent(
-            s.segment_id.id.bytes,
-            s.start_offset,
+    refs = [
+        (
+            SegmentRef(
+                TP,
+                s.segment_id.id.bytes,
+                s.start_offset,
+                s.stored_end_offset,
+                s.segment_size_bytes,
+                s.has_aborted_txns,
+                s.packed,
+            ),
             s.end_offset,
-            s.stored_end_offset,
-            s.segment_size_bytes,
-            s.has_aborted_txns,
-            s.packed,
         )
         for s in plain
     ]
+    assert [(s.ref, s.end_offset) for s in plain] == refs
+    assert [s.segment_id for s in plain] == [ref.segment_id for ref, _ in refs]
     for index in range(len(plain) + 1):
-        assert list(rows.extents(index)) == extents[index:]
+        assert list(rows.refs(index)) == refs[index:]
     for offset in range(-1, (plain[-1].end_offset if plain else 0) + 2):
         expected = [i for i, s in enumerate(plain) if s.end_offset >= offset]
         assert rows.index_at_or_after(offset) == (expected or [len(plain)])[0]

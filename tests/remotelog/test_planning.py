@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
     TopicIdPartition,
 )
-from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, plan_tasks
+from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, _task_of, plan_tasks
 from fetchproxy.remotelog.pushed_filters import PushedFilters
 
 TP = TopicIdPartition(UUID(int=1), "orders", 0)
@@ -38,11 +39,11 @@ def covered(tasks: list[ReadTask], view: PartitionView) -> list[int]:
     found = []
     for task in tasks:
         for part in task.parts:
-            count = part.stored_end_offset - part.start_offset + 1
+            count = part.segment.stored_end_offset - part.segment.start_offset + 1
             # A batch belongs to the piece in which it begins.
             for n in range(count):
-                begins = n * part.segment_size_bytes // count
-                offset = part.start_offset + n
+                begins = n * part.segment.segment_size_bytes // count
+                offset = part.segment.start_offset + n
                 in_piece = part.byte_from <= begins < part.byte_to
                 if in_piece and part.offset_from <= offset < part.offset_end:
                     found.append(offset)
@@ -79,6 +80,22 @@ def test_every_offset_that_is_asked_for_is_read_once_and_in_order(
 def test_tasks_survive_the_way_to_an_executor(view: PartitionView, bytes_max: int) -> None:
     tasks = planned(view, OffsetSpan(0, 10_000), bytes_max)
     assert pickle.loads(pickle.dumps(tasks)) == tasks
+
+
+def test_a_task_is_sent_in_the_form_that_other_versions_read() -> None:
+    whole = segment(10, 19, 600, 7)
+    view = build_view(TP, [replace(whole, end_offset=17, copied_end_offset=19)], 0.0)
+    [first, second] = planned(view, OffsetSpan(12, 15), 300)
+    make, fields = second.__reduce__()
+    assert make is _task_of
+    assert fields == (
+        TP.topic_id.bytes,
+        "orders",
+        0,
+        ((whole.segment_id.id.bytes, 10, 19, 600, False, False, 300, 600, 12, 15),),
+    )
+    assert make(*fields) == second
+    assert first.parts[0].segment == view.segments[0].ref
 
 
 @given(archives(), st.integers(20, 2000))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
+from segment_values import segment as segment_metadata
+
+from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.segments.remote_log_index import (
     IndexSpan,
     RemoteLogIndex,
@@ -13,7 +16,7 @@ from fetchproxy.segments.remote_log_index import (
     encode_index_entry,
     read_entry,
 )
-from fetchproxy.storage.index_files import IndexedSegment, LocalRemoteLogIndex
+from fetchproxy.storage.index_files import LocalRemoteLogIndex
 
 FILE_BYTES = 2_000  # some segments to a set
 AGE_MS = 10_000
@@ -23,7 +26,7 @@ AGE_MS = 10_000
 class MadeSegment:
     """`raw`: its `.index` object; `entries`: the same, one by one."""
 
-    segment: IndexedSegment
+    segment: RemoteLogSegmentMetadata
     raw: bytes
     entries: tuple[RemoteLogIndexEntry, ...]
 
@@ -32,14 +35,16 @@ class MadeSegment:
         return self.entries[-1].span.last_offset
 
 
-def key(start_offset: int, number: int) -> str:
-    return f"archive/weather-AAAAAAAAAAAAAAAAAAAAAA/0/{start_offset:020d}-{number:022d}.log"
+def key(segment: RemoteLogSegmentMetadata) -> str:
+    return f"archive/weather-AAAAAAAAAAAAAAAAAAAAAA/0/{segment.segment_id.id.int:042d}.log"
 
 
 def make_segment(
     rng: Random, start_offset: int, number: int, *, entries: int = 0, copied_at_ms: int = 0
 ) -> MadeSegment:
-    object_key = key(start_offset, number)
+    segment = replace(
+        segment_metadata(number, start_offset, start_offset), event_timestamp_ms=copied_at_ms
+    )
     offset, position, raw = start_offset, 0, b""
     for _ in range(entries or rng.randint(1, 9)):
         offset += rng.choice([0, 0, 0, 3])
@@ -47,15 +52,14 @@ def make_segment(
         length = rng.choice([1, 900, 70_000])
         first_ts, latest = rng.randint(-1, 5_000), rng.randint(-1, 5_000)
         span = IndexSpan(position, length, offset, last, first_ts, latest)
-        raw += encode_index_entry(object_key, span)
+        raw += encode_index_entry(key(segment), span)
         position += length
         offset = last + 1
     made, at = [], 0
     while at < len(raw):
         made.append(read_entry(raw, at))
         at += made[-1].size_bytes
-    segment = IndexedSegment(object_key, start_offset, position, copied_at_ms)
-    return MadeSegment(segment, raw, tuple(made))
+    return MadeSegment(replace(segment, segment_size_bytes=position), raw, tuple(made))
 
 
 def make_log(rng: Random, count: int, first_number: int = 0, start: int = 0) -> list[MadeSegment]:
@@ -68,7 +72,7 @@ def make_log(rng: Random, count: int, first_number: int = 0, start: int = 0) -> 
 
 
 def open_index(folder: Path, file_bytes_max: int = FILE_BYTES) -> LocalRemoteLogIndex:
-    return LocalRemoteLogIndex(folder, file_bytes_max=file_bytes_max, file_age_max_ms=AGE_MS)
+    return LocalRemoteLogIndex(folder, key, file_bytes_max=file_bytes_max, file_age_max_ms=AGE_MS)
 
 
 def bring_up(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> int:
@@ -84,9 +88,9 @@ def check_responses(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> None:
     for made in log:
         found = index.segment_index(made.segment)
         assert found is not None
-        found.check_covers(made.last_offset, made.segment.size_bytes)
+        found.check_covers(made.last_offset, made.segment.segment_size_bytes)
         assert list(found.spans()) == [entry.span for entry in made.entries]
-        assert found.object_key == made.segment.object_key
+        assert found.object_key == key(made.segment)
 
 
 def held_segments(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> list[RemoteLogIndex]:

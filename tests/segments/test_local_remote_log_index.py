@@ -8,6 +8,7 @@ import signal
 import struct
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from shutil import copytree, rmtree
@@ -35,7 +36,6 @@ from fetchproxy.storage.index_files import (
     OFFSET_INDEX,
     SUFFIXES,
     TIME_INDEX,
-    IndexedSegment,
     LocalIndexFiles,
     LocalRemoteLogIndex,
 )
@@ -208,7 +208,7 @@ def test_a_set_is_rolled_where_offsets_outgrow_their_int32(tmp_path: Path) -> No
 
 def test_a_segment_that_spans_more_than_the_tables_can_say_is_refused(tmp_path: Path) -> None:
     made = make_segment(Random(6), 2**32, 0)
-    far = made.segment._replace(start_offset=0)  # a hole of 2**32 offsets in front
+    far = replace(made.segment, start_offset=0)  # a hole of 2**32 offsets in front
     index = open_index(tmp_path)
     with pytest.raises(ValueError, match="offsets"):
         index.append(far, made.raw)
@@ -236,12 +236,13 @@ def test_deletion_from_the_start_removes_whole_sets_only(tmp_path: Path) -> None
 def test_only_the_index_of_the_segment_is_taken(tmp_path: Path) -> None:
     log = make_log(Random(8), 2)
     index = open_index(tmp_path / "0")
+    first = log[0].segment
     with pytest.raises(CorruptSegment, match="not of"):
-        index.append(log[0].segment, log[1].raw)
+        index.append(first, log[1].raw)
     with pytest.raises(CorruptSegment, match="not of"):
-        index.append(log[0].segment._replace(size_bytes=log[0].segment.size_bytes + 1), log[0].raw)
+        index.append(replace(first, segment_size_bytes=first.segment_size_bytes + 1), log[0].raw)
     with pytest.raises(CorruptSegment, match="entry 0 at byte 0"):
-        index.append(log[0].segment, log[0].raw[:-1][:20])
+        index.append(first, log[0].raw[:-1][:20])
     assert not (tmp_path / "0").exists()
 
 
@@ -423,7 +424,7 @@ def test_nothing_is_touched_once_it_is_closed(tmp_path: Path) -> None:
     bring_up(index, log)
     before = files_in(tmp_path)
     index.close()
-    unknown = IndexedSegment("k", 0, 1, 0)
+    unknown = make_segment(Random(15), 0, 99).segment
     for call in (
         lambda: index.keep([]),
         lambda: index.append(log[0].segment, log[0].raw),
