@@ -55,7 +55,7 @@ class PartitionView:
     @property
     def log_end_offset(self) -> int | None:
         """One past the last archived offset."""
-        return self.segments.end_offset(len(self.segments) - 1) + 1 if self.segments else None
+        return self.segments.end_offset(-1) + 1 if self.segments else None
 
     def segment_at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
         """The first segment whose end is at or above `offset`; it may start above it.

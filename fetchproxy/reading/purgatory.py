@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import structlog
 
@@ -37,7 +37,6 @@ from fetchproxy.reading.read_ahead import ReadAhead, ReadAheadLoads
 from fetchproxy.reading.segment_loads import SegmentLoads
 from fetchproxy.reading.segment_reader import (
     NO_CHUNKS,
-    NOTHING_YET,
     ArchiveMemory,
     CompletionReason,
     Need,
@@ -48,7 +47,6 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadRequest,
     RemoteReadResult,
     SegmentReader,
-    Served,
 )
 from fetchproxy.reading.timestamp_lookup import TimestampLookup
 from fetchproxy.runtime.cooperative import LoopSteps
@@ -56,7 +54,9 @@ from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.store_health import StoreOperation
 
+K = TypeVar("K", bound=Hashable)
 PendingKey = tuple[TopicIdPartition, int, IsolationLevel]
+NO_VIEWS: Mapping[Any, PartitionView] = {}
 
 log = structlog.get_logger(__name__)
 _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in CompletionReason}
@@ -66,24 +66,24 @@ _COMPLETED = {reason: PURGATORY_COMPLETED.labels(reason.value) for reason in Com
 
 
 @dataclass(eq=False, repr=False)
-class DelayedRemoteFetch:
+class DelayedRemoteFetch(Generic[K]):
     """Made by `RemoteFetchPurgatory.watch`. After completion, `reason` and `results()` do not
-    change, and the purgatory does not refer to it any more.
+    change, and the purgatory does not refer to it any more. `K`: what its caller names requests by.
     """
 
-    requests: Sequence[RemoteReadRequest]
+    requests: Mapping[K, RemoteReadRequest]
     bytes_max: int
     deadline: float  # loop time, s
     completed: asyncio.Event  # set in the step of the event loop that completes the fetch
-    _on_cancel: Callable[[DelayedRemoteFetch], None]
+    _on_cancel: Callable[[DelayedRemoteFetch[K]], None]
     reason: CompletionReason | None = None
-    # The reads that it watches, by index of request.
-    reads: dict[int, PendingRead] = field(default_factory=dict)
+    # The reads that it watches.
+    reads: dict[K, PendingRead] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
-    _results: dict[int, RemoteReadResult] = field(default_factory=dict)
+    _results: dict[K, RemoteReadResult] = field(default_factory=dict)
 
-    def results(self) -> dict[int, RemoteReadResult]:
-        """By index of request; requests without data yet are absent. Empty before completion.
+    def results(self) -> dict[K, RemoteReadResult]:
+        """Requests without data yet are absent. Empty before completion.
 
         All records together are within `bytes_max`, except that the first batch of the first
         request with data always comes whole. A storage error (Kafka's code 56) is included only if
@@ -96,7 +96,7 @@ class DelayedRemoteFetch:
         if self.reason is None:
             self._on_cancel(self)
 
-    def complete(self, reason: CompletionReason, results: dict[int, RemoteReadResult]) -> None:
+    def complete(self, reason: CompletionReason, results: dict[K, RemoteReadResult]) -> None:
         """Only the purgatory calls this, once."""
         if self.reason is not None:
             raise AssertionError(f"completed twice: {self.reason}, {reason}")
@@ -120,7 +120,7 @@ class PendingRead:
         self.request = request
         self.created_at = now
         self.needed_until = now
-        self.watchers: dict[DelayedRemoteFetch, None] = {}
+        self.watchers: dict[DelayedRemoteFetch[Any], None] = {}
         self.load: Load | None = None
         # Chunks that this read has loaded, so that the cache cannot evict them before their use.
         self.chunks: dict[ChunkKey, Chunk] = {}
@@ -159,7 +159,7 @@ class PendingReads:
         self,
         request: RemoteReadRequest,
         needed_until: float,
-        watcher: DelayedRemoteFetch | None = None,
+        watcher: DelayedRemoteFetch[Any] | None = None,
     ) -> PendingRead:
         """Begin the read or join it; it is retried until `needed_until` (loop time) at least."""
         read = self.get(request) or self._begin(request)
@@ -171,7 +171,7 @@ class PendingReads:
             self._unwatched.pop(read.key, None)
         return read
 
-    def leave(self, read: PendingRead, watcher: DelayedRemoteFetch) -> None:
+    def leave(self, read: PendingRead, watcher: DelayedRemoteFetch[Any]) -> None:
         """The watcher has its response; the read goes on."""
         read.watchers.pop(watcher, None)
         if not read.watchers and not read.landed:
@@ -229,7 +229,7 @@ class PendingReads:
             return NeedView(read.request.tp, read.view_from)
         now = asyncio.get_running_loop().time()
         outcome = self._reader.read(read.request, 1, True, read.created_at, now, read.chunks)
-        return None if isinstance(outcome, Served | RemoteReadResult) else outcome
+        return None if isinstance(outcome, RemoteReadResult) else outcome
 
     def _go_on(self, read: PendingRead, need: Need, load: Load) -> bool:
         """After a load. False: this read ends."""
@@ -287,8 +287,8 @@ class RemoteFetchPurgatory:
         self._memory = memory = ArchiveMemory(config, limits)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
         self._reader = reader = SegmentReader(rlmm, memory, skips_gaps)
-        self._entries: dict[DelayedRemoteFetch, None] = {}
-        self._unwatched: dict[DelayedRemoteFetch, None] = {}  # wait for a place, in order
+        self._entries: dict[DelayedRemoteFetch[Any], None] = {}
+        self._unwatched: dict[DelayedRemoteFetch[Any], None] = {}  # wait for a place, in order
         self._tasks = asyncio.TaskGroup()
         self._closed = True
         self.steps = LoopSteps()
@@ -331,20 +331,20 @@ class RemoteFetchPurgatory:
 
     def watch(
         self,
-        requests: Sequence[RemoteReadRequest],
+        requests: Mapping[K, RemoteReadRequest],
         *,
         bytes_max: int,
         deadline: float,
         completed: asyncio.Event | None = None,
-        views: Sequence[PartitionView] = (),
-    ) -> DelayedRemoteFetch:
+        views: Mapping[K, PartitionView] = NO_VIEWS,
+    ) -> DelayedRemoteFetch[K]:
         """Begin to read all `requests`, in their order, for one fetch.
 
         Requests are read in parallel as far as `bytes_max` has room for them. The first requests
         may use up all of it, so the caller rotates the requests as brokers do. `deadline`: loop
         time (s) at which the fetch completes at the latest. `completed`: set at completion; several
-        fetches may share it. `views`: the views of the requests, if the caller has just looked them
-        up; a fetch that waits looks them up again. Errors of the store are never raised.
+        fetches may share it. `views`: the views of requests that the caller has just looked up; a
+        fetch that waits looks them up again. Errors of the store are never raised.
         """
         completed = completed or asyncio.Event()
         fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
@@ -390,19 +390,19 @@ class RemoteFetchPurgatory:
 
     def _ask(self, request: RemoteReadRequest, now: float) -> None:
         outcome = self._reader.read(request, 1, True, now, now)
-        if not isinstance(outcome, Served | RemoteReadResult):
+        if not isinstance(outcome, RemoteReadResult):
             self._pending.ask(request, now + self._unasked_max_s)
 
-    def _register(self, fetch: DelayedRemoteFetch, now: float) -> None:
+    def _register(self, fetch: DelayedRemoteFetch[K], now: float) -> None:
         """Watch the reads of as many requests as could fill the response."""
         self._entries[fetch] = None
         PURGATORY_ENTRIES.set(len(self._entries))
         needed_until = max(fetch.deadline, now + self._unasked_max_s)
-        for i in _pursued(fetch):
-            fetch.reads[i] = self._pending.ask(fetch.requests[i], needed_until, fetch)
+        for key in _pursued(fetch):
+            fetch.reads[key] = self._pending.ask(fetch.requests[key], needed_until, fetch)
 
     def _try_complete(
-        self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView] = ()
+        self, fetch: DelayedRemoteFetch[K], now: float, views: Mapping[K, PartitionView] = NO_VIEWS
     ) -> bool:
         """Complete with the results that memory has. False: it has none."""
         results, needs = self._collect(fetch, now, views)
@@ -410,22 +410,22 @@ class RemoteFetchPurgatory:
             return False
         data = any(result.size_bytes for result in results.values())
         self._complete(fetch, CompletionReason.DATA if data else CompletionReason.ERROR, results)
-        for i in _pursued(fetch) if needs else ():
-            if i in needs:
-                self._ask(fetch.requests[i], now)  # ready for the client's next fetch
+        for key in _pursued(fetch) if needs else ():
+            if key in needs:
+                self._ask(fetch.requests[key], now)  # ready for the client's next fetch
         return True
 
     def _collect(
-        self, fetch: DelayedRemoteFetch, now: float, views: Sequence[PartitionView]
-    ) -> tuple[dict[int, RemoteReadResult], dict[int, Need]]:
+        self, fetch: DelayedRemoteFetch[K], now: float, views: Mapping[K, PartitionView]
+    ) -> tuple[dict[K, RemoteReadResult], dict[K, Need]]:
         """The results from memory within the fetch's bytes, and the needs of other requests."""
-        results: dict[int, RemoteReadResult] = {}
-        needs: dict[int, Need] = {}
+        results: dict[K, RemoteReadResult] = {}
+        needs: dict[K, Need] = {}
         left, empty = fetch.bytes_max, True
-        for i, request in enumerate(fetch.requests):
+        for key, request in fetch.requests.items():
             if not empty and left <= 0:
                 break
-            read = fetch.reads.get(i)
+            read = fetch.reads.get(key)
             outcome = self._reader.read(
                 request,
                 left,
@@ -433,17 +433,17 @@ class RemoteFetchPurgatory:
                 now if read is None else read.created_at,
                 now,
                 NO_CHUNKS if read is None else read.chunks,
-                views[i] if views else None,
+                views.get(key),
             )
-            if isinstance(outcome, Served):
-                results[i] = outcome.result
-                left, empty = left - outcome.result.size_bytes, False
+            if not isinstance(outcome, RemoteReadResult):
+                needs[key] = outcome
+            elif outcome.records:
+                results[key] = outcome
+                left, empty = left - outcome.size_bytes, False
                 if not self._closed:
                     self._read_ahead.served(request, outcome, read is not None, now)
-            elif not isinstance(outcome, RemoteReadResult):
-                needs[i] = outcome
             elif isinstance(outcome.error, OffsetNotArchived | OffsetLost):
-                results[i] = outcome
+                results[key] = outcome
         return results, needs
 
     def _on_read_done(self, read: PendingRead) -> None:
@@ -452,31 +452,31 @@ class RemoteFetchPurgatory:
             if fetch.reason is None:
                 self._try_complete(fetch, now)
 
-    def _expire(self, fetch: DelayedRemoteFetch) -> None:
+    def _expire(self, fetch: DelayedRemoteFetch[K]) -> None:
         """At the deadline: complete with data, or else with the errors held back so far."""
         now = asyncio.get_running_loop().time()
         if fetch.reason is not None or self._try_complete(fetch, now):
             return
         DELAYED_REMOTE_FETCH_EXPIRES.inc()
-        errors = {i: self._error_at_deadline(fetch, i, now) for i in range(len(fetch.requests))}
-        results = {i: result for i, result in errors.items() if result.error is not None}
+        at_deadline = {key: self._at_deadline(fetch, key, now) for key in fetch.requests}
+        results = {key: result for key, result in at_deadline.items() if result.error is not None}
         self._complete(fetch, CompletionReason.DEADLINE, results)
 
-    def _error_at_deadline(self, fetch: DelayedRemoteFetch, i: int, now: float) -> RemoteReadResult:
-        """Damage, or an outage that has lasted for `remote_error_after_ms`; else NOTHING_YET."""
-        read = fetch.reads.get(i)
+    def _at_deadline(self, fetch: DelayedRemoteFetch[K], key: K, now: float) -> RemoteReadResult:
+        """Damage, or an outage that has lasted for `remote_error_after_ms`; else no error."""
+        request, read = fetch.requests[key], fetch.reads.get(key)
         fresh_since = now if read is None else read.created_at
-        outcome = self._reader.read(fetch.requests[i], 1, True, fresh_since, now)
+        outcome = self._reader.read(request, 1, True, fresh_since, now)
         if isinstance(outcome, RemoteReadResult):
             return outcome
         since = None if read is None else self._failing_since(read)
         if since is None or now - since < self._error_after_s:
-            return NOTHING_YET
+            return RemoteReadResult()
         error = StorageUnavailable(
-            f"{fetch.requests[i].tp}: the store fails since {now - since:.0f} s: "
+            f"{request.tp}: the store fails since {now - since:.0f} s: "
             f"{self._health.status(now).last_error}"
         )
-        return RemoteReadResult((), (), error, 0)
+        return RemoteReadResult(error)
 
     def _failing_since(self, read: PendingRead) -> float | None:
         """Loop time since which the store's failures hold up this read. None: there is no evidence
@@ -488,14 +488,14 @@ class RemoteFetchPurgatory:
             return every if load_failing_since is None else min(load_failing_since, every)
         return load_failing_since
 
-    def _cancel(self, fetch: DelayedRemoteFetch) -> None:
+    def _cancel(self, fetch: DelayedRemoteFetch[Any]) -> None:
         self._complete(fetch, CompletionReason.CANCELLED, {})
 
     def _complete(
         self,
-        fetch: DelayedRemoteFetch,
+        fetch: DelayedRemoteFetch[K],
         reason: CompletionReason,
-        results: dict[int, RemoteReadResult],
+        results: dict[K, RemoteReadResult],
     ) -> None:
         _COMPLETED[reason].inc()
         was_entry = fetch in self._entries
@@ -521,15 +521,15 @@ class RemoteFetchPurgatory:
                 self._register(fetch, now)
 
 
-def _pursued(fetch: DelayedRemoteFetch) -> list[int]:
+def _pursued(fetch: DelayedRemoteFetch[K]) -> list[K]:
     """The first requests, as many as could fill the response. Further ones would be read in
     vain.
     """
-    pursued: list[int] = []
+    pursued: list[K] = []
     chunks = 0
-    for i, request in enumerate(fetch.requests):
+    for key, request in fetch.requests.items():
         if chunks >= fetch.bytes_max and pursued:
             break
-        pursued.append(i)
+        pursued.append(key)
         chunks += request.bytes_max
     return pursued

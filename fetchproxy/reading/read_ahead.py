@@ -16,8 +16,8 @@ from fetchproxy.reading.segment_reader import (
     ArchiveMemory,
     NeedChunk,
     RemoteReadRequest,
+    RemoteReadResult,
     SegmentReader,
-    Served,
 )
 
 # A fetch does not identify its reader: several groups may replay one partition at once, and one
@@ -153,19 +153,21 @@ class ReadAheadLoads:
     _loads: SegmentLoads
     _needed_for_s: float
 
-    def served(self, request: RemoteReadRequest, served: Served, waited: bool, now: float) -> None:
-        """Begin to read what the reader of `request` will want next.
+    def served(
+        self, request: RemoteReadRequest, result: RemoteReadResult, waited: bool, now: float
+    ) -> None:
+        """Begin to read what the reader of `request` will want next. `result` has records.
 
         `waited`: this fetch asked before the bytes were in memory. `Chunk.awaited` says that an
         earlier fetch of the reader did, which another partition's records answered.
         """
-        place = served.place
-        offsets = (request.fetch_offset, served.next_offset)
-        beside = any(chunk.awaited for chunk in served.chunks)
-        for chunk in served.chunks:
+        place, _ = result.chunks[-1]
+        offsets = (request.fetch_offset, result.next_offset)
+        beside = any(chunk.awaited for _, chunk in result.chunks)
+        for _, chunk in result.chunks:
             chunk.awaited = False  # counts once, for its first reader
         count = self._streams.served(
-            request.tp, offsets, place.key, len(served.chunks), waited, beside
+            request.tp, offsets, place.key, len(result.chunks), waited, beside
         )
         if not count:
             return

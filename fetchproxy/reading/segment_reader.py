@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 from typing import NamedTuple
@@ -42,7 +42,7 @@ NO_CHUNKS: Mapping[ChunkKey, Chunk] = {}
 _marker_offset = attrgetter("last_offset")
 
 
-# The next two are made for every fetch. A named tuple takes a third of a frozen dataclass's time.
+# Made for every fetch: a named tuple takes a third of a frozen dataclass's time.
 class RemoteReadRequest(NamedTuple):
     """One partition of a fetch. `bytes_max`: the partition's own limit. `client`: the client that
     asks; the fetchers serve clients evenly. None: the proxy itself asks.
@@ -55,27 +55,35 @@ class RemoteReadRequest(NamedTuple):
     client: Hashable = None
 
 
-class RemoteReadResult(NamedTuple):
-    """The archive's answer to one request.
+@dataclass(slots=True)
+class RemoteReadResult:
+    """The archive's answer to one request. It stays as `SegmentReader` has made it.
 
-    `records`: whole stored batches in order, byte for byte. The first batch contains or follows the
-    fetch offset, so its first records may lie below that offset (clients skip those). Empty: there
-    is nothing yet. `aborted_txns`: under READ_COMMITTED, the aborted transactions with an offset in
-    the returned range; otherwise (). `error`: OffsetNotArchived, judged by a view that is newer
-    than the request; OffsetLost; CorruptSegment; or StorageUnavailable, only after
-    `remote_error_after_ms` of failures. `skipped`: the recorded gap between the fetch offset and
-    the records, as (first, last) lost offsets. `view`: the view that the records were found in.
+    `error`: OffsetNotArchived, judged by a view that is newer than the request; OffsetLost;
+    CorruptSegment; or StorageUnavailable, only after `remote_error_after_ms` of failures. `view`:
+    the view that the records were found in. `records`: whole stored batches in order, byte for
+    byte. The first batch contains or follows the fetch offset, so its first records may lie below
+    that offset (clients skip those). Empty, without error: there is nothing yet. `aborted_txns`:
+    under READ_COMMITTED, the aborted transactions with an offset in the returned range; otherwise
+    (). `skipped`: the recorded gap between the fetch offset and the records, as (first, last) lost
+    offsets. `chunks`: for each piece of `records`, the chunk that it was cut from, and its place.
     """
 
-    records: tuple[memoryview | bytes, ...]
-    aborted_txns: tuple[AbortedTxn, ...]
-    error: FetchProxyError | None
-    size_bytes: int
-    skipped: tuple[int, int] | None = None
+    error: FetchProxyError | None = None
     view: PartitionView | None = None
+    records: list[memoryview] = field(default_factory=list)
+    size_bytes: int = 0
+    next_offset: int = -1  # after the records
+    aborted_txns: tuple[AbortedTxn, ...] = ()
+    skipped: tuple[int, int] | None = None
+    chunks: list[tuple[NeedChunk, Chunk]] = field(default_factory=list)
 
-
-NOTHING_YET = RemoteReadResult((), (), None, 0)
+    def add(self, place: NeedChunk, chunk: Chunk, start: int, end: int, last: int) -> None:
+        """`last`: the last offset (inclusive) in the bytes `start` up to `end` of the chunk."""
+        self.records.append(chunk.view[start:end])
+        self.chunks.append((place, chunk))
+        self.size_bytes += end - start
+        self.next_offset = last + 1
 
 
 def kafka_error_code(error: FetchProxyError) -> ErrorCode:
@@ -211,47 +219,12 @@ def _index_bytes(value: SegmentLayout | tuple[AbortedTxn, ...]) -> int:
     return 100 + _ABORTED_TXN_BYTES * len(value)
 
 
-# `read` returns a result, or the one thing that it lacks. The caller loads that and calls `read`
-# again. So one synchronous function describes the whole course of a read.
-
-
-class Served(NamedTuple):
-    """A read with data, and its end, so that the reader's next read can be prepared."""
-
-    result: RemoteReadResult
-    next_offset: int
-    place: NeedChunk
-    chunks: tuple[Chunk, ...]  # the chunks it was cut from; `place` is the last one
-
-
-class _ReadRun:
-    """A read result under construction; `records` has one piece for each chunk."""
-
-    __slots__ = ("chunks", "last", "place", "records", "segments", "size_bytes")
-
-    place: NeedChunk  # of the last piece
-    last: int  # offset, inclusive
-
-    def __init__(self) -> None:
-        self.records: list[memoryview | bytes] = []
-        self.chunks: list[Chunk] = []
-        self.segments: list[RemoteLogSegmentMetadata] = []
-        self.size_bytes = 0
-
-    def add(self, place: NeedChunk, chunk: Chunk, start: int, end: int, last: int) -> None:
-        records = chunk.view[start:end]
-        self.records.append(records)
-        self.chunks.append(chunk)
-        if not self.segments or place.metadata.segment_id != self.segments[-1].segment_id:
-            self.segments.append(place.metadata)
-        self.size_bytes += len(records)
-        self.place = place
-        self.last = last
-
-
 @dataclass(eq=False, repr=False)
 class SegmentReader:
-    """`_skips_gaps`: a read inside a recorded gap returns the records after the gap, as Kafka does
+    """`read` returns a result, or the one thing that it lacks. The caller loads that and calls
+    `read` again. So one synchronous function describes the whole course of a read.
+
+    `_skips_gaps`: a read inside a recorded gap returns the records after the gap, as Kafka does
     at a hole that compaction left. False: it returns OffsetLost.
     """
 
@@ -268,9 +241,8 @@ class SegmentReader:
         now: float,
         chunks: Mapping[ChunkKey, Chunk] = NO_CHUNKS,
         view: PartitionView | None = None,
-    ) -> Served | RemoteReadResult | Need:
-        """Served: data. RemoteReadResult: an error, or NOTHING_YET if no batch fits. Need: the read
-        lacks this.
+    ) -> RemoteReadResult | Need:
+        """A result: records, an error, or nothing yet if no batch fits. Need: the read lacks this.
 
         At most `bytes_max` and `request.bytes_max` bytes; with `min_one`, the first batch comes
         whole even if it is larger. "Not archived" is returned only from a view that was read at or
@@ -282,7 +254,7 @@ class SegmentReader:
             return NeedView(request.tp, fresh_since)
         place = self.locate(view, request.fetch_offset, fresh_since, now)
         if not isinstance(place, NeedChunk):
-            return _failed(place) if isinstance(place, FetchProxyError) else place
+            return RemoteReadResult(place) if isinstance(place, FetchProxyError) else place
         if request.isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(
             place.metadata
         ):
@@ -300,20 +272,16 @@ class SegmentReader:
             if up_to is not None and chunk.readable_from(request.fetch_offset, up_to) == 0:
                 further = request._replace(fetch_offset=up_to + 1)  # no valid batch is left here
                 return self.read(further, bytes_max, min_one, fresh_since, now, chunks, view)
-            return NOTHING_YET
-        run = _ReadRun()
-        run.add(place, chunk, start, end, last)
+            return RemoteReadResult()
+        result = RemoteReadResult(view=view)
+        result.add(place, chunk, start, end, last)
         if end == chunk.readable_end(up_to):
-            self._go_on(view, run, limit, request.isolation)
-        aborted: tuple[AbortedTxn, ...] = ()
+            self._go_on(view, result, limit, request.isolation)
         if request.isolation is IsolationLevel.READ_COMMITTED:
-            aborted = self._aborted(run.segments, chunk.base_offset_at(start), run.last)
-        skipped = None
+            result.aborted_txns = self._aborted(result, chunk.base_offset_at(start))
         if place.metadata.start_offset > request.fetch_offset:
-            skipped = view.gap_around(place.metadata.start_offset - 1)
-        records, size_bytes = tuple(run.records), run.size_bytes
-        result = RemoteReadResult(records, aborted, None, size_bytes, skipped, view)
-        return Served(result, run.last + 1, run.place, tuple(run.chunks))
+            result.skipped = view.gap_around(place.metadata.start_offset - 1)
+        return result
 
     def locate(
         self, view: PartitionView, offset: int, fresh_since: float, now: float
@@ -428,11 +396,11 @@ class SegmentReader:
         return NeedChunk(metadata, layout, number) if _counts(metadata, layout, number) else None
 
     def _go_on(
-        self, view: PartitionView, run: _ReadRun, limit: int, isolation: IsolationLevel
+        self, view: PartitionView, result: RemoteReadResult, limit: int, isolation: IsolationLevel
     ) -> None:
         """Add batches of the following chunks, as far as these are in memory."""
-        while run.size_bytes < limit:
-            after = self._after(view, run.place)
+        while result.size_bytes < limit:
+            after = self._after(view, result.chunks[-1][0])
             if after is None:
                 return
             if isolation is IsolationLevel.READ_COMMITTED and self._lacks_aborted(after.metadata):
@@ -440,11 +408,11 @@ class SegmentReader:
             chunk = self._memory.chunks.find(after.key)
             if chunk is None:
                 return
-            room = limit - run.size_bytes
-            start, end, last = chunk.cut(run.last + 1, room, min_one=False, up_to=after.up_to)
+            room = limit - result.size_bytes
+            start, end, last = chunk.cut(result.next_offset, room, min_one=False, up_to=after.up_to)
             if start == end:
                 return
-            run.add(after, chunk, start, end, last)
+            result.add(after, chunk, start, end, last)
             if end < chunk.readable_end(after.up_to):
                 return
 
@@ -452,26 +420,26 @@ class SegmentReader:
         self, need: NeedChunk | NeedAborted, now: float
     ) -> RemoteReadResult | NeedChunk | NeedAborted:
         damage = self._memory.damage(need, now)
-        return need if damage is None else _failed(damage)
+        return need if damage is None else RemoteReadResult(damage)
 
     def _lacks_aborted(self, metadata: RemoteLogSegmentMetadata) -> bool:
         return (
             metadata.has_aborted_txns and self._memory.aborted(metadata.segment_id.id.int) is None
         )
 
-    def _aborted(
-        self, segments: list[RemoteLogSegmentMetadata], first: int, last: int
-    ) -> tuple[AbortedTxn, ...]:
-        """Aborted transactions with an offset in `first` … `last`, both inclusive.
+    def _aborted(self, result: RemoteReadResult, first: int) -> tuple[AbortedTxn, ...]:
+        """Aborted transactions with an offset from `first` on, up to the last record.
 
         Each segment lists all transactions that overlap it, so the segments that were read are
         enough. If two segments list a transaction, the later segment has its end.
         """
         found: dict[tuple[int, int], AbortedTxn] = {}
-        for metadata in segments:
+        last = result.next_offset - 1
+        segments = {place.key[0]: place.metadata for place, _ in result.chunks}
+        for segment, metadata in segments.items():
             if not metadata.has_aborted_txns:
                 continue
-            entries = self._memory.aborted(metadata.segment_id.id.int) or ()
+            entries = self._memory.aborted(segment) or ()
             # The entries are in the order of their markers. After an entry whose LSO is above
             # `last`, no entry can reach down to `last`. Kafka's
             # TransactionIndex.collectAbortedTxns.
@@ -490,7 +458,3 @@ class SegmentReader:
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:
     """The chunk exists, and does not begin above the offset at which the segment was clipped."""
     return number < len(layout) and layout.first_offsets[number] <= metadata.end_offset
-
-
-def _failed(error: FetchProxyError) -> RemoteReadResult:
-    return RemoteReadResult((), (), error, 0)

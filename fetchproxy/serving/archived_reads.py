@@ -5,6 +5,7 @@ passed lost offsets.
 from __future__ import annotations
 
 import asyncio
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,7 +23,7 @@ from fetchproxy_protocol.fetch import (
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.observability.metrics import OFFSETS_SKIPPED, READERS_LED_ON
-from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
+from fetchproxy.reading.purgatory import NO_VIEWS, DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import (
     PARTITIONS_READ_MAX,
     RemoteReadRequest,
@@ -32,14 +33,13 @@ from fetchproxy.serving.admission import Client
 
 log = structlog.get_logger(__name__)
 
-NO_VIEWS_READ: Mapping[PartitionKey, PartitionView] = {}
 # Logged losses that are remembered. Beyond this the oldest is forgotten and may be logged again.
 LOSSES_KNOWN_MAX = 1_000
 
 
 @dataclass(slots=True)
 class ArchivedReads:
-    """The archive reads of one fetch. `watched`: the reads, each with its partitions.
+    """The archive reads of one fetch.
 
     `bytes_max`: most bytes of a response, as other fetches wait for the same fetchers.
     `owed_s`: how long the client still owes by its byte rate; above 0, nothing is read.
@@ -51,41 +51,37 @@ class ArchivedReads:
     client: Client
     bytes_max: int
     owed_s: float = 0.0
-    watched: list[tuple[list[tuple[PartitionKey, TopicIdPartition]], DelayedRemoteFetch]] = field(
-        default_factory=list
-    )
+    watched: list[DelayedRemoteFetch[PartitionKey]] = field(default_factory=list)
     completed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def watch(
         self,
         remote: Iterable[tuple[PartitionKey, TopicIdPartition]],
         deadline: float,
-        views: Mapping[PartitionKey, PartitionView] = NO_VIEWS_READ,
+        views: Mapping[PartitionKey, PartitionView] = NO_VIEWS,
         waiting: Set[TopicIdPartition] = frozenset(),
     ) -> None:
         """Begin to read up to PARTITIONS_READ_MAX of `remote`, except those in `waiting`. Completes
-        at once if the chunk cache has all records. `views`: the current views of all of `remote`.
+        at once if the chunk cache has all records. `views`: current views of `remote`.
         """
         if self.owed_s:
             return
         free = ((key, tp) for key, tp in remote if tp not in waiting) if waiting else remote
-        keys = list(islice(free, PARTITIONS_READ_MAX - len(self.read_for())))
-        if not keys:
-            return
         isolation = IsolationLevel(self.request.isolation_level)
-        reads = []
-        for key, tp in keys:
+        reads: dict[PartitionKey, RemoteReadRequest] = {}
+        for key, tp in islice(free, PARTITIONS_READ_MAX - len(self.read_for())):
             entry = self.entries[key]
             offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
-            reads.append(RemoteReadRequest(tp, offset, bytes_max, isolation, self.client))
-        delayed = self.purgatory.watch(
-            reads,
-            bytes_max=self.bytes_max,
-            deadline=deadline,
-            completed=self.completed,
-            views=[views[key] for key, _ in keys] if views else (),
-        )
-        self.watched.append((keys, delayed))
+            reads[key] = RemoteReadRequest(tp, offset, bytes_max, isolation, self.client)
+        if reads:
+            delayed = self.purgatory.watch(
+                reads,
+                bytes_max=self.bytes_max,
+                deadline=deadline,
+                completed=self.completed,
+                views=views,
+            )
+            self.watched.append(delayed)
 
     def requested_bytes(self, keys: Iterable[PartitionKey]) -> int:
         """The bytes that the client wants from the archive. It gets more only by first batches,
@@ -96,7 +92,7 @@ class ArchivedReads:
 
     def read_for(self) -> list[PartitionKey]:
         """The partitions that had their turn."""
-        return [key for keys, _ in self.watched for key, _ in keys]
+        return [key for delayed in self.watched for key in delayed.requests]
 
     @property
     def ready(self) -> bool:
@@ -109,16 +105,11 @@ class ArchivedReads:
 
     def cancel(self) -> None:
         """The fetch is answered, or its client is gone. Reads in progress still fill the cache."""
-        for _, delayed in self.watched:
+        for delayed in self.watched:
             delayed.cancel()
 
-    def results(self) -> dict[PartitionKey, tuple[TopicIdPartition, RemoteReadResult]]:
-        found = {}
-        for keys, delayed in self.watched:
-            for index, result in delayed.results().items():
-                key, tp = keys[index]
-                found[key] = (tp, result)
-        return found
+    def results(self) -> Mapping[PartitionKey, RemoteReadResult]:
+        return ChainMap(*(delayed.results() for delayed in self.watched))
 
 
 class SkippedOffsets:

@@ -38,6 +38,8 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 from planted_archive import TP, PlantedArchive, batch
 from served_archive import Client, ServedArchive, serve_archive
 
+from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import AbortedTxn, EpochStart, TopicIdPartition
 from fetchproxy.observability.metrics import ARCHIVE_ONLY_REFUSED
 from fetchproxy.serving.archive_only.table import ADVERTISED
@@ -234,6 +236,26 @@ async def test_fetch(client: Client, version: int) -> None:
     assert unknown.error_code == (100 if version >= 13 else 3)
     number = one(await fetch(client, version, {(TP.topic, TP.topic_id, 9): 0}))
     assert number.error_code == 3
+
+
+async def test_a_view_is_looked_up_once_in_a_fetch_that_finds_records(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fetch(client, 12, {ORDERS: 0})  # now its records are in memory
+    looked_up: list[TopicIdPartition] = []
+    view_of = StoreBackedRemoteLogMetadataManager.view
+
+    def counted(
+        rlmm: StoreBackedRemoteLogMetadataManager, tp: TopicIdPartition
+    ) -> PartitionView | None:
+        looked_up.append(tp)
+        return view_of(rlmm, tp)
+
+    monkeypatch.setattr(StoreBackedRemoteLogMetadataManager, "view", counted)
+    part = one(await fetch(client, 12, {ORDERS: 0}))
+    assert part.records
+    assert part.high_watermark == END
+    assert looked_up == [TP]
 
 
 async def test_the_name_means_the_incarnation_archived_last(client: Client) -> None:

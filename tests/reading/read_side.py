@@ -85,8 +85,9 @@ class ReadSide:
 
     def watch(
         self, *requests: RemoteReadRequest, wait_s: float = 0.5, bytes_max: int = 1000 * KiB
-    ) -> DelayedRemoteFetch:
-        return self.purgatory.watch(requests, bytes_max=bytes_max, deadline=now() + wait_s)
+    ) -> DelayedRemoteFetch[int]:
+        reads = dict(enumerate(requests))
+        return self.purgatory.watch(reads, bytes_max=bytes_max, deadline=now() + wait_s)
 
     def in_memory(self, request: RemoteReadRequest) -> RemoteReadResult | None:
         """A fetch's immediate result; None: the fetch would have to wait."""
@@ -128,7 +129,7 @@ def changed(**options: object) -> RemoteFetchConfig:
     return RemoteFetchConfig(**{**SMALL.model_dump(), **options})
 
 
-async def fetched(side: ReadSide, offset: int, wait_s: float = 0.5) -> DelayedRemoteFetch:
+async def fetched(side: ReadSide, offset: int, wait_s: float = 0.5) -> DelayedRemoteFetch[int]:
     fetch = side.watch(side.request(offset), wait_s=wait_s)
     await fetch.completed.wait()
     return fetch

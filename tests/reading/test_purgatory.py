@@ -108,7 +108,7 @@ def test_who_would_rather_stop_has_an_error_in_a_recorded_gap() -> None:
             lost = await fetched(side, 30)
             assert lost.reason is CompletionReason.ERROR
             assert isinstance(lost.results()[0].error, OffsetLost)
-            assert lost.results()[0].records == ()
+            assert lost.results()[0].records == []
             assert (await fetched(side, 50)).results()[0].size_bytes
 
     run_virtual(main)

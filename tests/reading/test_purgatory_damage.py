@@ -103,7 +103,7 @@ def test_a_transaction_index_without_a_byte_shows_no_aborted_record() -> None:
             fetch = side.watch(request)
             await fetch.completed.wait()
             assert isinstance(fetch.results()[0].error, CorruptSegment)
-            assert fetch.results()[0].records == ()
+            assert fetch.results()[0].records == []
             uncommitted = await fetched(side, 0)
             assert uncommitted.reason is CompletionReason.DATA
 
@@ -161,7 +161,7 @@ def test_damage_is_read_twice_then_said_at_the_deadline_and_never_served() -> No
                 assert fetch.reason is CompletionReason.DEADLINE
                 assert now() == pytest.approx(began + 0.5)
                 assert isinstance(fetch.results()[0].error, CorruptSegment)
-                assert fetch.results()[0].records == ()
+                assert fetch.results()[0].records == []
             assert side.log_reads() == 2
             # The chunk before the damage is whole, and a read of it ends at the damage.
             fetch = await fetched(side, 0)

@@ -187,7 +187,7 @@ async def _fetch(
             super().set()
 
     fetch = world.purgatory.watch(
-        requests, bytes_max=bytes_max, deadline=deadline, completed=Counted()
+        dict(enumerate(requests)), bytes_max=bytes_max, deadline=deadline, completed=Counted()
     )
     try:
         async with asyncio.timeout(0.01 if rng.random() < 0.05 else None):
@@ -209,7 +209,7 @@ def _summary(result: RemoteReadResult) -> object:
 
 def _check(
     world: World,
-    fetch: DelayedRemoteFetch,
+    fetch: DelayedRemoteFetch[int],
     requests: list[RemoteReadRequest],
     bytes_max: int,
     results: dict[int, RemoteReadResult],
@@ -233,7 +233,7 @@ def _check(
 def _check_error(
     partition: GeneratedPartition,
     request: RemoteReadRequest,
-    fetch: DelayedRemoteFetch,
+    fetch: DelayedRemoteFetch[int],
     result: RemoteReadResult,
 ) -> None:
     if isinstance(result.error, OffsetNotArchived):

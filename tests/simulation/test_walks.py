@@ -22,6 +22,7 @@ from fetchproxy.config.schema import KiB, RemoteFetchConfig
 from fetchproxy.reading.limits import ReadingLimits
 
 OURS = ("fetchproxy.", "fetchproxy_protocol.")
+VIEWS = "fetchproxy.metadata.store_backed"
 LIMITS = {"max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
 PARTITION_BYTES = 4 * KiB
 
@@ -120,6 +121,8 @@ def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max
     walk = walk_of(partition, first)
     assert len(walk.modules) <= modules_max, walk.told()
     assert walk.calls.total() <= calls_max, walk.told()
+    # The view of an archived partition is looked up once.
+    assert sum(n for (_, called), n in walk.calls.items() if called == VIEWS) == (partition == 0)
     # GatewaySession subclasses the client session, and each calls methods of the other.
     assert walk.both_ways() == [
         ("fetchproxy.serving.gateway.session", "fetchproxy.serving.session")

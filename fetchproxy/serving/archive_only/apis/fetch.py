@@ -100,6 +100,7 @@ class _Fetch:
         self._errors: dict[PartitionKey, int] = {}
         self._records: dict[PartitionKey, RemoteReadResult] = {}
         self._at_end: set[PartitionKey] = set()
+        self._views: dict[PartitionKey, PartitionView] = {}
 
     def tp(self, key: PartitionKey) -> TopicIdPartition | None:
         ref, partition = key
@@ -167,23 +168,25 @@ class _Fetch:
                 self._errors[key] = self._missing(key)
                 continue
             view = self._parts.rlmm.view(tp)
-            if view is not None and self._is_end(fetch_offset(self._fetch.partitions[key]), view):
-                self._at_end.add(key)
+            if view is not None:
+                self._views[key] = view
+                if self._is_end(fetch_offset(self._fetch.partitions[key]), view):
+                    self._at_end.add(key)
 
     async def _read_archive(
         self, reads: Mapping[PartitionKey, TopicIdPartition], deadline: float
     ) -> None:
         under_way = self._reads()
-        under_way.watch(reads.items(), deadline)
+        under_way.watch(reads.items(), deadline, self._views)
         if not under_way.ready:
             self._request.share.to_store()
         try:
             await under_way.completed.wait()
         finally:
             under_way.cancel()
-        for key, (tp, result) in under_way.results().items():
+        for key, result in under_way.results().items():
             if isinstance(result.error, OffsetNotArchived):
-                self._judge_not_archived(key, tp)
+                self._judge_not_archived(key, reads[key])
             elif result.error is not None:
                 self._errors[key] = kafka_error_code(result.error)
             elif result.records:
@@ -215,13 +218,16 @@ class _Fetch:
         return at_end and not view.uncertain_at(offset)
 
     def response_of(self, key: PartitionKey, tp: TopicIdPartition | None) -> PartitionResponse:
-        marks, view = PartitionPatch(), None if tp is None else self._parts.rlmm.view(tp)
+        marks, result = PartitionPatch(), self._records.get(key)
+        if result is not None:
+            view = result.view
+        else:
+            view = None if tp is None else self._parts.rlmm.view(tp)
         if view is not None:  # all archived records were below the last stable offset
             start, end = self._parts.archive.log_start_and_end(view)
             marks = PartitionPatch(end, end, start)
         if key in self._errors:
             return PartitionResponse(key, marks, self._errors[key])
-        result = self._records.get(key)
         if result is None:
             return PartitionResponse(key, marks)
         return PartitionResponse(key, marks, 0, result.records, result.aborted_txns, result.skipped)

@@ -28,6 +28,7 @@ from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import OffsetLost, OffsetNotArchived
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.reading.purgatory import NO_VIEWS
 from fetchproxy.reading.segment_reader import (
     PARTITIONS_READ_MAX,
     READ_WAIT_MIN_S,
@@ -36,7 +37,7 @@ from fetchproxy.reading.segment_reader import (
 )
 from fetchproxy.runtime.cooperative import checkpoint, cooperative, in_steps, pieces
 from fetchproxy.runtime.waits import first_of
-from fetchproxy.serving.archived_reads import NO_VIEWS_READ, ArchivedReads
+from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.fetch_response import (
     EncodedTopics,
     PartitionResponse,
@@ -197,7 +198,7 @@ class ServedFetch:
         elif self._alone:
             entered = await on.share.enter(side.requested_bytes(plan.archive_keys), patience)
             if await on.shared.archive.purgatory.steps.begin() or entered:
-                views = NO_VIEWS_READ  # the views may be old by now
+                views = NO_VIEWS  # the views may be old by now
         side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, waiting)
         await checkpoint(len(plan.remote))
         ready = side.ready
@@ -233,7 +234,7 @@ class ServedFetch:
         return (
             bool(results or Route.REFUSED in decisions_so_far)
             and decisions_so_far <= {Route.REFUSED, *WAITING_ROUTES}
-            and all(isinstance(result.error, OffsetLost) for _, result in results)
+            and all(isinstance(result.error, OffsetLost) for result in results)
         )
 
     async def _poll_upstream(self, plan: FetchPlan, ready: bool) -> BrokerPoll | None:
@@ -279,7 +280,7 @@ class ServedFetch:
                 due_at=due_at,
                 archive_ready=side.ready,
                 archive_first=conversation.cut_short
-                and any(result.records for _, result in side.results().values()),
+                and any(result.records for result in side.results().values()),
                 has_error=found.has_error,
                 ask_broker=found.ask_broker,
                 only_refuses=on.shared.refuses_lost and self._only_refuses(plan, side),
@@ -313,7 +314,7 @@ class ServedFetch:
         named: list[PartitionResponse] = []
         for piece in pieces(archive_keys):
             for key, route in piece:
-                _, result = results.get(key, (None, None))
+                result = results.get(key)
                 response = room.fit(self._response_of(key, route.decision, plan, result))
                 now = routes.routes[key]  # a new route if the partition is decided again
                 if self._kind.lists_all or response.has_news(now.last_sent):
@@ -345,7 +346,7 @@ class ServedFetch:
             return response
         view = plan.remote.get(key)
         tp = view.tp if view else decision.tp if decision else None
-        patch = watermarks(tp, result and result.view)
+        patch = watermarks(tp, result.view if result else None)
         response = read_response(key, patch, result, may_fail=self._alone)
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.routing.again(key)
