@@ -307,6 +307,13 @@ async def test_metadata_that_somebody_has_changed_are_refused(
             )
             await reader.packed.check_metadata(own)
             assert [*reader.health.conditions(0.0)] == []
+            # A ref has not all fields; what it has must be true, unless it is only of a listing.
+            if changed.ref != own.ref:
+                with pytest.raises(MetadataChanged):
+                    await reader.fetch_index(changed.ref, SegmentFile.INDEX)
+            assert await reader.fetch_index(own.ref, SegmentFile.INDEX) == data.index
+            listed = changed.ref.as_listed()
+            assert await reader.fetch_index(listed, SegmentFile.INDEX) == data.index
         mended = await rsm.packed.as_copied(changed)
         assert mended.has_aborted_txns
         if "start_offset" not in forged:  # the key of the object has it, too
