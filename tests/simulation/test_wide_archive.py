@@ -116,7 +116,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     watch = RemoteFetchPurgatory.watch
 
     def watched(self: RemoteFetchPurgatory, requests: Any, **limits: Any) -> Any:
-        read_for.extend(request.tp.partition for request in requests)
+        read_for.extend(request.tp.partition for request in requests.values())
         return watch(self, requests, **limits)
 
     monkeypatch.setattr(RemoteFetchPurgatory, "watch", watched)
