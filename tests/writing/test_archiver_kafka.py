@@ -92,8 +92,15 @@ def delete_records(kafka: KafkaServer, topic: str, before: int) -> None:
 
 
 async def end_of(cluster: Cluster, tp: TopicIdPartition) -> int:
-    now = asyncio.get_running_loop().time()
-    return (await cluster.log_offsets(tp, not_older_than=now)).last_stable_offset
+    """The end of a log whose transactions have all ended. A broker writes their last markers after
+    it has answered the producer.
+    """
+    while True:
+        now = asyncio.get_running_loop().time()
+        found = await cluster.log_offsets(tp, not_older_than=now)
+        if found.last_stable_offset == found.high_watermark:
+            return found.high_watermark
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("codec", CODECS)
