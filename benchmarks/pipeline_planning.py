@@ -38,13 +38,13 @@ from fetchproxy.segments.object_keys import (
     partition_folder,
     segment_key,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 async def _make_store(folder: Path) -> None:
-    async with RemoteStorageManager(FilesystemObjectStore(folder, create=True)) as rsm:
-        await rsm.identity.check_to_put()
+    async with RemoteStorage(FilesystemObjectStore(folder, create=True)) as storage:
+        await storage.identity.check_to_put()
 
 
 def write_store(folder: Path, partitions: int, segments: int, topics: int = 1) -> None:
@@ -76,12 +76,12 @@ def measure(cache: Path) -> dict[str, float]:
 async def _collect(folder: Path) -> None:
     """Collects the metadata of each topic, as `serve` does."""
     async with (
-        RemoteStorageManager(FilesystemObjectStore(folder)) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), collects=True) as rlmm,
+        RemoteStorage(FilesystemObjectStore(folder)) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig(), collects=True) as rlmm,
     ):
-        for _, topic_id in await rsm.list_topics():
+        for _, topic_id in await storage.objects.list_topics():
             await rlmm.refresh_topic(topic_id, asyncio.get_running_loop().time())
-            while await rsm.objects.get_collected_metadata(topic_id) is None:  # noqa: ASYNC110
+            while await storage.objects.get_collected_metadata(topic_id) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)  # it is collected in the background
 
 

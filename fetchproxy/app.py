@@ -50,7 +50,7 @@ from fetchproxy.serving.limits import ArchiveOnlyLimits
 from fetchproxy.serving.listener import Listener
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.index_files import LocalIndexes
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.tls.reloading import (
     RELOAD_INTERVAL_MS,
@@ -94,7 +94,7 @@ class Parts:
 
     config: Config
     limits: Limits
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
     own_archive: OwnArchive
@@ -116,7 +116,7 @@ class Parts:
             self.health.watch(source)
         self.views = LeaderViews(self.rlmm, LeaderLog(self.cluster), warnings)
         self.health.watch(self.views.conditions)
-        self.health.watch(self.rsm.packed.conditions)
+        self.health.watch(self.storage.packed.conditions)
         for tls in (self.listener_tls, self.upstream_tls):
             if tls is not None:
                 self.health.watch(tls.health.all)
@@ -150,7 +150,7 @@ class Parts:
             listener = f"gateway listener {self.config.gateway.listen}"
             what = f"The gateway does not listen at {self.config.gateway.listen} yet"
             yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing=listener)
-        for one in self.rsm.health.conditions(now):
+        for one in self.storage.health.conditions(now):
             # The others are about an object, a key or a pace, and say themselves what rests.
             yield self._with_consequences(one) if one.kind == Kind.STORE_FAILING else one
 
@@ -175,7 +175,7 @@ class Parts:
 
     def tables(self) -> Iterator[TopicTable]:
         """All that is kept by topic; see `Forgetting`."""
-        yield from (self.cluster, self.rlmm, self.views, self.rsm.health)
+        yield from (self.cluster, self.rlmm, self.views, self.storage.health)
         if self.gateway is not None:
             yield from self.gateway.tables
 
@@ -273,20 +273,19 @@ async def _open_parts(
     listener = listener_context(config.gateway, config.tls) if serves else None
     upstream = upstream_context(config.cluster, config.tls)
     async with (
-        open_archive(config, create=writes) as rsm,
+        open_archive(config, create=writes) as storage,
         Cluster(config.cluster, tls=upstream) as cluster,
-        metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
+        metadata_manager(config, storage, cluster, wall_clock_ms) as rlmm,
     ):
         health = Health()
+        opened = storage, rlmm, cluster
         own_archive = OwnArchive(
-            config, rsm, rlmm, cluster, uuid4, archives=writes, create=create, health=health
+            config, *opened, uuid4, archives=writes, create=create, health=health
         )
         await own_archive.at_start()
         spare_collections()
         rng = random.Random()
-        yield Parts(
-            config, limits, rsm, rlmm, cluster, own_archive, health, rng, serves, listener, upstream
-        )
+        yield Parts(config, limits, *opened, own_archive, health, rng, serves, listener, upstream)
 
 
 def _keep_up(
@@ -315,7 +314,7 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
     purgatory = RemoteFetchPurgatory(
         config.remote_fetch,
         views,
-        parts.rsm,
+        parts.storage,
         parts.random,
         parts.local_indexes,
         skips_gaps=config.gateway.gap_policy == "skip",
@@ -328,7 +327,7 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
 def _positions(parts: Parts) -> ArchiverPositions:
     accumulates = parts.serves and parts.config.archive.topics is not None
     return ArchiverPositions(
-        parts.rsm,
+        parts.storage.objects,
         parts.config.store.metadata_read_max_ms,
         asyncio.get_running_loop().time,
         parts.archiver_position if accumulates else None,
@@ -339,7 +338,7 @@ def _positions(parts: Parts) -> ArchiverPositions:
 
 def _local_indexes(parts: Parts) -> AbstractAsyncContextManager[LocalIndexes | None]:
     """Only the RemoteLogManager maintains these, so only processes that archive enter them."""
-    return open_local_indexes(parts.config.archive, parts.rsm, parts.limits.writing)
+    return open_local_indexes(parts.config.archive, parts.storage.rsm, parts.limits.writing)
 
 
 @asynccontextmanager
@@ -362,7 +361,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(
-        parts.config, parts.rsm, parts.rlmm, cluster, around, limits=parts.limits.console
+        parts.config, parts.storage, parts.rlmm, cluster, around, limits=parts.limits.console
     )
     async with ConsoleServer(parts.config.console, collector, REGISTRY):
         yield collector
@@ -392,7 +391,7 @@ def _archive_only(
     return open_archive_only(
         parts.config,
         parts.rlmm,
-        TopicDescriptions(parts.rsm.objects),
+        TopicDescriptions(parts.storage.objects),
         purgatory,
         lambda prefix: f"{prefix}-{uuid4()}",
         tls=parts.listener_tls,
@@ -421,7 +420,7 @@ async def _watch_process(parts: Parts) -> None:
         ("memory", partial(give_back_freed_memory, glibc_allocator()), "freed memory is kept"),
         ("objects", visit_exempt_objects, "objects that refer to each other are kept"),
         ("event loop time", publish_event_loop_time, "its metrics stand still"),
-        ("store watch", parts.rsm.health.run, "conditions of the store stand still"),
+        ("store watch", parts.storage.health.run, "conditions of the store stand still"),
         ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),
         ("forgetting", forgetting.run, "deleted topics stay in memory and in the metrics"),
     ]
@@ -441,7 +440,7 @@ async def _keep_archiving(parts: Parts, positions: ArchiverPositions) -> None:
         parts.manager = RemoteLogManager(
             parts.config.archive,
             parts.cluster,
-            parts.rsm,
+            parts.storage,
             parts.rlmm,
             wall_clock_ms=wall_clock_ms,
             uuid_factory=uuid4,
@@ -464,7 +463,7 @@ async def _archive_once(parts: Parts) -> Left:
     archive_pass = ArchivePass(
         parts.config.archive,
         parts.cluster,
-        parts.rsm,
+        parts.storage,
         parts.rlmm,
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid4,

@@ -21,7 +21,7 @@ from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.listings import Unlisted
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+from fetchproxy.storage.remote_storage import RemoteStorage, open_store
 from fetchproxy.tls.reloading import upstream_context
 
 T = TypeVar("T")
@@ -29,17 +29,17 @@ T = TypeVar("T")
 
 def metadata_manager(
     config: Config,
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     cluster: Cluster,
     wall_clock_ms: Callable[[], int],
 ) -> StoreBackedRemoteLogMetadataManager | TopicBasedRemoteLogMetadataManager:
     """The configured RemoteLogMetadataManager; without a cluster, the store-backed one. The caller
-    enters it while `rsm` and `cluster` are open.
+    enters it while `storage` and `cluster` are open.
     """
     if config.metadata.manager == "store" or config.archive_only.enabled:
         alone = config.archive_only.enabled
         return StoreBackedRemoteLogMetadataManager(
-            rsm,
+            storage,
             config.metadata,
             collects=not alone,
             serves=alone,
@@ -48,7 +48,7 @@ def metadata_manager(
     tell = partial(tell_writers, cluster, config)
     metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms, tell)
     return TopicBasedRemoteLogMetadataManager(
-        metadata_log, rsm, config.metadata, wall_clock_ms, config.store.metadata_read_max_ms
+        metadata_log, storage, config.metadata, wall_clock_ms, config.store.metadata_read_max_ms
     )
 
 
@@ -60,14 +60,14 @@ def metadata_manager(
 class StoredArchive(NamedTuple):
     """The archive, with the metadata in the store."""
 
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: StoreBackedRemoteLogMetadataManager
 
 
 class ManagedArchive(NamedTuple):
     """The archive, with the configured metadata manager."""
 
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
 
@@ -112,12 +112,12 @@ async def stored_archive(config: Config, *, writes: bool = False) -> AsyncIterat
 
     Raises ConfigError, RemoteStorageError.
     """
-    rsm = open_archive(config) if writes else open_store(store_url(config), config.store)
+    storage = open_archive(config) if writes else open_store(store_url(config), config.store)
     rlmm = StoreBackedRemoteLogMetadataManager(
-        rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
+        storage, config.metadata, read_max_ms=config.store.metadata_read_max_ms
     )
-    async with rsm, rlmm:
-        yield StoredArchive(rsm, rlmm)
+    async with storage, rlmm:
+        yield StoredArchive(storage, rlmm)
 
 
 @asynccontextmanager
@@ -129,11 +129,11 @@ async def managed_archive(
     Raises ConfigError, RemoteStorageError, ClusterError.
     """
     async with (
-        open_archive(config, create=create, must_exist=must_exist) as rsm,
+        open_archive(config, create=create, must_exist=must_exist) as storage,
         open_cluster(config) as cluster,
-        metadata_manager(config, rsm, cluster, wall_clock_ms) as rlmm,
+        metadata_manager(config, storage, cluster, wall_clock_ms) as rlmm,
     ):
-        yield ManagedArchive(rsm, rlmm, cluster)
+        yield ManagedArchive(storage, rlmm, cluster)
 
 
 async def stored_partitions(

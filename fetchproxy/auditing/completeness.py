@@ -18,8 +18,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, Offsets, of_object, of_partition
 from fetchproxy.segments.description import FinishedOffsets
-from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import (
     OffsetsProbe,
     in_no_segment,
@@ -34,14 +33,14 @@ from fetchproxy.writing.published import uncovered
 class CompletenessCheck:
     """The check of a partition. `topic`: the metadata topic's manager; None: there is no topic."""
 
-    rsm: RemoteStorageManager
+    objects: ArchiveObjects
     stored: StoreBackedRemoteLogMetadataManager
     tp: TopicIdPartition
     topic: RemoteLogMetadataManager | None = None
 
     async def check(self, lost: Sequence[Offsets] = ()) -> VerifyReport:
         """`lost`: offsets of segments that lack only metadata. Raises RemoteStorageError."""
-        found, tp, records = VerifyReport(), self.tp, self.rsm.objects
+        found, tp, records = VerifyReport(), self.tp, self.objects
         in_topic = await self._in_topic(found)
 
         def reported_holes() -> list[Offsets]:
@@ -88,7 +87,7 @@ class CompletenessCheck:
         at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
         if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
             return []
-        key = self.rsm.object_key(at_end[-1], SegmentFile.METADATA)
+        key = self.objects.segment_metadata_key(at_end[-1])
         end, epoch = stated.end_offset, stated.leader_epoch
         what = f"offset {end} was archived in leader epoch {epoch}, not in this one"
         return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, end)]
@@ -115,7 +114,7 @@ class CompletenessCheck:
         except RemoteStorageError as error:
             if error.retriable:
                 raise
-            kind, folder = Kind.ARCHIVE_LISTING_FAILING, self.rsm.objects.folder(self.tp)
+            kind, folder = Kind.ARCHIVE_LISTING_FAILING, self.objects.folder(self.tp)
             found.faults.append(of_object(kind, self.tp, folder, str(error)))
             return None
         return self.topic.list_remote_log_segments(self.tp)
@@ -139,7 +138,7 @@ class CompletenessCheck:
         faults: list[Condition] = []
 
         def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
-            key = self.rsm.object_key(segment, SegmentFile.METADATA)
+            key = self.objects.segment_metadata_key(segment)
             if key not in named:
                 kind, start = Kind.SEGMENT_METADATA_UNREADABLE, segment.start_offset
                 faults.append(of_object(kind, self.tp, key, what, start))

@@ -55,7 +55,7 @@ from fetchproxy.segments.object_keys import (
 )
 from fetchproxy.segments.packing import decode_packing
 from fetchproxy.storage.packed_logs import AtRest
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
+from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import (
     SMALL_OBJECT_BYTES_MAX,
@@ -79,17 +79,19 @@ COMPARED_AT_ONCE, COMPARED_BYTES = 8, MiB
 REPLACEABLE = (SegmentFile.PACKING, SegmentFile.INDEX, SegmentFile.EPOCHS, SegmentFile.TXN)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, repr=False)
 class MirrorSide:
-    """The source or the target. `store`: the objects as stored. `rsm`, `rlmm`: their decoded
-    content. `at_rest` opens the key ring again for another manager.
-    """
+    """The source or the target. `store`: its objects as stored. `at_rest` opens the ring again."""
 
     store: ObjectStore
     prefix: str
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: StoreBackedRemoteLogMetadataManager
     at_rest: Callable[[], AtRest]
+
+    def __post_init__(self) -> None:
+        storage = self.storage
+        self.rsm, self.objects, self.packed = storage.rsm, storage.objects, storage.packed
 
     async def partition_objects(self, tp: TopicIdPartition) -> dict[str, StoredObject]:
         """The objects by their key below the prefix, which is the same in both stores."""
@@ -108,12 +110,12 @@ async def open_place(
     """`config`: all settings except `store.url`. Raises ConfigError, RemoteStorageError."""
     store, prefix = open_object_store(url, config.store, create=create)
     at_rest = partial(at_rest_of, config.store)
-    rsm = RemoteStorageManager(store, prefix, must_exist=True, at_rest=at_rest())
+    storage = RemoteStorage(store, prefix, must_exist=True, at_rest=at_rest())
     rlmm = StoreBackedRemoteLogMetadataManager(
-        rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
+        storage, config.metadata, read_max_ms=config.store.metadata_read_max_ms
     )
-    async with rsm, rlmm:
-        yield MirrorSide(rsm.store, prefix, rsm, rlmm, at_rest)
+    async with storage, rlmm:
+        yield MirrorSide(storage.store, prefix, storage, rlmm, at_rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +303,7 @@ class PartitionMirror:
         tp, result = self.tp, self._result
         if there:
             await refreshed(self.target.rlmm, tp)
-        found = await metadata_faults(self.source.rsm, self.source.rlmm, tp)
+        found = await metadata_faults(self.source.storage, self.source.rlmm, tp)
         self._add([*found.faults, *found.unread])
         # List the objects after reading the metadata: a finished segment then has all its objects.
         segments = finished(self.source.rlmm.list_remote_log_segments(tp))
@@ -374,7 +376,7 @@ class PartitionMirror:
         content = await self.source.store.get(key, SMALL_OBJECT_BYTES_MAX)
         try:
             source_packing = decode_packing(content, key)
-            target_packing = await self.target.rsm.packed.read_packing(copy.metadata)
+            target_packing = await self.target.packed.read_packing(copy.metadata)
         except CorruptSegment as error:
             if error.retriable:
                 raise
@@ -382,7 +384,7 @@ class PartitionMirror:
         if replace(source_packing, key=target_packing.key) != target_packing:
             return False
         try:
-            await self.target.rsm.packed.check_opens(copy.metadata, source_packing)
+            await self.target.packed.check_opens(copy.metadata, source_packing)
         except DamagedObject as error:
             if error.retriable:
                 raise
@@ -418,7 +420,7 @@ class PartitionMirror:
     ) -> None:
         """`turn`: when the segment may be shown to readers."""
         faults = await self._fetched(copy, folder)
-        if faults and await is_gone(self.source.rsm, copy.metadata):
+        if faults and await is_gone(self.source.objects, copy.metadata):
             self._result.overtaken += 1
             return
         self._note_faults(copy, faults)
@@ -441,7 +443,7 @@ class PartitionMirror:
         try:
             yield
         except ObjectNotFound as error:
-            if await is_gone(self.source.rsm, copy.metadata):
+            if await is_gone(self.source.objects, copy.metadata):
                 self._result.overtaken += 1
                 return
             self._note_fault(copy, f"an object is missing ({error})")
@@ -508,11 +510,11 @@ class PartitionMirror:
 
     async def _verified(self, metadata: RemoteLogSegmentMetadata, folder: Path) -> list[Condition]:
         """The faults of the downloaded segment, by the checks of `verify`."""
-        async with RemoteStorageManager(
+        async with RemoteStorage(
             FilesystemObjectStore(folder), self.source.prefix, at_rest=self.source.at_rest()
         ) as downloaded:
             check = SegmentVerifier(
-                downloaded, metadata, TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
+                downloaded.rsm, metadata, TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
             )
             await check.verify(continues=False)
         return check.faults
@@ -573,7 +575,7 @@ class PartitionMirror:
         places = list(extra)
         if not places:
             return
-        check = CompletenessCheck(self.source.rsm, self.source.rlmm, self.tp)
+        check = CompletenessCheck(self.source.objects, self.source.rlmm, self.tp)
         lost = await check.check()
         self._add(lost.faults)
         if self._result.faults or self._result.failed or lost.unread:

@@ -183,9 +183,9 @@ async def hand_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdenti
     """Mark the target as the archive, with the same identity. It knows the other copies, too."""
     await _as_marked(source, moved)
     assert moved.moved is not None
-    for url, _ in await source.rsm.objects.list_mirrors():
+    for url, _ in await source.objects.list_mirrors():
         if not same_place(url, moved.moved.to):
-            await target.rsm.objects.note_mirror(url)
+            await target.objects.note_mirror(url)
     await take_back(target, moved)
 
 
@@ -230,8 +230,8 @@ async def _delete_moved(
 ) -> DeletedPartition:
     (source, target), result = places, DeletedPartition(tp)
     for found in (
-        await metadata_faults(target.rsm, target.rlmm, tp),
-        await CompletenessCheck(target.rsm, target.rlmm, tp).check(),
+        await metadata_faults(target.storage, target.rlmm, tp),
+        await CompletenessCheck(target.objects, target.rlmm, tp).check(),
     ):
         result.faults += found.faults
         result.unread += found.unread

@@ -31,6 +31,9 @@ from fetchproxy.segments.description import FinishedOffsets, encode_segment
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, epoch_at
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
+from fetchproxy.storage.archive_objects import ArchiveObjects
+from fetchproxy.storage.packed_logs import PackedLogs
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import DerivedSegment, derive_segment
 from fetchproxy.writing.published import read_finished_offsets
@@ -121,7 +124,7 @@ def _begins_newer_lineage(other: RemoteLogSegmentMetadata, epochs: Sequence[Epoc
 
 
 async def repair_archive(
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     rlmm: RemoteLogMetadataManager,
     faults: Collection[Condition],
     *,
@@ -137,7 +140,7 @@ async def repair_archive(
     is read again from its beginning, as a later segment may say how a transaction ended, and a
     lineage begins in an earlier segment.
     """
-    report = RepairReport()
+    report, rsm = RepairReport(), storage.rsm
     faulty: dict[TopicIdPartition, set[str]] = {}
     for fault in faults:
         key = fault.object_key or ""
@@ -146,7 +149,15 @@ async def repair_archive(
             faulty.setdefault(parsed.segment_id.topic_id_partition, set()).add(key)
     for tp in sorted(faulty):
         partition = _PartitionRepair(
-            rsm, rlmm, tp, faulty[tp], wall_clock_ms, chunk_bytes, report.refusals
+            rsm,
+            storage.objects,
+            storage.packed,
+            rlmm,
+            tp,
+            faulty[tp],
+            wall_clock_ms,
+            chunk_bytes,
+            report.refusals,
         )
         await partition.look()
         for repair in partition.plan():
@@ -186,6 +197,8 @@ class _Broken:
 @dataclass(slots=True)
 class _PartitionRepair:
     rsm: RemoteStorageManager
+    objects: ArchiveObjects
+    packed: PackedLogs
     rlmm: RemoteLogMetadataManager
     tp: TopicIdPartition
     faulty: set[str]
@@ -201,7 +214,7 @@ class _PartitionRepair:
         """Read every log of the partition, in order. Raises RemoteStorageError."""
         await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
         try:
-            self._stated = await read_finished_offsets(self.rsm.objects, self.tp)
+            self._stated = await read_finished_offsets(self.objects, self.tp)
         except CorruptSegment as error:
             self.refusals.append(str(error))
         stated = [s for s in self.rlmm.list_remote_log_segments(self.tp) if s.is_finished]
@@ -265,7 +278,7 @@ class _PartitionRepair:
     async def apply(self, repair: _Repair) -> None:
         """Raises RemoteStorageError."""
         if repair.file is SegmentFile.METADATA and repair.content is not None:
-            await self.rsm.put_segment_metadata(repair.metadata, repair.content)
+            await self.objects.put_segment_metadata(repair.metadata, repair.content)
         elif repair.content is None:
             await self.rsm.delete_txn_index(repair.metadata)
         else:
@@ -293,7 +306,7 @@ class _PartitionRepair:
                     state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                     has_aborted_txns=True,  # so the transaction index is read
                 )
-                lost.append(replace(stub, packed=await self.rsm.packed.is_packed(stub)))
+                lost.append(replace(stub, packed=await self.packed.is_packed(stub)))
         return lost
 
     async def _derive(
@@ -322,7 +335,7 @@ class _PartitionRepair:
             reason = f"nothing can be derived from its log: {error}"
         except ObjectNotFound:
             reason = "its log is missing"
-            if metadata.packed and not await self.rsm.packed.is_packed(metadata):
+            if metadata.packed and not await self.packed.is_packed(metadata):
                 reason = "its .packing is missing, and without that its log cannot be read"
         else:
             return derived
@@ -385,7 +398,7 @@ class _PartitionRepair:
 
     async def _as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         try:
-            return await self.rsm.packed.as_copied(metadata)
+            return await self.packed.as_copied(metadata)
         except (ObjectNotFound, DamagedObject):
             return metadata
 

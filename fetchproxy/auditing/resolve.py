@@ -18,7 +18,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import LogHistory, LogOffsets, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.health import Kind
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.log_truncation import LogTruncation
 
 
@@ -137,7 +137,7 @@ async def resolve(
     tp: TopicIdPartition,
     choice: LogChoice,
     leader: LeaderLog,
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     rlmm: RemoteLogMetadataManager,
     *,
     wall_clock_ms: Callable[[], int],
@@ -146,6 +146,7 @@ async def resolve(
     """The plan that was carried out, or would be. May be repeated after a failure. Raises
     ResolutionRefused if no decision is needed, ClusterError, RemoteStorageError.
     """
+    objects = storage.objects
     view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tp)
     log_offsets = await leader.leader_log_offsets(tp)
@@ -156,7 +157,7 @@ async def resolve(
         again = plan_showing_again(view, segments) if choice is LogChoice.KEEP else None
         if again is None:
             if not dry_run:
-                await rsm.objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
+                await objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
             raise ResolutionRefused(
                 f"{tp}: the leader's log matches the archive; there is nothing to resolve"
             )
@@ -165,15 +166,15 @@ async def resolve(
         return plan
     if choice is not LogChoice.KEEP or not waits:
         # Delete the records (`published`) first, as they would no longer match the archive.
-        await rsm.objects.forget_records(tp)
+        await objects.forget_records(tp)
     if plan.drop:
-        truncation = LogTruncation(leader, rsm, rlmm, wall_clock_ms=wall_clock_ms)
+        truncation = LogTruncation(leader, storage.rsm, rlmm, wall_clock_ms=wall_clock_ms)
         await truncation.drop(tp, plan.drop)
     if plan.history is not None:
         await rlmm.put_log_history(tp, plan.history)
     if plan.log_start is not None:
         await rlmm.raise_log_start_offset(tp, plan.log_start)
-    await rsm.objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
+    await objects.delete_conditions(tp, Kind.PARTITION_STOPPED)
     return plan
 
 

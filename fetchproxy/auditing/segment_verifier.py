@@ -28,6 +28,7 @@ from fetchproxy.segments import side_files
 from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, agrees, clip_epochs
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, find_orphans
 
@@ -42,6 +43,7 @@ _ALL_BUT_METADATA = {SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS}
 
 async def look_at_unnamed(
     rsm: RemoteStorageManager,
+    archive: ArchiveObjects,
     rlmm: RemoteLogMetadataManager,
     tp: TopicIdPartition,
     finished: Iterable[RemoteLogSegmentMetadata],
@@ -52,7 +54,7 @@ async def look_at_unnamed(
     faults: list[Condition] = []
     offsets: list[tuple[int, int]] = []
     in_segments = [(segment.start_offset, segment.end_offset) for segment in finished]
-    for objects in (await find_orphans(rsm, rlmm, tp)).values():
+    for objects in (await find_orphans(archive, rlmm, tp)).values():
         view = rlmm.view(tp)
         lost = await _lost_segment(rsm, objects)
         is_deleted = lost is not None and view is not None and lost[1] < view.raised_log_start
@@ -139,7 +141,7 @@ class SegmentVerifier:
     async def _metadata_are_its_own(self) -> bool:
         """False: the metadata were changed, so other objects cannot be compared with them."""
         try:
-            self.is_encrypted = await self.rsm.packed.check_metadata(self.metadata)
+            self.is_encrypted = await self.rsm.check_metadata(self.metadata)
         except MetadataChanged as error:
             self._fault(SegmentFile.METADATA, str(error))
             return False

@@ -28,8 +28,9 @@ from fetchproxy.observability.health import Condition, Kind, Offsets, of_object
 from fetchproxy.segments.check import TxnCheck, first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.leader_epochs import epoch_at
-from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.storage.archive_objects import ArchiveObjects
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.retries import each_object_alone
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
@@ -56,7 +57,7 @@ def by_history(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[_Se
 
 
 async def verify_partition(
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     rlmm: StoreBackedRemoteLogMetadataManager,
     tp: TopicIdPartition,
     *,
@@ -71,11 +72,11 @@ async def verify_partition(
     chunk, one segment's index and the largest batch (a batch with a corrupt size may take up to its
     segment's size). Raises RemoteStorageError.
     """
-    check = _PartitionCheck(rsm, rlmm, tp, on_progress, chunk_bytes)
+    check = _PartitionCheck(storage.rsm, storage.objects, rlmm, tp, on_progress, chunk_bytes)
     with each_object_alone():
         lost = await check.catalog()
         check.progress(0)
-        completeness = CompletenessCheck(rsm, rlmm, tp, metadata_topic)
+        completeness = CompletenessCheck(storage.objects, rlmm, tp, metadata_topic)
         complete = await completeness.check(lost)
         for segments in by_history(rlmm, tp):
             await check.verify_log(segments)
@@ -94,10 +95,10 @@ async def verify_partition(
 
 
 async def metadata_faults(
-    rsm: RemoteStorageManager, rlmm: StoreBackedRemoteLogMetadataManager, tp: TopicIdPartition
+    storage: RemoteStorage, rlmm: StoreBackedRemoteLogMetadataManager, tp: TopicIdPartition
 ) -> VerifyReport:
     """Unreadable or lost metadata. Refreshes `rlmm`. Raises RemoteStorageError."""
-    check = _PartitionCheck(rsm, rlmm, tp)
+    check = _PartitionCheck(storage.rsm, storage.objects, rlmm, tp)
     await check.catalog()
     check.report.sort()
     return check.report
@@ -106,6 +107,7 @@ async def metadata_faults(
 @dataclass(slots=True)
 class _PartitionCheck:
     rsm: RemoteStorageManager
+    objects: ArchiveObjects
     rlmm: StoreBackedRemoteLogMetadataManager
     tp: TopicIdPartition
     on_progress: _Progress = lambda done, total: None
@@ -126,7 +128,7 @@ class _PartitionCheck:
             (self.report.unread if problem.retriable else self.report.faults).append(problem)
         every = self.rlmm.list_remote_log_segments(self.tp)
         named = finished(every)
-        faults, lost = await look_at_unnamed(self.rsm, self.rlmm, self.tp, named)
+        faults, lost = await look_at_unnamed(self.rsm, self.objects, self.rlmm, self.tp, named)
         self.report.faults += faults
         self.bytes_total = sum(segment.segment_size_bytes for segment in named)
         self.report.segments_unfinished = len(every) - len(named)
@@ -155,13 +157,15 @@ class _PartitionCheck:
             segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.progress)
             if expected is not None and before is not None and start < expected:
                 self.report.segments_overlapping += 1
-                overlaps = overlap_faults(self.rsm, before, metadata, settled)
+                overlaps = overlap_faults(self.objects, before, metadata, settled)
                 reported.update(fault.object_key for fault in overlaps)
                 self.report.faults += overlaps
             await segment.verify(continues=continues)
             await self._take(segment)
             if segment.lineage is not None:
-                found = lineage_faults(self.rsm, unconfirmed, metadata, segment.lineage, settled)
+                found = lineage_faults(
+                    self.objects, unconfirmed, metadata, segment.lineage, settled
+                )
                 self.report.faults += [fault for fault in found if fault.object_key not in reported]
                 unconfirmed = []
             unconfirmed.append(metadata)
@@ -170,7 +174,7 @@ class _PartitionCheck:
 
     async def _take(self, segment: SegmentVerifier, *, again: bool = False) -> None:
         """Add the segment's check to the report. `again`: it is the second one."""
-        if (segment.faults or segment.unread) and await is_gone(self.rsm, segment.metadata):
+        if (segment.faults or segment.unread) and await is_gone(self.objects, segment.metadata):
             self._checked.add(segment.metadata.segment_id)
             return
         self.report.unread += segment.unread
@@ -182,7 +186,7 @@ class _PartitionCheck:
         self._unread_in_a_row = 0
         self._checked.add(segment.metadata.segment_id)
         self.report.segments += not segment.unread
-        if self.rsm.packed.encrypts and not segment.is_encrypted:
+        if self.rsm.encrypts and not segment.is_encrypted:
             self.report.segments_not_encrypted += 1
         self.report.faults += segment.faults
 
@@ -215,11 +219,11 @@ class _PartitionCheck:
             raise
 
 
-async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata) -> bool:
+async def is_gone(objects: ArchiveObjects, metadata: RemoteLogSegmentMetadata) -> bool:
     """True: retention has deleted the segment or is about to, which is not a fault."""
-    key = rsm.object_key(metadata, SegmentFile.METADATA)
+    key = objects.segment_metadata_key(metadata)
     try:
-        now = decode_segment(await rsm.get_segment_metadata(key), key)
+        now = decode_segment(await objects.get_segment_metadata(key), key)
     except ObjectNotFound:
         return True
     except CorruptSegment:
@@ -228,7 +232,7 @@ async def is_gone(rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata)
 
 
 def lineage_faults(
-    rsm: RemoteStorageManager,
+    objects: ArchiveObjects,
     before: _Segments,
     metadata: RemoteLogSegmentMetadata,
     lineage: Sequence[EpochStart],
@@ -245,12 +249,12 @@ def lineage_faults(
                 f"its leader epoch from {parted} on is older than in the leader epochs of the "
                 f"segment from {metadata.start_offset}"
             )
-            faults.append(_ends_too_late(rsm, older, what, parted))
+            faults.append(_ends_too_late(objects, older, what, parted))
     return faults
 
 
 def overlap_faults(
-    rsm: RemoteStorageManager,
+    objects: ArchiveObjects,
     before: RemoteLogSegmentMetadata,
     metadata: RemoteLogSegmentMetadata,
     settled: int,
@@ -270,11 +274,11 @@ def overlap_faults(
         f"overlaps the segment from {newer.start_offset}, whose leader epoch is newer "
         f"from {parted} on"
     )
-    return [_ends_too_late(rsm, older, what, parted)]
+    return [_ends_too_late(objects, older, what, parted)]
 
 
 def _ends_too_late(
-    rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata, what: str, parted: int
+    objects: ArchiveObjects, segment: RemoteLogSegmentMetadata, what: str, parted: int
 ) -> Condition:
-    key = rsm.object_key(segment, SegmentFile.METADATA)
+    key = objects.segment_metadata_key(segment)
     return of_object(Kind.SEGMENT_DAMAGED, segment.topic_id_partition, key, what, parted)

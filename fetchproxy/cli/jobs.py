@@ -73,9 +73,9 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
     async with stored_archive(config) as archive:
         try:
             async with asyncio.timeout(max_s):
-                there = {name for name, _ in await archive.rsm.list_topics()}
+                there = {name for name, _ in await archive.storage.objects.list_topics()}
                 if not there.issuperset(topics):  # a topic without records is described at least
-                    described = await TopicDescriptions(archive.rsm.objects).refresh()
+                    described = await TopicDescriptions(archive.storage.objects).refresh()
                     there |= {one.topic for one in described.values()}
         except TimeoutError:
             raise StorageUnavailable(f"the store has not answered within {max_s:g} s") from None

@@ -28,7 +28,7 @@ from fetchproxy.storage.key_rings import (
     write_keys,
 )
 from fetchproxy.storage.listings import Unlisted
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+from fetchproxy.storage.remote_storage import RemoteStorage, open_store
 
 _PARTITIONS_AT_ONCE = 4
 
@@ -106,11 +106,11 @@ def rewrap(
 
 
 async def _rewrap(config: Config, topic: str | None, dry_run: bool) -> RewrapReport:
-    async with open_store(store_url(config), config.store) as rsm:
-        if not rsm.packed.encrypts:
+    async with open_store(store_url(config), config.store) as storage:
+        if not storage.packed.encrypts:
             raise ConfigError(f"{SETTING}: the key ring has no active key")
-        report = await rewrap_archive(rsm, topic=topic, dry_run=dry_run)
-        for url, key in await rsm.objects.list_mirrors():
+        report = await rewrap_archive(storage, topic=topic, dry_run=dry_run)
+        for url, key in await storage.objects.list_mirrors():
             report.copies.append(await _look_at_copy(config, url, key, topic))
         return report
 
@@ -119,8 +119,8 @@ async def _look_at_copy(config: Config, url: str, key: str, topic: str | None) -
     """`key`: of the object that notes the copy."""
     copy = CopyReport(url, key)
     try:
-        async with open_store(url, config.store) as rsm:
-            copy.found = await rewrap_archive(rsm, topic=topic, dry_run=True)
+        async with open_store(url, config.store) as storage:
+            copy.found = await rewrap_archive(storage, topic=topic, dry_run=True)
     except (ConfigError, RemoteStorageError, OSError) as error:
         copy.unread = str(error)
     return copy
@@ -149,7 +149,7 @@ class RewrapReport:
 # So archivers and readers notice nothing, and the next run continues where a run was interrupted.
 # It lists objects, so it also rewraps the key of a segment whose metadata are lost.
 async def rewrap_archive(
-    rsm: RemoteStorageManager, *, topic: str | None = None, dry_run: bool = False
+    storage: RemoteStorage, *, topic: str | None = None, dry_run: bool = False
 ) -> RewrapReport:
     """Raises RemoteStorageError."""
     report = RewrapReport()
@@ -163,9 +163,9 @@ async def rewrap_archive(
             report.faults.append(str(error))  # one folder that its disk does not give out
 
     async def rewrap_each(tp: TopicIdPartition) -> None:
-        async for segment in rsm.list_packed(tp):
+        async for segment in storage.objects.list_packed(tp):
             try:
-                found = await rsm.packed.rewrap(segment, dry_run=dry_run)
+                found = await storage.packed.rewrap(segment, dry_run=dry_run)
             except ObjectNotFound:
                 continue  # deleted since it was listed
             except DamagedObject as error:
@@ -176,7 +176,7 @@ async def rewrap_archive(
                 report.rewrapped += found.done
 
     unlisted: Unlisted = {}
-    listed = await rsm.list_partitions(unlisted=unlisted)
+    listed = await storage.objects.list_partitions(unlisted=unlisted)
     report.faults += [str(error) for name, error in unlisted.items() if topic in (None, name)]
     tps = [tp for tp in listed if topic in (None, tp.topic)]
     await for_each(tps, rewrap, _PARTITIONS_AT_ONCE)

@@ -75,7 +75,7 @@ async def _resolve(
     topic, _, number = partition.rpartition("-")
     if not topic or not number.isdecimal():
         raise ConfigError(f"{partition!r} is not a partition; expected a form such as orders-0")
-    async with managed_archive(config) as (rsm, rlmm, cluster):
+    async with managed_archive(config) as (storage, rlmm, cluster):
         found = await cluster.topic_by_name(topic, max_age_ms=0)
         tp = TopicIdPartition(found.topic_id, found.name, int(number))
         if tp.partition not in found.leaders:
@@ -84,7 +84,7 @@ async def _resolve(
             tp,
             choice,
             LeaderLog(cluster),
-            rsm,
+            storage,
             rlmm,
             wall_clock_ms=wall_clock_ms,
             dry_run=dry_run,

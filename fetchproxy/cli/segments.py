@@ -113,11 +113,11 @@ async def read_archive(
     rows: list[SegmentRow] = []
     found: list[Condition] = []
     unlisted: Unlisted | None = None if failing is None else {}
-    async with stored_archive(config) as (rsm, rlmm):
+    async with stored_archive(config) as (storage, rlmm):
         for tp in await rlmm.list_partitions(unlisted):
             if topic is None or tp.topic == topic:
                 try:
-                    found += await partition_health(rsm.objects, rlmm, tp)
+                    found += await partition_health(storage.objects, rlmm, tp)
                     view = await rlmm.refresh(tp, float("-inf"))  # the view that was just read
                 except RemoteStorageError as error:
                     if failing is None or not error.may_be_of_object:
@@ -126,7 +126,7 @@ async def read_archive(
                     continue
                 segments = rlmm.list_remote_log_segments(tp)
                 rows += (_row(segment, view) for segment in segments)
-        stored = await read_published_conditions(rsm.objects)
+        stored = await read_published_conditions(storage.objects)
     if failing is not None:
         failing |= {
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)

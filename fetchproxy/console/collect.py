@@ -57,7 +57,7 @@ from fetchproxy.runtime.cooperative import a_turn, cooperative, forget
 from fetchproxy.serving.consumer_pacing import ClientStatus, ConsumerPaces
 from fetchproxy.storage.archive_objects import ConditionsObject
 from fetchproxy.storage.listings import Unlisted
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.discovery import matching_topics, partitions_of
 from fetchproxy.writing.leadership import LeadershipState
 from fetchproxy.writing.published_conditions import (
@@ -146,7 +146,7 @@ class StatusCollector:
     """
 
     config: Config
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     cluster: Cluster | None
     around: StatusSources
@@ -161,7 +161,8 @@ class StatusCollector:
         self._probed: TopicIdPartition | None = None  # has the fewest segments: listed fastest
         self._rows: dict[TopicIdPartition, _Row] = {}
         self._stored: Mapping[ConditionsObject, Condition] = {}
-        self._partitions = PartitionsHealth(self.rsm.objects, self.rlmm)
+        self._objects, self._store_health = self.storage.objects, self.storage.health
+        self._partitions = PartitionsHealth(self._objects, self.rlmm)
         self._archive_up: bool | None = None
         self._health = self.around.health
         self._health.watch(self._of_the_archive)
@@ -245,7 +246,7 @@ class StatusCollector:
             listed = await self.rlmm.list_partitions(unlisted)
             before = [tp for tp in self._archived if tp.topic in unlisted]
             self._archived = (*listed, *before)
-            self._stored = await read_published_conditions(self.rsm.objects, self._stored)
+            self._stored = await read_published_conditions(self._objects, self._stored)
             in_order = await asyncio.to_thread(sorted, self._archived)
             for _, tps in groupby(in_order, lambda tp: tp.topic_id):
                 await self._refresh(list(tps), not_older_than, unlisted)
@@ -330,7 +331,7 @@ class StatusCollector:
         """Reports the error, unless the store itself fails, which has a condition of its own."""
         self._archive_up = error is None
         now = asyncio.get_running_loop().time()
-        store_fails = any(one.up is False for one in self.rsm.health.status(now).values())
+        store_fails = any(one.up is False for one in self._store_health.status(now).values())
         if error is None or store_fails:
             self._health.clear(Kind.ARCHIVE_LISTING_FAILING)
         else:
@@ -344,7 +345,7 @@ class StatusCollector:
             operation.value: OperationRow(
                 status.up, round(status.failing_for_s, 1), _masked(status.last_error)
             )
-            for operation, status in self.rsm.health.status(now).items()
+            for operation, status in self._store_health.status(now).items()
         }
         failing = [status for status in operations.values() if status.up is False]
         listing = self._health.reported(Kind.ARCHIVE_LISTING_FAILING)

@@ -141,7 +141,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
             topics,
             WritingLimits.discovery_interval_ms,
             metadata_topic=config.metadata.topic_name,
-            name_fault=opened.rsm.name_fault,
+            name_fault=opened.storage.objects.name_fault,
         )
         found_topics = await discovery.look()
         tps = partitions_of(found_topics)
@@ -185,7 +185,7 @@ def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[ItemFa
 
 async def _describe(config: Config, topics: Sequence[TopicInfo]) -> None:
     async with managed_archive(config) as opened:
-        recorder = TopicRecorder(opened.cluster, opened.rsm, opened.rlmm, wall_clock_ms)
+        recorder = TopicRecorder(opened.cluster, opened.storage.objects, opened.rlmm, wall_clock_ms)
         await recorder.record(topics)
 
 
@@ -209,7 +209,7 @@ async def _archive_partition(
     archive_pass = ArchivePass(
         config.archive,
         opened.cluster,
-        opened.rsm,
+        opened.storage,
         opened.rlmm,
         topic_configs={planned.tp.topic_id: planned.topic_config},
         wall_clock_ms=wall_clock_ms,

@@ -44,8 +44,8 @@ async def _input(options: SourceOptions) -> BackfillInput:
         views = await reading.views(failing, unlisted)
         named = options.topics.names or set(options.topics.assigned or ())
         if missing := sorted(named - {topic for topic, _ in views}):
-            described = await TopicDescriptions(reading.rsm.objects).refresh()
-            there = {topic for topic, _ in await reading.rsm.list_topics()}
+            described = await TopicDescriptions(reading.storage.objects).refresh()
+            there = {topic for topic, _ in await reading.storage.objects.list_topics()}
             there |= {one.topic for one in described.values()}
             for topic in missing:
                 if topic not in there:
@@ -75,7 +75,7 @@ async def described_partitions(options: SourceOptions, topic_id: UUID) -> int | 
     RemoteStorageError.
     """
     async with ArchiveReading(options, once=True) as reading:
-        descriptions = await TopicDescriptions(reading.rsm.objects).refresh()
+        descriptions = await TopicDescriptions(reading.storage.objects).refresh()
     return descriptions[topic_id].partitions if topic_id in descriptions else None
 
 

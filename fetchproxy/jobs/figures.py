@@ -19,6 +19,7 @@ from fetchproxy.errors import CorruptSegment, ObjectNotFound, RangeNotSatisfiabl
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
 from fetchproxy.writing.archive_health import look_at_offsets
@@ -138,16 +139,16 @@ class PartitionFigures:
 
 
 async def measure_partition(
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     rlmm: RemoteLogMetadataManager,
     tp: TopicIdPartition,
     retention: Retention,
     now_ms: int,
 ) -> PartitionFigures:
     """Raises RemoteStorageError."""
-    look = await look_at_offsets(rsm.objects, rlmm, tp)
+    look = await look_at_offsets(storage.objects, rlmm, tp)
     view = await rlmm.refresh(tp, float("-inf"))
-    codecs, unreadable, too_large = await _sampled(rsm, view)
+    codecs, unreadable, too_large = await _sampled(storage.rsm, view)
     segments = figures_of(view)
     kept = segments_kept(view, retained_from(view, retention, now_ms))
     held_up = stopped_by(kept, retention.remote_ms, now_ms)

@@ -93,7 +93,7 @@ async def _to_merge(config: Config) -> AsyncIterator[ToMerge]:
     opened = stored_archive(config, writes=True) if by_store else managed_archive(config)
     async with (
         opened as archive,
-        Spool(config.archive.spool_dir, encrypted=archive.rsm.packed.encrypts) as spool,
+        Spool(config.archive.spool_dir, encrypted=archive.storage.rsm.encrypts) as spool,
     ):
         yield archive, spool
 
@@ -102,7 +102,7 @@ async def _merge_partition(
     config: Config, options: MergeOptions, opened: ToMerge, tp: TopicIdPartition, tell: Report
 ) -> MergedPartition:
     archive, spool = opened
-    rsm, rlmm = archive.rsm, archive.rlmm
+    rsm, rlmm = archive.storage.rsm, archive.rlmm
     copier = SegmentCopier(
         rsm,
         rlmm,
@@ -124,6 +124,7 @@ async def _merge_partition(
     expirer = Expirer(
         config.archive,
         rsm,
+        archive.storage.objects,
         rlmm,
         topic_config=lambda topic_id: None,  # this job applies no retention
         wall_clock_ms=wall_clock_ms,

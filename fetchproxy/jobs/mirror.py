@@ -127,7 +127,7 @@ async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIden
     if identity.moved is not None and await moving.is_cut_over(target):
         return None
     try:
-        await source.rsm.objects.note_mirror(without_secrets(to))
+        await source.objects.note_mirror(without_secrets(to))
     except StorageDenied as error:
         log.warning(
             "mirror_not_noted",
@@ -166,9 +166,9 @@ def _one_run(
 ) -> Mirrored:
     async def partitions(source: MirrorSide, target: MirrorSide) -> _Partitions:
         unlisted: Unlisted = {}
-        here = await source.rsm.list_partitions(unlisted=unlisted)
-        faults = {tp: target.rsm.name_fault(tp.topic, tp.topic_id) for tp in here}
-        there = await target.rsm.list_partitions(unlisted=unlisted)
+        here = await source.objects.list_partitions(unlisted=unlisted)
+        faults = {tp: target.objects.name_fault(tp.topic, tp.topic_id) for tp in here}
+        there = await target.objects.list_partitions(unlisted=unlisted)
         return _Partitions(faults, there, unlisted)
 
     found = places.ask(partitions)
@@ -299,7 +299,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
         return Deleted(wait_ms=wait_ms)
 
     async def partitions(source: MirrorSide, target: MirrorSide) -> list[TopicIdPartition]:
-        return await source.rsm.list_partitions()
+        return await source.objects.list_partitions()
 
     work = StoreWork(
         "mirror",

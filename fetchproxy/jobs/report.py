@@ -361,7 +361,7 @@ async def _measure(
     """Uses the retention of `archive.*`. Only brokers know a topic's own, and none is asked."""
     retention = effective_retention(config.archive, tp.topic, None)
     with each_object_alone():
-        return await measure_partition(archive.rsm, archive.rlmm, tp, retention, now_ms)
+        return await measure_partition(archive.storage, archive.rlmm, tp, retention, now_ms)
 
 
 def write_table(rows: Sequence[tuple[Any, ...]], schema: str, place: str) -> None:

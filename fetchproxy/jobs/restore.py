@@ -121,16 +121,16 @@ async def _to_restore(config: Config, topic_is_there: bool) -> AsyncIterator[ToR
 async def _restore_group(
     dry_run: bool, opened: ToRestore, tps: _Tps, tell: Report
 ) -> RestoredGroup:
-    (rsm, rlmm), follower = opened
+    (storage, rlmm), follower = opened
     lost: list[Condition] = []
 
     async def look(tp: TopicIdPartition) -> None:
-        lost.extend((await metadata_faults(rsm, rlmm, tp)).faults)
+        lost.extend((await metadata_faults(storage, rlmm, tp)).faults)
 
     how: Any = {"wall_clock_ms": wall_clock_ms, "dry_run": dry_run}
     with each_object_alone():
         await for_each(tps, look, PARTITIONS_AT_ONCE)
-        repaired = await repair_archive(rsm, rlmm, lost, **how)
+        repaired = await repair_archive(storage, rlmm, lost, **how)
         done = await restore_archive(rlmm, follower, partitions=tps, **how)
     return RestoredGroup(tuple(done), repaired)
 
@@ -140,11 +140,11 @@ async def _refresh_local_indexes(config: Config, tps: Iterable[TopicIdPartition]
         return
     async with (
         stored_archive(config) as archive,
-        open_local_indexes(config.archive, archive.rsm) as local_indexes,
+        open_local_indexes(config.archive, archive.storage.rsm) as local_indexes,
     ):
         if local_indexes is None:
             return
-        refresher = LocalIndexRefresher(local_indexes, archive.rsm)
+        refresher = LocalIndexRefresher(local_indexes, archive.storage.rsm)
         for tp in tps:
             view = await archive.rlmm.refresh(tp, asyncio.get_running_loop().time())
             while await refresher.refresh(tp, view):
@@ -153,7 +153,7 @@ async def _refresh_local_indexes(config: Config, tps: Iterable[TopicIdPartition]
 
 async def _state_metadata_topic(config: Config) -> None:
     async with stored_archive(config) as archive:
-        await state_metadata_topic(archive.rsm, config.metadata.topic_name)
+        await state_metadata_topic(archive.storage.identity, config.metadata.topic_name)
 
 
 async def _metadata_topic(config: Config, *, create: bool) -> bool:

@@ -114,7 +114,7 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
                 "`fetchproxy restore`, or verify with metadata.manager=store"
             )
         metadata_topic = TopicBasedRemoteLogMetadataManager(
-            *(metadata_log, archive.rsm, config.metadata, wall_clock_ms),
+            *(metadata_log, archive.storage, config.metadata, wall_clock_ms),
             config.store.metadata_read_max_ms,
         )
         yield archive, await opened.enter_async_context(metadata_topic)
@@ -122,8 +122,10 @@ async def _to_verify(config: Config) -> AsyncIterator[ToVerify]:
 
 async def _verify_partition(opened: ToVerify, tp: TopicIdPartition, tell: Report) -> VerifyReport:
     """Checks the store against its records, and against the metadata topic if there is one."""
-    (rsm, rlmm), metadata_topic = opened
-    return await verify_partition(rsm, rlmm, tp, metadata_topic=metadata_topic, on_progress=tell)
+    (storage, rlmm), metadata_topic = opened
+    return await verify_partition(
+        storage, rlmm, tp, metadata_topic=metadata_topic, on_progress=tell
+    )
 
 
 async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPartition], Unlisted]:
@@ -142,8 +144,8 @@ async def _with_stored(
 ) -> tuple[VerifyReport, str | None]:
     """The report with the archivers' published conditions added, and `Verified.other_manager`."""
     async with stored_archive(config) as archive:
-        stored = await read_published_conditions(archive.rsm.objects)
-        identity = await archive.rsm.identity.look()
+        stored = await read_published_conditions(archive.storage.objects)
+        identity = await archive.storage.identity.look()
     if identity is not None and identity.is_mirror:
         report.published_conditions.append(mirror_in_words(store_url(config)))
     report.published_conditions = list(
@@ -195,16 +197,18 @@ def repair(
 async def _repair_partition(
     dry_run: bool, archive: StoredArchive, faults: tuple[Condition, ...], tell: Report
 ) -> RepairReport:
-    rsm, rlmm = archive
+    storage, rlmm = archive
     with each_object_alone():
-        return await repair_archive(rsm, rlmm, faults, wall_clock_ms=wall_clock_ms, dry_run=dry_run)
+        return await repair_archive(
+            storage, rlmm, faults, wall_clock_ms=wall_clock_ms, dry_run=dry_run
+        )
 
 
 async def _uploads_removed(config: Config) -> int:
     async with stored_archive(config, writes=True) as archive:
         # The age at which an archiver aborts uploads.
         stale_ms = wall_clock_ms() - 2 * config.archive.copy_max_ms
-        return await archive.rsm.abort_stale_uploads(stale_ms)
+        return await archive.storage.objects.abort_stale_uploads(stale_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +250,8 @@ def reindex_work(
 async def _reindex_partition(
     config: Config, dry_run: bool, archive: StoredArchive, tp: TopicIdPartition, tell: Report
 ) -> ReindexedPartition:
-    rsm, rlmm = archive
-    found = await verify_partition(rsm, rlmm, tp, on_progress=tell)
+    storage, rlmm = archive
+    found = await verify_partition(storage, rlmm, tp, on_progress=tell)
     if found.clean:
         unread = tuple(found.unread)
         return ReindexedPartition(tp, found.size_bytes, RepairReport(), (), unread)
@@ -256,6 +260,6 @@ async def _reindex_partition(
     if done.repairs and not dry_run:
         # The same checks, with a new manager that has read nothing yet, show if the repair worked.
         async with stored_archive(config) as anew:
-            after = await verify_partition(anew.rsm, anew.rlmm, tp)
+            after = await verify_partition(anew.storage, anew.rlmm, tp)
     left, unread = tuple(after.faults), tuple(after.unread)
     return ReindexedPartition(tp, found.size_bytes, done, left, unread)

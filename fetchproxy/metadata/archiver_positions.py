@@ -36,7 +36,7 @@ from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import INT32_LIMIT, INT64_LIMIT, JsonFields, decode_document
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.archive_objects import ArchiveObjects
 
 log = structlog.get_logger(__name__)
 
@@ -150,7 +150,7 @@ class ArchiverPositions:
 
     def __init__(
         self,
-        rsm: RemoteStorageManager,
+        objects: ArchiveObjects,
         read_max_ms: int,
         clock: Callable[[], float],
         here: Callable[[TopicIdPartition], int | None] | None = None,
@@ -159,7 +159,7 @@ class ArchiverPositions:
     ) -> None:
         self._health = health or Health()
         self._own_key = own_key
-        self._rsm = rsm
+        self._objects = objects
         self._read_max_ms = read_max_ms
         self._clock = clock
         self._here = here
@@ -251,7 +251,7 @@ class ArchiverPositions:
             self._tell(began_at)
 
     async def _read_all(self, began_at: float) -> dict[str, _Stated]:
-        listed = [stored async for stored in self._rsm.objects.list_archiver_positions()]
+        listed = [stored async for stored in self._objects.list_archiver_positions()]
         found: dict[str, _Stated] = {}
         apart_s = began_at - self._read_at
         for stored in listed:
@@ -262,7 +262,7 @@ class ArchiverPositions:
             positions: Positions = {}
             operator_notes = OperatorNotes()
             try:
-                raw = await self._rsm.objects.get_archiver_positions(stored.key)
+                raw = await self._objects.get_archiver_positions(stored.key)
                 positions, operator_notes = decode_positions(raw, stored.key)
             except ObjectNotFound:
                 continue  # its archiver has ended since

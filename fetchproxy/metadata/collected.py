@@ -36,8 +36,8 @@ from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.runtime.cooperative import forget, pieces
 from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.records import decode_entry, encode_cache_entry
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.listings import SegmentMetadataObject
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
 log = structlog.get_logger(__name__)
@@ -144,9 +144,9 @@ def collected_segment(
 # Errors from here on cost only time.
 
 
-async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected:
+async def read_collected(objects: ArchiveObjects, topic_id: UUID) -> Collected:
     try:
-        raw = await rsm.objects.get_collected_metadata(topic_id)
+        raw = await objects.get_collected_metadata(topic_id)
         return NOTHING_COLLECTED if raw is None else await decode_collected(raw)
     except (RemoteStorageError, CorruptSegment) as error:
         # The reads of the objects themselves report a store that is away.
@@ -157,15 +157,15 @@ async def read_collected(rsm: RemoteStorageManager, topic_id: UUID) -> Collected
 class CollectedOnce:
     """For reading the archive partition by partition: a topic's partitions share a read."""
 
-    def __init__(self, rsm: RemoteStorageManager) -> None:
-        self._rsm = rsm
+    def __init__(self, objects: ArchiveObjects) -> None:
+        self._objects = objects
         self._topics = LRUCache[UUID, Collected](TOPICS_KEPT_MAX)
         self._reading: SingleFlight[Collected] = SingleFlight()
 
     async def read(self, topic_id: UUID) -> Collected:
         found: Collected | None = self._topics.get(topic_id)
         if found is None:
-            read = partial(read_collected, self._rsm, topic_id)
+            read = partial(read_collected, self._objects, topic_id)
             found = self._topics[topic_id] = await self._reading.run(topic_id, read)
         return found
 
@@ -173,8 +173,8 @@ class CollectedOnce:
 class Collecting:
     """An async context manager that owns its writes; closing it cancels them."""
 
-    def __init__(self, rsm: RemoteStorageManager) -> None:
-        self._rsm = rsm
+    def __init__(self, objects: ArchiveObjects) -> None:
+        self._objects = objects
         self._alone: dict[UUID, int] = {}  # objects read one by one since they were collected
         self._put_at: dict[UUID, float] = {}  # loop time of the last attempt
         self._denied = False  # a process that may only read tries once
@@ -222,7 +222,7 @@ class Collecting:
         first = [read for _, read in zip(range(COLLECTED_MAX), every, strict=False)]
         try:
             content = await encode_collected(first)
-            await self._rsm.objects.put_collected_metadata(topic_id, content)
+            await self._objects.put_collected_metadata(topic_id, content)
         except RemoteStorageError as error:
             if isinstance(error, StorageDenied):
                 self._denied = True

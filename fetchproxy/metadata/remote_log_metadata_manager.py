@@ -25,8 +25,8 @@ from fetchproxy.model import (
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.metrics import METADATA_REFRESH_ERRORS, METADATA_REFRESH_SECONDS
 from fetchproxy.runtime.fresh_reads import FreshReads
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.listings import LogStartObject, Unlisted
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 log = structlog.get_logger(__name__)
 
@@ -185,12 +185,12 @@ async def counted(began_at: float) -> AsyncIterator[None]:
 
 
 async def delete_log_starts(
-    rsm: RemoteStorageManager, tp: TopicIdPartition, lower: Iterable[LogStartObject]
+    objects: ArchiveObjects, tp: TopicIdPartition, lower: Iterable[LogStartObject]
 ) -> None:
     """Delete log starts that a higher one replaces; one that stays does no harm."""
     try:
         for one in lower:
-            await rsm.delete_log_start_offset(tp, one)
+            await objects.delete_log_start_offset(tp, one)
     except RemoteStorageError as error:
         log.warning(
             "old_log_start_not_deleted",

@@ -68,7 +68,7 @@ from fetchproxy.storage.listings import (
     Standing,
     Unlisted,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import StoredObject
 
 log = structlog.get_logger(__name__)
@@ -306,7 +306,7 @@ def _decode(
 
 
 class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
-    """`async with` owns the reads. The caller opens and closes `rsm`.
+    """`async with` owns the reads. The caller opens and closes `storage`.
 
     The store is the only truth, so any number of proxies and archivers agree without talking to
     each other. The manager reads a partition only on request: a refresh lists one partition and
@@ -320,7 +320,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     def __init__(
         self,
-        rsm: RemoteStorageManager,
+        storage: RemoteStorage,
         config: MetadataConfig,
         *,
         collects: bool = False,
@@ -334,9 +334,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         `serves`: for readers who must not skip what a mirror does not have yet.
         """
         super().__init__()
-        self._rsm = rsm
-        self._collecting = Collecting(rsm) if collects else None
-        self._collected_once = CollectedOnce(rsm) if plans else None
+        self._objects = objects = storage.objects
+        self._identity = storage.identity
+        self._collecting = Collecting(objects) if collects else None
+        self._collected_once = CollectedOnce(objects) if plans else None
         self._serves = serves
         self._config = config
         self._reads_max = reads_max
@@ -364,7 +365,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     @property
     def of_mirror(self) -> bool:
-        return self._serves and self._rsm.identity.is_mirror
+        return self._serves and self._identity.is_mirror
 
     def view(self, tp: TopicIdPartition) -> PartitionView | None:
         """If the view is older than `view_age_max_ms`, a new read begins meanwhile."""
@@ -409,7 +410,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         partition = self._partition(tp)
         partition.table.check(metadata)
         if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
+            await self._objects.put_segment_metadata(metadata, encode_segment(metadata))
         now = asyncio.get_running_loop().time()
         partition.put(metadata, now, 2 * self._read_max_ms / 1000)
         cached = self._views.cached(tp)
@@ -425,19 +426,19 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             return fresh
         after_epoch = partition.table.history.after_epoch
         content = encode_log_start(tp, offset)
-        await self._rsm.put_log_start_offset(tp, offset, content, after_epoch)
+        await self._objects.put_log_start_offset(tp, offset, content, after_epoch)
         partition.table.take(LogStartOffset(tp, offset, -1, after_epoch))
         fresh = self._views.cached(tp) or fresh
         view = partition.view(fresh.read_at)
         self._views.replace(tp, view)
         raised = partition.table.raised
         lower = [one for one in partition.log_starts if one.offset < raised(one.after_epoch)]
-        await delete_log_starts(self._rsm, tp, lower)
+        await delete_log_starts(self._objects, tp, lower)
         return view
 
     async def put_log_history(self, tp: TopicIdPartition, history: LogHistory) -> PartitionView:
         content = encode_log_history(tp, history)
-        await self._rsm.put_partition_note(tp, content)
+        await self._objects.put_partition_note(tp, content)
         return await self.refresh(tp, asyncio.get_running_loop().time())
 
     async def put_partition_deletion(self, deletion: RemotePartitionDeleteMetadata) -> None:
@@ -446,9 +447,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         known = await self._deletions.get(tp, asyncio.get_running_loop().time())
         check_deletion(None if known is None else known.state, deletion.state)
         if deletion.state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            await self._rsm.put_partition_deletion(tp, encode_partition_deletion(deletion))
+            await self._objects.put_partition_deletion(tp, encode_partition_deletion(deletion))
         else:
-            await self._rsm.forget_partition(tp)
+            await self._objects.forget_partition(tp)
             self._topics.get(tp.topic_id, {}).pop(tp, None)
             if (cached := self._views.cached(tp)) is not None:
                 self._views.replace(tp, PartitionTable(tp).view(cached.read_at))
@@ -496,7 +497,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, tp: TopicIdPartition, _: float
     ) -> RemotePartitionDeleteMetadata | None:
         async with within(self._read_max_ms / 1000, f"deletion of {tp}"):
-            raw = await self._rsm.get_partition_deletion(tp)
+            raw = await self._objects.get_partition_deletion(tp)
         if raw is None:
             return None
         try:
@@ -508,7 +509,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _read_archived_topics(self, _: None, began_at: float) -> frozenset[UUID]:
         async with within(self._read_max_ms / 1000, "list of topics"):
-            listed = await self._rsm.list_topics()
+            listed = await self._objects.list_topics()
         put = self._put_since(began_at)
         names = {topic_id: self._names[topic_id] for topic_id in put}
         for name, topic_id in listed:
@@ -535,7 +536,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> tuple[tuple[TopicIdPartition, ...], Unlisted]:
         unlisted: Unlisted = {}
         async with self._while_it_comes("list of partitions") as it_came:
-            listed = await self._rsm.list_partitions(it_came, unlisted)
+            listed = await self._objects.list_partitions(it_came, unlisted)
         tps = {*listed, *self._tps_put_since(began_at)}
         return tuple(sorted(tps, key=TopicIdPartition.order)), unlisted
 
@@ -550,12 +551,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     async def _read_partition(self, tp: TopicIdPartition, began_at: float) -> PartitionView:
         if self._serves:
-            await self._rsm.identity.check()  # whether this is a mirror
+            await self._identity.check()  # whether this is a mirror
         partition, collected = self._partition(tp), NOTHING_COLLECTED
         read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror)
         what = f"metadata of {tp}"
         async with counted(began_at), self._while_it_comes(what) as it_came:
-            async for found in self._rsm.list_partition(tp):
+            async for found in self._objects.list_partition(tp):
                 it_came()
                 read.add(found)
             # After the listing: objects newer than the collected copy are read one by one.
@@ -593,7 +594,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     ) -> int:
         """List the topic and read its objects. Returns how many were read one by one."""
         if self._serves:
-            await self._rsm.identity.check()
+            await self._identity.check()
         async with self._while_it_comes(f"metadata of topic {topic_id}") as it_came:
 
             def take(tp: TopicIdPartition, found: Standing) -> None:
@@ -625,7 +626,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             read, entry = one
             raw: bytes | DamagedObject | None = None
             try:
-                raw = await self._rsm.get_segment_metadata(entry.stored.key)
+                raw = await self._objects.get_segment_metadata(entry.stored.key)
             except DamagedObject as damage:
                 raw = damage
             except ObjectNotFound:
@@ -641,7 +642,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """Only before the topic's first view: later reads find nearly all objects in memory."""
         if self._collecting is None or self._topic_views.cached(topic_id) is not None:
             return NOTHING_COLLECTED
-        return await read_collected(self._rsm, topic_id)
+        return await read_collected(self._objects, topic_id)
 
     async def _list_topic(
         self, topic_id: UUID, began_at: float, take: Callable[[TopicIdPartition, Standing], None]
@@ -649,7 +650,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """Returns its error instead of raising it, because the TaskGroup would wrap it."""
         try:
             for name in await self._names_of(topic_id, began_at):
-                await self._rsm.take_topic_objects(name, topic_id, take)
+                await self._objects.take_topic_objects(name, topic_id, take)
         except RemoteStorageError as error:
             return error
         return None

@@ -61,7 +61,7 @@ from fetchproxy.segments.records import (
     encode_message,
 )
 from fetchproxy.storage.listings import LogStartObject, SegmentMetadataObject, Unlisted
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 _INT32_MASK = 0xFFFFFFFF
 _INT64_MASK = 0xFFFFFFFFFFFFFFFF
@@ -367,13 +367,13 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     def __init__(
         self,
         metadata_log: KafkaMetadataLog,
-        rsm: RemoteStorageManager,
+        storage: RemoteStorage,
         config: MetadataConfig,
         wall_clock_ms: Callable[[], int],
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
         super().__init__()
-        self._rsm = rsm
+        self._rsm, self._objects = storage.rsm, storage.objects
         self._read_max_ms = read_max_ms
         self._config = config
         self._wall_clock_ms = wall_clock_ms
@@ -444,7 +444,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         known = [t for t in await self._follower.partitions(oldest) if t.topic_id == topic_id]
         if not known and topic_id in (self._in_store.cached(None) or ()):
             # Deleted since the store was listed, or the metadata topic was lost: `refresh` checks.
-            known = await self._rsm.list_topic(topic_id)
+            known = await self._objects.list_topic(topic_id)
         views: dict[int, PartitionView] = {}
         for piece in pieces(known, VIEWS_AT_ONCE):
             for tp in piece:
@@ -480,7 +480,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._follower.forget_topics(gone)
 
     async def _list_store_topics(self, _: None, __: float) -> frozenset[UUID]:
-        return frozenset(topic_id for _, topic_id in await self._rsm.list_topics())
+        return frozenset(topic_id for _, topic_id in await self._objects.list_topics())
 
     def list_remote_log_segments(
         self, tp: TopicIdPartition
@@ -523,7 +523,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _is_in_store(self, tp: TopicIdPartition) -> bool:
         what = f"list of the segments of {tp} in the store"
         async with within(self._read_max_ms / 1000, what):
-            async for found in self._rsm.list_partition(tp):
+            async for found in self._objects.list_partition(tp):
                 if isinstance(found, SegmentMetadataObject):
                     return True
         return False
@@ -544,12 +544,12 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             return
         await self._append(metadata)
         if metadata.state is not _State.DELETE_SEGMENT_FINISHED:
-            await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
+            await self._objects.put_segment_metadata(metadata, encode_segment(metadata))
 
     async def _put_finished(
         self, metadata: RemoteLogSegmentMetadata, table: PartitionTable
     ) -> None:
-        await self._rsm.put_segment_metadata(metadata, encode_segment(metadata))
+        await self._objects.put_segment_metadata(metadata, encode_segment(metadata))
         try:
             await self._append(metadata)
         except ValueError:
@@ -558,7 +558,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             if known is None:
                 await self._rsm.delete_log_segment_data(metadata)
             else:
-                await self._rsm.put_segment_metadata(known, encode_segment(known))
+                await self._objects.put_segment_metadata(known, encode_segment(known))
             raise
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
@@ -568,17 +568,17 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if offset > before:
             after_epoch = table.history.after_epoch
             content = encode_log_start(tp, offset)
-            await self._rsm.put_log_start_offset(tp, offset, content, after_epoch)
+            await self._objects.put_log_start_offset(tp, offset, content, after_epoch)
             await self._append(LogStartOffset(tp, offset, self._wall_clock_ms(), after_epoch))
             if before:
-                await delete_log_starts(self._rsm, tp, [LogStartObject(before, after_epoch)])
+                await delete_log_starts(self._objects, tp, [LogStartObject(before, after_epoch)])
         return self._show(tp)
 
     async def put_log_history(self, tp: TopicIdPartition, history: LogHistory) -> PartitionView:
         """To the store first, as for a log start."""
         await self._fresh(tp)
         content = encode_log_history(tp, history)
-        await self._rsm.put_partition_note(tp, content)
+        await self._objects.put_partition_note(tp, content)
         await self._append(LogHistoryRecord(tp, history, self._wall_clock_ms()))
         return self._show(tp)
 
@@ -590,11 +590,11 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         tp = deletion.topic_id_partition
         (await self._fresh(tp)).check(deletion)
         if deletion.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            await self._rsm.forget_partition(tp)
+            await self._objects.forget_partition(tp)
             await self._append(deletion)
         else:
             await self._append(deletion)
-            await self._rsm.put_partition_deletion(tp, encode_partition_deletion(deletion))
+            await self._objects.put_partition_deletion(tp, encode_partition_deletion(deletion))
 
     async def _fresh(self, tp: TopicIdPartition) -> PartitionTable:
         """As of now, because other instances' writes decide which transitions are legal."""

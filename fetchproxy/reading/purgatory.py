@@ -51,7 +51,7 @@ from fetchproxy.reading.segment_reader import (
 from fetchproxy.reading.timestamp_lookup import TimestampLookup
 from fetchproxy.runtime.cooperative import LoopSteps
 from fetchproxy.storage.index_files import LocalIndexes
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.store_health import StoreOperation
 
 K = TypeVar("K", bound=Hashable)
@@ -272,7 +272,7 @@ class RemoteFetchPurgatory:
         self,
         config: RemoteFetchConfig,
         rlmm: PartitionViews,
-        rsm: RemoteStorageManager,
+        storage: RemoteStorage,
         random: random.Random,
         local_indexes: LocalIndexes | None = None,
         *,
@@ -283,7 +283,8 @@ class RemoteFetchPurgatory:
         self._limits = limits
         self._unasked_max_s = limits.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
-        self._health = rsm.health[StoreOperation.READ]
+        health = storage.health
+        self._health = health[StoreOperation.READ]
         self._memory = memory = ArchiveMemory(config, limits)
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
         self._reader = reader = SegmentReader(rlmm, memory, skips_gaps)
@@ -295,7 +296,9 @@ class RemoteFetchPurgatory:
         self._pool = pool = FetcherPool(config, self._tasks, random, self._health, limits)
         hedged = HedgedReads(pool.budget, limits)
         loads = SegmentLoads(
-            pool, rlmm, rsm, memory, hedged, self.steps, local_indexes, self._disk_cache
+            *(pool, rlmm, storage.rsm, health.damaged, memory, hedged, self.steps),
+            local_indexes,
+            self._disk_cache,
         )
         self._pending = PendingReads(
             rlmm,

@@ -34,6 +34,7 @@ from fetchproxy.segments.remote_log_index import RemoteLogIndex, SegmentLayout
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.store_health import Refusals
 from fetchproxy.storage.stores.object_store import Content
 
 log = structlog.get_logger(__name__)
@@ -54,6 +55,7 @@ class SegmentLoads:
     _pool: FetcherPool
     _rlmm: PartitionViews
     _rsm: RemoteStorageManager
+    _damaged: Refusals
     _memory: ArchiveMemory
     _hedged: HedgedReads
     _steps: LoopSteps
@@ -84,7 +86,7 @@ class SegmentLoads:
                 attempt = partial(self._load_aborted, need)
         opening = None
         if not isinstance(need, NeedView) and need.metadata.packed:
-            opening = self._rsm.packed.opening(need.metadata)
+            opening = self._rsm.opening(need.metadata)
         on_corrupt = partial(self.give_up, need)
         return self._pool.load(
             Load(
@@ -107,7 +109,7 @@ class SegmentLoads:
         if isinstance(error, ObjectNotReadable | MetadataChanged):
             return  # `StoreHealth` has logged it
         CORRUPT_CHUNKS.inc()
-        self._rsm.health.damaged.add(need.metadata, need.key, str(error))
+        self._damaged.add(need.metadata, need.key, str(error))
         log.error("corrupt_segment", **need.metadata.logged, error=str(error))
 
     async def _load_view(self, need: NeedView) -> None:
@@ -122,12 +124,12 @@ class SegmentLoads:
             index = await _parsed(RemoteLogIndex.parse, raw)
             index.check_covers(need.metadata.stored_end_offset, need.metadata.segment_size_bytes)
         self._memory.keep(need, SegmentLayout(index, self._memory.chunk_bytes))
-        self._rsm.health.damaged.readable(need.metadata, need.key)
+        self._damaged.readable(need.metadata, need.key)
 
     async def _load_aborted(self, need: NeedAborted) -> None:
         raw = await self._rsm.fetch_index(need.metadata, SegmentFile.TXN)
         self._memory.keep(need, await _parsed(decode_aborted, raw))
-        self._rsm.health.damaged.readable(need.metadata, need.key)
+        self._damaged.readable(need.metadata, need.key)
 
     async def _load_chunk(self, need: NeedChunk, client: Hashable) -> Chunk:
         size = need.byte_range.length
@@ -171,7 +173,7 @@ class SegmentLoads:
             await self._steps.begin()
             chunk = await in_steps(steps, self._steps.go_on)
         self._memory.chunks.keep(need.key, chunk, self._pool.is_ahead(need.key))
-        self._rsm.health.damaged.readable(need.metadata, need.key)
+        self._damaged.readable(need.metadata, need.key)
         return chunk
 
 

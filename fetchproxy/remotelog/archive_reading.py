@@ -87,16 +87,17 @@ class ArchiveReading:
         """`once`: there is no second look, so other processes may help with the first."""
         self._once = once
         self._options = options
-        self.rsm = opened_store(options)
-        self._rlmm = metadata_of(options, self.rsm)
-        self._topics = TopicDescriptions(self.rsm.objects)
+        self.storage = opened_store(options)
+        self._rsm, self._identity = self.storage.rsm, self.storage.identity
+        self._rlmm = metadata_of(options, self.storage)
+        self._topics = TopicDescriptions(self.storage.objects)
         self._opened = AsyncExitStack()
         # Partitions with a trace in the archive, even without a segment.
         self._known: frozenset[ArchiveLocation] = frozenset()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opened:
-            await opened.enter_async_context(self.rsm)
+            await opened.enter_async_context(self.storage)
             await self._check_there()
             await opened.enter_async_context(self._rlmm)
             self._opened = opened.pop_all()
@@ -110,7 +111,7 @@ class ArchiveReading:
 
         async def look() -> None:
             try:
-                await self.rsm.identity.check()
+                await self._identity.check()
             except ArchiveMissing as missing:  # the store has answered: a retry is of no use
                 raise ConfigError(f"{what}: {missing}") from None
 
@@ -238,7 +239,7 @@ class ArchiveReading:
         of_store = self._options.metadata_cache_dir is None
         look = partial(
             holes_of,
-            self.rsm,
+            self.storage,
             list(selections),
             views_of_store=of_store,
             problems=self._rlmm.problems,
@@ -342,9 +343,9 @@ class ArchiveReading:
     async def _first_in_segment(
         self, segment: RemoteLogSegmentMetadata, timestamp_ms: int, from_offset: int
     ) -> int | None:
-        key = self.rsm.object_key(segment, SegmentFile.LOG)
+        key = self._rsm.object_key(segment, SegmentFile.LOG)
         max_s = self._options.read_max_ms / 1000
-        read_index = partial(self.rsm.fetch_index, segment, SegmentFile.INDEX)
+        read_index = partial(self._rsm.fetch_index, segment, SegmentFile.INDEX)
         raw = await with_retries(f"the index of {key}", read_index, max_s)
         for span in RemoteLogIndex.parse(raw).spans():
             if span.max_timestamp_ms < timestamp_ms or span.last_offset < from_offset:
@@ -354,7 +355,7 @@ class ArchiveReading:
             byte_range = ByteRange(span.position, span.end)
             data = await with_retries(
                 f"{key}, bytes {span.position} to {span.end}",
-                partial(self.rsm.fetch_log_segment, segment, byte_range),
+                partial(self._rsm.fetch_log_segment, segment, byte_range),
                 max_s,
             )
             try:

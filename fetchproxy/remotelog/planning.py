@@ -17,7 +17,7 @@ from fetchproxy.model import SegmentRef, TopicIdPartition
 from fetchproxy.observability.health import Condition, Offsets
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.runtime.garbage import no_collections
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.archive_health import (
     Coverage,
     NotHeld,
@@ -54,7 +54,7 @@ ALL_OFFSETS = OffsetSpan(0, 2**63)
 
 
 async def holes_of(
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     selections: Iterable[Selection],
     *,
     views_of_store: bool = True,
@@ -73,7 +73,7 @@ async def holes_of(
         offsets = start, end - 1
         if not _has_all(view, offsets):
             try:
-                holes = _clipped(await _holes(rsm, view, views_of_store), offsets)
+                holes = _clipped(await _holes(storage, view, views_of_store), offsets)
             except ObjectFailing as error:  # what it would tell is not known
                 found[view.tp] = str(error)
                 return
@@ -118,9 +118,10 @@ def _has_all(view: PartitionView, offsets: Offsets) -> bool:
     return not any(start <= last and end >= first for start, end in view.gaps())
 
 
-async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool) -> NotHeld:
+async def _holes(storage: RemoteStorage, view: PartitionView, of_store: bool) -> NotHeld:
+    objects = storage.objects
     try:
-        stated = await read_finished_offsets(rsm.objects, view.tp)
+        stated = await read_finished_offsets(objects, view.tp)
     except ObjectFailing:
         raise
     except CorruptSegment:
@@ -135,12 +136,12 @@ async def _holes(rsm: RemoteStorageManager, view: PartitionView, of_store: bool)
     if found == NotHeld():
         return found
     if not of_store:
-        gaps = [gap async for gap in rsm.objects.list_archive_gaps(view.tp)]
+        gaps = [gap async for gap in objects.list_archive_gaps(view.tp)]
         end = view.log_end_offset or 0
         return _clipped(missing_offsets(coverage, stated, gaps), (0, end - 1))
     # `look_at_offsets` reads finished offsets first: a copy or truncation under way is not a hole.
-    async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        return (await look_at_offsets(rsm.objects, rlmm, view.tp)).found
+    async with StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
+        return (await look_at_offsets(objects, rlmm, view.tp)).found
 
 
 def _clipped(found: NotHeld, offsets: Offsets) -> NotHeld:
@@ -270,9 +271,9 @@ def _short_tasks(
         yield ReadTask(view.tp, tuple(accumulated))
 
 
-async def view_now(rsm: RemoteStorageManager, tp: TopicIdPartition) -> PartitionView:
+async def view_now(storage: RemoteStorage, tp: TopicIdPartition) -> PartitionView:
     """What the store says now. Raises RemoteStorageError, CorruptSegment."""
-    async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+    async with StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
         return await rlmm.refresh(tp, asyncio.get_running_loop().time())
 
 

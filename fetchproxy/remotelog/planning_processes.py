@@ -30,7 +30,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import SourceOptions
 from fetchproxy.remotelog.store_thread import opened_store, with_retries
 from fetchproxy.runtime.cooperative import for_each
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.retries import each_object_alone, is_each_object_alone
 
 log = structlog.get_logger(__name__)
@@ -45,11 +45,11 @@ Failing = dict[TopicIdPartition, RemoteStorageError]
 
 
 def metadata_of(
-    options: SourceOptions, rsm: RemoteStorageManager
+    options: SourceOptions, storage: RemoteStorage
 ) -> StoreBackedRemoteLogMetadataManager:
-    """The caller has to enter it while `rsm` is open."""
+    """The caller has to enter it while `storage` is open."""
     return StoreBackedRemoteLogMetadataManager(
-        rsm,
+        storage,
         MetadataConfig(),
         plans=True,
         reads_max=METADATA_READS_MAX,
@@ -134,7 +134,7 @@ async def _respond(responses: BinaryIO) -> None:
     """Only this function writes to `responses`. It may block: there is no other work meanwhile."""
     with suppress(EOFError, pickle.UnpicklingError):  # the input has ended
         options, alone = pickle.load(sys.stdin.buffer)
-        async with opened_store(options) as rsm, metadata_of(options, rsm) as rlmm:
+        async with opened_store(options) as storage, metadata_of(options, storage) as rlmm:
             while True:
                 tps = pickle.load(sys.stdin.buffer)
                 with each_object_alone() if alone else nullcontext():

@@ -23,7 +23,7 @@ from fetchproxy.errors import (
     StorageUnavailable,
 )
 from fetchproxy.remotelog.options import SourceOptions
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+from fetchproxy.storage.remote_storage import RemoteStorage, open_store
 from fetchproxy.storage.stores.retries import is_each_object_alone, tried_once
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 10.0
 
 
-def opened_store(options: SourceOptions) -> RemoteStorageManager:
+def opened_store(options: SourceOptions) -> RemoteStorage:
     """The store, before the first read. Raises ConfigError."""
     try:
         config = StoreConfig.model_validate(dict(options.store_settings))

@@ -42,7 +42,7 @@ from fetchproxy.remotelog.store_thread import LoopThread, opened_store, with_ret
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import IndexSpan, RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import Content
 
 log = structlog.get_logger(__name__)
@@ -121,9 +121,11 @@ def read_task(
     """
     share_one_heap()
     arrow = ArrowBatches(columns, task.tp.topic, task.tp.partition, exact=exact)
-    rsm = opened_store(options)
-    with closing(LoopThread("store", rsm)) as loop:
-        reading = _TaskReading(options, task, rsm, loop, arrow, skipped_records or SkippedRecords())
+    storage = opened_store(options)
+    with closing(LoopThread("store", storage)) as loop:
+        reading = _TaskReading(
+            options, task, storage, loop, arrow, skipped_records or SkippedRecords()
+        )
         for each in _fetched_ahead(reading.ranges()):
             yield from reading.decoded(each, rows)
     reading.report()
@@ -158,14 +160,14 @@ class _TaskReading:
         self,
         options: SourceOptions,
         task: ReadTask,
-        rsm: RemoteStorageManager,
+        storage: RemoteStorage,
         loop: LoopThread,
         arrow: ArrowBatches,
         skipped_records: SkippedRecords,
     ) -> None:
         self._options = options
         self._task = task
-        self._rsm = rsm
+        self._storage, self._rsm = storage, storage.rsm
         self._loop = loop
         self._decoder = LogDecoder(
             arrow,
@@ -218,7 +220,7 @@ class _TaskReading:
         self._gone.add(part.segment.raw_id)
         key = self._key
         tp = self._task.tp
-        view = self._begin(f"the metadata of {tp}", partial(view_now, self._rsm, tp)).result()
+        view = self._begin(f"the metadata of {tp}", partial(view_now, self._storage, tp)).result()
         found = list(parts_of(view, OffsetSpan(first, end)))
         if any(other.segment.raw_id in self._gone for other in found):
             found = []  # it was not replaced: its object is missing

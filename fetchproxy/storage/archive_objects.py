@@ -1,17 +1,32 @@
-"""The objects of an archive other than segments, as bytes and names.
+"""Everything that the store holds of an archive besides segments' logs and indexes, as bytes and
+names: listings, segments' metadata, the state of partitions, topics and archivers.
 
-`segments.object_keys` describes the purpose of each object.
+`segments.object_keys` describes the purpose of each object. It parses no content: the metadata
+manager knows which segments count.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from fetchproxy.errors import ObjectNotFound
-from fetchproxy.model import TopicIdPartition
+from fetchproxy.model import AnySegment, SegmentRef, TopicIdPartition
 from fetchproxy.segments import object_keys as keys
+from fetchproxy.segments.object_keys import SegmentFile, SegmentKey
+from fetchproxy.storage.archive_identity import OwnIdentity
+from fetchproxy.storage.listings import (
+    LogHistoryObject,
+    LogStartObject,
+    Standing,
+    Unlisted,
+    listed_partitions,
+    standing,
+    take_topic_objects,
+)
 from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -19,6 +34,10 @@ from fetchproxy.storage.stores.object_store import (
     ObjectStore,
     StoredObject,
 )
+
+T = TypeVar("T")
+
+LISTED_AT_ONCE = 100  # objects between two pauses for the event loop: below 1 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +53,15 @@ class ConditionsObject:
 class ArchiveObjects:
     """`prefix`: from `object_keys.normal_prefix`. Raises RemoteStorageError and subclasses.
 
-    A put creates or replaces atomically. Deleting an absent object is not an error.
+    A put creates or replaces atomically. Deleting an absent object is not an error. A listing first
+    checks the archive's identity: an archive with a later layout or another metadata manager would
+    look empty.
     """
 
-    def __init__(self, store: ObjectStore, prefix: str) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, identity: OwnIdentity) -> None:
         self._store = store
         self._prefix = prefix
+        self._identity = identity
 
     async def _get(self, key: str, bytes_max: int = SMALL_OBJECT_BYTES_MAX) -> bytes | None:
         try:
@@ -47,8 +69,174 @@ class ArchiveObjects:
         except ObjectNotFound:
             return None
 
-    # --- positions: what the running archivers are accumulating
-    # --------------------------------------
+    # --- listings: partitions, and what there is of each; an empty one may be a missing archive ---
+
+    async def list_partition(self, tp: TopicIdPartition) -> AsyncIterator[Standing]:
+        """The objects that describe the partition's state, by offset, in one listing."""
+        await self._identity.check()
+        async for found in self._listed(keys.partition_folder(self._prefix, tp)):
+            objects = standing(self._prefix, found)
+            if objects is not None:
+                yield objects
+
+    @measured
+    async def list_partitions(
+        self, it_came: Callable[[], None] = lambda: None, unlisted: Unlisted | None = None
+    ) -> list[TopicIdPartition]:
+        """Every partition that has an object in the store, sorted. This may take long: `it_came` is
+        called after each response of the store. `unlisted`: see `listed_partitions`.
+        """
+        await self._identity.check()
+        return await self._or_missing(
+            await listed_partitions(self._store, self._prefix, None, it_came, unlisted)
+        )
+
+    @measured
+    async def list_topic(self, topic_id: UUID) -> list[TopicIdPartition]:
+        await self._identity.check()
+        return await self._or_missing(
+            await listed_partitions(self._store, self._prefix, topic_id, lambda: None)
+        )
+
+    @measured
+    async def list_topics(self) -> list[tuple[str, UUID]]:
+        """Every topic that has an object in the store; lists only the top level, once."""
+        await self._identity.check()
+        folders = [name async for name in self._store.list_folders(self._prefix)]
+        return await self._or_missing(
+            [topic for name in folders if (topic := keys.parse_topic_folder(name)) is not None]
+        )
+
+    async def take_topic_objects(
+        self, topic: str, topic_id: UUID, take: Callable[[TopicIdPartition, Standing], None]
+    ) -> None:
+        """As `list_partition`, for all partitions of a topic: `take` is called with each object."""
+        await self._identity.check()
+        if not await take_topic_objects(self._store, self._prefix, topic, topic_id, take):
+            await self._identity.check_still_there()
+
+    async def list_segment_objects(
+        self, tp: TopicIdPartition
+    ) -> AsyncIterator[tuple[SegmentKey, StoredObject]]:
+        """All objects of segments, even without metadata; a segment's objects are adjacent."""
+        await self._identity.check()
+        async for found in self._listed(keys.partition_folder(self._prefix, tp)):
+            parsed = keys.parse_segment_key(self._prefix, found.key)
+            if parsed is not None:
+                yield parsed, found
+
+    async def list_packed(self, tp: TopicIdPartition) -> AsyncIterator[SegmentRef]:
+        """Each segment that has a `.packing`, even without metadata."""
+        async for key, _ in self.list_segment_objects(tp):
+            if key.file is SegmentFile.PACKING:
+                yield key.ref(0, has_aborted_txns=False, packed=True)
+
+    async def _listed(self, folder: str) -> AsyncIterator[StoredObject]:
+        """Pauses for the event loop: stores give thousands at once, and each key is parsed."""
+        number = 0
+        async for found in self._store.list(folder):
+            yield found
+            number += 1
+            if not number % LISTED_AT_ONCE:
+                await asyncio.sleep(0)
+        if not number:
+            await self._identity.check_still_there()
+
+    async def _or_missing(self, found: list[T]) -> list[T]:
+        """`found`. If it is empty, this checks that the archive still exists."""
+        if not found:
+            await self._identity.check_still_there()
+        return found
+
+    # --- segments' metadata, and objects of segments without metadata -----------------------------
+
+    def segment_metadata_key(self, segment: AnySegment) -> str:
+        place = segment.segment_id, segment.start_offset
+        return keys.segment_key(self._prefix, *place, SegmentFile.METADATA)
+
+    @measured
+    async def put_segment_metadata(self, segment: AnySegment, content: bytes) -> None:
+        await self._identity.check_to_put()
+        await self._store.put(self.segment_metadata_key(segment), content)
+
+    @measured
+    async def get_segment_metadata(self, key: str) -> bytes:
+        """`key`: as listed. Raises ObjectNotFound if deleted since; DamagedObject."""
+        return await self._store.get(key, SMALL_OBJECT_BYTES_MAX)
+
+    @measured
+    async def delete_segment_object(self, stored: StoredObject) -> None:
+        """`stored`: from `list_segment_objects`, and no metadata may refer to it."""
+        await self._store.delete(stored.key)
+
+    async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:
+        """See `ObjectStore`. Only logs are large enough for an upload in parts."""
+        return await self._store.abort_stale_uploads(
+            self._prefix,
+            older_than_epoch_ms,
+            lambda key: keys.parse_segment_key(self._prefix, key) is not None,
+        )
+
+    # --- the state of partitions, as their metadata manager keeps it ------------------------------
+
+    @measured
+    async def put_log_start_offset(
+        self, tp: TopicIdPartition, offset: int, content: bytes, after_epoch: int = -1
+    ) -> None:
+        """Only the key counts; `content` is for people. Lower log start offsets stay stored."""
+        await self._identity.check_to_put()
+        await self._store.put(keys.log_start_key(self._prefix, tp, offset, after_epoch), content)
+
+    @measured
+    async def delete_log_start_offset(self, tp: TopicIdPartition, lower: LogStartObject) -> None:
+        """Delete a log start offset that a higher one has replaced."""
+        await self._store.delete(
+            keys.log_start_key(self._prefix, tp, lower.offset, lower.after_epoch)
+        )
+
+    @measured
+    async def put_partition_note(self, tp: TopicIdPartition, content: bytes) -> None:
+        """Store an operator's decision about a log that began again."""
+        await self._store.put(keys.log_history_key(self._prefix, tp), content)
+
+    @measured
+    async def put_partition_deletion(self, tp: TopicIdPartition, content: bytes) -> None:
+        """Store the progress of the partition's deletion."""
+        await self._identity.check_to_put()
+        await self._store.put(keys.partition_deletion_key(self._prefix, tp), content)
+
+    @measured
+    async def get_partition_deletion(self, tp: TopicIdPartition) -> bytes | None:
+        await self._identity.check()
+        return await self._get(keys.partition_deletion_key(self._prefix, tp))
+
+    @measured
+    async def forget_partition(self, tp: TopicIdPartition) -> None:
+        """For a partition without segments; may be repeated after a failure. The object that marks
+        the deletion goes last.
+        """
+        async for found in self.list_partition(tp):
+            if isinstance(found, LogStartObject):
+                await self.delete_log_start_offset(tp, found)
+            elif isinstance(found, LogHistoryObject):
+                await self._store.delete(found.stored.key)
+        await self.forget_records(tp)
+        await self.delete_retention_step(tp)
+        await self.forget_published_conditions(tp)
+        await self._store.delete(keys.partition_deletion_key(self._prefix, tp))
+
+    def name_fault(self, topic: str, topic_id: UUID) -> str | None:
+        """Why the store cannot hold the topic, as a sentence. None: it can. Never blocks."""
+        folder = keys.topic_folder("", topic, topic_id).rstrip("/")
+        limit = self._store.part_bytes_max
+        if len(folder) <= limit:
+            return None
+        return (
+            f"its name has {len(topic)} characters, and in this store it can have "
+            f"{len(topic) - len(folder) + limit}, as a folder's name can have {limit} bytes"
+        )
+
+    # --- positions: what the running archivers are accumulating -----------------------------------
 
     def archiver_positions_key(self, archiver: UUID) -> str:
         return keys.archiver_positions_key(self._prefix, archiver)
@@ -98,6 +286,7 @@ class ArchiveObjects:
 
     @measured
     async def put_topic_description(self, topic_id: UUID, content: bytes) -> None:
+        await self._identity.check_to_put()
         await self._store.put(keys.topic_description_key(self._prefix, topic_id), content)
 
     @measured

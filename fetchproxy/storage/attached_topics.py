@@ -25,7 +25,7 @@ from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.topic_description import decode_topic, encode_topic_description
 from fetchproxy.storage.archive_identity import read_identity
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
+from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
@@ -253,9 +253,7 @@ class AttachedObjectStore(ObjectStore):
         return (self._archive_store, *(attached.store for attached in self._attached))
 
 
-def open_archive(
-    config: Config, *, create: bool = False, must_exist: bool = True
-) -> RemoteStorageManager:
+def open_archive(config: Config, *, create: bool = False, must_exist: bool = True) -> RemoteStorage:
     """The configured archive with its attached topics, not opened yet. Raises ConfigError.
 
     Its metadata manager must be the configured one, except in archive-only mode. In that mode the
@@ -272,6 +270,4 @@ def open_archive(
         for one in parse_attachments(config.attach.archives or "")
     ]
     store = AttachedObjectStore(archive_store, prefix, attached) if attached else archive_store
-    return RemoteStorageManager(
-        store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest
-    )
+    return RemoteStorage(store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest)

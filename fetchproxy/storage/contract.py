@@ -43,7 +43,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
 from fetchproxy.storage.packed_logs import LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import ObjectStore, StoredObject
 
 CONTRACT_PART_BYTES = 5 * MiB
@@ -471,9 +471,9 @@ def segment(
 
 class RemoteStorageManagerContract:
     @pytest.fixture
-    async def manager(self, store: ObjectStore) -> AsyncIterator[RemoteStorageManager]:
-        async with RemoteStorageManager(store, "team/archive") as manager:
-            yield manager
+    async def storage(self, store: ObjectStore) -> AsyncIterator[RemoteStorage]:
+        async with RemoteStorage(store, "team/archive") as storage:
+            yield storage
 
     @pytest.fixture
     def data(self, tmp_path: Path) -> LogSegmentData:
@@ -482,28 +482,28 @@ class RemoteStorageManagerContract:
         return LogSegmentData(log=log, index=b"index", txn=None, epochs=b"epochs")
 
     async def test_a_copied_segment_is_read_back(
-        self, manager: RemoteStorageManager, data: LogSegmentData
+        self, storage: RemoteStorage, data: LogSegmentData
     ) -> None:
         metadata = segment()
-        await manager.copy_log_segment_data(metadata, data)
-        assert await manager.fetch_log_segment(metadata, ByteRange(2, 5)) == b"234"
-        assert await manager.fetch_log_segment(metadata, ByteRange(8, 50)) == b"89"
+        await storage.rsm.copy_log_segment_data(metadata, data)
+        assert await storage.rsm.fetch_log_segment(metadata, ByteRange(2, 5)) == b"234"
+        assert await storage.rsm.fetch_log_segment(metadata, ByteRange(8, 50)) == b"89"
         with pytest.raises(RangeNotSatisfiable):
-            await manager.fetch_log_segment(metadata, ByteRange(10, 11))
-        assert await manager.fetch_index(metadata, SegmentFile.INDEX) == b"index"
-        assert await manager.fetch_index(metadata, SegmentFile.EPOCHS) == b"epochs"
-        assert await manager.fetch_index(metadata, SegmentFile.TXN) == b""
+            await storage.rsm.fetch_log_segment(metadata, ByteRange(10, 11))
+        assert await storage.rsm.fetch_index(metadata, SegmentFile.INDEX) == b"index"
+        assert await storage.rsm.fetch_index(metadata, SegmentFile.EPOCHS) == b"epochs"
+        assert await storage.rsm.fetch_index(metadata, SegmentFile.TXN) == b""
         with pytest.raises(ValueError, match="not an index"):
-            await manager.fetch_index(metadata, SegmentFile.LOG)
+            await storage.rsm.fetch_index(metadata, SegmentFile.LOG)
 
     async def test_the_objects_of_a_segment(
-        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+        self, storage: RemoteStorage, store: ObjectStore, data: LogSegmentData
     ) -> None:
         metadata = segment(12345, has_aborted_txns=True)
-        await manager.copy_log_segment_data(
+        await storage.rsm.copy_log_segment_data(
             metadata, LogSegmentData(data.log, data.index, b"txn", data.epochs)
         )
-        await manager.put_segment_metadata(metadata, b"metadata")
+        await storage.objects.put_segment_metadata(metadata, b"metadata")
         stem = (
             "team/archive/weather-eu.v1_raw--_-_-_-_T7-_v_v_v_v_vw/0/"
             "00000000000000012345-AAAAAAAAAAAAAAAAAAAAAQ"
@@ -518,18 +518,18 @@ class RemoteStorageManagerContract:
         ]
 
     async def test_deletion_is_complete_and_can_be_repeated(
-        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+        self, storage: RemoteStorage, store: ObjectStore, data: LogSegmentData
     ) -> None:
         kept, gone = segment(0, segment_id=1), segment(10, segment_id=2)
         for metadata in (kept, gone):
-            await manager.copy_log_segment_data(metadata, data)
-            await manager.put_segment_metadata(metadata, b"m")
+            await storage.rsm.copy_log_segment_data(metadata, data)
+            await storage.objects.put_segment_metadata(metadata, b"m")
         before = await keys_of(store.list(""))
-        await manager.delete_log_segment_data(gone)
-        await manager.delete_log_segment_data(gone)
+        await storage.rsm.delete_log_segment_data(gone)
+        await storage.rsm.delete_log_segment_data(gone)
         assert await keys_of(store.list("")) == [
             key for key in before if "00000000000000000010-" not in key
         ]
         with pytest.raises(ObjectNotFound):
-            await manager.fetch_log_segment(gone, ByteRange(0, 1))
-        assert await manager.fetch_log_segment(kept, ByteRange(0, 1)) == b"0"
+            await storage.rsm.fetch_log_segment(gone, ByteRange(0, 1))
+        assert await storage.rsm.fetch_log_segment(kept, ByteRange(0, 1)) == b"0"

@@ -38,7 +38,7 @@ from fetchproxy.observability.metrics import KEYS_WAITING
 from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.runtime.single_flight import SingleFlight
 from fetchproxy.segments.contents import file_crc
-from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.object_keys import SegmentFile, segment_key
 from fetchproxy.segments.packing import (
     BLOCK_BYTES,
     NONCE_BYTES,
@@ -186,11 +186,11 @@ class PackedLogs:
     def __init__(
         self,
         store: WatchedObjectStore,
-        object_key: Callable[[AnySegment, SegmentFile], str],
+        prefix: str,
         at_rest: AtRest,
     ) -> None:
         self._store = store
-        self._object_key = object_key
+        self._prefix = prefix
         self._at_rest = at_rest
         if at_rest.keys is not None:
             store.health.watch_keys(at_rest.keys)
@@ -205,6 +205,9 @@ class PackedLogs:
         self._opened: LRUCache[int, OpenedLog] = LRUCache(
             PACKINGS_BYTES_MAX, getsizeof=lambda opened: opened.packing.memory_bytes
         )
+
+    def _object_key(self, segment: AnySegment, file: SegmentFile) -> str:
+        return segment_key(self._prefix, segment.segment_id, segment.start_offset, file)
 
     @property
     def encrypts(self) -> bool:

@@ -333,7 +333,7 @@ class _Refused:
     at: float
 
 
-class _Refusals:
+class Refusals:
     """What cannot be read of segments: one condition for each partition, until it can be read. What
     is forgotten is found again by its next reader.
     """
@@ -414,11 +414,11 @@ class StoreHealth:
         # By key: segments that it does not open, with the loop time of the last try, oldest first.
         self._locked: dict[str, dict[UUID, float]] = {}
         self._keys: WatchedKeys | None = None
-        self._refused = _Refusals(
+        self._refused = Refusals(
             self._health, Kind.OBJECT_NOT_READABLE, "The store does not give out an object"
         )
         # What was read and is wrong, or missing: who reads it says so.
-        self.damaged = _Refusals(
+        self.damaged = Refusals(
             self._health, Kind.SEGMENT_DAMAGED, "A segment is damaged or not complete"
         )
 

@@ -125,7 +125,7 @@ class ArchivePass(Archiver):
         Raises OSError if the spool folder cannot be created, and bugs, in a group, at the end.
         """
         published = PublishedPositions(
-            self.rsm, self.uuid_factory(), lambda: self._at_work, self._archiver_position
+            self._objects, self.uuid_factory(), lambda: self._at_work, self._archiver_position
         )
         async with self.opened_spool() as spool, asyncio.TaskGroup() as workers:
             telling = workers.create_task(published.run(), name="archive positions")

@@ -256,7 +256,7 @@ class SegmentCopier:
             segment_size_bytes=segment.size_bytes,
             state=_State.COPY_SEGMENT_STARTED,
             has_aborted_txns=bool(segment.aborted),
-            packed=self.rsm.packed.packs(compressible=segment.compressible),
+            packed=self.rsm.packs(compressible=segment.compressible),
         )
 
     def _data(

@@ -322,7 +322,7 @@ class PartitionMerger:
             return [], []
         groups = plan_merges(*found, bytes_max=self.bytes_max)
         plain: dict[RemoteLogSegmentId, str] = {}
-        if not self.rsm.packed.encrypts or self.encrypt_plain:
+        if not self.rsm.encrypts or self.encrypt_plain:
             return groups, []
         planned: set[RemoteLogSegmentId] = set()
         while new := [s for group in groups for s in group if s.segment_id not in planned]:
@@ -346,7 +346,7 @@ class PartitionMerger:
     async def _is_encrypted(self, segment: RemoteLogSegmentMetadata) -> bool:
         """True also if its packing is missing or does not open: then the merge says so."""
         try:
-            return await self.rsm.packed.check_metadata(segment)
+            return await self.rsm.check_metadata(segment)
         except (CorruptSegment, ObjectNotFound):
             return True
 

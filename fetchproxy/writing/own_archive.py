@@ -25,8 +25,8 @@ from fetchproxy.errors import (
 )
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.observability.health import Condition, Health, Kind
-from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.archive_identity import ArchiveIdentity, OwnIdentity
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.archive_health import mirror_in_words
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics, partitions_of
@@ -88,7 +88,7 @@ class OwnArchive:
     """
 
     config: Config
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
     uuid_factory: Callable[[], UUID]
@@ -98,6 +98,7 @@ class OwnArchive:
     health: Health = field(default_factory=Health)
 
     def __post_init__(self) -> None:
+        self._identity, self._objects = self.storage.identity, self.storage.objects
         self._place = self.config.store.url or ""
         self._failure: RemoteStorageError | ClusterError | None = None
         self.confirmed = asyncio.Event()
@@ -107,9 +108,9 @@ class OwnArchive:
         is not: then no process should run; ArchiveMissing if there is none; RemoteStorageError,
         ClusterError while the store or the brokers do not answer.
         """
-        identity = await self.rsm.identity.look()
+        identity = await self._identity.look()
         if identity is None and not self.archives:
-            await self.rsm.identity.check()
+            await self._identity.check()
             log.warning("archive_missing", error=f"there is no archive at {self._place}")
             self.confirmed.set()  # archive-only starts without an archive
             return
@@ -124,7 +125,7 @@ class OwnArchive:
         was_seen = self.archives and await asyncio.to_thread(_was_seen, marker)
         if identity is None:
             await self._check_none_expected(was_seen)
-            identity = await self.rsm.identity.create(identity_here)
+            identity = await self._identity.create(identity_here)
             if identity == identity_here:
                 log.info(
                     "archive_created", cluster_id=cluster_id, metadata_manager=identity_here.manager
@@ -137,7 +138,7 @@ class OwnArchive:
         if self.archives and not self.create and not was_seen:
             await self._check_has_what_was_trimmed()
         if self.archives and identity.completed(identity_here) != identity:
-            await self.rsm.identity.state(identity.completed(identity_here))
+            await self._identity.state(identity.completed(identity_here))
             log.info(
                 "archive_claimed", cluster_id=cluster_id, metadata_manager=identity_here.manager
             )
@@ -171,13 +172,13 @@ class OwnArchive:
 
     async def _look(self) -> None:
         """A mirror becomes the archive when the archive moves."""
-        if self.rsm.identity.is_mirror:
-            await self.rsm.identity.look()
+        if self._identity.is_mirror:
+            await self._identity.look()
             self._tell_mirror()
-        await self.rsm.identity.check_still_there()
+        await self._identity.check_still_there()
 
     def _tell_mirror(self) -> None:
-        found = [mirror_in_words(self._place)] if self.rsm.identity.is_mirror else []
+        found = [mirror_in_words(self._place)] if self._identity.is_mirror else []
         self.health.keep(Kind.MIRROR_READ, found)
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> bool:
@@ -209,7 +210,7 @@ class OwnArchive:
         """Report problems that otherwise the first reader would find."""
         # The store first: a new copy is in the topic before it is in the store.
         by_topic = self.config.metadata.manager == "topic"
-        stored = await self.rsm.list_partitions() if by_topic else []
+        stored = await self._objects.list_partitions() if by_topic else []
         partitions = set(await self.rlmm.list_partitions())
         log.info("archive_found", partitions=len(partitions))
         unknown = [tp for tp in stored if tp not in partitions]
@@ -272,9 +273,9 @@ class OwnArchive:
         return effective_retention(archive, topic.name, settings).trims_locally
 
 
-async def state_metadata_topic(rsm: RemoteStorageManager, topic_name: str) -> None:
+async def state_metadata_topic(own: OwnIdentity, topic_name: str) -> None:
     """State that the rebuilt metadata topic is valid now. Raises ArchiveMismatch at a mirror."""
-    identity = await rsm.identity.look()
+    identity = await own.look()
     if identity is not None:
         identity.check_is_the_archive()
-    await rsm.identity.state(replace(identity or ArchiveIdentity(), manager=f"topic {topic_name}"))
+    await own.state(replace(identity or ArchiveIdentity(), manager=f"topic {topic_name}"))

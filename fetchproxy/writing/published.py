@@ -29,7 +29,6 @@ from fetchproxy.segments.description import (
     encode_finished_offsets,
 )
 from fetchproxy.storage.archive_objects import ArchiveObjects
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 
 # The first part publishes from which offset on this archiver accumulates each partition
 # (`metadata.archiver_positions`). If the store does not take it, archiving goes on: readers wait a
@@ -55,14 +54,14 @@ class PublishedPositions:
     `operator_notes`: texts about this archiver, given the topics that it accumulates.
     """
 
-    rsm: RemoteStorageManager
+    objects: ArchiveObjects
     instance: UUID
     tps: Callable[[], Iterable[TopicIdPartition]]
     archiver_position: Callable[[TopicIdPartition], int | None]
     operator_notes: Callable[[Collection[UUID]], OperatorNotes] = lambda topics: OperatorNotes()
 
     def __post_init__(self) -> None:
-        self.key = self.rsm.objects.archiver_positions_key(self.instance)
+        self.key = self.objects.archiver_positions_key(self.instance)
         self._beat = 0
         self._failing = False
         self._seen: dict[str, tuple[str, float]] = {}  # key: version, since when (loop s)
@@ -85,7 +84,7 @@ class PublishedPositions:
         finally:
             try:
                 async with asyncio.timeout(_WITHDRAW_MAX_S):
-                    await self.rsm.objects.delete_archiver_positions(self.key)
+                    await self.objects.delete_archiver_positions(self.key)
             except (RemoteStorageError, TimeoutError) as error:
                 log.info("archiver_positions_not_deleted", error=str(error) or "time-out")
 
@@ -104,7 +103,7 @@ class PublishedPositions:
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
                 content = await encode_positions(positions, self._beat, operator_notes)
-                await self.rsm.objects.put_archiver_positions(self.instance, content)
+                await self.objects.put_archiver_positions(self.instance, content)
         except (RemoteStorageError, TimeoutError) as error:
             if not self._failing:  # once per outage
                 log.warning("archiver_positions_not_written", error=str(error) or "time-out")
@@ -119,13 +118,13 @@ class PublishedPositions:
         try:
             async with asyncio.timeout(_WRITE_MAX_S):
                 seen: dict[str, tuple[str, float]] = {}
-                async for stored in self.rsm.objects.list_archiver_positions():
+                async for stored in self.objects.list_archiver_positions():
                     version, since = self._seen.get(stored.key, ("", now))
                     seen[stored.key] = (stored.version, since if version == stored.version else now)
                 self._seen = seen
                 for key, (_, since) in seen.items():
                     if key != self.key and now - since >= _ABANDONED_AFTER_S:
-                        await self.rsm.objects.delete_archiver_positions(key)
+                        await self.objects.delete_archiver_positions(key)
         except (RemoteStorageError, TimeoutError) as error:
             log.info("abandoned_positions_not_deleted", error=str(error) or "time-out")
 
@@ -139,8 +138,8 @@ class ArchiveRecords:
     end only once it counts.
     """
 
-    def __init__(self, rsm: RemoteStorageManager, tp: TopicIdPartition) -> None:
-        self._records = rsm.objects
+    def __init__(self, objects: ArchiveObjects, tp: TopicIdPartition) -> None:
+        self._records = objects
         self._tp = tp
         self._stated: FinishedOffsets | None = None  # as last read or written
         self._log_start_offset = 0

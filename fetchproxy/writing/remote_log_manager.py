@@ -31,7 +31,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.cooperative import chosen
 from fetchproxy.storage.index_files import LocalIndexes
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -119,7 +119,7 @@ class Archiver:
 
     config: ArchiveConfig
     cluster: Cluster
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     _: KW_ONLY
     wall_clock_ms: Callable[[], int]
@@ -129,23 +129,24 @@ class Archiver:
     log_dirs: Sequence[LogDir] = ()
 
     def __post_init__(self) -> None:
-        config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
+        config, cluster, rlmm = self.config, self.cluster, self.rlmm
+        self._rsm, self._objects = rsm, objects = self.storage.rsm, self.storage.objects
         clock, limits = self.wall_clock_ms, self.limits
         if config.topics is None:
             raise ValueError("archive.topics is not set")
         if bool(config.log_dirs) != bool(self.log_dirs):
             raise ValueError("archive.log_dirs are not open")
-        self.published_conditions = PublishedConditions(rsm.objects)  # for the parts that show it
+        self.published_conditions = PublishedConditions(objects)  # for the parts that show it
         self.discovery = TopicDiscovery(
             cluster,
             config.topics,
             limits.discovery_interval_ms,
             self.published_conditions.health,
             self.metadata_topic,
-            rsm.name_fault,
+            objects.name_fault,
         )
         self.source = open_source(config, cluster, limits.fetch_bytes_max, self.log_dirs)
-        self.recorder = TopicRecorder(cluster, rsm, rlmm, clock)
+        self.recorder = TopicRecorder(cluster, objects, rlmm, clock)
         self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
         self.copier = SegmentCopier(
             rsm,
@@ -157,6 +158,7 @@ class Archiver:
         self.expirer = Expirer(
             config,
             rsm,
+            objects,
             rlmm,
             topic_config=self.topic_config,
             wall_clock_ms=clock,
@@ -179,7 +181,7 @@ class Archiver:
         return self.discovery.topic_config(topic_id)
 
     def opened_spool(self) -> Spool:
-        return Spool(self.config.spool_dir, encrypted=self.rsm.packed.encrypts)
+        return Spool(self.config.spool_dir, encrypted=self._rsm.encrypts)
 
     def archiver(self, tp: TopicIdPartition, spool: Spool, **more: Any) -> PartitionArchiver:
         """`more`: further fields of the PartitionArchiver."""
@@ -189,7 +191,7 @@ class Archiver:
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
-            records=ArchiveRecords(self.rsm, tp),
+            records=ArchiveRecords(self._objects, tp),
             **more,
         )
 
@@ -205,7 +207,7 @@ class RemoteLogManager(Archiver):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        config, cluster, rsm, rlmm = self.config, self.cluster, self.rsm, self.rlmm
+        config, cluster = self.config, self.cluster
         self._schedule = ProcessingSchedule(
             self.limits.rlm_process_interval_ms, self.limits.rlm_retry_interval_ms
         )
@@ -213,14 +215,15 @@ class RemoteLogManager(Archiver):
         self._deletion = PartitionDeletion(
             config,
             cluster,
-            rsm,
-            rlmm,
+            self._rsm,
+            self._objects,
+            self.rlmm,
             wall_clock_ms=self.wall_clock_ms,
             published_conditions=self.published_conditions,
             limits=self.limits,
         )
         indexes = self.local_indexes
-        self._refresher = LocalIndexRefresher(indexes, rsm) if indexes else None
+        self._refresher = LocalIndexRefresher(indexes, self._rsm) if indexes else None
         self._leadership = self.leadership or open_leadership(
             config, cluster, self.rng, self.log_dirs
         )
@@ -234,7 +237,7 @@ class RemoteLogManager(Archiver):
         self._found: list[TopicInfo] = []  # by the last discovery
         self._discovery_error: str | None = None
         self.published_positions = PublishedPositions(
-            rsm,
+            self._objects,
             self.uuid_factory(),
             lambda: self._partitions,
             self.archiver_position,
@@ -331,7 +334,7 @@ class RemoteLogManager(Archiver):
         oldest_ms = self.wall_clock_ms() - 2 * self.config.copy_max_ms
         try:
             async with asyncio.timeout(self.config.copy_max_ms / 1000):
-                aborted = await self.rsm.abort_stale_uploads(oldest_ms)
+                aborted = await self._objects.abort_stale_uploads(oldest_ms)
         except (RemoteStorageError, TimeoutError) as error:
             log.warning(
                 "stale_uploads_not_aborted",

@@ -13,7 +13,7 @@ from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import cooperative, for_each
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.discovery import partitions_of
 
 WRITTEN_AT_ONCE = 16
@@ -27,15 +27,15 @@ class TopicRecorder:
     def __init__(
         self,
         cluster: Cluster,
-        rsm: RemoteStorageManager,
+        objects: ArchiveObjects,
         rlmm: RemoteLogMetadataManager,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._cluster = cluster
-        self._rsm = rsm
+        self._objects = objects
         self._rlmm = rlmm
         self._wall_clock_ms = wall_clock_ms
-        self._known = TopicDescriptions(rsm.objects)
+        self._known = TopicDescriptions(objects)
         self._archived: set[UUID] = set()  # topics with records, which the deletion removes
 
     async def record(self, topics: Sequence[TopicInfo]) -> None:
@@ -64,8 +64,7 @@ class TopicRecorder:
             )
 
         async def write(description: TopicDescription) -> None:
-            await self._rsm.identity.check_to_put()
-            await self._rsm.objects.put_topic_description(
+            await self._objects.put_topic_description(
                 description.topic_id, encode_topic_description(description)
             )
 
@@ -86,4 +85,4 @@ class TopicRecorder:
             return
         self._archived |= {tp.topic_id for tp in await self._rlmm.list_partitions()}
         for topic_id in gone - self._archived:
-            await self._rsm.objects.delete_topic_description(topic_id)
+            await self._objects.delete_topic_description(topic_id)

@@ -115,14 +115,14 @@ async def serve_archive(
     config = Config.model_validate(sections)
     ids = count(1)
     async with (
-        StoreBackedRemoteLogMetadataManager(planted.rsm, config.metadata, serves=True) as rlmm,
+        StoreBackedRemoteLogMetadataManager(planted.storage, config.metadata, serves=True) as rlmm,
         RemoteFetchPurgatory(
-            config.remote_fetch, rlmm, planted.rsm, random.Random(1), limits=reading
+            config.remote_fetch, rlmm, planted.storage, random.Random(1), limits=reading
         ) as purgatory,
         open_archive_only(
             config,
             rlmm,
-            TopicDescriptions(planted.rsm.objects),
+            TopicDescriptions(planted.storage.objects),
             purgatory,
             lambda p: f"{p}-{next(ids)}",
             listener_context(config.gateway, config.tls),

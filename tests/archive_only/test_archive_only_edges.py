@@ -33,7 +33,7 @@ async def test_partitions_and_topics_without_a_record_are_as_the_archiver_descri
     nothing = TopicDescription(UUID(int=77), "nothing", 3, empty={0: 0, 1: 0, 2: 500})
     holed = TopicDescription(HOLED.topic_id, HOLED.topic, 12, empty={11: 2**40})
     for said in (nothing, holed):
-        await planted.rsm.objects.put_topic_description(
+        await planted.storage.objects.put_topic_description(
             said.topic_id, encode_topic_description(said)
         )
     async with serve_archive(planted) as served:
@@ -58,7 +58,7 @@ async def test_partitions_and_topics_without_a_record_are_as_the_archiver_descri
 async def test_deleted_records_are_below_the_beginning() -> None:
     """Within a segment, and with all of them gone."""
     planted = await plant()
-    async with StoreBackedRemoteLogMetadataManager(planted.rsm, MetadataConfig()) as archiver:
+    async with StoreBackedRemoteLogMetadataManager(planted.storage, MetadataConfig()) as archiver:
         for start, end in ((15, END), (END, END)):
             await archiver.raise_log_start_offset(TP, start)
             async with serve_archive(planted) as served:

@@ -57,7 +57,7 @@ class Mirror:
 
     async def mark(self, identity: ArchiveIdentity) -> None:
         await self.planted.store.put(f"archive/{LAYOUT_OBJECT}", encode_identity(identity))
-        await self.planted.rsm.identity.look()
+        await self.planted.storage.identity.look()
 
 
 @pytest.fixture
@@ -177,13 +177,13 @@ async def test_a_node_says_that_it_reads_a_mirror_until_it_is_the_archive(
         {"store": {"url": tmp_path.as_uri()}, "archive_only": {"enabled": True}}
     )
     async with (
-        open_archive(config) as rsm,
+        open_archive(config) as storage,
         Cluster(config.cluster) as cluster,
-        metadata_manager(config, rsm, cluster, lambda: 0) as rlmm,
+        metadata_manager(config, storage, cluster, lambda: 0) as rlmm,
         asyncio.timeout(30),
     ):
         health = Health()
-        own = OwnArchive(config, rsm, rlmm, cluster, uuid4, archives=False, health=health)
+        own = OwnArchive(config, storage, rlmm, cluster, uuid4, archives=False, health=health)
         await own.at_start()
         assert rlmm.of_mirror
         said = health.reported(Kind.MIRROR_READ)

@@ -155,7 +155,7 @@ class SoundArchive:
             await self.archive.store.delete(self.archive.key(first, file))
         self.archive.segments.remove(first)
         log_start = first.end_offset + 1
-        await self.archive.rsm.put_log_start_offset(TP, log_start, b"{}")
+        await self.archive.storage.objects.put_log_start_offset(TP, log_start, b"{}")
         await self.archive.state(recorded_from=0, log_start_offset=log_start)
 
 
@@ -267,9 +267,9 @@ class Damager:
 
     async def other_object(self) -> None:
         """What is on record of the partition."""
-        folder = self.archive.rsm.objects.folder(TP)
+        folder = self.archive.storage.objects.folder(TP)
         every = [key for key in await contents(self.archive) if key.startswith(folder)]
-        keys = [key for key in every if self.archive.rsm.parse_key(key) is None]
+        keys = [key for key in every if self.archive.storage.rsm.parse_key(key) is None]
         if keys:
             key = self.rng.choice(keys)
             raw = await self._get(key) or b"-"
@@ -313,7 +313,7 @@ def meaning(archive: PlantedArchive, objects: Objects, key: str) -> object:
     which no checksum covers.
     """
     raw = objects.get(key)
-    parsed = archive.rsm.parse_key(key)
+    parsed = archive.storage.rsm.parse_key(key)
     if raw is None:
         return None
     own = [s for s in archive.segments if parsed and s.segment_id == parsed.segment_id]

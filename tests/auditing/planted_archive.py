@@ -33,7 +33,7 @@ from fetchproxy.segments.description import (
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 TP = TopicIdPartition(UUID(int=1), "orders", 0)
 ABORT, COMMIT = 0, 1
@@ -77,7 +77,7 @@ class PlantedArchive:
     recorded: bool = True  # False: as it was written before archivers put it on record
 
     def __post_init__(self) -> None:
-        self.rsm = RemoteStorageManager(self.store, "archive")
+        self.storage = RemoteStorage(self.store, "archive")
         self.segments: list[RemoteLogSegmentMetadata] = []
 
     async def add(
@@ -117,7 +117,7 @@ class PlantedArchive:
         await self.store.put(self.key(metadata, SegmentFile.EPOCHS), encode_epochs(lineage))
         if aborted:
             await self.store.put(self.key(metadata, SegmentFile.TXN), encode_aborted(aborted))
-        await self.rsm.put_segment_metadata(metadata, encode_segment(metadata))
+        await self.storage.objects.put_segment_metadata(metadata, encode_segment(metadata))
         self.segments.append(metadata)
         if self.recorded:
             await self.state(tp)
@@ -133,16 +133,16 @@ class PlantedArchive:
             end_offset=last.end_offset,
             leader_epoch=max((e.epoch for s in own for e in s.segment_leader_epochs), default=-1),
         )
-        await self.rsm.objects.put_finished_offsets(
+        await self.storage.objects.put_finished_offsets(
             tp, encode_finished_offsets(replace(stated, **changes))
         )
 
     async def record_gap(self, first: int, last: int, tp: TopicIdPartition = TP) -> None:
         content = encode_archive_gap(tp, first, last)
-        await self.rsm.objects.put_archive_gap(tp, first, last, content)
+        await self.storage.objects.put_archive_gap(tp, first, last, content)
 
     def key(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> str:
-        return self.rsm.object_key(metadata, file)
+        return self.storage.rsm.object_key(metadata, file)
 
     async def change(
         self, metadata: RemoteLogSegmentMetadata, file: SegmentFile, edit: Callable[[bytes], bytes]
@@ -152,13 +152,13 @@ class PlantedArchive:
 
     async def restate(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Put other metadata for a segment that is there."""
-        await self.rsm.put_segment_metadata(metadata, encode_segment(metadata))
+        await self.storage.objects.put_segment_metadata(metadata, encode_segment(metadata))
 
     async def verify(self, **more: object) -> VerifyReport:
-        manager = StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig())
+        manager = StoreBackedRemoteLogMetadataManager(self.storage, MetadataConfig())
         options = {"chunk_bytes": self.chunk_bytes} | more
         async with manager as rlmm:
-            return await verify_archive(self.rsm, rlmm, **options)  # type: ignore[arg-type]
+            return await verify_archive(self.storage, rlmm, **options)  # type: ignore[arg-type]
 
 
 def flip(position: int, mask: int = 0xFF) -> Callable[[bytes], bytes]:

@@ -64,7 +64,7 @@ class Trial:
         for key in {*self.damaged, *repaired}:
             if self.damaged.get(key) == repaired.get(key):
                 continue
-            parsed = self.archive.rsm.parse_key(key)
+            parsed = self.archive.storage.rsm.parse_key(key)
             assert parsed is not None, f"{self.what}\n{key} is nothing that can be derived"
             assert parsed.file is not LOG, f"{self.what}\n{key} was touched"
             twin_of = self.twins.get(parsed.segment_id.id)
@@ -95,7 +95,7 @@ class Trial:
         for key in sorted({*objects, *self.sound}):
             if self.means(self.sound, key) == self.means(objects, key) or key in named:
                 continue
-            parsed = self.archive.rsm.parse_key(key)
+            parsed = self.archive.storage.rsm.parse_key(key)
             if parsed is None:
                 # What it had told is not known now, or taken for lost.
                 told = bool(report.not_known or named) or not report.partitions

@@ -15,7 +15,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.packed_logs import AS_THEY_ARE
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.orphans import log_offsets_of
@@ -70,9 +70,9 @@ async def test_mirror(file: SegmentFile, tmp_path: Path) -> None:
     target = MemoryObjectStore()
 
     def place(of: MemoryObjectStore) -> MirrorSide:
-        rsm = RemoteStorageManager(of, "archive")
-        rlmm = StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig())
-        return MirrorSide(rsm.store, "archive/", rsm, rlmm, lambda: AS_THEY_ARE)
+        storage = RemoteStorage(of, "archive")
+        rlmm = StoreBackedRemoteLogMetadataManager(storage, MetadataConfig())
+        return MirrorSide(storage.store, "archive/", storage, rlmm, lambda: AS_THEY_ARE)
 
     here, there = place(store), place(target)
     async with here.rlmm, there.rlmm, Spool(tmp_path) as spool:
@@ -96,17 +96,17 @@ async def test_a_log_whose_offsets_cannot_be_read_now_is_not_taken_for_one_witho
     segment = archive.segments[1]
     objects = {
         key.file: found
-        async for key, found in archive.rsm.list_segment_objects(TP)
+        async for key, found in archive.storage.objects.list_segment_objects(TP)
         if key.segment_id == segment.segment_id
     }
-    assert await log_offsets_of(archive.rsm, objects) == (20, 39)
+    assert await log_offsets_of(archive.storage.rsm, objects) == (20, 39)
     store.denied = archive.key(segment, SegmentFile.INDEX)
     with pytest.raises(ObjectNotReadable):
-        await log_offsets_of(archive.rsm, objects)
+        await log_offsets_of(archive.storage.rsm, objects)
 
 
 async def test_a_record_that_cannot_be_read_now_is_not_replaced_by_one_that_states_less() -> None:
     store, archive = await planted()
     (store.denied,) = [f.key async for f in store.list("") if f.key.endswith("finished-offsets")]
     with pytest.raises(ObjectNotReadable):
-        await ArchiveRecords(archive.rsm, TP).read()
+        await ArchiveRecords(archive.storage.objects, TP).read()

@@ -36,7 +36,7 @@ from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning_processes import _read
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.packed_logs import AS_THEY_ARE
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores import retries
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
 from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX, each_object_alone, tried_once
@@ -219,20 +219,20 @@ def test_only_jobs_take_a_failing_object_for_its_own_state() -> None:
         store.failing = {archive.key(segment, SegmentFile.LOG): FOR_GOOD}
         span = ByteRange(0, 5)
         with pytest.raises(StorageUnavailable):
-            await archive.rsm.fetch_log_segment(segment, span)
+            await archive.storage.rsm.fetch_log_segment(segment, span)
         with each_object_alone():
             with pytest.raises(ObjectFailing):
-                await archive.rsm.fetch_log_segment(segment, span)
+                await archive.storage.rsm.fetch_log_segment(segment, span)
             with tried_once(), pytest.raises(StorageUnavailable):
-                await archive.rsm.fetch_log_segment(segment, span)
+                await archive.storage.rsm.fetch_log_segment(segment, span)
 
     run(main())
 
 
 def place(of: MemoryObjectStore) -> MirrorSide:
-    rsm = RemoteStorageManager(of, "archive")
-    rlmm = StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig())
-    return MirrorSide(rsm.store, "archive/", rsm, rlmm, lambda: AS_THEY_ARE)
+    storage = RemoteStorage(of, "archive")
+    rlmm = StoreBackedRemoteLogMetadataManager(storage, MetadataConfig())
+    return MirrorSide(storage.store, "archive/", storage, rlmm, lambda: AS_THEY_ARE)
 
 
 async def mirrored(
@@ -251,7 +251,7 @@ async def mirrored(
 async def test_mirror(file: SegmentFile, at_target: bool, tmp_path: Path) -> None:
     source, archive = await planted(5)
     target = Failing()
-    await RemoteStorageManager(target, "archive").identity.check_to_put()
+    await RemoteStorage(target, "archive").identity.check_to_put()
     first = archive.key(archive.segments[1], file)
     second = archive.key(archive.segments[3], file)
     at = target if at_target else source
@@ -287,7 +287,7 @@ async def test_the_old_place_keeps_what_the_new_one_may_not_have(
 ) -> None:
     source, archive = await planted(3)
     target = Failing()
-    await RemoteStorageManager(target, "archive").identity.check_to_put()
+    await RemoteStorage(target, "archive").identity.check_to_put()
     assert (await mirrored(source, target, tmp_path)).copied == 3
     bad = archive.key(archive.segments[1], file)
 
@@ -327,17 +327,17 @@ async def test_merge(tmp_path: Path) -> None:
         await archive.add([batch(520 + 20 * number), batch(530 + 20 * number)])
     bad = archive.key(archive.segments[2], SegmentFile.LOG)
     async with (
-        StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm,
+        StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm,
         Spool(tmp_path) as spool,
     ):
         copier = SegmentCopier(
-            archive.rsm,
+            archive.storage.rsm,
             rlmm,
             copy_max_ms=60_000,
             wall_clock_ms=lambda: 1_000_000,
             uuid_factory=uuid4,
         )
-        merger = PartitionMerger(archive.rsm, rlmm, copier, spool, bytes_max=5_000)
+        merger = PartitionMerger(archive.storage.rsm, rlmm, copier, spool, bytes_max=5_000)
         store.failing = {bad: FOR_GOOD}
         done = await merger.merge(TP)
         assert (done.merged, done.replaced, done.refused) == (1, 6, [])
@@ -354,7 +354,7 @@ def test_restore_counts_it_apart_from_damage() -> None:
         store, archive = await planted(3)
         bad = archive.key(archive.segments[1], SegmentFile.METADATA)
         store.failing = {bad: FOR_GOOD}
-        async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+        async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
             with each_object_alone():
                 (done,) = await restore_archive(
                     rlmm, None, wall_clock_ms=lambda: 0, partitions=[TP], dry_run=True
@@ -384,8 +384,8 @@ OTHER = TopicIdPartition(TP.topic_id, TP.topic, 1)
 
 
 async def planned(store: Failing, monkeypatch: pytest.MonkeyPatch, **more: str) -> BackfillInput:
-    def opened(_: SourceOptions) -> RemoteStorageManager:
-        return RemoteStorageManager(store, "archive")
+    def opened(_: SourceOptions) -> RemoteStorage:
+        return RemoteStorage(store, "archive")
 
     monkeypatch.setattr(archive_reading, "opened_store", opened)
     options = {"store": "file:///of/the/test", "topics": TP.topic, **more}
@@ -424,7 +424,7 @@ def test_a_backfill_says_why_an_object_is_refused(monkeypatch: pytest.MonkeyPatc
     async def main() -> None:
         store = Denying()
         archive = PlantedArchive(store)
-        await archive.rsm.identity.check_to_put()
+        await archive.storage.identity.check_to_put()
         for tp in (TP, OTHER):
             await archive.add([batch(0), batch(10)], tp=tp)
         store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): FOR_GOOD}
@@ -495,7 +495,9 @@ def test_another_process_that_plans_says_which_object_fails() -> None:
         await archive.add([batch(0)], tp=OTHER)
         store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): FOR_GOOD}
         with each_object_alone():
-            async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+            async with StoreBackedRemoteLogMetadataManager(
+                archive.storage, MetadataConfig()
+            ) as rlmm:
                 found = pickle.loads(pickle.dumps(await _read(rlmm, [TP, OTHER], 600)))
         assert [type(found[tp]) for tp in (TP, OTHER)] == [ObjectFailing, PartitionView]
 

@@ -32,10 +32,10 @@ async def repair(
     archive: PlantedArchive, dry_run: bool = False
 ) -> tuple[VerifyReport, RepairReport]:
     """What was found, and what was done."""
-    async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
-        found = await verify_archive(archive.rsm, rlmm, chunk_bytes=archive.chunk_bytes)
+    async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
+        found = await verify_archive(archive.storage, rlmm, chunk_bytes=archive.chunk_bytes)
         done = await repair_archive(
-            archive.rsm,
+            archive.storage,
             rlmm,
             found.faults,
             wall_clock_ms=lambda: WALL_CLOCK_MS,
@@ -226,7 +226,7 @@ async def test_a_twin_with_unreadable_metadata_does_not_come_back() -> None:
 async def test_what_was_deleted_does_not_come_back() -> None:
     archive = await three_segments()
     await archive.store.delete(archive.key(archive.segments[0], METADATA))
-    await archive.rsm.put_log_start_offset(TP, 30, b"30")
+    await archive.storage.objects.put_log_start_offset(TP, 30, b"30")
     report = await archive.verify()
     assert report.clean
     await archive.store.put(archive.key(archive.segments[0], METADATA), b"damaged")

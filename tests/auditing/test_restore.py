@@ -58,7 +58,7 @@ async def restore(
     archive: PlantedArchive, log: MemoryMetadataLog, *, dry_run: bool = False, exists: bool = True
 ) -> list[RestoredPartition]:
     async with (
-        StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored,
+        StoreBackedRemoteLogMetadataManager(archive.storage, CONFIG) as stored,
         TopicFollower(log, CONFIG.cache_dir) as follower,
     ):
         return await restore_archive(
@@ -75,7 +75,7 @@ async def topic_based(
     archive: PlantedArchive, log: MemoryMetadataLog
 ) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
     async with TopicBasedRemoteLogMetadataManager(
-        log, archive.rsm, CONFIG, wall_clock_ms=lambda: 1
+        log, archive.storage, CONFIG, wall_clock_ms=lambda: 1
     ) as rlmm:
         yield rlmm
 
@@ -87,7 +87,7 @@ def events_in(log: MemoryMetadataLog) -> int:
 async def same_view_of_both(archive: PlantedArchive, log: MemoryMetadataLog) -> None:
     now = asyncio.get_running_loop().time()
     async with (
-        StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored,
+        StoreBackedRemoteLogMetadataManager(archive.storage, CONFIG) as stored,
         topic_based(archive, log) as rlmm,
     ):
         every = list(await stored.list_partitions())
@@ -115,7 +115,7 @@ def test_an_empty_topic_shows_what_the_store_shows(
             if state is not State.DELETE_SEGMENT_FINISHED:
                 await archive.restate(replace(segment, state=state))
         if log_start:
-            await archive.rsm.put_log_start_offset(TP, log_start, b"")
+            await archive.storage.objects.put_log_start_offset(TP, log_start, b"")
         log = MemoryMetadataLog()
         await restore(archive, log)
         await same_view_of_both(archive, log)
@@ -166,7 +166,7 @@ async def test_what_the_topic_knows_is_left_as_it_is() -> None:
 async def test_a_topic_deletion_goes_on_where_it_was() -> None:
     archive, log = await two_segments(), MemoryMetadataLog()
     started = RemotePartitionDeleteMetadata(TP, Deletion.DELETE_PARTITION_STARTED, 9, 3)
-    async with StoreBackedRemoteLogMetadataManager(archive.rsm, CONFIG) as stored:
+    async with StoreBackedRemoteLogMetadataManager(archive.storage, CONFIG) as stored:
         await stored.put_partition_deletion(
             replace(started, state=Deletion.DELETE_PARTITION_MARKED)
         )
@@ -177,7 +177,7 @@ async def test_a_topic_deletion_goes_on_where_it_was() -> None:
 
 async def test_unreadable_metadata_are_counted() -> None:
     archive, log = await two_segments(), MemoryMetadataLog()
-    key = archive.rsm.object_key(archive.segments[0], METADATA)
+    key = archive.storage.rsm.object_key(archive.segments[0], METADATA)
     await archive.store.put(key, b"damaged")
     [found] = await restore(archive, log)
     assert (found.segments, found.restored, found.unreadable) == (1, 1, 1)
@@ -233,7 +233,7 @@ async def test_a_restore_that_was_killed_is_not_half_an_archive(killed_at: int) 
         with pytest.raises(RemoteStorageError):
             await rlmm.refresh_topic(TP.topic_id, now)
         report = await archive.verify(metadata_topic=rlmm)
-        assert [fault.object_key for fault in report.faults] == [archive.rsm.objects.folder(TP)]
+        assert [fault.object_key for fault in report.faults] == [archive.storage.objects.folder(TP)]
         await restore(archive, log)
         assert await known_to(rlmm) == 3
         assert (await archive.verify(metadata_topic=rlmm)).clean
@@ -246,7 +246,7 @@ async def test_whoever_is_running_is_not_shown_half_of_it(tmp_path: Path) -> Non
     await restore(archive, log)
     config = MetadataConfig(cache_dir=tmp_path)
     wall_clock_ms = lambda: 1  # noqa: E731
-    manager = TopicBasedRemoteLogMetadataManager(log, archive.rsm, config, wall_clock_ms)
+    manager = TopicBasedRemoteLogMetadataManager(log, archive.storage, config, wall_clock_ms)
     async with manager as rlmm:
         assert await known_to(rlmm) == 2
         third, fourth = await archive.add([batch(40)]), await archive.add([batch(50)])
@@ -260,7 +260,7 @@ async def test_whoever_is_running_is_not_shown_half_of_it(tmp_path: Path) -> Non
         shown = rlmm.view(TP)
         assert shown is not None
         assert len(shown.segments) == 2
-    manager = TopicBasedRemoteLogMetadataManager(log, archive.rsm, config, wall_clock_ms)
+    manager = TopicBasedRemoteLogMetadataManager(log, archive.storage, config, wall_clock_ms)
     async with manager as rlmm:
         with pytest.raises(RemoteStorageError):
             await known_to(rlmm)
@@ -275,7 +275,7 @@ async def test_verify_asks_the_metadata_topic_what_there_should_be() -> None:
     first, last = archive.segments
     for file in SegmentFile:
         await archive.store.delete(archive.key(last, file))
-    await archive.store.delete(archive.rsm.objects.finished_offsets_key(TP))
+    await archive.store.delete(archive.storage.objects.finished_offsets_key(TP))
     async with topic_based(archive, log) as rlmm:
         [fault] = (await archive.verify(metadata_topic=rlmm)).faults
         assert (fault.object_key, fault.first_offset) == (

@@ -318,7 +318,7 @@ async def test_a_later_segment_tells_where_an_older_leaders_log_was_cut() -> Non
     assert found.first_offset == 20
     assert "older than in the leader epochs of the segment from 30" in found.what
     assert set(faults) == {lost}
-    async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+    async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
         await rlmm.put_log_history(TP, LogHistory(-1, kept_below=30, kept_epoch=0))
     assert archive.key(stale, METADATA) not in {
         fault.object_key for fault in (await archive.verify()).faults
@@ -370,7 +370,7 @@ async def test_where_a_kept_archive_ends_the_new_logs_batch_may_reach_over_it() 
     assert [fault.what for fault in (await archive.verify()).faults] == [
         "overlap: batch begins at offset 13, expected 20"
     ]
-    async with StoreBackedRemoteLogMetadataManager(archive.rsm, MetadataConfig()) as rlmm:
+    async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
         await rlmm.put_log_history(TP, LogHistory(-1, kept_below=20, kept_epoch=0))
     assert (await archive.verify()).faults == []
 
@@ -494,7 +494,7 @@ async def test_what_is_deleted_meanwhile_is_no_fault() -> None:
     archive = await sound()
 
     elsewhere = PlantedArchive()
-    await elsewhere.rsm.put_log_start_offset(TP, 120, b"{}")
+    await elsewhere.storage.objects.put_log_start_offset(TP, 120, b"{}")
     raised = {k: v for k, v in elsewhere.store._objects.items() if k.endswith(".log-start-offset")}
 
     def delete_soon(done: int, total: int) -> None:
@@ -525,7 +525,9 @@ async def test_an_outage_is_no_verdict() -> None:
 @pytest.mark.parametrize(("raised", "gaps"), [(60, (GAP,)), (130, ((130, 149),)), (150, ())])
 async def test_what_was_deleted_is_no_gap(raised: int, gaps: tuple[tuple[int, int], ...]) -> None:
     archive = await sound()
-    await archive.rsm.put_log_start_offset(archive.segments[0].topic_id_partition, raised, b"{}")
+    await archive.storage.objects.put_log_start_offset(
+        archive.segments[0].topic_id_partition, raised, b"{}"
+    )
     report = await archive.verify()
     assert report.clean, report.faults
     assert tuple(gaps_of(report)) == gaps
@@ -547,9 +549,9 @@ async def test_many_metadata_objects_take_several_reads() -> None:
 
     archive.store.__class__ = Slow
     async with StoreBackedRemoteLogMetadataManager(
-        archive.rsm, MetadataConfig(), reads_max=1, read_max_ms=2_000
+        archive.storage, MetadataConfig(), reads_max=1, read_max_ms=2_000
     ) as rlmm:
-        report = await verify_archive(archive.rsm, rlmm)
+        report = await verify_archive(archive.storage, rlmm)
     assert report.clean
     assert report.segments == 3
 
@@ -560,7 +562,7 @@ async def test_an_archive_copied_below_another_prefix_is_sound() -> None:
     async for found in archive.store.list(""):
         content = await archive.store.get(found.key)
         await moved.store.put(found.key.replace("archive/", "elsewhere/", 1), content)
-    moved.rsm = type(moved.rsm)(moved.store, "elsewhere")
+    moved.storage = type(moved.storage)(moved.store, "elsewhere")
     report = await moved.verify()
     assert report.clean, report.faults
     assert report.segments == 3

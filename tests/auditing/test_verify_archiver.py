@@ -21,7 +21,7 @@ from lab.mock_cluster import MockCluster
 
 
 async def verified(archive: Archive) -> VerifyReport:
-    return await verify_archive(archive.rsm, archive.rlmm, chunk_bytes=10_000)
+    return await verify_archive(archive.storage, archive.rlmm, chunk_bytes=10_000)
 
 
 async def test_a_plain_archive(mock_cluster: MockCluster, tmp_path: Path) -> None:
@@ -63,6 +63,6 @@ async def test_a_transactional_archive(
         with_aborted = [segment for segment in segments if segment.has_aborted_txns]
         assert len(with_aborted) > 3
         # And it is the indexes that make it so: with one emptied it is not.
-        key = archive.rsm.object_key(with_aborted[1], SegmentFile.TXN)
-        await archive.rsm._store.put(key, b"")
+        key = archive.storage.rsm.object_key(with_aborted[1], SegmentFile.TXN)
+        await archive.storage.store.put(key, b"")
         assert {fault.object_key for fault in (await verified(archive)).faults} == {key}

@@ -52,7 +52,7 @@ async def test_segments_that_are_gone_are_a_fault(
     assert (await archive.verify()).not_known == []
     await lose(archive, numbers)
     report = await archive.verify()
-    folder = archive.rsm.objects.folder(TP)
+    folder = archive.storage.objects.folder(TP)
     what = f"offsets {first} to {last} were archived and are in no segment"
     assert told(report) == [(folder, first, what)]
     assert gaps_of(report) == []
@@ -80,12 +80,12 @@ async def test_a_gap_that_another_archiver_has_filled_is_none() -> None:
 async def test_what_was_deleted_is_not_missed() -> None:
     archive = await four_segments()
     await lose(archive, [0, 1])
-    await archive.rsm.put_log_start_offset(TP, 45, b"{}")
+    await archive.storage.objects.put_log_start_offset(TP, 45, b"{}")
     assert [offset for _, offset, _ in told(await archive.verify())] == [45]
-    await archive.rsm.put_log_start_offset(TP, 60, b"{}")
+    await archive.storage.objects.put_log_start_offset(TP, 60, b"{}")
     assert (await archive.verify()).clean
     await lose(archive, [2, 3])
-    await archive.rsm.put_log_start_offset(TP, 120, b"{}")
+    await archive.storage.objects.put_log_start_offset(TP, 120, b"{}")
     assert (await archive.verify()).clean
 
 
@@ -137,7 +137,7 @@ async def test_an_end_of_a_log_that_is_no_more_is_not_missed() -> None:
 
 async def test_a_statement_that_cannot_be_read_is_a_fault() -> None:
     archive = await four_segments()
-    key = archive.rsm.objects.finished_offsets_key(TP)
+    key = archive.storage.objects.finished_offsets_key(TP)
     await archive.store.put(key, b"damaged")
     [found] = told(await archive.verify())
     assert found[0] == key
@@ -151,8 +151,8 @@ async def test_a_partition_that_is_forgotten_leaves_no_record() -> None:
     archive = await four_segments()
     await archive.record_gap(500, 509)
     await lose(archive, range(4))
-    await archive.rsm.forget_partition(TP)
-    folder = archive.rsm.objects.folder(TP)
+    await archive.storage.objects.forget_partition(TP)
+    folder = archive.storage.objects.folder(TP)
     assert [found.key async for found in archive.store.list(folder)] == []
 
 

@@ -10,11 +10,11 @@ from fetchproxy.jobs.verify import together
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 
 async def verify_archive(
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     rlmm: StoreBackedRemoteLogMetadataManager,
     *,
     partitions: Iterable[TopicIdPartition] | None = None,
@@ -29,7 +29,7 @@ async def verify_archive(
     return together(
         [
             await verify_partition(
-                rsm,
+                storage,
                 rlmm,
                 tp,
                 metadata_topic=metadata_topic,

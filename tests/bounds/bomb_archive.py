@@ -70,7 +70,7 @@ async def plant(folder: Path) -> None:
         await planted.add([packed_batch(base, codec, packed, 200_000) for base in bases], tp=tp)
     for number in range(MANY_TOPICS):
         said = TopicDescription(UUID(int=1_000 + number), many_name(number), PARTITIONS_EACH)
-        await planted.rsm.objects.put_topic_description(
+        await planted.storage.objects.put_topic_description(
             said.topic_id, encode_topic_description(said)
         )
     async for found in planted.store.list(""):

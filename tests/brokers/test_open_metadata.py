@@ -10,7 +10,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.load import load_config
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 async def test_by_configuration(variables: dict[str, str], expected: type) -> None:
     config = load_config(None, variables)
     async with MemoryObjectStore() as store, Cluster(config.cluster) as cluster:
-        manager = metadata_manager(config, RemoteStorageManager(store), cluster, lambda: 0)
+        manager = metadata_manager(config, RemoteStorage(store), cluster, lambda: 0)
         assert type(manager) is expected

@@ -19,7 +19,7 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.key_rings import FileKeyRing, read_keys, write_keys
 from fetchproxy.storage.packed_logs import AtRest, LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 LOG = b"orders " * 1_000
@@ -40,23 +40,25 @@ class Operator:
         keys = ["--set", f"store.encryption_keys={self.ring}"]
         return self.types("rewrap", "--store", self.store.as_uri(), *keys, *more)
 
-    def rsm(self) -> RemoteStorageManager:
+    def storage(self) -> RemoteStorage:
         store = FilesystemObjectStore(self.store, create=True)
-        return RemoteStorageManager(store, at_rest=AtRest(keys=FileKeyRing(self.ring)))
+        return RemoteStorage(store, at_rest=AtRest(keys=FileKeyRing(self.ring)))
 
     def archives(self, *numbers: int) -> None:
         async def copied() -> None:
-            async with self.rsm() as rsm:
+            async with self.storage() as storage:
                 for number in numbers:
                     data = LogSegmentData(self.spooled, b"index", None, b"epochs")
-                    await rsm.copy_log_segment_data(packed(number), data)
+                    await storage.rsm.copy_log_segment_data(packed(number), data)
 
         asyncio.run(copied())
 
     def reads(self, number: int) -> bytes:
         async def read() -> bytes:
-            async with self.rsm() as rsm:
-                return bytes(await rsm.fetch_log_segment(packed(number), ByteRange(0, len(LOG))))
+            async with self.storage() as storage:
+                return bytes(
+                    await storage.rsm.fetch_log_segment(packed(number), ByteRange(0, len(LOG)))
+                )
 
         return asyncio.run(read())
 
@@ -153,9 +155,9 @@ def test_a_run_that_ends_at_any_write_is_gone_on_with(operator: Operator) -> Non
             async def ended() -> None:
                 store = Ending(operator.store)
                 at_rest = AtRest(keys=FileKeyRing(operator.ring))
-                async with RemoteStorageManager(store, at_rest=at_rest) as rsm:
+                async with RemoteStorage(store, at_rest=at_rest) as storage:
                     with pytest.raises(StorageUnavailable, match="killed here"):
-                        await rewrap_archive(rsm)
+                        await rewrap_archive(storage)
 
             asyncio.run(ended())
             assert [operator.reads(number) for number in range(3)] == [LOG] * 3

@@ -40,7 +40,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.storage.archive_identity import LOOK_AGE_MAX_S, ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.storage.stores.object_store import StoredObject
 from fetchproxy.writing.leadership import LeadershipState
@@ -98,9 +98,9 @@ class Process:
         self.exits = AsyncExitStack()
 
     async def __aenter__(self) -> Process:
-        self.rsm = rsm = await self.exits.enter_async_context(RemoteStorageManager(self.store))
+        self.storage = storage = await self.exits.enter_async_context(RemoteStorage(self.store))
         self.rlmm = await self.exits.enter_async_context(
-            StoreBackedRemoteLogMetadataManager(rsm, CONFIG.metadata)
+            StoreBackedRemoteLogMetadataManager(storage, CONFIG.metadata)
         )
         cluster = await self.exits.enter_async_context(Cluster(CONFIG.cluster))
         around = StatusSources(
@@ -113,7 +113,7 @@ class Process:
             consumer_paces=lambda: self.consumer_paces,
         )
         self.collector = StatusCollector(
-            CONFIG, rsm, self.rlmm, cluster, around, self.events, limits=SELDOM
+            CONFIG, storage, self.rlmm, cluster, around, self.events, limits=SELDOM
         )
         return self
 
@@ -242,13 +242,13 @@ async def test_in_an_outage_the_last_known_ranges_stand(process: Process) -> Non
 async def test_a_folder_that_cannot_be_listed_is_named_and_the_others_are_looked_at(
     process: Process,
 ) -> None:
-    await process.rsm.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
+    await process.storage.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
     other = TopicIdPartition(TP.topic_id, TP.topic, TP.partition + 1)
     one = segment(0, 9)
     for tp in (TP, other):
         # Another process archives it: only a look at the store shows it.
         put = replace(one, segment_id=RemoteLogSegmentId(tp, one.segment_id.id))
-        await process.rsm.put_segment_metadata(put, encode_segment(put))
+        await process.storage.objects.put_segment_metadata(put, encode_segment(put))
     process.store.unlisted = partition_folder("", TP)
     await process.collector.look()
     status = await process.collector()
@@ -269,8 +269,8 @@ async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_b
     process: Process,
 ) -> None:
     """The remedy is to read the error, which says what is wrong and where."""
-    await process.rsm.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
-    await process.rsm.identity.look()
+    await process.storage.identity.state(ArchiveIdentity(UUID(int=5), None, "store"))
+    await process.storage.identity.look()
     await process.archive(segment(0, 9))
     await process.collector.look()
     assert (await process.collector()).conditions == ()
@@ -309,15 +309,15 @@ async def test_an_outage_of_one_operation_counts_at_once_and_is_named(
 ) -> None:
     await process.collector.look()
     now = asyncio.get_running_loop().time()
-    process.rsm.health[operation].succeeded(now - 20)
-    process.rsm.health[operation].failed(now, now - 12.04, StorageDenied("token=hunter2"))
+    process.storage.health[operation].succeeded(now - 20)
+    process.storage.health[operation].failed(now, now - 12.04, StorageDenied("token=hunter2"))
     store = (await process.collector()).store
     error = "StorageDenied: token=•••"
     assert (store.url, store.up, store.last_error) == ("s3://•••@bucket", False, error)
     assert 12 <= store.failing_seconds < 60
     assert [name for name, one in store.operations.items() if one.up is False] == [operation]
     assert metrics.STORE_UP.labels(operation)._value.get() == 0
-    process.rsm.health[operation].succeeded(now)
+    process.storage.health[operation].succeeded(now)
     assert (await process.collector()).store.up
 
 
@@ -379,6 +379,6 @@ async def test_gauges_go_with_their_partition_and_those_of_its_name_stay(process
     await process.collector.look()
     for finished in (old, new):
         assert shown() == [(TP.topic, str(TP.partition))]
-        await process.rsm.delete_log_segment_data(finished)
+        await process.storage.rsm.delete_log_segment_data(finished)
         await process.collector.look()
     assert shown() == []

@@ -45,17 +45,19 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
     """Of a `serve` that has just started: its parts, and somebody who asks it."""
     async with (
         Cluster(CONFIG.cluster) as cluster,
-        StoreBackedRemoteLogMetadataManager(planted.rsm, CONFIG.metadata) as rlmm,
+        StoreBackedRemoteLogMetadataManager(planted.storage, CONFIG.metadata) as rlmm,
     ):
-        own = OwnArchive(CONFIG, planted.rsm, rlmm, cluster, uuid4, archives=False)
+        own = OwnArchive(CONFIG, planted.storage, rlmm, cluster, uuid4, archives=False)
         rng = random.Random(1)
-        parts = Parts(CONFIG, Limits(), planted.rsm, rlmm, cluster, own, Health(), rng, serves=True)
-        published_conditions = PublishedConditions(planted.rsm.objects)
+        parts = Parts(
+            CONFIG, Limits(), planted.storage, rlmm, cluster, own, Health(), rng, serves=True
+        )
+        published_conditions = PublishedConditions(planted.storage.objects)
         published_conditions.hold(Kind.PARTITION_STOPPED, TP, f"{TP}: it begins again")
         around = StatusSources(
             parts.mode, parts.health, published_conditions=lambda: published_conditions
         )
-        collector = StatusCollector(CONFIG, planted.rsm, rlmm, cluster, around)
+        collector = StatusCollector(CONFIG, planted.storage, rlmm, cluster, around)
         await parts.brokers.look()
         await collector.look()
         fail(parts)
@@ -70,7 +72,7 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
 
 def fail(parts: Parts) -> None:
     now = asyncio.get_running_loop().time()
-    reads = parts.rsm.health[StoreOperation.READ]
+    reads = parts.storage.health[StoreOperation.READ]
     reads.succeeded(now - 90)
     reads.failed(now, now - 60, StorageDenied("token=hunter2 is refused"))
 
@@ -155,7 +157,7 @@ async def test_what_a_failing_store_means_is_in_its_sentence() -> None:
 async def test_what_is_about_a_key_says_nothing_of_the_rest_of_the_archive() -> None:
     why = "the key ring has no key with the id k1"
     async with console(await archive_with_a_gap()) as (parts, http):
-        parts.rsm.health.locked(uuid4(), "k1", why)
+        parts.storage.health.locked(uuid4(), "k1", why)
         _, status = await fetched(http, "/api/status")
     [locked] = [one["what"] for one in status["conditions"] if one["kind"] == Kind.SEGMENTS_LOCKED]
     assert locked == f"An encrypted segment cannot be read: {why}"
@@ -165,7 +167,7 @@ async def test_what_is_over_is_over_everywhere() -> None:
     with capture_logs() as logs:
         async with console(await archive_with_a_gap()) as (parts, http):
             now = asyncio.get_running_loop().time()
-            parts.rsm.health[StoreOperation.READ].succeeded(now)
+            parts.storage.health[StoreOperation.READ].succeeded(now)
             _, status = await fetched(http, "/api/status")
     assert Kind.STORE_FAILING not in status["condition_counts"]
     [over] = [e for e in logs if e["event"] == f"{Kind.STORE_FAILING}_no_more"]

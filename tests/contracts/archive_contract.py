@@ -1,4 +1,4 @@
-"""The RemoteStorageManager's contract over every object store, beyond the one for third parties."""
+"""The RemoteStorage's contract over every object store, beyond the one for third parties."""
 
 from __future__ import annotations
 
@@ -17,38 +17,40 @@ from fetchproxy.storage.contract import (
 )
 from fetchproxy.storage.listings import LogStartObject, SegmentMetadataObject, Standing
 from fetchproxy.storage.packed_logs import LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import ObjectStore
 
 
 async def topic_objects(
-    manager: RemoteStorageManager, topic: str
+    storage: RemoteStorage, topic: str
 ) -> list[tuple[TopicIdPartition, Standing]]:
     found: list[tuple[TopicIdPartition, Standing]] = []
-    await manager.take_topic_objects(topic, TOPIC_ID, lambda tp, said: found.append((tp, said)))
+    await storage.objects.take_topic_objects(
+        topic, TOPIC_ID, lambda tp, said: found.append((tp, said))
+    )
     return found
 
 
 async def metadata_objects(
-    manager: RemoteStorageManager, tp: TopicIdPartition
+    storage: RemoteStorage, tp: TopicIdPartition
 ) -> list[SegmentMetadataObject]:
-    found = [one async for one in manager.list_partition(tp)]
+    found = [one async for one in storage.objects.list_partition(tp)]
     return [one for one in found if isinstance(one, SegmentMetadataObject)]
 
 
 class ArchiveContract(RemoteStorageManagerContract):
     async def test_an_rdi_resolves(
-        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+        self, storage: RemoteStorage, store: ObjectStore, data: LogSegmentData
     ) -> None:
         """The object key and position of an index entry lead to its bytes, with the store alone."""
         metadata = segment()
-        key = manager.object_key(metadata, SegmentFile.LOG)
+        key = storage.rsm.object_key(metadata, SegmentFile.LOG)
         entry = encode_index_entry(key, IndexSpan(0, 4, 0, 5, 0, 0))
         entry += encode_index_entry(key, IndexSpan(4, 6, 6, 9, 0, 0))
-        await manager.copy_log_segment_data(
+        await storage.rsm.copy_log_segment_data(
             metadata, LogSegmentData(data.log, entry, None, data.epochs)
         )
-        index = RemoteLogIndex.parse(await manager.fetch_index(metadata, SegmentFile.INDEX))
+        index = RemoteLogIndex.parse(await storage.rsm.fetch_index(metadata, SegmentFile.INDEX))
         found = [
             await store.get_range(index.object_key, ByteRange(span.position, span.end))
             for span in index.spans()
@@ -56,134 +58,138 @@ class ArchiveContract(RemoteStorageManagerContract):
         assert found == [b"0123", b"456789"]
 
     async def test_aborted_transactions_travel_along(
-        self, manager: RemoteStorageManager, data: LogSegmentData
+        self, storage: RemoteStorage, data: LogSegmentData
     ) -> None:
         metadata = segment(has_aborted_txns=True)
         with pytest.raises(ValueError, match="disagree"):
-            await manager.copy_log_segment_data(metadata, data)
+            await storage.rsm.copy_log_segment_data(metadata, data)
         with_txn = LogSegmentData(data.log, data.index, b"txn", data.epochs)
-        await manager.copy_log_segment_data(metadata, with_txn)
-        assert await manager.fetch_index(metadata, SegmentFile.TXN) == b"txn"
+        await storage.rsm.copy_log_segment_data(metadata, with_txn)
+        assert await storage.rsm.fetch_index(metadata, SegmentFile.TXN) == b"txn"
         with pytest.raises(ValueError, match="disagree"):
-            await manager.copy_log_segment_data(segment(), with_txn)
+            await storage.rsm.copy_log_segment_data(segment(), with_txn)
 
     async def test_a_segment_without_its_metadata_is_not_listed(
-        self, manager: RemoteStorageManager, data: LogSegmentData
+        self, storage: RemoteStorage, data: LogSegmentData
     ) -> None:
         metadata = segment()
-        await manager.copy_log_segment_data(metadata, data)
+        await storage.rsm.copy_log_segment_data(metadata, data)
         tp = metadata.topic_id_partition
-        assert [found async for found in manager.list_partition(tp)] == []
+        assert [found async for found in storage.objects.list_partition(tp)] == []
 
-    async def test_new_state_replaces_the_metadata(self, manager: RemoteStorageManager) -> None:
+    async def test_new_state_replaces_the_metadata(self, storage: RemoteStorage) -> None:
         metadata = segment()
         tp = metadata.topic_id_partition
-        await manager.put_segment_metadata(metadata, b"started")
-        [started] = await metadata_objects(manager, tp)
-        await manager.put_segment_metadata(metadata, b"finished")
-        [finished] = await metadata_objects(manager, tp)
+        await storage.objects.put_segment_metadata(metadata, b"started")
+        [started] = await metadata_objects(storage, tp)
+        await storage.objects.put_segment_metadata(metadata, b"finished")
+        [finished] = await metadata_objects(storage, tp)
         assert started.stored.key == finished.stored.key
         assert started.stored.version != finished.stored.version
-        assert await manager.get_segment_metadata(finished.stored.key) == b"finished"
+        assert await storage.objects.get_segment_metadata(finished.stored.key) == b"finished"
 
     async def test_every_object_of_a_partition_is_listed_and_can_be_deleted(
-        self, manager: RemoteStorageManager, data: LogSegmentData
+        self, storage: RemoteStorage, data: LogSegmentData
     ) -> None:
         """This includes the objects of a copy without metadata."""
         whole, left = segment(0), segment(10, segment_id=2)
-        await manager.copy_log_segment_data(whole, data)
-        await manager.put_segment_metadata(whole, b"{}")
-        await manager.copy_log_segment_data(left, data)
-        await manager.put_log_start_offset(whole.topic_id_partition, 3, b"3")
-        found = [f async for f in manager.list_segment_objects(whole.topic_id_partition)]
+        await storage.rsm.copy_log_segment_data(whole, data)
+        await storage.objects.put_segment_metadata(whole, b"{}")
+        await storage.rsm.copy_log_segment_data(left, data)
+        await storage.objects.put_log_start_offset(whole.topic_id_partition, 3, b"3")
+        found = [f async for f in storage.objects.list_segment_objects(whole.topic_id_partition)]
         assert [(key.base_offset, stored.key) for key, stored in found] == sorted(
-            (metadata.start_offset, manager.object_key(metadata, file))
+            (metadata.start_offset, storage.rsm.object_key(metadata, file))
             for metadata in (whole, left)
             for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS)
             + ((SegmentFile.METADATA,) if metadata is whole else ())
         )
         for key, stored in found:
             if key.segment_id == left.segment_id:
-                await manager.delete_segment_object(stored)
-                await manager.delete_segment_object(stored)
-        again = [key async for key, _ in manager.list_segment_objects(whole.topic_id_partition)]
+                await storage.objects.delete_segment_object(stored)
+                await storage.objects.delete_segment_object(stored)
+        again = [
+            key async for key, _ in storage.objects.list_segment_objects(whole.topic_id_partition)
+        ]
         assert {key.segment_id for key in again} == {whole.segment_id}
 
-    async def test_a_topics_cluster(self, manager: RemoteStorageManager) -> None:
+    async def test_a_topics_cluster(self, storage: RemoteStorage) -> None:
         """The cluster object is next to the topic's partitions and does not count as one."""
         tp = segment().topic_id_partition
-        assert await manager.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
-        await manager.objects.put_topic_cluster(tp.topic, tp.topic_id, "one")
-        await manager.objects.put_topic_cluster(tp.topic, tp.topic_id, "two")
-        assert await manager.objects.get_topic_cluster(tp.topic, tp.topic_id) == "two"
-        assert await manager.list_partitions() == []
-        await manager.put_segment_metadata(segment(), b"{}")
-        assert await manager.list_topic(tp.topic_id) == [tp]
-        await manager.objects.forget_topic(tp.topic, tp.topic_id)
-        await manager.objects.forget_topic(tp.topic, tp.topic_id)
-        assert await manager.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
+        assert await storage.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
+        await storage.objects.put_topic_cluster(tp.topic, tp.topic_id, "one")
+        await storage.objects.put_topic_cluster(tp.topic, tp.topic_id, "two")
+        assert await storage.objects.get_topic_cluster(tp.topic, tp.topic_id) == "two"
+        assert await storage.objects.list_partitions() == []
+        await storage.objects.put_segment_metadata(segment(), b"{}")
+        assert await storage.objects.list_topic(tp.topic_id) == [tp]
+        await storage.objects.forget_topic(tp.topic, tp.topic_id)
+        await storage.objects.forget_topic(tp.topic, tp.topic_id)
+        assert await storage.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
 
     async def test_topics_and_all_that_says_how_one_stands(
-        self, manager: RemoteStorageManager, store: ObjectStore
+        self, storage: RemoteStorage, store: ObjectStore
     ) -> None:
-        assert await manager.list_topics() == []
+        assert await storage.objects.list_topics() == []
         mine = [segment(20, partition=p, segment_id=p + 1) for p in (10, 2, 0)]
         others = [segment(topic_id=UUID(int=7)), segment(topic="weather")]
         for metadata in (*mine, *others):
-            await manager.put_segment_metadata(metadata, b"")
-            await store.put(manager.object_key(metadata, SegmentFile.LOG), b"1234567890")
+            await storage.objects.put_segment_metadata(metadata, b"")
+            await store.put(storage.rsm.object_key(metadata, SegmentFile.LOG), b"1234567890")
         raised = mine[1].segment_id.topic_id_partition
-        await manager.put_log_start_offset(raised, 5, b"")
+        await storage.objects.put_log_start_offset(raised, 5, b"")
         await store.put("team/archive/stranger/0/x", b"")
-        assert sorted(await manager.list_topics()) == sorted(
+        assert sorted(await storage.objects.list_topics()) == sorted(
             {(m.topic_id_partition.topic, m.topic_id_partition.topic_id) for m in (*mine, *others)}
         )
-        found = await topic_objects(manager, "weather-eu.v1_raw")
+        found = await topic_objects(storage, "weather-eu.v1_raw")
         segments = {
             (tp, one.segment_id) for tp, one in found if isinstance(one, SegmentMetadataObject)
         }
         assert segments == {(m.topic_id_partition, m.segment_id) for m in mine}
         starts = [(tp, one.offset) for tp, one in found if isinstance(one, LogStartObject)]
         assert starts == [(raised, 5)]
-        assert await topic_objects(manager, "weather-eu") == []
+        assert await topic_objects(storage, "weather-eu") == []
 
     async def test_a_later_layout_does_not_look_empty(
-        self, manager: RemoteStorageManager, store: ObjectStore, data: LogSegmentData
+        self, storage: RemoteStorage, store: ObjectStore, data: LogSegmentData
     ) -> None:
         for content in (b"remote-log-layout 2\n", b"something else", b""):
             await store.put(f"team/archive/{LAYOUT_OBJECT}", content)
             for call in (
-                manager.list_partitions(),
-                manager.list_topics(),
-                topic_objects(manager, "weather"),
-                metadata_objects(manager, segment().topic_id_partition),
-                manager.copy_log_segment_data(segment(), data),
-                manager.put_segment_metadata(segment(), b""),
+                storage.objects.list_partitions(),
+                storage.objects.list_topics(),
+                topic_objects(storage, "weather"),
+                metadata_objects(storage, segment().topic_id_partition),
+                storage.rsm.copy_log_segment_data(segment(), data),
+                storage.objects.put_segment_metadata(segment(), b""),
             ):
                 with pytest.raises(RemoteStorageError, match="layout") as caught:
                     await call
                 assert not caught.value.retriable
         await store.put(f"team/archive/{LAYOUT_OBJECT}", b"remote-log-layout 1\n")
-        assert await manager.list_partitions() == []
+        assert await storage.objects.list_partitions() == []
 
-    async def test_metadata_is_listed_by_base_offset(self, manager: RemoteStorageManager) -> None:
+    async def test_metadata_is_listed_by_base_offset(self, storage: RemoteStorage) -> None:
         offsets = [0, 5, 5, 100, 99_999_999_999, 2**63 - 20]
         for number, offset in enumerate(offsets):
-            await manager.put_segment_metadata(segment(offset, segment_id=number), b"%d" % number)
-        await manager.put_segment_metadata(segment(7, partition=1), b"other partition")
+            await storage.objects.put_segment_metadata(
+                segment(offset, segment_id=number), b"%d" % number
+            )
+        await storage.objects.put_segment_metadata(segment(7, partition=1), b"other partition")
         tp = segment().topic_id_partition
-        listed = await metadata_objects(manager, tp)
+        listed = await metadata_objects(storage, tp)
         assert [found.base_offset for found in listed] == offsets
         assert {found.segment_id.topic_id_partition for found in listed} == {tp}
         for found in listed:
-            content = await manager.get_segment_metadata(found.stored.key)
+            content = await storage.objects.get_segment_metadata(found.stored.key)
             assert content == b"%d" % found.segment_id.id.int
             assert found.stored.size_bytes == 1
 
     async def test_partitions_of_every_incarnation(
-        self, manager: RemoteStorageManager, store: ObjectStore
+        self, storage: RemoteStorage, store: ObjectStore
     ) -> None:
-        assert await manager.list_partitions() == []
+        assert await storage.objects.list_partitions() == []
         others = [
             segment(partition=10),
             segment(partition=2),
@@ -193,14 +199,16 @@ class ArchiveContract(RemoteStorageManagerContract):
             segment(topic="weather", partition=2**31 - 1),
         ]
         for metadata in others:
-            await manager.put_segment_metadata(metadata, b"")
+            await storage.objects.put_segment_metadata(metadata, b"")
         await store.put("team/archive/stranger/0/x", b"")
         await store.put("team/archive/x-y/0/x", b"")
         await store.put("elsewhere/x", b"")
         every = sorted(metadata.topic_id_partition for metadata in others)
-        assert await manager.list_partitions() == every
-        assert await manager.list_topic(UUID(int=7)) == [
+        assert await storage.objects.list_partitions() == every
+        assert await storage.objects.list_topic(UUID(int=7)) == [
             segment(topic_id=UUID(int=7)).segment_id.topic_id_partition
         ]
-        assert await manager.list_topic(TOPIC_ID) == [t for t in every if t.topic_id == TOPIC_ID]
-        assert await manager.list_topic(UUID(int=8)) == []
+        assert await storage.objects.list_topic(TOPIC_ID) == [
+            t for t in every if t.topic_id == TOPIC_ID
+        ]
+        assert await storage.objects.list_topic(UUID(int=8)) == []

@@ -80,7 +80,7 @@ class TestGcsObjectStore(ObjectStoreContract):
 
 
 @pytest.mark.gcs
-class TestRemoteStorageManagerOnGcs(ArchiveContract):
+class TestRemoteStorageOnGcs(ArchiveContract):
     @pytest.fixture
     def store(self, gcs: NativeObjectStore) -> NativeObjectStore:
         return gcs
@@ -96,7 +96,7 @@ class TestAzureObjectStore(ObjectStoreContract):
 
 
 @pytest.mark.azure
-class TestRemoteStorageManagerOnAzure(ArchiveContract):
+class TestRemoteStorageOnAzure(ArchiveContract):
     @pytest.fixture
     def store(self, azure: NativeObjectStore) -> NativeObjectStore:
         return azure

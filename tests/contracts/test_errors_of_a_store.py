@@ -17,7 +17,7 @@ from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.contract import noise, segment
 from fetchproxy.storage.packed_logs import LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
 from lab.store_server import StoreServer
 
@@ -42,37 +42,37 @@ def port_of(server: Server) -> int:
     return server.port if isinstance(server, StoreServer) else int(server.address.split(":")[1])
 
 
-async def work(manager: RemoteStorageManager, log: Path) -> None:
+async def work(storage: RemoteStorage, log: Path) -> None:
     """Everything that is done with an archive, and each response is checked."""
     small = log.with_suffix(".small")
     small.write_bytes(b"0123456789")
     for number in range(SEGMENTS):
         of = segment(number * 10, segment_id=number + 1)
         data = LogSegmentData(small if number else log, b"index", None, b"epochs")
-        await manager.copy_log_segment_data(of, data)
-        await manager.put_segment_metadata(of, b"%d" % number)
+        await storage.rsm.copy_log_segment_data(of, data)
+        await storage.objects.put_segment_metadata(of, b"%d" % number)
     whole = log.read_bytes()
     for at in range(0, len(whole), 4_000_000):
         wanted = ByteRange(at, min(at + 4_000_000, len(whole)))
-        found = await manager.fetch_log_segment(segment(segment_id=1), wanted)
+        found = await storage.rsm.fetch_log_segment(segment(segment_id=1), wanted)
         assert found == whole[wanted.start : wanted.end]
     tp = segment().topic_id_partition
     for number in range(SEGMENTS):
         of = segment(number * 10, segment_id=number + 1)
-        assert await manager.fetch_index(of, SegmentFile.INDEX) == b"index"
-        assert await manager.list_partitions() == [tp]
-    listed = [key async for key, _ in manager.list_segment_objects(tp)]
+        assert await storage.rsm.fetch_index(of, SegmentFile.INDEX) == b"index"
+        assert await storage.objects.list_partitions() == [tp]
+    listed = [key async for key, _ in storage.objects.list_segment_objects(tp)]
     assert len(listed) == 4 * SEGMENTS
     for number in range(SEGMENTS // 2):
-        await manager.delete_log_segment_data(segment(number * 10, segment_id=number + 1))
-    listed = [key async for key, _ in manager.list_segment_objects(tp)]
+        await storage.rsm.delete_log_segment_data(segment(number * 10, segment_id=number + 1))
+    listed = [key async for key, _ in storage.objects.list_segment_objects(tp)]
     assert len(listed) == 4 * (SEGMENTS - SEGMENTS // 2)
 
 
-def check_nothing_said(manager: RemoteStorageManager) -> None:
+def check_nothing_said(storage: RemoteStorage) -> None:
     now = asyncio.get_running_loop().time()
-    manager.health.look(now)
-    assert not list(manager.health.conditions(now))
+    storage.health.look(now)
+    assert not list(storage.health.conditions(now))
 
 
 QUICK = {"versitygw", "gcs"}
@@ -94,10 +94,10 @@ async def test_four_percent_of_errors(
         for judge in (lambda request: None, each(25)):
             relay.requests.clear()
             prefix = f"errors-{next(_numbers)}"
-            async with opened(server, prefix, monkeypatch, CONFIG, relay.port) as manager:
+            async with opened(server, prefix, monkeypatch, CONFIG, relay.port) as storage:
                 relay.judge = judge
-                await work(manager, log)
-                check_nothing_said(manager)
+                await work(storage, log)
+                check_nothing_said(storage)
                 requests.append(len(relay.requests))
                 relay.judge = lambda request: None
     assert requests[0] < requests[1] <= 1.1 * requests[0]
@@ -122,17 +122,17 @@ def failing(method: str, part_of_target: str, fault: Fault, times: int) -> Calla
 
 async def put_large(
     server: Server, relay: FaultyRelay, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[RemoteStorageManager, list[Request]]:
+) -> tuple[RemoteStorage, list[Request]]:
     log.write_bytes(noise(LOG_BYTES, 7))
     prefix = f"errors-{next(_numbers)}"
     data = LogSegmentData(log, b"index", None, b"epochs")
-    async with opened(server, prefix, monkeypatch, CONFIG, relay.port) as manager:
-        await manager.put_segment_metadata(segment(90, segment_id=9), b"m")
+    async with opened(server, prefix, monkeypatch, CONFIG, relay.port) as storage:
+        await storage.objects.put_segment_metadata(segment(90, segment_id=9), b"m")
         relay.requests.clear()
-        await manager.copy_log_segment_data(segment(), data)
-        found = await manager.fetch_log_segment(segment(), ByteRange(0, LOG_BYTES))
+        await storage.rsm.copy_log_segment_data(segment(), data)
+        found = await storage.rsm.fetch_log_segment(segment(), ByteRange(0, LOG_BYTES))
         assert found == log.read_bytes()
-    return manager, relay.requests
+    return storage, relay.requests
 
 
 @pytest.mark.parametrize("server", S3 + GCS, indirect=True)
@@ -170,16 +170,18 @@ async def test_a_name_that_may_be_written_once_a_second(
     strict = OneWriteASecond()
     async with (
         faulty_relay(port_of(server)) as relay,
-        opened(server, f"errors-{next(_numbers)}", monkeypatch, CONFIG, relay.port) as manager,
+        opened(server, f"errors-{next(_numbers)}", monkeypatch, CONFIG, relay.port) as storage,
     ):
         relay.judge = strict
 
         async def states(number: int) -> None:
             for state in (b"STARTED", b"FINISHED"):
-                await manager.put_segment_metadata(segment(number, segment_id=number), state)
+                await storage.objects.put_segment_metadata(
+                    segment(number, segment_id=number), state
+                )
 
         async with asyncio.TaskGroup() as tasks:
             for number in range(1, 21):
                 tasks.create_task(states(number))
-        check_nothing_said(manager)
+        check_nothing_said(storage)
         assert len(strict.refused) == len(set(strict.refused)) == 20

@@ -36,5 +36,5 @@ class TestFilesystemThatIsAway(AwayStoreContract):
     pass
 
 
-class TestRemoteStorageManagerOnFiles(ArchiveContract):
+class TestRemoteStorageOnFiles(ArchiveContract):
     pass

@@ -142,7 +142,7 @@ class TestHdfsObjectStore(ObjectStoreContract):
         assert [name async for name in store.list_folders("deep/")] == ["0", "1", "2"]
 
 
-class TestRemoteStorageManagerOnHdfs(ArchiveContract):
+class TestRemoteStorageOnHdfs(ArchiveContract):
     pass
 
 

@@ -16,5 +16,5 @@ class TestMemoryObjectStore(ObjectStoreContract):
     pass
 
 
-class TestRemoteStorageManagerOnMemory(ArchiveContract):
+class TestRemoteStorageOnMemory(ArchiveContract):
     pass

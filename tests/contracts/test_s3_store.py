@@ -24,7 +24,7 @@ from fetchproxy.storage.contract import (
     noise,
     segment,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from lab.s3 import S3Server
@@ -103,16 +103,16 @@ class TestS3ObjectStore(ObjectStoreContract):
         assert await keys_of(store.list("")) == []
 
 
-class TestRemoteStorageManagerOnS3(ArchiveContract):
+class TestRemoteStorageOnS3(ArchiveContract):
     async def test_uploads_of_other_applications_are_left_alone(self, store: S3ObjectStore) -> None:
         """An archive may share its bucket, even at the root."""
         client = await store._opened()
-        manager = RemoteStorageManager(store)
-        ours = manager.object_key(segment(), SegmentFile.LOG)
+        storage = RemoteStorage(store)
+        ours = storage.rsm.object_key(segment(), SegmentFile.LOG)
         others = ["backup/of-something.log", "orders-0.log", ours + ".part", "x/" + ours]
         for key in (ours, *others):
             await client.create_multipart_upload(Bucket=store._bucket, Key=key)
-        assert await manager.abort_stale_uploads(LATER_MS) == 1
+        assert await storage.objects.abort_stale_uploads(LATER_MS) == 1
         assert sorted(await uploads_of(store)) == sorted(others)
 
 

@@ -75,5 +75,5 @@ class TestS3ObjectStoreOnMoto(ObjectStoreContract):
 
 
 @pytest.mark.slow
-class TestRemoteStorageManagerOnMoto(ArchiveContract):
+class TestRemoteStorageOnMoto(ArchiveContract):
     pass

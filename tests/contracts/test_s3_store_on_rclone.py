@@ -47,7 +47,7 @@ class TestS3ObjectStoreOnRclone(ObjectStoreContract):
         await super().test_more_keys_than_a_page_holds(store)
 
 
-class TestRemoteStorageManagerOnRclone(ArchiveContract):
+class TestRemoteStorageOnRclone(ArchiveContract):
     pass
 
 

@@ -83,7 +83,7 @@ class TestSecuredHdfsObjectStore(ObjectStoreContract):
 
 
 @pytest.mark.slow
-class TestRemoteStorageManagerOnSecuredHdfs(ArchiveContract):
+class TestRemoteStorageOnSecuredHdfs(ArchiveContract):
     pass
 
 

@@ -25,7 +25,7 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.contract import noise, segment
 from fetchproxy.storage.packed_logs import LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.registry import open_object_store
 from lab.clouds import AzureServer, GcsServer
 from lab.hdfs import HdfsServer
@@ -75,8 +75,8 @@ class Archive:
     Each operation is a call with a number; it raises the store's errors.
     """
 
-    def __init__(self, manager: RemoteStorageManager, folder: Path) -> None:
-        self.manager = manager
+    def __init__(self, storage: RemoteStorage, folder: Path) -> None:
+        self.storage = storage
         self._folder = folder
         self.stored: dict[int, int] = {}  # size of the log by segment number
         self.deleted: set[int] = set()
@@ -104,19 +104,19 @@ class Archive:
         of = random.choice([1, 2])
         start = random.randrange(LOG_BYTES)
         end = min(LOG_BYTES, start + random.randint(1, READ_BYTES_MAX))
-        found = await self.manager.fetch_log_segment(_segment(of), ByteRange(start, end))
+        found = await self.storage.rsm.fetch_log_segment(_segment(of), ByteRange(start, end))
         assert found == log_content(of, LOG_BYTES)[start:end]
 
     async def delete(self, number: int) -> None:
         """Delete the prepared segments, from the last one on."""
         of = SMALL_SEGMENTS - 1 - number
         assert of > 0, "all were deleted before the server was ill-treated"
-        await self.manager.delete_log_segment_data(_segment(of))
+        await self.storage.rsm.delete_log_segment_data(_segment(of))
         self.deleted.add(of)
         del self.stored[of]
 
     async def list(self, number: int) -> None:
-        listed = await metadata_objects(self.manager, segment().topic_id_partition)
+        listed = await metadata_objects(self.storage, segment().topic_id_partition)
         assert [each.segment_id.id.int - 1 for each in listed] == sorted(self.stored)
 
     async def _copy(self, number: int, size: int) -> None:
@@ -124,8 +124,8 @@ class Archive:
         path.write_bytes(log_content(number, size))
         data = LogSegmentData(log=path, index=b"index", txn=None, epochs=b"epochs")
         try:
-            await self.manager.copy_log_segment_data(_segment(number), data)
-            await self.manager.put_segment_metadata(_segment(number), b"%d" % number)
+            await self.storage.rsm.copy_log_segment_data(_segment(number), data)
+            await self.storage.objects.put_segment_metadata(_segment(number), b"%d" % number)
         finally:
             path.unlink()
         self.stored[number] = size
@@ -133,7 +133,7 @@ class Archive:
     async def check(self, in_doubt: set[int]) -> None:
         """`in_doubt`: segments whose copy or deletion got no response: they may exist or not."""
         sizes: dict[int, dict[SegmentFile, int]] = {}
-        listing = self.manager.list_segment_objects(segment().topic_id_partition)
+        listing = self.storage.objects.list_segment_objects(segment().topic_id_partition)
         async for key, found in listing:
             sizes.setdefault(key.segment_id.id.int - 1, {})[key.file] = found.size_bytes
         for number, size in self.stored.items():
@@ -151,7 +151,7 @@ class Archive:
     async def _check_log(self, number: int, size: int) -> None:
         whole = 100 if number < SMALL_SEGMENTS and size == 100 else LOG_BYTES
         assert size == whole, f"segment {number} has a log of {size} bytes"
-        found = await self.manager.fetch_log_segment(_segment(number), ByteRange(0, whole))
+        found = await self.storage.rsm.fetch_log_segment(_segment(number), ByteRange(0, whole))
         assert found == log_content(number, whole)
 
 
@@ -209,7 +209,7 @@ async def opened(
     monkeypatch: pytest.MonkeyPatch,
     config: StoreConfig,
     port: int | None = None,
-) -> AsyncIterator[RemoteStorageManager]:
+) -> AsyncIterator[RemoteStorage]:
     """`port`: the port of a relay in front of the server."""
     if isinstance(server, StoreServer):
         own_port, url, environment = server.port, server.store_url("faults"), server.environment
@@ -219,8 +219,8 @@ async def opened(
         monkeypatch.setenv(name, value.replace(str(own_port), str(port or own_port)))
     url = url.replace(str(own_port), str(port or own_port))
     store, _ = open_object_store(url, config, create=True)
-    async with RemoteStorageManager(store, prefix) as manager:
-        yield manager
+    async with RemoteStorage(store, prefix) as storage:
+        yield storage
 
 
 async def in_the_end(call: Callable[[], Awaitable[T]]) -> T:
@@ -267,7 +267,7 @@ async def test_nothing_is_lost_and_it_goes_on(
     if fault == "slow":
         await goes_on_slowly(server, prefix, archive, operation, monkeypatch)
         return
-    async with opened(server, prefix, monkeypatch, HASTY) as archive.manager:
+    async with opened(server, prefix, monkeypatch, HASTY) as archive.storage:
         call = getattr(archive, operation)
         workers = Workers(call)
         work = asyncio.create_task(workers.run())
@@ -312,7 +312,7 @@ async def goes_on_slowly(
     own_port = server.port if isinstance(server, StoreServer) else int(server.address.split(":")[1])
     with FaultRelay(own_port) as relay:
         port = int(relay.endpoint_url.rpartition(":")[2])
-        async with opened(server, prefix, monkeypatch, StoreConfig(), port) as archive.manager:
+        async with opened(server, prefix, monkeypatch, StoreConfig(), port) as archive.storage:
             workers = Workers(getattr(archive, operation))
             work = asyncio.create_task(workers.run())
             await workers.each_has_succeeded()

@@ -16,7 +16,7 @@ from whole_archive import verify_archive
 from fetchproxy.auditing.reports import VerifyReport
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from lab.hdfs import HdfsServer
 from lab.kafka import KafkaServer
 from lab.kerberos import Kdc, gssapi_folder
@@ -35,10 +35,12 @@ PATIENT = {
 
 async def verified(store: str) -> VerifyReport:
     async with (
-        open_store(store, StoreConfig()) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), read_max_ms=READ_MAX_MS) as rlmm,
+        open_store(store, StoreConfig()) as storage,
+        StoreBackedRemoteLogMetadataManager(
+            storage, MetadataConfig(), read_max_ms=READ_MAX_MS
+        ) as rlmm,
     ):
-        return await verify_archive(rsm, rlmm)
+        return await verify_archive(storage, rlmm)
 
 
 @pytest.mark.slow

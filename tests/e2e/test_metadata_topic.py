@@ -14,7 +14,7 @@ from raw_fetch import RawConnection
 from topic_data import archived_ends, produce
 
 from fetchproxy.config.schema import StoreConfig
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from fetchproxy.writing.own_archive import state_metadata_topic
 from lab.kafka import KafkaServer
 
@@ -75,8 +75,8 @@ def test_what_one_process_archives_another_serves(
 
 
 async def ruled_by_topic(store: str, topic: str) -> None:
-    async with open_store(store, StoreConfig()) as rsm:
-        await state_metadata_topic(rsm, topic)
+    async with open_store(store, StoreConfig()) as storage:
+        await state_metadata_topic(storage.identity, topic)
 
 
 def test_an_archive_that_the_topic_does_not_know_is_neither_served_nor_skipped(

@@ -36,7 +36,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.remotelog.options import parse_options
 from fetchproxy.serving.archive_only import topics
 from fetchproxy.serving.archive_only.topics import ArchiveWatch
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from fetchproxy.storage.stores import retries
 
 OTHER = TopicIdPartition(TP.topic_id, TP.topic, 1)
@@ -157,11 +157,11 @@ def test_segments(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) ->
 async def test_keys_rewrap(archive: WrittenArchive, mounts: Mounts, whole_topic: bool) -> None:
     folder = folder_of(archive, TP)
     mounts.away = folder.parent if whole_topic else folder
-    async with open_store(archive.url, StoreConfig()) as rsm:
-        (fault,) = (await rewrap_archive(rsm)).faults
+    async with open_store(archive.url, StoreConfig()) as storage:
+        (fault,) = (await rewrap_archive(storage)).faults
         assert fault == f"the folder {mounts.away}: {os.strerror(EIO)}"
         mounts.away = None
-        assert (await rewrap_archive(rsm)).faults == []
+        assert (await rewrap_archive(storage)).faults == []
 
 
 async def test_archive_only_serves_the_others(
@@ -169,10 +169,10 @@ async def test_archive_only_serves_the_others(
 ) -> None:
     monkeypatch.setattr(topics, "PARTITIONS_ALONE_MAX", 1)  # a topic's views by one listing
     async with (
-        open_store(archive.url, StoreConfig()) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        open_store(archive.url, StoreConfig()) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
-        watch = ArchiveWatch(rlmm, TopicDescriptions(rsm.objects), refresh_interval_s=0.0)
+        watch = ArchiveWatch(rlmm, TopicDescriptions(storage.objects), refresh_interval_s=0.0)
         await watch.load()
         known = watch.catalogue
         assert known.by_name[TP.topic].partition_count == 2

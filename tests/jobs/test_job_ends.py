@@ -18,7 +18,7 @@ from fetchproxy.cli.running import operator_notes
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.session import check_master, master_places
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
@@ -120,8 +120,8 @@ def test_a_topic_without_records_stops_no_other(tmp_path: Path) -> None:
 
     async def describe() -> None:
         one = TopicDescription(UUID(int=9), "new", 1)
-        async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
-            await rsm.objects.put_topic_description(one.topic_id, encode_topic_description(one))
+        async with RemoteStorage(FilesystemObjectStore(archive.folder)) as storage:
+            await storage.objects.put_topic_description(one.topic_id, encode_topic_description(one))
 
     asyncio.run(describe())
     arguments = ("--store", archive.url, "--parquet", str(tmp_path / "out"))

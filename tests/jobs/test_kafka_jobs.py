@@ -175,7 +175,7 @@ def test_topics_are_described_and_the_empty_ones_too(
 
     async def described() -> dict[str, TopicDescription]:
         async with stored_archive(config) as opened:
-            said = await TopicDescriptions(opened.rsm.objects).refresh()
+            said = await TopicDescriptions(opened.storage.objects).refresh()
             return {one.topic: one for one in said.values()}
 
     said = in_loop(described())

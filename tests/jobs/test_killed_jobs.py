@@ -210,7 +210,7 @@ def seen(folder: Path) -> list[tuple[int, int, int, bytes]]:
                     tp.partition,
                     segment.start_offset,
                     segment.end_offset,
-                    (folder / opened.rsm.object_key(segment, SegmentFile.LOG)).read_bytes(),
+                    (folder / opened.storage.rsm.object_key(segment, SegmentFile.LOG)).read_bytes(),
                 )
                 for tp in tps
                 for segment in (await opened.rlmm.refresh(tp, 0.0)).segments

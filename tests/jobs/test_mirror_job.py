@@ -33,7 +33,7 @@ from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile, is_key
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AtRest
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.spool import Spool
@@ -67,9 +67,9 @@ async def delete(archive: PlantedArchive, number: int) -> None:
     """As an archiver does after retention: the log start is raised first."""
     metadata = archive.segments[number]
     tp = metadata.topic_id_partition
-    await archive.rsm.put_log_start_offset(tp, metadata.end_offset + 1, b"")
+    await archive.storage.objects.put_log_start_offset(tp, metadata.end_offset + 1, b"")
     await archive.restate(replace(metadata, state=DELETION))
-    await archive.rsm.delete_log_segment_data(metadata)
+    await archive.storage.rsm.delete_log_segment_data(metadata)
 
 
 # What is copied.
@@ -78,9 +78,9 @@ async def delete(archive: PlantedArchive, number: int) -> None:
 async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
-    await archive.rsm.objects.put_topic_cluster(TP.topic, TP.topic_id, "one")
-    await archive.rsm.objects.put_cluster_topics("one", b"topics")
-    await archive.rsm.objects.put_conditions(TP, "partition_stopped", b"{}")
+    await archive.storage.objects.put_topic_cluster(TP.topic, TP.topic_id, "one")
+    await archive.storage.objects.put_cluster_topics("one", b"topics")
+    await archive.storage.objects.put_conditions(TP, "partition_stopped", b"{}")
     await archive.add([batch(0)], tp=partition(TP, 1))
     first = mirrored(a, b)
     assert [p.copied for p in first.partitions] == [3, 1]
@@ -88,7 +88,7 @@ async def test_a_mirror_has_the_same_objects_and_a_second_run_copies_what_is_new
     again = mirrored(a, b)
     assert [(p.copied, p.bytes_copied) for p in again.partitions] == [(0, 0), (0, 0)]
     await archive.add([batch(60)])
-    await archive.rsm.objects.delete_conditions(TP, "partition_stopped")
+    await archive.storage.objects.delete_conditions(TP, "partition_stopped")
     assert [p.copied for p in mirrored(a, b).partitions] == [1, 0]
     assert objects(b) == objects(a)
 
@@ -110,8 +110,8 @@ async def test_a_topic_that_the_copys_store_cannot_hold_is_named_before_a_record
 
 
 async def test_what_is_of_the_place_stays_there(archive: PlantedArchive, a: Path, b: Path) -> None:
-    await archive.rsm.objects.put_archiver_positions(TP.topic_id, b"{}")
-    await archive.rsm.objects.put_collected_metadata(TP.topic_id, b"{}")
+    await archive.storage.objects.put_archiver_positions(TP.topic_id, b"{}")
+    await archive.storage.objects.put_collected_metadata(TP.topic_id, b"{}")
     (a / PREFIX / "strangers").mkdir()
     (a / PREFIX / "strangers" / "file").write_bytes(b"x")
     mirrored(a, b)
@@ -167,7 +167,7 @@ async def test_what_the_archive_has_lost_stays_in_the_mirror(
 ) -> None:
     mirrored(a, b)
     before = objects(b)
-    await archive.rsm.delete_log_segment_data(archive.segments[1])  # nothing was said of it
+    await archive.storage.rsm.delete_log_segment_data(archive.segments[1])  # nothing was said of it
     done = mirrored(a, b)
     [result] = done.partitions
     assert any("20 to 39" in fault.what for fault in result.faults)
@@ -183,8 +183,8 @@ async def test_a_partition_that_is_gone_stays_in_the_mirror(
     segment = await archive.add([batch(0)], tp=other)
     mirrored(a, b)
     before = objects(b)
-    await archive.rsm.delete_log_segment_data(segment)
-    await archive.rsm.forget_partition(other)
+    await archive.storage.rsm.delete_log_segment_data(segment)
+    await archive.storage.objects.forget_partition(other)
     assert mirrored(a, b).not_at_source == (other,)
     assert objects(b) == before
 
@@ -205,7 +205,7 @@ async def test_foreign_objects_in_the_archive_are_left_there(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
     """As a file manager or another program leaves them, under names that no archive has."""
-    folder = archive.rsm.objects.folder(TP)
+    folder = archive.storage.objects.folder(TP)
     for name in ("topics/ü", "clusters/a b", f"{folder}~lock", f"{folder}x (1).log"):
         path = a / PREFIX / name.removeprefix(f"{PREFIX}/")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -443,14 +443,14 @@ async def test_nobody_archives_into_a_mirror(
     archive: PlantedArchive, a: Path, b: Path, manager: str
 ) -> None:
     mirrored(a, b)
-    own = RemoteStorageManager(FilesystemObjectStore(b), PREFIX, manager=manager)
+    own = RemoteStorage(FilesystemObjectStore(b), PREFIX, manager=manager)
     async with own:
         with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
-            await own.list_partitions()
+            await own.objects.list_partitions()
         with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
-            await own.put_segment_metadata(archive.segments[0], b"{}")
-    async with RemoteStorageManager(FilesystemObjectStore(b), PREFIX, must_exist=True) as reader:
-        assert await reader.list_partitions() == [TP]
+            await own.objects.put_segment_metadata(archive.segments[0], b"{}")
+    async with RemoteStorage(FilesystemObjectStore(b), PREFIX, must_exist=True) as reader:
+        assert await reader.objects.list_partitions() == [TP]
 
 
 async def test_after_a_cut_over_the_archive_is_at_the_other_place(
@@ -460,10 +460,10 @@ async def test_after_a_cut_over_the_archive_is_at_the_other_place(
     (a / PREFIX / LAYOUT_OBJECT).write_bytes(whose)
     assert mirrored(a, b, cut_over=True).cut_over
     assert (b / PREFIX / LAYOUT_OBJECT).read_bytes() == whose
-    running = RemoteStorageManager(FilesystemObjectStore(a), PREFIX, manager="topic events")
+    running = RemoteStorage(FilesystemObjectStore(a), PREFIX, manager="topic events")
     async with running:
         with pytest.raises(ArchiveMismatch, match=f"has moved to {url_of(b)}"):
-            await running.list_partitions()
+            await running.objects.list_partitions()
     assert mirrored(a, b, cut_over=True).cut_over  # nothing is left to do
     with pytest.raises(ArchiveMismatch, match="has moved to --to already"):
         mirrored(a, b)
@@ -474,7 +474,7 @@ async def test_after_a_cut_over_the_archive_is_at_the_other_place(
 async def test_an_archiver_that_is_heard_refuses_the_cut_over(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
-    path = a / archive.rsm.objects.archiver_positions_key(TP.topic_id)
+    path = a / archive.storage.objects.archiver_positions_key(TP.topic_id)
     path.parent.mkdir()
     ended = threading.Event()
 
@@ -503,7 +503,7 @@ async def test_the_old_place_is_emptied_after_the_grace(
     archive: PlantedArchive, a: Path, b: Path
 ) -> None:
     (a / PREFIX / "stranger.txt").write_bytes(b"x")
-    await archive.rsm.objects.put_topic_cluster(TP.topic, TP.topic_id, "one")
+    await archive.storage.objects.put_topic_cluster(TP.topic, TP.topic_id, "one")
     with pytest.raises(ArchiveMismatch, match="has not moved"):
         deleted(a, b)
     before = objects(a)
@@ -670,7 +670,7 @@ async def test_the_archive_changes_while_it_is_mirrored(
             await more(archive)
             if number % 2:
                 await delete(archive, number // 2)
-            await archive.rsm.objects.put_conditions(TP, "partition_stopped", b"%d" % number)
+            await archive.storage.objects.put_conditions(TP, "partition_stopped", b"%d" % number)
         done.set()
 
     async def mirror() -> None:

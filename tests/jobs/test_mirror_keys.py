@@ -28,7 +28,7 @@ from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
 from fetchproxy.storage.packed_logs import AtRest
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from fetchproxy.storage.stores.registry import without_secrets
 
 BASES = (0, 20, 40)
@@ -63,8 +63,8 @@ class Encrypted:
 
     def rewrapped(self, at: Path) -> RewrapReport:
         async def done() -> RewrapReport:
-            async with open_store(url_of(at), self.config(at).store) as rsm:
-                return await rewrap_archive(rsm)
+            async with open_store(url_of(at), self.config(at).store) as storage:
+                return await rewrap_archive(storage)
 
         return asyncio.run(done())
 
@@ -85,12 +85,12 @@ class Encrypted:
 
         async def done() -> bytes:
             async with open_place(url_of(at), self.config(at)) as place:
-                report = await verify_archive(place.rsm, place.rlmm)
+                report = await verify_archive(place.storage, place.rlmm)
                 assert not report.faults, report.faults
                 whole = b""
                 for segment in place.rlmm.list_remote_log_segments(TP):
                     size = ByteRange(0, segment.segment_size_bytes)
-                    whole += bytes(await place.rsm.fetch_log_segment(segment, size))
+                    whole += bytes(await place.storage.rsm.fetch_log_segment(segment, size))
                 return whole
 
         return asyncio.run(done())

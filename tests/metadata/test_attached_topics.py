@@ -17,7 +17,7 @@ from fetchproxy.model import AbortedTxn, ByteRange, RemoteLogSegmentState, Topic
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 SECOND = TP._replace(partition=1)
 LOG, INDEX = SegmentFile.LOG, SegmentFile.INDEX
@@ -29,43 +29,43 @@ async def other_archive() -> PlantedArchive:
     await archive.add(
         [batch(20, txn=7), batch(30)], aborted=(AbortedTxn(20, 39, 7, 40),), tp=SECOND
     )
-    await archive.rsm.objects.put_topic_cluster(TP.topic, TP.topic_id, "elsewhere")
-    await archive.rsm.put_log_start_offset(TP, 10, b"")
+    await archive.storage.objects.put_topic_cluster(TP.topic, TP.topic_id, "elsewhere")
+    await archive.storage.objects.put_log_start_offset(TP, 10, b"")
     return archive
 
 
-def attached_to(own: PlantedArchive, *attached: AttachedTopic) -> RemoteStorageManager:
-    return RemoteStorageManager(AttachedObjectStore(own.store, "archive/", attached), "archive")
+def attached_to(own: PlantedArchive, *attached: AttachedTopic) -> RemoteStorage:
+    return RemoteStorage(AttachedObjectStore(own.store, "archive/", attached), "archive")
 
 
-async def one_attached(name: str = "orders-old") -> tuple[PlantedArchive, RemoteStorageManager]:
+async def one_attached(name: str = "orders-old") -> tuple[PlantedArchive, RemoteStorage]:
     other, own = await other_archive(), PlantedArchive()
     await own.add((batch(base) for base in (500, 510)), start=500)
     return other, attached_to(own, AttachedTopic(name, other.store, "archive/", "orders"))
 
 
-async def attached_tps(rsm: RemoteStorageManager) -> list[TopicIdPartition]:
-    return [tp for tp in await rsm.list_partitions() if tp.topic == "orders-old"]
+async def attached_tps(storage: RemoteStorage) -> list[TopicIdPartition]:
+    return [tp for tp in await storage.objects.list_partitions() if tp.topic == "orders-old"]
 
 
 async def test_an_attached_topic_has_its_description_under_its_own_name() -> None:
-    other, rsm = await one_attached()
+    other, storage = await one_attached()
     said = TopicDescription(TP.topic_id, TP.topic, 12, "elsewhere", {11: 500})
-    await other.rsm.objects.put_topic_description(TP.topic_id, encode_topic_description(said))
-    async with rsm:
-        (first, _) = await attached_tps(rsm)
-        descriptions = TopicDescriptions(rsm.objects)
+    await other.storage.objects.put_topic_description(TP.topic_id, encode_topic_description(said))
+    async with storage:
+        (first, _) = await attached_tps(storage)
+        descriptions = TopicDescriptions(storage.objects)
         shown = (await descriptions.refresh())[first.topic_id]
         assert shown == replace(said, topic_id=first.topic_id, topic="orders-old")
         assert descriptions.log_start(first._replace(partition=11)) == 500
         with pytest.raises(StorageDenied):
-            await rsm.objects.put_topic_description(first.topic_id, b"")
+            await storage.objects.put_topic_description(first.topic_id, b"")
 
 
 async def test_an_attached_topic_is_one_of_the_archive() -> None:
-    other, rsm = await one_attached()
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        first, second = tps = await attached_tps(rsm)
+    other, storage = await one_attached()
+    async with storage, StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
+        first, second = tps = await attached_tps(storage)
         assert [tp.partition for tp in tps] == [0, 1]
         assert first.topic_id == second.topic_id != TP.topic_id
         assert [tp.topic for tp in await rlmm.list_partitions()] == ["orders"] + ["orders-old"] * 2
@@ -79,27 +79,29 @@ async def test_an_attached_topic_is_one_of_the_archive() -> None:
             there, segment_id=replace(there.segment_id, topic_id_partition=second)
         )
         for file in (INDEX, SegmentFile.TXN, SegmentFile.EPOCHS):
-            assert await rsm.fetch_index(segment, file) == await other.rsm.fetch_index(there, file)
-        assert await rsm.fetch_log_segment(segment, ByteRange(5, 50)) == (
-            await other.rsm.fetch_log_segment(there, ByteRange(5, 50))
+            assert await storage.rsm.fetch_index(
+                segment, file
+            ) == await other.storage.rsm.fetch_index(there, file)
+        assert await storage.rsm.fetch_log_segment(segment, ByteRange(5, 50)) == (
+            await other.storage.rsm.fetch_log_segment(there, ByteRange(5, 50))
         )
         # The archive's own topic of the same original name is unchanged.
         assert (await rlmm.refresh(TP, now)).log_start_offset == 500
 
 
 async def test_nothing_is_written_there() -> None:
-    other, rsm = await one_attached()
+    other, storage = await one_attached()
     before = {o.key: o.version async for o in other.store.list("")}
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        tp = (await attached_tps(rsm))[1]
+    async with storage, StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
+        tp = (await attached_tps(storage))[1]
         await rlmm.refresh(tp, asyncio.get_running_loop().time())
         [segment] = rlmm.list_remote_log_segments(tp)
         deleting = segment.with_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED, 1)
         for refused in (
             rlmm.put(deleting),
             rlmm.raise_log_start_offset(tp, 30),
-            rsm.delete_log_segment_data(segment),
-            rsm.put_index(segment, INDEX, b""),
+            storage.rsm.delete_log_segment_data(segment),
+            storage.rsm.put_index(segment, INDEX, b""),
         ):
             with pytest.raises(StorageDenied, match="orders-old is read-only"):
                 await refused
@@ -107,65 +109,65 @@ async def test_nothing_is_written_there() -> None:
 
 
 async def test_what_the_other_cluster_said_of_its_topic_does_not_count_here() -> None:
-    other, rsm = await one_attached()
-    async with rsm:
-        [tp, _] = await attached_tps(rsm)
-        assert await rsm.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
-        assert await other.rsm.objects.get_topic_cluster(TP.topic, TP.topic_id) == "elsewhere"
+    other, storage = await one_attached()
+    async with storage:
+        [tp, _] = await attached_tps(storage)
+        assert await storage.objects.get_topic_cluster(tp.topic, tp.topic_id) is None
+        assert await other.storage.objects.get_topic_cluster(TP.topic, TP.topic_id) == "elsewhere"
 
 
 async def test_an_own_topic_of_that_name_is_not_shown() -> None:
-    _, rsm = await one_attached("orders")
-    async with rsm:
-        found = await rsm.list_partitions()
+    _, storage = await one_attached("orders")
+    async with storage:
+        found = await storage.objects.list_partitions()
     assert [(tp.topic, tp.partition) for tp in found] == [("orders", 0), ("orders", 1)]
     assert TP not in found
 
 
 async def test_an_archive_beside_itself() -> None:
     own = await other_archive()
-    rsm = attached_to(own, AttachedTopic("again", own.store, "archive/", "orders"))
-    async with rsm:
-        found = await rsm.list_partitions()
+    storage = attached_to(own, AttachedTopic("again", own.store, "archive/", "orders"))
+    async with storage:
+        found = await storage.objects.list_partitions()
     assert sorted({tp.topic for tp in found}) == ["again", "orders"]
     assert len({tp.topic_id for tp in found}) == 2
 
 
 async def test_a_topic_that_is_not_there_is_said_once() -> None:
     other, own = await other_archive(), PlantedArchive()
-    rsm = attached_to(own, AttachedTopic("x", other.store, "archive/", "typo"))
-    async with rsm:
+    storage = attached_to(own, AttachedTopic("x", other.store, "archive/", "typo"))
+    async with storage:
         with capture_logs() as logs:
-            assert await rsm.list_partitions() == []
-            assert await rsm.list_partitions() == []
+            assert await storage.objects.list_partitions() == []
+            assert await storage.objects.list_partitions() == []
     assert [entry["event"] for entry in logs] == ["attached_topic_not_found"]
 
 
 async def test_metadata_of_something_else_are_not_renamed() -> None:
-    other, rsm = await one_attached()
+    other, storage = await one_attached()
     key = other.key(other.segments[1], SegmentFile.METADATA)
     wrong = other.key(other.segments[0], SegmentFile.METADATA)
     await other.store.put(key, await other.store.get(wrong))
-    async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
-        tp = (await attached_tps(rsm))[1]
+    async with storage, StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
+        tp = (await attached_tps(storage))[1]
         view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
         assert not view.segments
         assert "holds the metadata of segment" in rlmm.problems(tp)[0].what
 
 
 async def test_an_archive_of_a_later_layout_does_not_look_empty() -> None:
-    other, rsm = await one_attached()
+    other, storage = await one_attached()
     await other.store.put(f"archive/{LAYOUT_OBJECT}", b"remote-log-layout 2\n")
-    async with rsm:
+    async with storage:
         with pytest.raises(RemoteStorageError, match="layout"):
-            await rsm.list_partitions()
+            await storage.objects.list_partitions()
 
 
 async def test_close_closes_every_store() -> None:
-    other, rsm = await one_attached()
-    async with rsm:
-        await attached_tps(rsm)
-    for store in (other.store, rsm._store):
+    other, storage = await one_attached()
+    async with storage:
+        await attached_tps(storage)
+    for store in (other.store, storage.store):
         with pytest.raises(RemoteStorageError) as caught:
             await store.get("archive/x")
         assert not isinstance(caught.value, ObjectNotFound)

@@ -30,7 +30,7 @@ from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, TopicIdPartit
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile, collected_metadata_key
 from fetchproxy.segments.records import decode_entry
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 TOPIC_ID = UUID(int=1)
@@ -45,14 +45,16 @@ def tp_of(partition: int) -> TopicIdPartition:
 class Archive:
     def __init__(self, store: ScriptedStore) -> None:
         self.store = store
-        self.rsm = RemoteStorageManager(store, "archive")
+        self.storage = RemoteStorage(store, "archive")
 
     @asynccontextmanager
     async def process(
         self, collects: bool = True
     ) -> AsyncIterator[StoreBackedRemoteLogMetadataManager]:
         """A process that has just started; earlier calls are not counted."""
-        manager = StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig(), collects=collects)
+        manager = StoreBackedRemoteLogMetadataManager(
+            self.storage, MetadataConfig(), collects=collects
+        )
         async with manager:
             self.store.calls.clear()
             yield manager
@@ -60,7 +62,7 @@ class Archive:
     @asynccontextmanager
     async def planner(self) -> AsyncIterator[StoreBackedRemoteLogMetadataManager]:
         async with StoreBackedRemoteLogMetadataManager(
-            self.rsm, MetadataConfig(), plans=True
+            self.storage, MetadataConfig(), plans=True
         ) as manager:
             self.store.calls.clear()
             yield manager
@@ -118,7 +120,7 @@ async def test_what_has_changed_since_is_read_from_where_it_stands(archive: Arch
         old = writer.list_remote_log_segments(tp_of(3))[0]
         await writer.put(old.with_state(State.DELETE_SEGMENT_STARTED, 1))
         gone = writer.list_remote_log_segments(tp_of(4))[0]
-        await archive.rsm.delete_log_segment_data(gone)
+        await archive.storage.rsm.delete_log_segment_data(gone)
         await copied(writer, segment(500, 100, 109, tp=tp_of(5)))
         await writer.raise_log_start_offset(tp_of(6), 7)
     async with archive.process() as manager:
@@ -140,7 +142,7 @@ async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_
         await writer.refresh_topic(TOPIC_ID, now())
         old = writer.list_remote_log_segments(tp_of(3))[0]
         await writer.put(old.with_state(State.DELETE_SEGMENT_STARTED, 1))
-        await archive.rsm.delete_log_segment_data(wanted[4][0])
+        await archive.storage.rsm.delete_log_segment_data(wanted[4][0])
         await copied(writer, segment(500, 100, 109, tp=tp_of(5)))
         await writer.raise_log_start_offset(tp_of(6), 7)
     async with archive.planner() as planner:
@@ -171,7 +173,7 @@ async def test_who_plans_reads_each_by_itself_where_nothing_was_collected(
 
 
 async def test_of_many_topics_the_last_ones_are_kept(archive: Archive) -> None:
-    once = CollectedOnce(archive.rsm)
+    once = CollectedOnce(archive.storage.objects)
     archive.store.calls.clear()
     others = [UUID(int=number) for number in range(2, 2 + collecting.TOPICS_KEPT_MAX)]
     for topic_id in (TOPIC_ID, *others, others[0], TOPIC_ID):
@@ -182,7 +184,9 @@ async def test_of_many_topics_the_last_ones_are_kept(archive: Archive) -> None:
 async def test_only_where_enough_is_read_alone_is_anything_left(archive: Archive) -> None:
     async with archive.process(collects=False) as writer:
         await writer.refresh_topic(TOPIC_ID, now())
-        await archive.rsm.delete_log_segment_data(writer.list_remote_log_segments(tp_of(0))[0])
+        await archive.storage.rsm.delete_log_segment_data(
+            writer.list_remote_log_segments(tp_of(0))[0]
+        )
     async with archive.process() as manager:
         await manager.refresh_topic(TOPIC_ID, now())
         await asyncio.sleep(0.01)
@@ -237,7 +241,7 @@ async def test_an_entry_counts_for_its_own_version_and_segment_alone(archive: Ar
         if one.key.endswith(".metadata")
     }
     said = {n: segments[0] for n, segments in wanted.items()}
-    key = {n: archive.rsm.object_key(one, SegmentFile.METADATA) for n, one in said.items()}
+    key = {n: archive.storage.rsm.object_key(one, SegmentFile.METADATA) for n, one in said.items()}
     content = await encode_collected(
         [
             (key[0], stored[key[0]], said[0]),
@@ -279,7 +283,9 @@ async def test_metadata_that_cannot_be_read_stay_a_problem(archive: Archive) -> 
         await writer.refresh_topic(TOPIC_ID, now())
         first = writer.list_remote_log_segments(tp_of(0))[0]
         await copied(writer, segment(900, 10, 19, tp=tp_of(1)))
-        await archive.store.inner.put(archive.rsm.object_key(first, SegmentFile.METADATA), b"{")
+        await archive.store.inner.put(
+            archive.storage.rsm.object_key(first, SegmentFile.METADATA), b"{"
+        )
     await archive.collected()
     async with archive.process() as manager:
         views = await manager.refresh_topic(TOPIC_ID, now())
@@ -313,7 +319,7 @@ async def test_a_store_that_takes_no_object_harms_nothing(
 
 async def test_it_goes_with_its_topic(archive: Archive) -> None:
     await archive.collected()
-    await archive.rsm.objects.forget_topic("orders", TOPIC_ID)
+    await archive.storage.objects.forget_topic("orders", TOPIC_ID)
     assert [one async for one in archive.store.inner.list(KEY)] == []
 
 
@@ -338,6 +344,6 @@ async def test_on_files(tmp_path: Path) -> None:
     assert await archive.shown() == wanted
     assert archive.reads == 0
     changed = wanted[0][0].with_state(State.DELETE_SEGMENT_STARTED, 5)
-    await archive.rsm.put_segment_metadata(changed, encode_segment(changed))
+    await archive.storage.objects.put_segment_metadata(changed, encode_segment(changed))
     assert (await archive.shown())[0] == []
     assert archive.reads == 1

@@ -19,7 +19,7 @@ from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.object_keys import partition_folder
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
 
@@ -37,8 +37,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path):
 
 
 def manager(store: ScriptedStore, **config: int) -> StoreBackedRemoteLogMetadataManager:
-    rsm = RemoteStorageManager(store, "archive")
-    return StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(**config))
+    storage = RemoteStorage(store, "archive")
+    return StoreBackedRemoteLogMetadataManager(storage, MetadataConfig(**config))
 
 
 async def log_start_objects(store: ScriptedStore) -> list[str]:

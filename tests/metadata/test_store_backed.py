@@ -31,14 +31,14 @@ from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.observability.metrics import METADATA_UNREADABLE
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile, partition_folder
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
 class StoreBacking(Backing):
     def __init__(self, store: ScriptedStore) -> None:
         self.store = store
-        self.rsm = RemoteStorageManager(store, "archive")
+        self.storage = RemoteStorage(store, "archive")
 
     def manager(
         self,
@@ -47,7 +47,7 @@ class StoreBacking(Backing):
         read_max_ms: int = READ_MAX_MS,
     ) -> AbstractAsyncContextManager[StoreBackedRemoteLogMetadataManager]:
         return StoreBackedRemoteLogMetadataManager(
-            self.rsm, config or MetadataConfig(), reads_max=reads_max, read_max_ms=read_max_ms
+            self.storage, config or MetadataConfig(), reads_max=reads_max, read_max_ms=read_max_ms
         )
 
     def reads(self, tp: TopicIdPartition) -> int:
@@ -66,14 +66,14 @@ class StoreBacking(Backing):
         self.store.error = None
 
     def key(self, metadata: RemoteLogSegmentMetadata) -> str:
-        return self.rsm.object_key(metadata, SegmentFile.METADATA)
+        return self.storage.rsm.object_key(metadata, SegmentFile.METADATA)
 
 
 async def ready(backing: StoreBacking) -> StoreBacking:
     """Write an object and delete it, so that the layout is known and not read again."""
     once = segment(99, 0, 0, tp=OTHER)
-    await backing.rsm.put_segment_metadata(once, encode_segment(once))
-    await backing.rsm.delete_log_segment_data(once)
+    await backing.storage.objects.put_segment_metadata(once, encode_segment(once))
+    await backing.storage.rsm.delete_log_segment_data(once)
     return backing
 
 
@@ -90,7 +90,7 @@ class TestOnMemory(MetadataContract):
 
     async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
         assert isinstance(backing, StoreBacking)
-        await backing.rsm.delete_log_segment_data(metadata)
+        await backing.storage.rsm.delete_log_segment_data(metadata)
 
 
 class TestOnFilesystem(MetadataContract):
@@ -101,7 +101,7 @@ class TestOnFilesystem(MetadataContract):
 
     async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
         assert isinstance(backing, StoreBacking)
-        await backing.rsm.delete_log_segment_data(metadata)
+        await backing.storage.rsm.delete_log_segment_data(metadata)
 
 
 async def test_only_new_and_changed_objects_are_read(memory: StoreBacking) -> None:
@@ -135,7 +135,7 @@ async def test_a_listing_without_news_makes_no_segment_anew(memory: StoreBacking
         # The reader's own put is not part of its last read.
         gone = segment(4, 40, 49, State.DELETE_SEGMENT_STARTED)
         await reader.put(gone)
-        await memory.rsm.put_segment_metadata(
+        await memory.storage.objects.put_segment_metadata(
             old := segment(4, 40, 49, State.COPY_SEGMENT_FINISHED), encode_segment(old)
         )
         assert len((await reader.refresh(TP, now())).segments) == len(raised.segments)
@@ -268,7 +268,7 @@ async def test_an_object_deleted_between_list_and_get_is_gone(memory: StoreBacki
 async def test_a_deleted_partition_is_no_longer_known(memory: StoreBacking) -> None:
     async with memory.manager() as manager:
         finished = await copied(manager, segment(1, 0, 9))
-        await memory.rsm.delete_log_segment_data(finished)
+        await memory.storage.rsm.delete_log_segment_data(finished)
         assert list(await manager.list_partitions()) == []
 
 
@@ -395,9 +395,9 @@ async def test_a_partition_read_and_its_topic_read_at_once_lose_nothing(
             await asyncio.sleep(0)
             memory.store.door.clear()
             second = segment(2, 10, 19)
-            await memory.rsm.put_segment_metadata(second, encode_segment(second))
+            await memory.storage.objects.put_segment_metadata(second, encode_segment(second))
             finished = second.with_state(State.COPY_SEGMENT_FINISHED, 0)
-            await memory.rsm.put_segment_metadata(finished, encode_segment(finished))
+            await memory.storage.objects.put_segment_metadata(finished, encode_segment(finished))
             alone = group.create_task(reader.refresh(TP, now()))
             await asyncio.sleep(0.01)
             memory.store.door.set()

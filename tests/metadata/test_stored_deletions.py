@@ -16,7 +16,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemotePartitionDeleteMetadata
 from fetchproxy.segments.description import decode_partition_deletion, encode_partition_deletion
 from fetchproxy.segments.object_keys import partition_deletion_key
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 MARKED = deletion(DeleteState.DELETE_PARTITION_MARKED, at_ms=5)
 
@@ -59,10 +59,10 @@ def test_a_wrong_field_is_named(name: str, value: object) -> None:
 async def test_one_that_cannot_be_read_is_no_answer() -> None:
     """It does not mean that there is no deletion, and no put may overwrite it."""
     async with MemoryObjectStore() as store:
-        rsm = RemoteStorageManager(store, "archive")
+        storage = RemoteStorage(store, "archive")
         key = partition_deletion_key("archive/", TP)
         await store.put(key, b"{")
-        async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as manager:
+        async with StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as manager:
             with pytest.raises(RemoteStorageError, match="delete-partition-state of orders-0"):
                 await manager.partition_deletion(TP, now())
             with pytest.raises(RemoteStorageError, match="delete-partition-state of orders-0"):

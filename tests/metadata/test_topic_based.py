@@ -30,7 +30,7 @@ from fetchproxy.metadata.remote_log_metadata_manager import READ_MAX_MS
 from fetchproxy.observability.metrics import METADATA_EVENTS_REFUSED, METADATA_UNREADABLE
 from fetchproxy.segments.object_keys import log_start_key
 from fetchproxy.segments.records import LogStartOffset, encode_message
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 
 @pytest.fixture
@@ -54,10 +54,12 @@ class CachedBacking(TopicBacking):
         self._managers = 0
 
     def manager(
-        self, config: MetadataConfig | None = None, rsm: RemoteStorageManager | None = None
+        self, config: MetadataConfig | None = None, storage: RemoteStorage | None = None
     ) -> AbstractAsyncContextManager[Manager]:
         self._managers += 1
-        return super().manager(MetadataConfig(cache_dir=self._folder / str(self._managers)), rsm)
+        return super().manager(
+            MetadataConfig(cache_dir=self._folder / str(self._managers)), storage
+        )
 
 
 class TestWithCache(TopicContract):
@@ -105,7 +107,7 @@ async def test_a_copy_that_was_removed_meanwhile_leaves_nothing_in_the_store(
 
         async def removed() -> None:
             await two.put(deleting)
-            await backing.rsm.delete_log_segment_data(metadata)
+            await backing.storage.rsm.delete_log_segment_data(metadata)
             await two.put(gone)
 
         backing.script.before_append = removed
@@ -122,7 +124,7 @@ async def test_a_late_event_of_a_dead_writer_changes_nothing(backing: TopicBacki
         gone = await copied(manager, segment(2, 10, 19))
         deleting = gone.with_state(State.DELETE_SEGMENT_STARTED, 3)
         await manager.put(deleting)
-        await backing.rsm.delete_log_segment_data(gone)
+        await backing.storage.rsm.delete_log_segment_data(gone)
         await manager.put(gone.with_state(State.DELETE_SEGMENT_FINISHED, 4))
         await manager.raise_log_start_offset(TP, 2)
         before = await manager.refresh(TP, now())
@@ -262,8 +264,8 @@ async def test_topics_are_told_while_the_store_is_away(backing: TopicBacking) ->
 async def test_a_copy_begun_while_the_store_is_looked_at_is_no_false_alarm(
     backing: TopicBacking,
 ) -> None:
-    unhindered = RemoteStorageManager(backing.store.inner, "archive")
-    async with backing.manager() as reader, backing.manager(rsm=unhindered) as writer:
+    unhindered = RemoteStorage(backing.store.inner, "archive")
+    async with backing.manager() as reader, backing.manager(storage=unhindered) as writer:
         backing.store.door.clear()
         async with asyncio.TaskGroup() as group:
             reading = group.create_task(reader.refresh(TP, now()))
@@ -458,7 +460,7 @@ async def test_a_topic_made_anew_makes_the_cache_worthless(
         await fill(manager)
     backing.log = MemoryMetadataLog(log_id=78)
     async with ScriptedStore(MemoryObjectStore()) as empty:
-        backing.rsm = RemoteStorageManager(empty, "archive")
+        backing.storage = RemoteStorage(empty, "archive")
         async with backing.cached(tmp_path) as again:
             assert list(await again.list_partitions()) == []
             assert tuple((await again.refresh(TP, now())).segments) == ()

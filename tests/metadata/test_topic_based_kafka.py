@@ -19,7 +19,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig, MetadataConfig
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -41,7 +41,7 @@ class KafkaBacking(TopicBacking):
 
     @asynccontextmanager
     async def manager(  # type: ignore[override]  # the decorated one is the same to its callers
-        self, config: MetadataConfig | None = None, rsm: RemoteStorageManager | None = None
+        self, config: MetadataConfig | None = None, storage: RemoteStorage | None = None
     ) -> AsyncIterator[Manager]:
         chosen = self.settings.model_copy(
             update={} if config is None else {"cache_dir": config.cache_dir}
@@ -49,7 +49,7 @@ class KafkaBacking(TopicBacking):
         async with Cluster(self.cluster_config) as cluster:
             log = KafkaMetadataLog(cluster, self.cluster_config, chosen, lambda: 1)
             scripted = ScriptedMetadataLog(log, self.script)
-            async with Manager(scripted, rsm or self.rsm, chosen, lambda: 17) as manager:
+            async with Manager(scripted, storage or self.storage, chosen, lambda: 17) as manager:
                 yield manager
 
 

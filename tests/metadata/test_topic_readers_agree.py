@@ -30,7 +30,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.segments.records import LogStartOffset, MetadataEvent, encode_message
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 SEEDS = range(40)
 TPS = (TP, OTHER)
@@ -121,8 +121,8 @@ async def test_all_readers_agree(
     coming, sent = events(rng), list[MetadataEvent]()
 
     def manager(cache_dir: Path | None = None) -> Manager:
-        rsm = RemoteStorageManager(MemoryObjectStore(), "archive")
-        return Manager(log, rsm, MetadataConfig(cache_dir=cache_dir), lambda: 0)
+        storage = RemoteStorage(MemoryObjectStore(), "archive")
+        return Manager(log, storage, MetadataConfig(cache_dir=cache_dir), lambda: 0)
 
     async def write_some() -> None:
         for _ in range(rng.randrange(25)):

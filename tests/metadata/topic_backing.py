@@ -17,7 +17,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, metadata_partition
 from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.segments.records import MetadataEvent, encode_message
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 PARTITIONS = 3
 Manager = TopicBasedRemoteLogMetadataManager
@@ -30,17 +30,17 @@ class TopicBacking(Backing):
         self.log = MemoryMetadataLog(PARTITIONS)
         self.script = Script()
         self.store = store
-        self.rsm = RemoteStorageManager(store, "archive")
+        self.storage = RemoteStorage(store, "archive")
 
     def manager(
         self,
         config: MetadataConfig | None = None,
-        rsm: RemoteStorageManager | None = None,
+        storage: RemoteStorage | None = None,
         read_max_ms: int = READ_MAX_MS,
     ) -> AbstractAsyncContextManager[Manager]:
         return Manager(
             ScriptedMetadataLog(self.log, self.script),
-            rsm or self.rsm,
+            storage or self.storage,
             config or MetadataConfig(),
             wall_clock_ms=lambda: 17,
             read_max_ms=read_max_ms,
@@ -50,7 +50,7 @@ class TopicBacking(Backing):
         return self.manager(MetadataConfig(cache_dir=cache_dir))
 
     def in_store(self) -> AbstractAsyncContextManager[StoreBackedRemoteLogMetadataManager]:
-        return StoreBackedRemoteLogMetadataManager(self.rsm, MetadataConfig())
+        return StoreBackedRemoteLogMetadataManager(self.storage, MetadataConfig())
 
     def reads(self, tp: TopicIdPartition) -> int:
         return self.script.bounds_asked.count(self.number(tp))
@@ -80,4 +80,4 @@ class TopicBacking(Backing):
 class TopicContract(MetadataContract):
     async def delete_data(self, backing: Backing, metadata: RemoteLogSegmentMetadata) -> None:
         assert isinstance(backing, TopicBacking)
-        await backing.rsm.delete_log_segment_data(metadata)
+        await backing.storage.rsm.delete_log_segment_data(metadata)

@@ -94,7 +94,7 @@ class SteeredManager(RemoteLogManager):
                 rlmm=self.rlmm,
                 copier=self.copier,
                 truncation=self.truncation,
-                records=ArchiveRecords(self.rsm, tp),
+                records=ArchiveRecords(self.storage.objects, tp),
             )
             self._archivers[tp] = archiver, accumulator
         archiver, accumulator = self._archivers[tp]

@@ -20,7 +20,7 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest, RemoteReadResult
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 BATCH_BYTES = 1000
 BATCH_OFFSETS = 10
@@ -48,7 +48,7 @@ def batches(rng: Random, base_offset: int, count: int) -> list[Batch]:
 class ReadSide:
     rng: Random
     store: FaultyObjectStore
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: StoreBackedRemoteLogMetadataManager
     purgatory: RemoteFetchPurgatory
     tp: TopicIdPartition
@@ -96,7 +96,7 @@ class ReadSide:
         return fetch.results().get(0)
 
     def log_key(self, metadata: RemoteLogSegmentMetadata) -> str:
-        return self.rsm.object_key(metadata, SegmentFile.LOG)
+        return self.storage.rsm.object_key(metadata, SegmentFile.LOG)
 
     def log_reads(self) -> int:
         return sum(key.endswith(".log") for key, _ in self.store.reads)
@@ -112,14 +112,14 @@ async def read_side(
 ) -> AsyncIterator[ReadSide]:
     rng = Random(seed)
     store = FaultyObjectStore(MemoryObjectStore(), rng)
-    rsm = RemoteStorageManager(store)
+    storage = RemoteStorage(store)
     async with (
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
         RemoteFetchPurgatory(
-            config, rlmm, rsm, rng, skips_gaps=skips_gaps, limits=limits
+            config, rlmm, storage, rng, skips_gaps=skips_gaps, limits=limits
         ) as purgatory,
     ):
-        yield ReadSide(rng, store, rsm, rlmm, purgatory, random_tp(rng))
+        yield ReadSide(rng, store, storage, rlmm, purgatory, random_tp(rng))
 
 
 SLOW = Faults(latency_s_min=2.0, latency_s_max=2.0)

@@ -34,11 +34,14 @@ def test_not_archived_is_said_at_once_but_only_by_a_fresh_view() -> None:
             metadata = await side.segment(stored[4:])
             stale = side.rlmm.view(side.tp)
             assert stale is not None
-            await side.store.inner.delete(side.rsm.object_key(metadata, SegmentFile.METADATA))
+            await side.store.inner.delete(
+                side.storage.rsm.object_key(metadata, SegmentFile.METADATA)
+            )
             await asyncio.sleep(1)
             await side.rlmm.refresh(side.tp, now())
             await side.store.inner.put(
-                side.rsm.object_key(metadata, SegmentFile.METADATA), encode_segment(metadata)
+                side.storage.rsm.object_key(metadata, SegmentFile.METADATA),
+                encode_segment(metadata),
             )
             await asyncio.sleep(5)
             view = side.rlmm.view(side.tp)
@@ -61,7 +64,7 @@ def test_a_segment_that_retention_deletes_is_out_of_range() -> None:
             stored = batches(side.rng, 0, 8)
             gone = await side.segment(stored[:4])
             await side.segment(stored[4:])
-            await side.rsm.delete_log_segment_data(gone)
+            await side.storage.rsm.delete_log_segment_data(gone)
             await asyncio.sleep(1)
             view = side.rlmm.view(side.tp)
             assert view is not None
@@ -79,7 +82,7 @@ def test_a_lost_object_is_damage_and_not_out_of_range(file: SegmentFile) -> None
         async with read_side() as side:
             metadata = await side.segment(batches(side.rng, 0, 4), aborted=[(1, 0, 30)])
             assert metadata.has_aborted_txns
-            await side.store.inner.delete(side.rsm.object_key(metadata, file))
+            await side.store.inner.delete(side.storage.rsm.object_key(metadata, file))
             request = side.request(0, isolation=IsolationLevel.READ_COMMITTED)
             fetch = side.watch(request)
             await fetch.completed.wait()
@@ -98,7 +101,7 @@ def test_a_transaction_index_without_a_byte_shows_no_aborted_record() -> None:
     async def main() -> None:
         async with read_side() as side:
             metadata = await side.segment(batches(side.rng, 0, 4), aborted=[(1, 0, 30)])
-            await side.store.inner.put(side.rsm.object_key(metadata, SegmentFile.TXN), b"")
+            await side.store.inner.put(side.storage.rsm.object_key(metadata, SegmentFile.TXN), b"")
             request = side.request(0, isolation=IsolationLevel.READ_COMMITTED)
             fetch = side.watch(request)
             await fetch.completed.wait()
@@ -125,7 +128,7 @@ def test_damage_is_a_condition_until_it_can_be_read(lost: bool) -> None:
                 await side.store.inner.delete(side.log_key(metadata))
             else:
                 await side.store.inner.put(side.log_key(metadata), bytes(wrong))
-            health = side.rsm.health
+            health = side.storage.health
             assert not list(health.conditions(now()))
             fetch = await fetched(side, 45)
             assert isinstance(fetch.results()[0].error, CorruptSegment)
@@ -194,7 +197,7 @@ def test_unreadable_metadata_is_not_out_of_range() -> None:
             stored = batches(side.rng, 0, 8)
             await side.segment(stored[:4])
             hidden = await side.segment(stored[4:])
-            key = side.rsm.object_key(hidden, SegmentFile.METADATA)
+            key = side.storage.rsm.object_key(hidden, SegmentFile.METADATA)
             await side.store.inner.put(key, b"{")
             await asyncio.sleep(1)
             await side.rlmm.refresh(side.tp, now())
@@ -212,7 +215,7 @@ def test_an_unfinished_copy_is_not_served() -> None:
             await side.segment(stored[:4])
             begun = await side.segment(stored[4:])
             state = begun.with_state(RemoteLogSegmentState.COPY_SEGMENT_STARTED, 5)
-            key = side.rsm.object_key(begun, SegmentFile.METADATA)
+            key = side.storage.rsm.object_key(begun, SegmentFile.METADATA)
             await side.store.inner.put(key, encode_segment(state))
             await asyncio.sleep(1)
             fetch = await fetched(side, 0)

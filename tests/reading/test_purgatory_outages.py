@@ -27,7 +27,7 @@ from fetchproxy.storage.store_health import OperationStatus, StoreOperation
 
 
 def reads_of(side: ReadSide) -> OperationStatus:
-    return side.rsm.health[StoreOperation.READ].status(now())
+    return side.storage.health[StoreOperation.READ].status(now())
 
 
 def test_an_outage_is_never_out_of_range() -> None:

@@ -121,7 +121,7 @@ def test_a_deleted_segment_is_passed_over_a_lost_one_is_damage() -> None:
         async with read_side() as side:
             first = await side.segment([batch(0, [100], 0)])
             await side.segment([batch(1, [200], 0)])
-            await side.rsm.delete_log_segment_data(first)
+            await side.storage.rsm.delete_log_segment_data(first)
             await asyncio.sleep(1)
             assert await side.purgatory.first_offset_at_or_after(side.tp, 50) == (1, 200, 0)
             assert first.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED

@@ -19,7 +19,7 @@ from fetchproxy.remotelog.options import parse_options
 from fetchproxy.remotelog.planning import DataLoss, OffsetSpan, ReadTask
 from fetchproxy.segments.description import FinishedOffsets, encode_finished_offsets
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 OTHER = TopicIdPartition(UUID(int=1), "orders", 1)
@@ -226,9 +226,9 @@ def test_what_was_deleted_before_it_was_read_is_a_loss(archive: WrittenArchive) 
 
 
 async def state(archive: WrittenArchive, end: int) -> None:
-    async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
+    async with RemoteStorage(FilesystemObjectStore(archive.folder)) as storage:
         stated = FinishedOffsets(TP, 0, end, 0)
-        await rsm.objects.put_finished_offsets(TP, encode_finished_offsets(stated))
+        await storage.objects.put_finished_offsets(TP, encode_finished_offsets(stated))
 
 
 def forget(archive: WrittenArchive, number: int) -> None:

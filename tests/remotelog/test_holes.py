@@ -19,7 +19,7 @@ from fetchproxy.segments.description import (
     encode_finished_offsets,
 )
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 
@@ -33,11 +33,11 @@ def archive(tmp_path: Path) -> WrittenArchive:
 
 
 async def state(archive: WrittenArchive, end: int, gap: Offsets | None = None) -> None:
-    async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
+    async with RemoteStorage(FilesystemObjectStore(archive.folder)) as storage:
         stated = FinishedOffsets(TP, 0, end, 0)
-        await rsm.objects.put_finished_offsets(TP, encode_finished_offsets(stated))
+        await storage.objects.put_finished_offsets(TP, encode_finished_offsets(stated))
         if gap is not None:
-            await rsm.objects.put_archive_gap(TP, *gap, encode_archive_gap(TP, *gap))
+            await storage.objects.put_archive_gap(TP, *gap, encode_archive_gap(TP, *gap))
 
 
 async def holes(
@@ -46,7 +46,7 @@ async def holes(
     options = parse_options({"store": archive.url, "topics": "orders"})
     async with ArchiveReading(options) as reading:
         asked_of = [(v, OffsetSpan(*asked)) for v in (await reading.views()).values()]
-        return (await holes_of(reading.rsm, asked_of, views_of_store=of_store)).get(TP)
+        return (await holes_of(reading.storage, asked_of, views_of_store=of_store)).get(TP)
 
 
 def fault(first: int, last: int) -> str:
@@ -150,5 +150,5 @@ async def test_an_archive_that_grows_meanwhile_has_no_hole(archive: WrittenArchi
         [view] = (await reading.views()).values()
         await asyncio.to_thread(archive.add, [made_batch(400, [Record()] * 100)])
         await state(archive, 499)
-        found = await holes_of(reading.rsm, [(view, OffsetSpan(200, ALL_OFFSETS.end))])
+        found = await holes_of(reading.storage, [(view, OffsetSpan(200, ALL_OFFSETS.end))])
     assert found == {}

@@ -18,7 +18,7 @@ from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.remotelog.archive_reading import plan_input
 from fetchproxy.remotelog.options import parse_options
 from fetchproxy.segments.description import encode_segment
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+from fetchproxy.storage.remote_storage import RemoteStorage, open_store
 from fetchproxy.storage.stores.registry import open_object_store
 from lab.s3 import S3Server
 
@@ -61,14 +61,14 @@ async def test_s3(on_s3: str, archive: WrittenArchive) -> None:
 async def check(url: str, archive: WrittenArchive) -> None:
     wanted, reads = await planned(url)
     assert reads == SEGMENTS
-    async with open_store(url, StoreConfig()) as rsm:
-        await collect(rsm)
+    async with open_store(url, StoreConfig()) as storage:
+        await collect(storage)
         assert await planned(url) == (wanted, 0)
         # Whatever has changed since is seen, and read by itself.
         gone, ended = archive.segments[:2]
-        await rsm.delete_log_segment_data(gone)
+        await storage.rsm.delete_log_segment_data(gone)
         deleted = ended.with_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED, 5)
-        await rsm.put_segment_metadata(deleted, encode_segment(deleted))
+        await storage.objects.put_segment_metadata(deleted, encode_segment(deleted))
         now, reads = await planned(url)
     assert now == {number: starts[1:] for number, starts in wanted.items()}
     assert reads == 1
@@ -89,9 +89,11 @@ def metadata_reads() -> int:
     return int(REGISTRY.get_sample_value(name, labels) or 0)
 
 
-async def collect(rsm: RemoteStorageManager) -> None:
+async def collect(storage: RemoteStorage) -> None:
     """As a proxy leaves it."""
-    async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), collects=True) as rlmm:
+    async with StoreBackedRemoteLogMetadataManager(
+        storage, MetadataConfig(), collects=True
+    ) as rlmm:
         await rlmm.refresh_topic(TP.topic_id, asyncio.get_running_loop().time())
-        while await rsm.objects.get_collected_metadata(TP.topic_id) is None:  # noqa: ASYNC110
+        while await storage.objects.get_collected_metadata(TP.topic_id) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -40,6 +40,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
@@ -169,9 +170,11 @@ def test_partitions_have_to_be_named_all_or_none(archive: WrittenArchive) -> Non
 
 def test_partitions_and_topics_without_a_record_may_be_named(archive: WrittenArchive) -> None:
     async def describe(*topics: TopicDescription) -> None:
-        async with RemoteStorageManager(FilesystemObjectStore(archive.folder)) as rsm:
+        async with RemoteStorage(FilesystemObjectStore(archive.folder)) as storage:
             for one in topics:
-                await rsm.objects.put_topic_description(one.topic_id, encode_topic_description(one))
+                await storage.objects.put_topic_description(
+                    one.topic_id, encode_topic_description(one)
+                )
 
     def assigned(*numbers: int) -> dict[str, str]:
         return {"topics": "", "assign": json.dumps({"orders": numbers})}

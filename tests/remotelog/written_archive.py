@@ -22,7 +22,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest, LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 TP = TopicIdPartition(UUID(int=1), "orders", 0)
@@ -74,29 +74,29 @@ class WrittenArchive:
             packed=self.at_rest != AS_THEY_ARE,
         )
         store = FilesystemObjectStore(self.folder, create=True)
-        async with RemoteStorageManager(store, at_rest=self.at_rest) as rsm:
+        async with RemoteStorage(store, at_rest=self.at_rest) as storage:
             index = RemoteLogIndex()
             for header in headers:
                 index.add(header, interval_bytes)
             objects = {
                 SegmentFile.LOG: log,
-                SegmentFile.INDEX: index.encoded(rsm.object_key(metadata, SegmentFile.LOG)),
+                SegmentFile.INDEX: index.encoded(storage.rsm.object_key(metadata, SegmentFile.LOG)),
                 SegmentFile.EPOCHS: encode_epochs(metadata.segment_leader_epochs),
             }
             if aborted:
                 objects[SegmentFile.TXN] = encode_aborted(aborted)
             if metadata.packed:
-                await self._pack(rsm, metadata, objects)
+                await self._pack(storage, metadata, objects)
                 objects = {}
             for file, content in objects.items():
-                await store.put(rsm.object_key(metadata, file), content)
-            await rsm.put_segment_metadata(metadata, encode_segment(metadata))
+                await store.put(storage.rsm.object_key(metadata, file), content)
+            await storage.objects.put_segment_metadata(metadata, encode_segment(metadata))
         self.segments.append(metadata)
         return metadata
 
     async def _pack(
         self,
-        rsm: RemoteStorageManager,
+        storage: RemoteStorage,
         metadata: RemoteLogSegmentMetadata,
         objects: Mapping[SegmentFile, bytes],
     ) -> None:
@@ -110,8 +110,8 @@ class WrittenArchive:
             objects[SegmentFile.EPOCHS],
             log_compressible=True,
         )
-        await rsm.copy_log_segment_data(metadata, data)
+        await storage.rsm.copy_log_segment_data(metadata, data)
 
     def path(self, metadata: RemoteLogSegmentMetadata, file: SegmentFile) -> Path:
-        rsm = RemoteStorageManager(FilesystemObjectStore(self.folder))
-        return self.folder / rsm.object_key(metadata, file)
+        storage = RemoteStorage(FilesystemObjectStore(self.folder))
+        return self.folder / storage.rsm.object_key(metadata, file)

@@ -17,7 +17,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.topic_writers import own_principal, writers
 from fetchproxy.config.load import Setting, load_config
 from fetchproxy.config.schema import ClusterConfig
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from lab.kafka import KafkaServer
 from lab.secured_kafka import SecuredKafka
 
@@ -68,11 +68,11 @@ async def told(bootstrap: str, name: str, more: Mapping[str, object]) -> list[An
         **more,
     }
     config = load_config(None, {}, [Setting(k, str(v), "test") for k, v in values.items()])
-    rsm = RemoteStorageManager(MemoryObjectStore())
+    storage = RemoteStorage(MemoryObjectStore())
     with capture_logs() as logs:
         async with (
             Cluster(config.cluster) as cluster,
-            metadata_manager(config, rsm, cluster, lambda: 1),
+            metadata_manager(config, storage, cluster, lambda: 1),
         ):
             pass
     return [line for line in logs if line["event"].startswith("metadata_topic_") and "hint" in line]

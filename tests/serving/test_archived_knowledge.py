@@ -18,7 +18,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.serving.gateway import served_archive as archived_knowledge
 from fetchproxy.serving.gateway.served_archive import ArchivedKnowledge
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.retries import REQUEST_TRIES_MAX
 
 NEVER = UUID(int=404)
@@ -37,12 +37,8 @@ class Archive:
     def __init__(self) -> None:
         inner = MemoryObjectStore()
         self.store = ScriptedStore(inner)
-        self.rlmm = StoreBackedRemoteLogMetadataManager(
-            RemoteStorageManager(self.store), MetadataConfig()
-        )
-        self.other = StoreBackedRemoteLogMetadataManager(
-            RemoteStorageManager(inner), MetadataConfig()
-        )
+        self.rlmm = StoreBackedRemoteLogMetadataManager(RemoteStorage(self.store), MetadataConfig())
+        self.other = StoreBackedRemoteLogMetadataManager(RemoteStorage(inner), MetadataConfig())
         self.later_s = 0.0
         self.knowledge = ArchivedKnowledge(self.rlmm, self.clock, SparingWarnings(self.clock))
 

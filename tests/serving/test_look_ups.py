@@ -50,7 +50,7 @@ from fetchproxy.serving.gateway.served_archive import (
     ArchiveStarts,
     ServedArchive,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 # NEVER: an archiver here has the topic, but nothing of it yet. OTHER: nobody archives it.
 ARCHIVED, NEVER, HIDDEN, LOST, OTHER = "archived", "never", "hidden", "lost", "other"
@@ -294,8 +294,8 @@ async def gateway(archived: int = 0) -> AsyncIterator[Gateway]:
     """`archived` partitions have offsets 0 to 69 archived, and the gateway knows the topic list."""
     inner = MemoryObjectStore()
     store, cluster = ScriptedStore(inner), FakeCluster()
-    rlmm = StoreBackedRemoteLogMetadataManager(RemoteStorageManager(store), MetadataConfig())
-    other = StoreBackedRemoteLogMetadataManager(RemoteStorageManager(inner), MetadataConfig())
+    rlmm = StoreBackedRemoteLogMetadataManager(RemoteStorage(store), MetadataConfig())
+    other = StoreBackedRemoteLogMetadataManager(RemoteStorage(inner), MetadataConfig())
     looked_at: list[tuple[TopicIdPartition, int]] = []
     at_hand: dict[tuple[TopicIdPartition, int], tuple[int, int, int]] = {}
     async with rlmm, other:
@@ -819,8 +819,8 @@ async def turns_while_ten_thousand_partitions_are_asked_for() -> list[float]:
     async with gateway() as gate:
         for number in range(2_000):
             done = segment(number + 1, 0, 69, tp=tp_of(number), state=State.COPY_SEGMENT_FINISHED)
-            rsm = RemoteStorageManager(gate.store.inner)
-            await rsm.put_segment_metadata(done, encode_segment(done))
+            storage = RemoteStorage(gate.store.inner)
+            await storage.objects.put_segment_metadata(done, encode_segment(done))
         await gate.archive.rlmm.archived_topics(asyncio.get_running_loop().time())
         gc.collect()
         gc.disable()  # else it would look at all objects of the test

@@ -14,7 +14,7 @@ from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 
 Position = tuple[int, int]  # partition, offset
 
@@ -132,16 +132,16 @@ def make_archive(store: str) -> None:
     """Make an empty archive; without one the proxy cannot know that nothing is archived."""
 
     async def make() -> None:
-        async with open_store(store, StoreConfig(), create=True) as rsm:
-            await rsm.identity.state(ArchiveIdentity())
+        async with open_store(store, StoreConfig(), create=True) as storage:
+            await storage.identity.state(ArchiveIdentity())
 
     asyncio.run(make())
 
 
 async def _archived(store: str, topic: str) -> dict[int, int]:
     async with (
-        open_store(store, StoreConfig()) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        open_store(store, StoreConfig()) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
         found = {}
         for tp in await rlmm.list_partitions():

@@ -16,7 +16,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.deletion.orphans import find_orphans
 
 
@@ -26,7 +26,7 @@ class Audit:
     def __init__(self, world: ArchiveWorld, rlmm: RemoteLogMetadataManager) -> None:
         self._world = world
         self._rlmm = rlmm
-        self._rsm = RemoteStorageManager(world.store)
+        self._storage = RemoteStorage(world.store)
         self._compared: set[UUID] = set()
 
     async def archived_end(self, log: SimulatedLog) -> int | None:
@@ -46,8 +46,8 @@ class Audit:
     async def at_rest(self) -> None:
         """All is archived, once; both kinds of metadata agree; nothing is left over."""
         await self.look()
-        async with StoreBackedRemoteLogMetadataManager(self._rsm, MetadataConfig()) as in_store:
-            report = await verify_archive(self._rsm, in_store)
+        async with StoreBackedRemoteLogMetadataManager(self._storage, MetadataConfig()) as in_store:
+            report = await verify_archive(self._storage, in_store)
             assert report.clean, report.faults[:3]
             assert not gaps_of(report), gaps_of(report)
             assert not report.segments_overlapping, "offsets are archived twice"
@@ -58,7 +58,7 @@ class Audit:
                 assert view.log_end_offset == log.final_offset, f"{log.tp}: {view}"
                 now = asyncio.get_running_loop().time()
                 stored = await in_store.refresh(log.tp, now)
-                assert not await find_orphans(self._rsm, in_store, log.tp)
+                assert not await find_orphans(self._storage.objects, in_store, log.tp)
                 assert list(view.segments) == list(stored.segments)
                 assert view.raised_log_start == stored.raised_log_start
                 assert not view.unfinished
@@ -100,7 +100,7 @@ class Audit:
         expected = b"".join(batch.content for batch in log.batches[first : last + 1])
         whole = ByteRange(0, segment.segment_size_bytes + 1)
         try:
-            content = await self._rsm.fetch_log_segment(segment, whole)
+            content = await self._storage.rsm.fetch_log_segment(segment, whole)
         except ObjectNotFound:
             view = await self._view(log)
             assert segment not in list(view.segments), f"{segment} is shown without its objects"

@@ -31,7 +31,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
 # A crashed turn is a defect of the archiver, whatever the faults.
@@ -97,28 +97,28 @@ class _Simulation:
     @asynccontextmanager
     async def _reader(
         self, door: Door | None
-    ) -> AsyncIterator[tuple[RemoteStorageManager, RemoteLogMetadataManager]]:
+    ) -> AsyncIterator[tuple[RemoteStorage, RemoteLogMetadataManager]]:
         """The store and metadata as one process opens them; without a door nothing ever fails."""
         world, loop = self.world, asyncio.get_running_loop()
         store = world.store if door is None else ArchiversStore(world.store, door)
-        rsm = RemoteStorageManager(store)
+        storage = RemoteStorage(store)
         async with AsyncExitStack() as opened:
             if world.topic_based:
                 log = world.metadata_log
                 rlmm: Any = TopicBasedRemoteLogMetadataManager(
                     log if door is None else ArchiversMetadataLog(log, door),
-                    rsm,
+                    storage,
                     world.config.metadata,
                     wall_clock_ms=lambda: int(loop.time() * 1000),
                     read_max_ms=world.config.store.metadata_read_max_ms,
                 )
             else:
                 rlmm = StoreBackedRemoteLogMetadataManager(
-                    rsm,
+                    storage,
                     world.config.metadata,
                     read_max_ms=world.config.store.metadata_read_max_ms,
                 )
-            yield rsm, await opened.enter_async_context(rlmm)
+            yield storage, await opened.enter_async_context(rlmm)
 
     async def _process_forever(self, name: str) -> None:
         """One archiver process, started again each time it is killed."""
@@ -142,13 +142,13 @@ class _Simulation:
     async def _run_manager(self, door: Door, leadership: ScriptedLeadership, rng: Random) -> None:
         world, loop = self.world, asyncio.get_running_loop()
         async with (
-            self._reader(door) as (rsm, rlmm),
+            self._reader(door) as (storage, rlmm),
             Cluster(world.config.cluster, Random(rng.random())) as cluster,
         ):
             manager = RemoteLogManager(
                 world.config.archive,
                 cluster,
-                rsm,
+                storage,
                 rlmm,
                 wall_clock_ms=lambda: int(loop.time() * 1000),
                 uuid_factory=lambda: random_uuid(rng),

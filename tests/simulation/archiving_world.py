@@ -23,7 +23,7 @@ from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfi
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.archive_health import partition_health
 from fetchproxy.writing.archive_pass import ArchivePass, NotArchived
@@ -57,7 +57,7 @@ class World:
     cluster: SimulatedCluster
     own: Cluster
     store: ObjectStore
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: StoreBackedRemoteLogMetadataManager
     folder: Path
     ids: Random = field(default_factory=lambda: Random(9))
@@ -93,7 +93,7 @@ class World:
                                              **changes}
         )  # fmt: skip
         return {
-            "config": config, "limits": limits, "cluster": self.own, "rsm": self.rsm,
+            "config": config, "limits": limits, "cluster": self.own, "storage": self.storage,
             "rlmm": self.rlmm, "wall_clock_ms": wall_clock_ms,
             "uuid_factory": lambda: random_uuid(self.ids),
         }  # fmt: skip
@@ -105,7 +105,7 @@ class World:
     async def found(self, partition: int) -> list[Condition]:
         """What every process finds in the archive itself."""
         await asyncio.sleep(1)  # a look at this very moment would not be repeated
-        return await partition_health(self.rsm.objects, self.rlmm, self.logs[partition].tp)
+        return await partition_health(self.storage.objects, self.rlmm, self.logs[partition].tp)
 
 
 def run_world(
@@ -141,14 +141,14 @@ def run_world(
         cluster = SimulatedCluster(network, Random(2), logs, nodes=1)
         cluster.topic_configs[TOPIC] = {}
         objects = store or MemoryObjectStore()
-        rsm = RemoteStorageManager(objects)
+        storage = RemoteStorage(objects)
         own = ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=2_000)
         with tempfile.TemporaryDirectory() as folder:
             async with (
                 cluster.serving(),
-                StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+                StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
                 Cluster(own, Random(4)) as requests,
             ):
-                await main(World(logs, cluster, requests, objects, rsm, rlmm, Path(folder)))
+                await main(World(logs, cluster, requests, objects, storage, rlmm, Path(folder)))
 
     run_virtual(whole, new_loop)

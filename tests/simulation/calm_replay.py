@@ -35,7 +35,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.gateway.server import open_gateway
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 BOOTSTRAP = ("127.0.0.1", 9192)
 BATCH_BYTES = 1_000
@@ -133,20 +133,20 @@ async def _gateway(
         gateway=gateway_config,
         remote_fetch=remote_fetch,
     )
-    rsm = RemoteStorageManager(store)
+    storage = RemoteStorage(store)
     warnings = SparingWarnings(asyncio.get_running_loop().time)
     async with (
-        StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+        StoreBackedRemoteLogMetadataManager(storage, config.metadata) as rlmm,
         Cluster(config.cluster, Random(4)) as own,
         RemoteFetchPurgatory(
             remote_fetch,
             views := LeaderViews(rlmm, LeaderLog(own), warnings),
-            rsm,
+            storage,
             Random(5),
             limits=reading,
         ) as purgatory,
         ArchiverPositions(
-            rsm, config.store.metadata_read_max_ms, asyncio.get_running_loop().time
+            storage.objects, config.store.metadata_read_max_ms, asyncio.get_running_loop().time
         ) as positions,
         open_gateway(
             config, own, rlmm, views, purgatory, positions, rng=Random(6), limits=limits

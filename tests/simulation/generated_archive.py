@@ -26,7 +26,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, SegmentFile, layout_text
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import ObjectStore
 
 _AFTER_CRC = struct.Struct(">hiqqqhii")
@@ -211,17 +211,17 @@ async def store_segment(
         state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
         has_aborted_txns=bool(entries),
     )
-    rsm = RemoteStorageManager(store)
+    storage = RemoteStorage(store)
     index = RemoteLogIndex()
     for header in walk(content):
         index.add(header, index_interval_bytes)
     await store.put(LAYOUT_OBJECT, layout_text())
-    key = rsm.object_key(metadata, SegmentFile.LOG)
+    key = storage.rsm.object_key(metadata, SegmentFile.LOG)
     await store.put(key, content)
-    await store.put(rsm.object_key(metadata, SegmentFile.INDEX), index.encoded(key))
+    await store.put(storage.rsm.object_key(metadata, SegmentFile.INDEX), index.encoded(key))
     if entries:
-        await store.put(rsm.object_key(metadata, SegmentFile.TXN), encode_aborted(entries))
-    await rsm.put_segment_metadata(metadata, encode_segment(metadata))
+        await store.put(storage.rsm.object_key(metadata, SegmentFile.TXN), encode_aborted(entries))
+    await storage.objects.put_segment_metadata(metadata, encode_segment(metadata))
     return metadata
 
 

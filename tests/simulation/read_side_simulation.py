@@ -30,7 +30,7 @@ from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import DelayedRemoteFetch, RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import CompletionReason, RemoteReadRequest, RemoteReadResult
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from lab.limited import section_and_limits
 
 FAULTS_END_S = START_S + 120
@@ -66,11 +66,9 @@ async def _main(rng: Random) -> list[tuple[object, ...]]:
     config, limits = _config(rng)
     async with (
         StoreBackedRemoteLogMetadataManager(
-            RemoteStorageManager(store), MetadataConfig(), read_max_ms=5_000
+            RemoteStorage(store), MetadataConfig(), read_max_ms=5_000
         ) as rlmm,
-        RemoteFetchPurgatory(
-            config, rlmm, RemoteStorageManager(store), rng, limits=limits
-        ) as purgatory,
+        RemoteFetchPurgatory(config, rlmm, RemoteStorage(store), rng, limits=limits) as purgatory,
     ):
         world = World(rng, store, purgatory, config, limits, partitions)
         async with asyncio.TaskGroup() as group:

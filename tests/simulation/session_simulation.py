@@ -42,7 +42,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.gateway.server import open_gateway
 from fetchproxy.serving.listener import Listener
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
 # After the faults all consumers must finish within this: hung reads, back-off, then reading.
@@ -131,23 +131,23 @@ class _Simulation:
     async def _proxy(self) -> AsyncIterator[Listener]:
         """Open the parts of `fetchproxy serve` in its order; check the purgatory after the run."""
         world, rng = self.world, self.world.rng
-        config, rsm = world.config, RemoteStorageManager(world.store)
+        config, storage = world.config, RemoteStorage(world.store)
         for log in world.logs:
             await self._begin(log)
         async with (
             StoreBackedRemoteLogMetadataManager(
-                rsm, config.metadata, read_max_ms=config.store.metadata_read_max_ms
+                storage, config.metadata, read_max_ms=config.store.metadata_read_max_ms
             ) as rlmm,
             Cluster(config.cluster, Random(rng.random())) as cluster,
             RemoteFetchPurgatory(
                 config.remote_fetch,
                 views := self._views(rlmm, cluster),
-                rsm,
+                storage,
                 Random(rng.random()),
                 limits=world.limits.reading,
             ) as self._purgatory,
             ArchiverPositions(
-                rsm,
+                storage.objects,
                 config.store.metadata_read_max_ms,
                 asyncio.get_running_loop().time,
                 self._archiver_position,
@@ -156,7 +156,9 @@ class _Simulation:
         ):
             self._rlmm = rlmm
             if config.archive.topics is not None:
-                archiving = tasks.create_task(self._archive(cluster, rsm, rlmm), name="archiver")
+                archiving = tasks.create_task(
+                    self._archive(cluster, storage, rlmm), name="archiver"
+                )
             else:
                 archiving = tasks.create_task(self._plant_forever(), name="planter")
             async with open_gateway(
@@ -188,7 +190,7 @@ class _Simulation:
     async def _archive(
         self,
         cluster: Cluster,
-        rsm: RemoteStorageManager,
+        storage: RemoteStorage,
         rlmm: StoreBackedRemoteLogMetadataManager,
     ) -> None:
         loop, ids = asyncio.get_running_loop(), Random(self.world.rng.random())
@@ -199,7 +201,7 @@ class _Simulation:
         self._manager = RemoteLogManager(
             self.world.config.archive,
             cluster,
-            rsm,
+            storage,
             rlmm,
             wall_clock_ms=lambda: int(loop.time() * 1000),
             uuid_factory=new_id,
@@ -360,8 +362,8 @@ class _Simulation:
     async def _forget_forever(self) -> None:
         """Brokers trim their logs up to the archive's end, often exactly to it, never further."""
         world, rng = self.world, Random(self.world.rng.random())
-        rsm = RemoteStorageManager(world.store.inner)
-        async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as truth:
+        storage = RemoteStorage(world.store.inner)
+        async with StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as truth:
             while True:
                 await asyncio.sleep(rng.uniform(0.1, 4))
                 log = rng.choice(world.logs)

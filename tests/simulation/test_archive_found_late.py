@@ -16,7 +16,7 @@ from virtual_loop import VirtualTimeLoop, run_virtual
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ArchiveOnlyConfig, Config, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.own_archive import ARCHIVE_LOOK_INTERVAL_S, OwnArchive
 
 
@@ -28,10 +28,10 @@ def test_an_archive_is_found_after_an_outage(tmp_path: Path) -> None:
 
     async def main() -> None:
         store = FaultyObjectStore(MemoryObjectStore(), Random(1))
-        rsm = RemoteStorageManager(store)
-        async with rsm, StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+        storage = RemoteStorage(store)
+        async with storage, StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
             nobody = cast("Cluster", None)
-            own = OwnArchive(config, rsm, rlmm, nobody, uuid4, archives=True, create=True)
+            own = OwnArchive(config, storage, rlmm, nobody, uuid4, archives=True, create=True)
             await own.confirm()
             store.faults = OUTAGE
             with capture_logs() as logs:

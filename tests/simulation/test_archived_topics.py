@@ -30,7 +30,7 @@ from fetchproxy.serving.gateway.served_archive import (
     TopicName,
     TopicsOfConnection,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 LOOKS = 10
 
@@ -45,11 +45,11 @@ async def opened(
     """`run` is the caller's to call. The cluster has the topic `weather`."""
     loop.network = network = SimulatedNetwork(Random(1), Conditions())
     brokers = SimulatedCluster(network, Random(2), whole_logs(Random(7), 1, 1), nodes=1)
-    rsm = RemoteStorageManager(MemoryObjectStore())
+    storage = RemoteStorage(MemoryObjectStore())
     async with (
         brokers.serving(),
         cluster_type(ClusterConfig(bootstrap=brokers.bootstrap), Random(3)) as cluster,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
         knowledge = ArchivedKnowledge(rlmm, loop.time, SparingWarnings(loop.time))
         yield ArchivedTopics(cluster, rlmm, knowledge, clock, max_age_s)

@@ -31,7 +31,7 @@ from fetchproxy.metadata.archiver_positions import (
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health, headlines
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.published import PublishedPositions
 
 T0, T1 = (TopicIdPartition(UUID(int=7), "t", n) for n in range(2))
@@ -41,7 +41,7 @@ READ_MAX_MS = 1_000
 class World:
     def __init__(self) -> None:
         self.store = FaultyObjectStore(MemoryObjectStore(), Random(1))
-        self.rsm = RemoteStorageManager(self.store, "archive")
+        self.storage = RemoteStorage(self.store, "archive")
         self.health = Health()
         self.own_key: str | None = None
 
@@ -51,7 +51,7 @@ class World:
     ) -> AsyncIterator[ArchiverPositions]:
         clock = asyncio.get_running_loop().time
         async with ArchiverPositions(
-            self.rsm, READ_MAX_MS, clock, here, self.health, lambda: self.own_key
+            self.storage.objects, READ_MAX_MS, clock, here, self.health, lambda: self.own_key
         ) as positions:
             yield positions
 
@@ -62,7 +62,9 @@ class World:
     async def archiver(
         self, positions: Mapping[TopicIdPartition, int], number: int = 1
     ) -> AsyncIterator[asyncio.Task[None]]:
-        told = PublishedPositions(self.rsm, UUID(int=number), lambda: positions, positions.get)
+        told = PublishedPositions(
+            self.storage.objects, UUID(int=number), lambda: positions, positions.get
+        )
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(told.run())
             await asyncio.sleep(0.5)
@@ -73,7 +75,7 @@ class World:
         """Stop it as SIGKILL does: the positions that it published stay."""
         kept = {
             stored.key: await self.store.inner.get(stored.key)
-            async for stored in self.rsm.objects.list_archiver_positions()
+            async for stored in self.storage.objects.list_archiver_positions()
         }
         task.cancel()
         await asyncio.wait([task])
@@ -159,8 +161,10 @@ def test_one_that_was_killed_is_believed_for_a_while_and_its_word_is_removed() -
             assert reader.archiver_position(T0) is None
             async with world.archiver({T1: 5}, number=2):
                 await asyncio.sleep(30 * SILENT_MAX_S)
-                left = [stored.key async for stored in world.rsm.objects.list_archiver_positions()]
-                assert left == [world.rsm.objects.archiver_positions_key(UUID(int=2))]
+                left = [
+                    stored.key async for stored in world.storage.objects.list_archiver_positions()
+                ]
+                assert left == [world.storage.objects.archiver_positions_key(UUID(int=2))]
 
     run_virtual(main)
 
@@ -228,7 +232,7 @@ def test_what_cannot_be_read_says_nothing_and_hides_nobody_else() -> None:
         world = World()
         async with world.reader() as reader, world.archiver({T0: 100}):
             await world.store.inner.put(
-                world.rsm.objects.archiver_positions_key(UUID(int=9)), b"torn"
+                world.storage.objects.archiver_positions_key(UUID(int=9)), b"torn"
             )
             await world.store.inner.put("archive/archivers/notes.txt", b"somebody's")
             await reader.refresh(await now())
@@ -359,7 +363,7 @@ def test_what_an_archiver_says_is_shown_elsewhere() -> None:
     async def main() -> None:
         world, said = World(), [OperatorNotes(("The disk fails",), "the brokers delete nothing")]
         told = PublishedPositions(
-            world.rsm, UUID(int=1), lambda: [T0], lambda tp: 100, lambda topics: said[0]
+            world.storage.objects, UUID(int=1), lambda: [T0], lambda tp: 100, lambda topics: said[0]
         )
         async with watched(world):
             task = asyncio.create_task(told.run())

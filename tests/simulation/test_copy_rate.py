@@ -17,7 +17,7 @@ from virtual_loop import run_virtual
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, KiB, MetadataConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.archive_pass import ArchivePass
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
@@ -55,10 +55,10 @@ def test_all_partitions_together_take_no_more_than_the_rate(
             log.write(BATCHES)
             log.replicate(now())
         cluster = SimulatedCluster(network, Random(2), logs, nodes=1)
-        rsm = RemoteStorageManager(MemoryObjectStore())
+        storage = RemoteStorage(MemoryObjectStore())
         async with (
             cluster.serving(),
-            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+            StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
             Cluster(ClusterConfig(bootstrap=cluster.bootstrap), Random(4)) as own,
         ):
             began = now()
@@ -72,14 +72,14 @@ def test_all_partitions_together_take_no_more_than_the_rate(
 
             if once:
                 archive_pass = ArchivePass(
-                    config, own, rsm, rlmm,
+                    config, own, storage, rlmm,
                     wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
                     limits=limits,
                 )  # fmt: skip
                 assert (await archive_pass.run())[1] == []
             else:
                 manager = RemoteLogManager(
-                    config, own, rsm, rlmm,
+                    config, own, storage, rlmm,
                     wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
                     rng=Random(3), limits=limits,
                 )  # fmt: skip

@@ -24,7 +24,7 @@ class TestFaultyObjectStore(ObjectStoreContract):
     pass
 
 
-class TestRemoteStorageManagerOnFaultyStore(ArchiveContract):
+class TestRemoteStorageOnFaultyStore(ArchiveContract):
     pass
 
 

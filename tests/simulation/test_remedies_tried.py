@@ -52,9 +52,9 @@ def test_verify_makes_unreadable_metadata_again() -> None:
         [key] = [key for key in await middle_segment(world) if key.endswith(".metadata")]
         await world.store.put(key, b"no metadata")
         assert await kinds(world) == [Kind.SEGMENT_METADATA_UNREADABLE]
-        found = await verify_archive(world.rsm, world.rlmm)
+        found = await verify_archive(world.storage, world.rlmm)
         done = await repair_archive(
-            world.rsm, world.rlmm, found.faults, wall_clock_ms=wall_clock_ms, dry_run=False
+            world.storage, world.rlmm, found.faults, wall_clock_ms=wall_clock_ms, dry_run=False
         )
         assert (len(done.repairs), done.refusals) == (1, [])
         assert await kinds(world) == []

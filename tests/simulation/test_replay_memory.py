@@ -33,7 +33,7 @@ from fetchproxy.serving.fetch_response import (
     ResponseRoom,
     encode_proxy_response,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 CLIENTS = 1_000
 PARTITIONS = 10
@@ -89,15 +89,15 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
     async def main() -> None:
         rng = Random(1)
         store = CountingStore()
-        rsm = RemoteStorageManager(store)
+        storage = RemoteStorage(store)
         tps = [random_tp(rng, partition=number) for number in range(PARTITIONS)]
         for tp in tps:
             batches = [make_batch(i, 1, rng.randbytes(BATCH_BYTES - 61)) for i in range(BATCHES)]
             await store_segment(store, rng, tp, batches, [(1, 5, 9)], index_interval_bytes=1)
         budget = ResponseBudget(RESPONSE, RESPONSES)
         async with (
-            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
-            RemoteFetchPurgatory(CONFIG, rlmm, rsm, rng, limits=LIMITS) as purgatory,
+            StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
+            RemoteFetchPurgatory(CONFIG, rlmm, storage, rng, limits=LIMITS) as purgatory,
             asyncio.TaskGroup() as clients,
         ):
             for number in range(CLIENTS):

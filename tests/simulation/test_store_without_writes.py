@@ -29,7 +29,7 @@ from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.store_health import StoreOperation
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.status import PartitionArchiveStatus
@@ -56,7 +56,7 @@ class ReadOnlyStore(MemoryObjectStore):
 class Outage:
     logs: list[SimulatedLog]
     store: ReadOnlyStore
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     manager: RemoteLogManager
     entries: list[Any]
     losses_begin: float | None = field(default=None)  # first deletion of unarchived data
@@ -98,19 +98,19 @@ async def _archiving(folder: Path, loop: NetworkLoop) -> AsyncIterator[Outage]:
     }
     config = ArchiveConfig(topics="weather", segment_bytes_max=8 * KiB, spool_dir=folder)
     store = ReadOnlyStore()
-    rsm = RemoteStorageManager(store)
+    storage = RemoteStorage(store)
     with capture_logs() as entries:
         async with (
             cluster.serving(),
-            StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+            StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
             Cluster(ClusterConfig(bootstrap=cluster.bootstrap), Random(4)) as own,
         ):
             manager = RemoteLogManager(
-                config, own, rsm, rlmm,
+                config, own, storage, rlmm,
                 wall_clock_ms=lambda: int(loop.time() * 1000),
                 uuid_factory=lambda: random_uuid(ids), rng=Random(3),
             )  # fmt: skip
-            here = Outage(logs, store, rsm, manager, entries)
+            here = Outage(logs, store, storage, manager, entries)
             async with asyncio.TaskGroup() as tasks:
                 running = [tasks.create_task(manager.run()), tasks.create_task(_live(here))]
                 await asyncio.sleep(2 * RETENTION_S)
@@ -229,7 +229,7 @@ def test_writes_are_shown_as_failing_while_reads_go_well(tmp_path: Path) -> None
     async def main(here: Outage) -> None:
         here.store.full = True
         await asyncio.sleep(15)
-        status = here.rsm.health.status(now())
+        status = here.storage.health.status(now())
         assert {name: one.up for name, one in status.items()} == {
             StoreOperation.LIST: True,
             StoreOperation.READ: True,
@@ -238,6 +238,6 @@ def test_writes_are_shown_as_failing_while_reads_go_well(tmp_path: Path) -> None
         }
         here.store.full = False
         await asyncio.sleep(30)
-        assert here.rsm.health.status(now())[StoreOperation.WRITE].up
+        assert here.storage.health.status(now())[StoreOperation.WRITE].up
 
     run_outage(tmp_path, main)

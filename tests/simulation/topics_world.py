@@ -54,7 +54,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.observability.logs import RECENT_EVENTS, configure_logging
 from fetchproxy.observability.metrics import REGISTRY
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
 
@@ -270,18 +270,18 @@ async def _process(
         }
     )
     async with (
-        RemoteStorageManager(store) as rsm,
+        RemoteStorage(store) as storage,
         Cluster(config.cluster, Random(4)) as cluster,
-        _metadata(log, rsm) as rlmm,
+        _metadata(log, storage) as rlmm,
         asyncio.TaskGroup() as tasks,
     ):
         archives, health = spool is not None, Health()
         own = OwnArchive(
-            config, rsm, rlmm, cluster, uuid4, archives=archives, create=archives, health=health
+            config, storage, rlmm, cluster, uuid4, archives=archives, create=archives, health=health
         )
         await own.at_start()
         limits = replace(LIMITS, writing=WRITING)
-        parts = Parts(config, limits, rsm, rlmm, cluster, own, health, Random(5), True)
+        parts = Parts(config, limits, storage, rlmm, cluster, own, health, Random(5), True)
         running = [tasks.create_task(serve(parts))]
         if archives:  # the other one asks the brokers for nothing but what its clients need
             running.append(tasks.create_task(_collector(parts).run()))
@@ -291,11 +291,11 @@ async def _process(
 
 
 def _metadata(
-    log: MemoryMetadataLog | None, rsm: RemoteStorageManager
+    log: MemoryMetadataLog | None, storage: RemoteStorage
 ) -> AbstractAsyncContextManager[Rlmm]:
     if log is None:
-        return StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig(), collects=True)
-    return TopicBasedRemoteLogMetadataManager(log, rsm, MetadataConfig(), wall_clock_ms)
+        return StoreBackedRemoteLogMetadataManager(storage, MetadataConfig(), collects=True)
+    return TopicBasedRemoteLogMetadataManager(log, storage, MetadataConfig(), wall_clock_ms)
 
 
 def _collector(parts: Parts) -> StatusCollector:
@@ -305,5 +305,5 @@ def _collector(parts: Parts) -> StatusCollector:
         published_conditions=parts.published_conditions, consumer_paces=parts.consumer_paces,
     )  # fmt: skip
     return StatusCollector(
-        parts.config, parts.rsm, parts.rlmm, parts.cluster, around, limits=parts.limits.console
+        parts.config, parts.storage, parts.rlmm, parts.cluster, around, limits=parts.limits.console
     )

@@ -27,7 +27,7 @@ from fetchproxy.storage.archive_identity import (
     parse_identity,
     read_identity,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
 TP = TopicIdPartition(UUID(int=7), "orders", 0)
@@ -74,54 +74,54 @@ def test_only_what_is_missing_is_completed() -> None:
 
 async def test_a_place_without_an_archive_is_no_empty_archive() -> None:
     async with MemoryObjectStore() as store:
-        rsm = RemoteStorageManager(store, "team", must_exist=True)
-        for look in (rsm.list_partitions, rsm.list_topics):
+        storage = RemoteStorage(store, "team", must_exist=True)
+        for look in (storage.objects.list_partitions, storage.objects.list_topics):
             with pytest.raises(ArchiveMissing):
                 await look()
         with pytest.raises(ArchiveMissing):
-            assert [found async for found in rsm.list_partition(TP)]
+            assert [found async for found in storage.objects.list_partition(TP)]
         with pytest.raises(ArchiveMissing):
-            await rsm.put_log_start_offset(TP, 5, b"")
+            await storage.objects.put_log_start_offset(TP, 5, b"")
         assert [found async for found in store.list("")] == []
-        await rsm.identity.state(OURS)
-        assert await rsm.list_partitions() == []
+        await storage.identity.state(OURS)
+        assert await storage.objects.list_partitions() == []
 
 
 async def test_an_archive_that_goes_away_is_missed_before_it_is_believed_to_be_empty() -> None:
     async with MemoryObjectStore() as store:
-        rsm = RemoteStorageManager(store, must_exist=True)
-        await rsm.identity.state(OURS)
-        await rsm.put_log_start_offset(TP, 5, b"")
-        assert await rsm.list_partitions() == [TP]
+        storage = RemoteStorage(store, must_exist=True)
+        await storage.identity.state(OURS)
+        await storage.objects.put_log_start_offset(TP, 5, b"")
+        assert await storage.objects.list_partitions() == [TP]
         for found in [found async for found in store.list("")]:
             await store.delete(found.key)
         await asyncio.sleep(1.1)
         with pytest.raises(ArchiveMissing):
-            await rsm.list_partitions()
+            await storage.objects.list_partitions()
         with pytest.raises(ArchiveMissing):
-            await rsm.put_log_start_offset(TP, 6, b"")
+            await storage.objects.put_log_start_offset(TP, 6, b"")
 
 
 async def test_who_is_set_to_another_manager_neither_reads_nor_writes() -> None:
     async with MemoryObjectStore() as store:
-        await RemoteStorageManager(store).identity.state(OURS)
-        rsm = RemoteStorageManager(store, manager="store", must_exist=True)
+        await RemoteStorage(store).identity.state(OURS)
+        storage = RemoteStorage(store, manager="store", must_exist=True)
         with pytest.raises(ArchiveMismatch, match=r"metadata\.manager.*__remote_log_metadata"):
-            await rsm.list_partitions()
+            await storage.objects.list_partitions()
         with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
-            await rsm.put_log_start_offset(TP, 5, b"")
+            await storage.objects.put_log_start_offset(TP, 5, b"")
         assert [found.key async for found in store.list("")] == [LAYOUT_OBJECT]
 
 
 async def test_an_archive_that_was_replaced_meanwhile_is_not_taken_for_the_same() -> None:
     async with MemoryObjectStore() as store:
-        rsm = RemoteStorageManager(store, must_exist=True)
-        await rsm.identity.state(OURS)
+        storage = RemoteStorage(store, must_exist=True)
+        await storage.identity.state(OURS)
         other = ArchiveIdentity(uuid4(), OURS.cluster_id, OURS.manager)
         await store.put(LAYOUT_OBJECT, encode_identity(other))
         await asyncio.sleep(1.1)
         with pytest.raises(ArchiveMismatch, match="replaced by another"):
-            await rsm.list_partitions()
+            await storage.objects.list_partitions()
 
 
 async def test_of_two_that_make_an_archive_at_once_the_first_ones_words_stand() -> None:
@@ -158,7 +158,7 @@ class MadeMeanwhile(MemoryObjectStore):
 
 async def test_who_puts_the_first_object_takes_no_words_away() -> None:
     async with MadeMeanwhile() as store:
-        await RemoteStorageManager(store).put_log_start_offset(TP, 5, b"")
+        await RemoteStorage(store).objects.put_log_start_offset(TP, 5, b"")
         assert await read_identity(store, "") == OURS
 
 

@@ -23,7 +23,7 @@ from fetchproxy.segments.packing import WrappedKey
 from fetchproxy.storage.key_rings import NO_KEYS, key_context, write_keys
 from fetchproxy.storage.kms_keys import KmsKeyRing, _translated
 from fetchproxy.storage.packed_logs import LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, at_rest_of
+from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from lab.process import ServerProcess, free_port
 
@@ -133,28 +133,28 @@ async def test_an_archive_moves_from_one_kind_of_key_ring_to_the_other(
         for number in (1, 2)
     ]  # fmt: skip
 
-    def opened(*rings: str) -> RemoteStorageManager:
+    def opened(*rings: str) -> RemoteStorage:
         config = StoreConfig(encryption_keys=",".join(rings))
         store = FilesystemObjectStore(tmp_path / "store", create=True)
-        return RemoteStorageManager(store, at_rest=at_rest_of(config))
+        return RemoteStorage(store, at_rest=at_rest_of(config))
 
     async def reads(*rings: str) -> list[bytes]:
-        async with opened(*rings) as rsm:
+        async with opened(*rings) as storage:
             whole = ByteRange(0, len(LOG))
-            return [bytes(await rsm.fetch_log_segment(one, whole)) for one in segments]
+            return [bytes(await storage.rsm.fetch_log_segment(one, whole)) for one in segments]
 
-    async with opened(old) as rsm:
-        await rsm.copy_log_segment_data(segments[0], data)
-    async with opened(new, old) as rsm:
-        assert rsm.packed.encrypts
-        await rsm.copy_log_segment_data(segments[1], data)
+    async with opened(old) as storage:
+        await storage.rsm.copy_log_segment_data(segments[0], data)
+    async with opened(new, old) as storage:
+        assert storage.packed.encrypts
+        await storage.rsm.copy_log_segment_data(segments[1], data)
     for both in ((new, old), (old, new)):
         assert await reads(*both) == [LOG, LOG]
     for one in (old, new):
         with pytest.raises(SegmentLocked, match=r"another kind of key|no key with that id|AWS KMS"):
             await reads(one)
-    async with opened(new, old) as rsm:
-        report = await rewrap_archive(rsm)
+    async with opened(new, old) as storage:
+        report = await rewrap_archive(storage)
     assert (report.rewrapped, report.faults) == (1, [])
     assert report.keys == {old_id: 1, new_id: 1}
     assert await reads(new) == [LOG, LOG]

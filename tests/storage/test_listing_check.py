@@ -10,7 +10,7 @@ from memory_object_store import MemoryObjectStore
 
 from fetchproxy.errors import ArchiveMismatch, StorageDenied
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import StoredObject
 
 IDENTITY = ArchiveIdentity(UUID(int=7), "c", "store")
@@ -34,7 +34,7 @@ class Late(MemoryObjectStore):
 
 @pytest.mark.parametrize(("store", "by"), [(NoFolders(), "with"), (Late(), "without")])
 async def test_it_is_refused_and_nothing_is_left(store: MemoryObjectStore, by: str) -> None:
-    identity = RemoteStorageManager(store, "p").identity
+    identity = RemoteStorage(store, "p").identity
     with pytest.raises(ArchiveMismatch, match=f"listing {by} a delimiter does not show"):
         await identity.create(IDENTITY)
     with pytest.raises(ArchiveMismatch):
@@ -44,8 +44,8 @@ async def test_it_is_refused_and_nothing_is_left(store: MemoryObjectStore, by: s
 
 async def test_a_whole_listing_is_taken_and_the_check_leaves_nothing() -> None:
     store = MemoryObjectStore()
-    manager = RemoteStorageManager(store, "p")
-    assert await manager.identity.create(IDENTITY) == IDENTITY
+    storage = RemoteStorage(store, "p")
+    assert await storage.identity.create(IDENTITY) == IDENTITY
     assert [found.key async for found in store.list("")] == ["p/remote-log-layout"]
 
 
@@ -54,6 +54,6 @@ async def test_an_archiver_needs_no_right_to_delete() -> None:
         async def delete(self, key: str) -> None:
             raise StorageDenied(f"delete {key}")
 
-    manager = RemoteStorageManager(Kept(), "p")
-    assert await manager.identity.create(IDENTITY) == IDENTITY
-    assert await manager.list_topics() == []
+    storage = RemoteStorage(Kept(), "p")
+    assert await storage.identity.create(IDENTITY) == IDENTITY
+    assert await storage.objects.list_topics() == []

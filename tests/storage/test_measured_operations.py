@@ -19,11 +19,8 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import (
-    LISTED_AT_ONCE,
-    RemoteStorageManager,
-    open_store,
-)
+from fetchproxy.storage.archive_objects import LISTED_AT_ONCE
+from fetchproxy.storage.remote_storage import RemoteStorage, open_store
 
 
 def sample(name: str, **labels: str) -> float:
@@ -49,9 +46,9 @@ async def test_operations_are_timed_and_failures_counted() -> None:
     errors = "fetchproxy_store_request_errors_total"
     seen = sample(count, operation="get_segment_metadata")
     failed = sample(errors, operation="get_segment_metadata", error="ObjectNotFound")
-    async with RemoteStorageManager(MemoryObjectStore()) as rsm:
+    async with RemoteStorage(MemoryObjectStore()) as storage:
         with pytest.raises(ObjectNotFound):
-            await rsm.get_segment_metadata("absent")
+            await storage.objects.get_segment_metadata("absent")
     assert sample(count, operation="get_segment_metadata") == seen + 1
     assert sample(errors, operation="get_segment_metadata", error="ObjectNotFound") == failed + 1
 
@@ -59,9 +56,9 @@ async def test_operations_are_timed_and_failures_counted() -> None:
 async def test_what_succeeds_is_no_error(tmp_path: Path) -> None:
     count = "fetchproxy_store_request_seconds_count"
     seen = sample(count, operation="list_partitions")
-    async with open_store(tmp_path.as_uri(), StoreConfig(), create=True) as rsm:
-        await rsm.identity.state(ArchiveIdentity())
-        assert await rsm.list_partitions() == []
+    async with open_store(tmp_path.as_uri(), StoreConfig(), create=True) as storage:
+        await storage.identity.state(ArchiveIdentity())
+        assert await storage.objects.list_partitions() == []
     assert sample(count, operation="list_partitions") == seen + 1
 
 
@@ -69,10 +66,10 @@ async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
     rng = Random(1)
     tp = TopicIdPartition(UUID(int=1), "t", 0)
     segments = 4 * LISTED_AT_ONCE
-    async with RemoteStorageManager(MemoryObjectStore()) as rsm:
+    async with RemoteStorage(MemoryObjectStore()) as storage:
         for number in range(segments):
             metadata = segment_metadata(tp, UUID(int=rng.getrandbits(128)), number)
-            await rsm.put_segment_metadata(metadata, b"{}")
+            await storage.objects.put_segment_metadata(metadata, b"{}")
         turns = seen = 0
 
         async def others() -> None:
@@ -86,7 +83,7 @@ async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
             await asyncio.sleep(0)
             most, last = 0, 0
             at = turns
-            async for _ in rsm.list_partition(tp):
+            async for _ in storage.objects.list_partition(tp):
                 seen += 1
                 if turns != at:
                     most, last, at = max(most, seen - last), seen, turns

@@ -25,7 +25,7 @@ from fetchproxy.model import (
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import INTERVAL_BYTES, RemoteLogIndex
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -83,34 +83,36 @@ def blow_up(root: Path, key: str) -> None:
 
 async def planted(root: Path) -> None:
     """Two segments; except one metadata object, all their small objects are sparse 4 TiB files."""
-    async with RemoteStorageManager(FilesystemObjectStore(root, create=True)) as rsm:
+    async with RemoteStorage(FilesystemObjectStore(root, create=True)) as storage:
         for metadata in (segment(1, 0), segment(2, 10)):
-            await rsm.put_segment_metadata(metadata, encode_segment(metadata))
+            await storage.objects.put_segment_metadata(metadata, encode_segment(metadata))
             for file in set(SegmentFile) - {SegmentFile.METADATA, SegmentFile.LOG}:
-                await rsm._store.put(rsm.object_key(metadata, file), b"x")
-                blow_up(root, rsm.object_key(metadata, file))
-        blow_up(root, rsm.object_key(segment(2, 10), SegmentFile.METADATA))
+                await storage.store.put(storage.rsm.object_key(metadata, file), b"x")
+                blow_up(root, storage.rsm.object_key(metadata, file))
+        blow_up(root, storage.rsm.object_key(segment(2, 10), SegmentFile.METADATA))
 
 
 async def test_nothing_is_read_whole_that_is_too_large(tmp_path: Path) -> None:
     await planted(tmp_path)
-    async with RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm:
+    async with RemoteStorage(FilesystemObjectStore(tmp_path)) as storage:
         for file in set(SegmentFile) - {SegmentFile.METADATA, SegmentFile.LOG}:
             with pytest.raises(DamagedObject) as caught:
-                await rsm.fetch_index(segment(1, 0), file)
+                await storage.rsm.fetch_index(segment(1, 0), file)
             assert isinstance(caught.value, CorruptSegment)
             assert not caught.value.retriable
-            key = rsm.object_key(segment(1, 0), file)
+            key = storage.rsm.object_key(segment(1, 0), file)
             assert str(caught.value).startswith(f"{key} has {SPARSE_BYTES} bytes, it can have ")
         with pytest.raises(DamagedObject, match=f"can have {SMALL_OBJECT_BYTES_MAX} at most"):
-            await rsm.get_segment_metadata(rsm.object_key(segment(2, 10), SegmentFile.METADATA))
+            await storage.objects.get_segment_metadata(
+                storage.rsm.object_key(segment(2, 10), SegmentFile.METADATA)
+            )
 
 
 async def test_one_metadata_object_does_not_hide_the_others(tmp_path: Path) -> None:
     await planted(tmp_path)
     async with (
-        RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        RemoteStorage(FilesystemObjectStore(tmp_path)) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
         view = await rlmm.refresh(TP, float("-inf"))
         assert tuple(view.segments) == (segment(1, 0),)
@@ -122,10 +124,10 @@ async def test_one_metadata_object_does_not_hide_the_others(tmp_path: Path) -> N
 async def test_verify_reports_each_and_ends(tmp_path: Path) -> None:
     await planted(tmp_path)
     async with (
-        RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        RemoteStorage(FilesystemObjectStore(tmp_path)) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
-        report = await verify_archive(rsm, rlmm, chunk_bytes=1_000)
+        report = await verify_archive(storage, rlmm, chunk_bytes=1_000)
     told = {fault.object_key for fault in report.faults if f"{SPARSE_BYTES} bytes" in fault.what}
     suffixes = {key.rpartition(".")[2] for key in told}
     assert suffixes == set(SegmentFile) - {SegmentFile.LOG, SegmentFile.PACKING}
@@ -134,10 +136,10 @@ async def test_verify_reports_each_and_ends(tmp_path: Path) -> None:
 async def test_a_history_that_cannot_be_read_stops_the_partition(tmp_path: Path) -> None:
     await planted(tmp_path)
     async with (
-        RemoteStorageManager(FilesystemObjectStore(tmp_path)) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        RemoteStorage(FilesystemObjectStore(tmp_path)) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
-        await rsm.put_partition_note(TP, b"{}")
+        await storage.objects.put_partition_note(TP, b"{}")
         blow_up(tmp_path, f"orders-{'A' * 21}Q/0/log-history")
         with pytest.raises(RemoteStorageError, match=f"log-history has {SPARSE_BYTES} bytes"):
             await rlmm.refresh(TP, float("-inf"))

@@ -26,7 +26,7 @@ from fetchproxy.observability.health import Kind
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.contract import segment
 from fetchproxy.storage.packed_logs import LogSegmentData
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.store_health import (
     REFUSED_FORGOTTEN_AFTER_S,
     REFUSED_OF_PARTITION_MAX,
@@ -106,14 +106,14 @@ class Guarded(MemoryObjectStore):
             raise StorageDenied(f"get {key}: status 403 AccessDenied")
 
 
-async def archive_of(store: ObjectStore, folder: Path) -> RemoteStorageManager:
-    manager = RemoteStorageManager(store, "p")
+async def archive_of(store: ObjectStore, folder: Path) -> RemoteStorage:
+    storage = RemoteStorage(store, "p")
     log = folder / "log"
     log.write_bytes(b"0123456789")
     for number in (1, 2):
         copied = segment(number * 10, segment_id=number)
-        await manager.copy_log_segment_data(copied, LogSegmentData(log, b"i", None, b"e"))
-    return manager
+        await storage.rsm.copy_log_segment_data(copied, LogSegmentData(log, b"i", None, b"e"))
+    return storage
 
 
 def test_denied_for_one_object_or_for_all(tmp_path: Path) -> None:
@@ -122,30 +122,30 @@ def test_denied_for_one_object_or_for_all(tmp_path: Path) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         store = Guarded()
-        manager = await archive_of(store, tmp_path)
-        health = manager.health
-        store.denied = {manager.object_key(first, SegmentFile.LOG)}
+        storage = await archive_of(store, tmp_path)
+        health = storage.health
+        store.denied = {storage.rsm.object_key(first, SegmentFile.LOG)}
         store.asked.clear()
         for _ in range(2):
             with pytest.raises(ObjectNotReadable, match=r"AccessDenied.*gives out other objects"):
-                await manager.fetch_log_segment(first, ByteRange(0, 5))
+                await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
         assert len([key for key in store.asked if key.endswith("remote-log-layout")]) == 1
-        assert await manager.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
+        assert await storage.rsm.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
         assert health[StoreOperation.READ].status(loop.time()).up
         (condition,) = health.conditions(loop.time())
         assert condition.kind == Kind.OBJECT_NOT_READABLE
         assert (condition.first_offset, condition.last_offset) == (10, 19)
         assert store.denied.pop() in condition.what
 
-        await manager.fetch_log_segment(second, ByteRange(0, 5))  # says nothing of the first
+        await storage.rsm.fetch_log_segment(second, ByteRange(0, 5))  # says nothing of the first
         assert list(health.conditions(loop.time()))
-        await manager.fetch_log_segment(first, ByteRange(0, 5))
+        await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
         assert not list(health.conditions(loop.time()))
 
         store.denied = {""}
         await asyncio.sleep(PROBE_GOOD_FOR_S + 1)
         with pytest.raises(StorageDenied):
-            await manager.fetch_log_segment(first, ByteRange(0, 5))
+            await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
         assert health[StoreOperation.READ].status(loop.time()).up is False
 
     run_virtual(main)
@@ -158,21 +158,21 @@ def test_the_condition_ends_with_the_segment_or_when_nobody_asks(tmp_path: Path)
     async def main() -> None:
         loop = asyncio.get_running_loop()
         store = Guarded()
-        manager = await archive_of(store, tmp_path)
+        storage = await archive_of(store, tmp_path)
         store.denied = {".log", ".index"}
         for one in (first, second):
             with pytest.raises(ObjectNotReadable):
-                await manager.fetch_log_segment(one, ByteRange(0, 5))
+                await storage.rsm.fetch_log_segment(one, ByteRange(0, 5))
             with pytest.raises(ObjectNotReadable):
-                await manager.fetch_index(one, SegmentFile.INDEX)
-        (condition,) = manager.health.conditions(loop.time())
+                await storage.rsm.fetch_index(one, SegmentFile.INDEX)
+        (condition,) = storage.health.conditions(loop.time())
         assert condition.what.endswith("(and 1 more segments)")
-        await manager.delete_log_segment_data(first)
-        (condition,) = manager.health.conditions(loop.time())
+        await storage.rsm.delete_log_segment_data(first)
+        (condition,) = storage.health.conditions(loop.time())
         assert (condition.first_offset, condition.last_offset) == (20, 29)
         await asyncio.sleep(REFUSED_FORGOTTEN_AFTER_S)
-        manager.health.look(loop.time())
-        assert not list(manager.health.conditions(loop.time()))
+        storage.health.look(loop.time())
+        assert not list(storage.health.conditions(loop.time()))
 
     run_virtual(main)
 
@@ -181,18 +181,18 @@ def test_a_partition_with_many_such_objects_is_one_condition_that_ends(tmp_path:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         store = Guarded()
-        manager = await archive_of(store, tmp_path)
+        storage = await archive_of(store, tmp_path)
         store.denied = {".log"}
         many = [segment(10 * n, segment_id=n) for n in range(1, REFUSED_OF_PARTITION_MAX + 2)]
         for one in many:
             with pytest.raises(ObjectNotReadable):
-                await manager.fetch_log_segment(one, ByteRange(0, 5))
-        (condition,) = manager.health.conditions(loop.time())
+                await storage.rsm.fetch_log_segment(one, ByteRange(0, 5))
+        (condition,) = storage.health.conditions(loop.time())
         assert condition.first_offset == 20  # the one asked for first is forgotten
         assert condition.what.endswith(f"(and {REFUSED_OF_PARTITION_MAX - 1} more segments)")
         await asyncio.sleep(REFUSED_FORGOTTEN_AFTER_S)
-        manager.health.look(loop.time())
-        assert not list(manager.health.conditions(loop.time()))
+        storage.health.look(loop.time())
+        assert not list(storage.health.conditions(loop.time()))
 
     run_virtual(main)
 
@@ -213,28 +213,28 @@ async def test_an_object_that_a_lifecycle_rule_has_moved_to_glacier(
     first, second = segment(10, segment_id=1), segment(20, segment_id=2)
     client = await store._opened()
     await client.create_bucket(Bucket="cold")
-    manager = await archive_of(store, tmp_path)
-    async with manager:
-        key = manager.object_key(first, SegmentFile.LOG)
+    storage = await archive_of(store, tmp_path)
+    async with storage:
+        key = storage.rsm.object_key(first, SegmentFile.LOG)
         moved = {"Bucket": "cold", "Key": key, "CopySource": f"cold/{key}"}
         await client.copy_object(**moved, StorageClass="GLACIER")
         with pytest.raises(ObjectNotReadable, match=r"InvalidObjectState.*storage class"):
-            await manager.fetch_log_segment(first, ByteRange(0, 5))
-        assert await manager.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
+            await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
+        assert await storage.rsm.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
         now = asyncio.get_running_loop().time()
-        (condition,) = manager.health.conditions(now)
+        (condition,) = storage.health.conditions(now)
         assert condition.kind == Kind.OBJECT_NOT_READABLE
         # The remedy: restore it, then copy it back.
         await client.restore_object(Bucket="cold", Key=key, RestoreRequest={"Days": 1})
         await client.copy_object(**moved, StorageClass="STANDARD")
-        assert await manager.fetch_log_segment(first, ByteRange(0, 5)) == b"01234"
-        assert not list(manager.health.conditions(now))
+        assert await storage.rsm.fetch_log_segment(first, ByteRange(0, 5)) == b"01234"
+        assert not list(storage.health.conditions(now))
 
 
 async def test_a_missing_object_is_not_mixed_up_with_one_that_is_refused(tmp_path: Path) -> None:
-    manager = await archive_of(MemoryObjectStore(), tmp_path)
+    storage = await archive_of(MemoryObjectStore(), tmp_path)
     with pytest.raises(ObjectNotFound):
-        await manager.fetch_log_segment(segment(30, segment_id=3), ByteRange(0, 5))
+        await storage.rsm.fetch_log_segment(segment(30, segment_id=3), ByteRange(0, 5))
 
 
 class BadDisk:
@@ -266,32 +266,32 @@ async def test_a_file_that_its_disk_does_not_give_out(
     monkeypatch.setattr(retries, "PAUSES_S", (0.001, 0.001, 0.001))
     first, second = segment(10, segment_id=1), segment(20, segment_id=2)
     store = FilesystemObjectStore(tmp_path / "store", create=True)
-    async with await archive_of(store, tmp_path) as manager:
-        read = manager.health[StoreOperation.READ]
+    async with await archive_of(store, tmp_path) as storage:
+        read = storage.health[StoreOperation.READ]
         now = asyncio.get_running_loop().time
-        key = manager.object_key(first, SegmentFile.LOG)
+        key = storage.rsm.object_key(first, SegmentFile.LOG)
         disk.failing = {key: 1}
-        assert await manager.fetch_log_segment(first, ByteRange(0, 5)) == b"01234"
+        assert await storage.rsm.fetch_log_segment(first, ByteRange(0, 5)) == b"01234"
 
         disk.failing = {key: float("inf")}
         if error == errno.ENOTCONN:  # a mount whose server has gone, and never one file
             with pytest.raises(StorageUnavailable):
-                await manager.fetch_log_segment(first, ByteRange(0, 5))
+                await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
             return
         said = rf"{os.strerror(error)}; the store gives out other objects: check the disks"
         with pytest.raises(ObjectNotReadable, match=said):
-            await manager.fetch_log_segment(first, ByteRange(0, 5))
-        (condition,) = manager.health.conditions(now())
+            await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
+        (condition,) = storage.health.conditions(now())
         assert (condition.kind, condition.first_offset) == (Kind.OBJECT_NOT_READABLE, 10)
-        assert await manager.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
+        assert await storage.rsm.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
         assert read.status(now()).up
 
         disk.failing = {"": float("inf")}
         with pytest.raises(StorageUnavailable) as outage:
-            await manager.fetch_log_segment(second, ByteRange(0, 5))
+            await storage.rsm.fetch_log_segment(second, ByteRange(0, 5))
         assert outage.value.retriable
         assert read.status(now()).up is False
 
         disk.failing = {}
-        await manager.fetch_log_segment(first, ByteRange(0, 5))
-        assert not list(manager.health.conditions(now()))
+        await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
+        assert not list(storage.health.conditions(now()))

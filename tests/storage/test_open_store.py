@@ -9,7 +9,7 @@ import pytest
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ArchiveMissing, ConfigError, StorageUnavailable
 from fetchproxy.storage.archive_identity import ArchiveIdentity
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from fetchproxy.storage.stores.locations import CloudLocation, HdfsLocation
 from fetchproxy.storage.stores.registry import FileLocation, S3Location, parse_store_url
 
@@ -106,21 +106,21 @@ def test_secrets_are_refused_and_not_repeated() -> None:
 
 
 async def test_a_mistyped_path_is_no_empty_archive(tmp_path: Path) -> None:
-    async with open_store(f"file://{tmp_path}/typo", StoreConfig()) as manager:
+    async with open_store(f"file://{tmp_path}/typo", StoreConfig()) as storage:
         with pytest.raises(StorageUnavailable, match="typo is not there"):
-            await manager.list_partitions()
+            await storage.objects.list_partitions()
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_who_writes_an_archive_makes_its_folder(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/new/archive"
-    async with open_store(url, StoreConfig(), create=True) as manager:
+    async with open_store(url, StoreConfig(), create=True) as storage:
         with pytest.raises(ArchiveMissing):
-            await manager.list_partitions()
+            await storage.objects.list_partitions()
         assert list(tmp_path.iterdir()) == [], "a look makes nothing"
-        await manager.identity.state(ArchiveIdentity())
-    async with open_store(url, StoreConfig()) as manager:
-        assert await manager.list_partitions() == []
+        await storage.identity.state(ArchiveIdentity())
+    async with open_store(url, StoreConfig()) as storage:
+        assert await storage.objects.list_partitions() == []
 
 
 async def test_an_s3_store_is_opened_without_its_server() -> None:
@@ -135,7 +135,7 @@ def test_who_opens_a_folder_does_not_load_the_clients_of_s3(tmp_path: Path, part
         "import sys\n"
         f"import {part}\n"
         "from fetchproxy.config.schema import StoreConfig\n"
-        "from fetchproxy.storage.remote_storage_manager import open_store\n"
+        "from fetchproxy.storage.remote_storage import open_store\n"
         f"open_store({tmp_path.as_uri()!r}, StoreConfig())\n"
         "print([name for name in sys.modules if 'botocore' in name or 'aiohttp' in name])\n"
     )

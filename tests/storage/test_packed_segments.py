@@ -1,4 +1,4 @@
-"""Segments compressed and encrypted at rest, through the RemoteStorageManager."""
+"""Segments compressed and encrypted at rest, through the RemoteStorage."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from fetchproxy.storage.packed_logs import (
     LogSegmentData,
     SegmentOpening,
 )
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 
 
 class MemoryObjectStore(ClosedWithItsManager):
@@ -66,7 +66,7 @@ LOG = (b"an order of apples " * 40_000) + os.urandom(BLOCK_BYTES) + b"the end"
 OTHER_LOG = bytes(reversed(LOG))
 FILES = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
 ALL_FILES = (*FILES, SegmentFile.LOG, SegmentFile.PACKING)
-Manager = Callable[..., RemoteStorageManager]
+Manager = Callable[..., RemoteStorage]
 
 
 @pytest.fixture
@@ -97,44 +97,44 @@ def packed_segment(number: int = 1) -> RemoteLogSegmentMetadata:
 
 def manager(
     store: MemoryObjectStore, ring: Path | None, *, compress: bool = True, required: bool = False
-) -> RemoteStorageManager:
+) -> RemoteStorage:
     keys = None if ring is None else FileKeyRing(ring)
-    return RemoteStorageManager(store, "archive", at_rest=AtRest(compress, keys, required))
+    return RemoteStorage(store, "archive", at_rest=AtRest(compress, keys, required))
 
 
 @pytest.fixture(params=[True, False], ids=["encrypted", "compressed"])
-async def rsm(
+async def storage(
     request: pytest.FixtureRequest, store: MemoryObjectStore, ring: Path, data: LogSegmentData
-) -> AsyncIterator[RemoteStorageManager]:
+) -> AsyncIterator[RemoteStorage]:
     """A manager with one segment of LOG."""
     async with manager(store, ring if request.param else None) as opened:
-        await opened.copy_log_segment_data(packed_segment(), data)
+        await opened.rsm.copy_log_segment_data(packed_segment(), data)
         yield opened
 
 
 async def test_what_is_packed_is_read_as_it_was(
-    rsm: RemoteStorageManager, store: MemoryObjectStore, tmp_path: Path
+    storage: RemoteStorage, store: MemoryObjectStore, tmp_path: Path
 ) -> None:
     metadata, size = packed_segment(), len(LOG)
     for start, end in ((0, size), (0, 1), (BLOCK_BYTES - 1, BLOCK_BYTES + 1), (size - 1, size + 9)):
-        found = await rsm.fetch_log_segment(metadata, ByteRange(start, end))
+        found = await storage.rsm.fetch_log_segment(metadata, ByteRange(start, end))
         assert found == LOG[start:end]
     for start in (size, size + 5):
         with pytest.raises(RangeNotSatisfiable):
-            await rsm.fetch_log_segment(metadata, ByteRange(start, start + 1))
+            await storage.rsm.fetch_log_segment(metadata, ByteRange(start, start + 1))
     for file, content in zip(FILES, (b"the index", b"txn", b"the epochs"), strict=True):
-        assert await rsm.fetch_index(metadata, file) == content
-    assert len(await store.get(rsm.object_key(metadata, SegmentFile.LOG))) < 0.7 * size
+        assert await storage.rsm.fetch_index(metadata, file) == content
+    assert len(await store.get(storage.rsm.object_key(metadata, SegmentFile.LOG))) < 0.7 * size
     assert [path.name for path in tmp_path.iterdir() if "packed" in path.name] == []
 
 
 async def test_nothing_of_an_encrypted_segment_is_in_the_clear(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
-    async with manager(store, ring, compress=False) as rsm:
-        await rsm.copy_log_segment_data(packed_segment(), data)
+    async with manager(store, ring, compress=False) as storage:
+        await storage.rsm.copy_log_segment_data(packed_segment(), data)
         for file in ALL_FILES:
-            stored = await store.get(rsm.object_key(packed_segment(), file))
+            stored = await store.get(storage.rsm.object_key(packed_segment(), file))
             assert not any(word in stored for word in (b"apples", b"the index", b"the epochs"))
 
 
@@ -144,29 +144,29 @@ async def test_a_spool_that_is_encrypted_is_stored_as_what_it_holds(
     key, path = os.urandom(32), tmp_path / "spooled.log"
     path.write_bytes(stream_at(key, 0).update(LOG[:1001]) + stream_at(key, 1001).update(LOG[1001:]))
     data = replace(data, log_stream_key=key)
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(packed_segment(), data)
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(packed_segment(), data)
         whole = ByteRange(0, len(LOG))
-        assert await rsm.fetch_log_segment(packed_segment(), whole) == LOG
+        assert await storage.rsm.fetch_log_segment(packed_segment(), whole) == LOG
         with pytest.raises(ValueError, match="encrypted file"):
-            await rsm.copy_log_segment_data(replace(packed_segment(), packed=False), data)
+            await storage.rsm.copy_log_segment_data(replace(packed_segment(), packed=False), data)
 
 
 async def read_whole(
-    rsm: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, file: SegmentFile
+    storage: RemoteStorage, metadata: RemoteLogSegmentMetadata, file: SegmentFile
 ) -> bytes | bytearray:
     if file is SegmentFile.LOG:
-        return await rsm.fetch_log_segment(metadata, ByteRange(0, len(LOG)))
-    return await rsm.fetch_index(metadata, file)
+        return await storage.rsm.fetch_log_segment(metadata, ByteRange(0, len(LOG)))
+    return await storage.rsm.fetch_index(metadata, file)
 
 
 async def test_every_object_that_was_changed_is_found(
-    rsm: RemoteStorageManager, store: MemoryObjectStore
+    storage: RemoteStorage, store: MemoryObjectStore
 ) -> None:
     """This covers all objects at once; `test_packing` covers each bit of a block."""
     metadata = packed_segment()
-    for file in (SegmentFile.LOG, *(FILES if rsm.packed.encrypts else ())):
-        key = rsm.object_key(metadata, file)
+    for file in (SegmentFile.LOG, *(FILES if storage.packed.encrypts else ())):
+        key = storage.rsm.object_key(metadata, file)
         sound = await store.get(key)
         for changed in (
             sound[:-1],
@@ -177,13 +177,13 @@ async def test_every_object_that_was_changed_is_found(
         ):
             await store.put(key, changed)
             with pytest.raises((DamagedObject, RangeNotSatisfiable)):
-                await read_whole(rsm, metadata, file)
+                await read_whole(storage, metadata, file)
         await store.put(key, sound)
-    key = rsm.object_key(metadata, SegmentFile.LOG)
+    key = storage.rsm.object_key(metadata, SegmentFile.LOG)
     await store.put(key, await store.get(key) + b"more")
     for start in (0, len(LOG), len(LOG) + 1):
         with pytest.raises(DamagedObject, match="goes on"):
-            await rsm.fetch_log_segment(metadata, ByteRange(start, len(LOG) + 2))
+            await storage.rsm.fetch_log_segment(metadata, ByteRange(start, len(LOG) + 2))
 
 
 @given(data=st.data())
@@ -191,16 +191,16 @@ async def test_a_flipped_bit_of_a_packing_is_no_other_log(data: st.DataObject) -
     """A packing is JSON: some flips change nothing that counts. No flip gives other bytes."""
     store = MemoryObjectStore()
     folder = Path(os.environ["PYTEST_PACKED_FOLDER"])
-    async with manager(store, folder / "keys.json") as rsm:
+    async with manager(store, folder / "keys.json") as storage:
         spooled = LogSegmentData(folder / "spooled.log", b"index", b"txn", b"epochs")
-        await rsm.copy_log_segment_data(packed_segment(), spooled)
-    key = rsm.object_key(packed_segment(), SegmentFile.PACKING)
+        await storage.rsm.copy_log_segment_data(packed_segment(), spooled)
+    key = storage.rsm.object_key(packed_segment(), SegmentFile.PACKING)
     changed = bytearray(await store.get(key))
     changed[data.draw(st.integers(0, len(changed) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     await store.put(key, bytes(changed))
     async with manager(store, folder / "keys.json") as reader:
         try:
-            found = await reader.fetch_log_segment(packed_segment(), ByteRange(0, len(LOG)))
+            found = await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, len(LOG)))
         except DamagedObject:
             return
         assert found == LOG
@@ -214,7 +214,7 @@ def packed_folder(ring: Path, data: LogSegmentData, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("moved", [ALL_FILES, (SegmentFile.LOG,), (SegmentFile.PACKING,), FILES])
 async def test_objects_of_another_segment_do_not_pass(
-    rsm: RemoteStorageManager,
+    storage: RemoteStorage,
     store: MemoryObjectStore,
     data: LogSegmentData,
     moved: tuple[SegmentFile, ...],
@@ -222,12 +222,12 @@ async def test_objects_of_another_segment_do_not_pass(
     """Segments of the same offsets, size and key ring; all or some of their objects are swapped."""
     own, other = packed_segment(1), packed_segment(2)
     data.log.write_bytes(OTHER_LOG)
-    await rsm.copy_log_segment_data(other, data)
+    await storage.rsm.copy_log_segment_data(other, data)
     for file in moved:
-        content = await store.get(rsm.object_key(other, file))
-        await store.put(rsm.object_key(own, file), content)
-    async with RemoteStorageManager(store, "archive", at_rest=rsm.packed._at_rest) as reader:
-        if moved == FILES and not rsm.packed.encrypts:
+        content = await store.get(storage.rsm.object_key(other, file))
+        await store.put(storage.rsm.object_key(own, file), content)
+    async with RemoteStorage(store, "archive", at_rest=storage.packed._at_rest) as reader:
+        if moved == FILES and not storage.packed.encrypts:
             return  # as before: other checks compare these files with the log
         file = SegmentFile.INDEX if moved == FILES else SegmentFile.LOG
         with pytest.raises(DamagedObject):
@@ -238,26 +238,26 @@ async def test_a_packing_of_other_keys_does_not_make_records_of_ones_own(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, tmp_path: Path
 ) -> None:
     """A writer without the key packs a segment without a key, or with a key of its own."""
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(packed_segment(), data)
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(packed_segment(), data)
     own = tmp_path / "own.json"
     write_keys(own, NO_KEYS.with_new("k1", bytes(32)), new=True)
     async with manager(store, own) as forger:
-        await forger.copy_log_segment_data(packed_segment(), data)
+        await forger.rsm.copy_log_segment_data(packed_segment(), data)
     async with manager(store, ring) as reader:
         with pytest.raises(SegmentLocked, match="does not open it"):
-            await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
+            await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 1))
     async with manager(store, None) as forger:
-        await forger.copy_log_segment_data(packed_segment(), data)
-        await forger.copy_log_segment_data(replace(packed_segment(2), packed=False), data)
+        await forger.rsm.copy_log_segment_data(packed_segment(), data)
+        await forger.rsm.copy_log_segment_data(replace(packed_segment(2), packed=False), data)
     async with manager(store, ring, required=True) as reader:
         for forged in (packed_segment(), replace(packed_segment(2), packed=False)):
             with pytest.raises(SegmentLocked, match="is not encrypted"):
-                await reader.fetch_log_segment(forged, ByteRange(0, 1))
+                await reader.rsm.fetch_log_segment(forged, ByteRange(0, 1))
             with pytest.raises(SegmentLocked, match="is not encrypted"):
-                await reader.fetch_index(forged, SegmentFile.TXN)
+                await reader.rsm.fetch_index(forged, SegmentFile.TXN)
     async with manager(store, ring) as reader:  # a mixed archive is allowed
-        assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 8)) == b"an order"
+        assert await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 8)) == b"an order"
 
 
 FORGED = {
@@ -285,17 +285,17 @@ async def test_metadata_that_somebody_has_changed_are_refused(
 ) -> None:
     """A writer without the key changes the metadata; the log and its index are unchanged."""
     own = packed_segment()
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(own, data)
-        assert await rsm.packed.as_copied(own) == own
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(own, data)
+        assert await storage.packed.as_copied(own) == own
         changed = replace(own, **forged)
         for file in ALL_FILES:  # their keys have the start offset
-            content = await store.get(rsm.object_key(own, file))
-            await store.put(rsm.object_key(changed, file), content)
-        for reader in (manager(store, ring), rsm):  # also one that has read it before
+            content = await store.get(storage.rsm.object_key(own, file))
+            await store.put(storage.rsm.object_key(changed, file), content)
+        for reader in (manager(store, ring), storage):  # also one that has read it before
             for read in (
-                reader.fetch_log_segment(changed, ByteRange(0, 1)),
-                reader.fetch_index(changed, SegmentFile.INDEX),
+                reader.rsm.fetch_log_segment(changed, ByteRange(0, 1)),
+                reader.rsm.fetch_index(changed, SegmentFile.INDEX),
                 reader.packed.check_metadata(changed),
             ):
                 with pytest.raises(MetadataChanged, match=r"\.metadata: it differs from what"):
@@ -310,14 +310,14 @@ async def test_metadata_that_somebody_has_changed_are_refused(
             # A ref has not all fields; what it has must be true, unless it is only of a listing.
             if changed.ref != own.ref:
                 with pytest.raises(MetadataChanged):
-                    await reader.fetch_index(changed.ref, SegmentFile.INDEX)
-            assert await reader.fetch_index(own.ref, SegmentFile.INDEX) == data.index
+                    await reader.rsm.fetch_index(changed.ref, SegmentFile.INDEX)
+            assert await reader.rsm.fetch_index(own.ref, SegmentFile.INDEX) == data.index
             listed = changed.ref.as_listed()
-            assert await reader.fetch_index(listed, SegmentFile.INDEX) == data.index
-        mended = await rsm.packed.as_copied(changed)
+            assert await reader.rsm.fetch_index(listed, SegmentFile.INDEX) == data.index
+        mended = await storage.packed.as_copied(changed)
         assert mended.has_aborted_txns
         if "start_offset" not in forged:  # the key of the object has it, too
-            await rsm.packed.check_metadata(mended)
+            await storage.packed.check_metadata(mended)
 
 
 async def test_a_segment_that_was_cut_is_still_its_own(
@@ -328,18 +328,18 @@ async def test_a_segment_that_was_cut_is_still_its_own(
         packed_segment(), segment_leader_epochs=(EpochStart(0, 0), EpochStart(3, 6)),
         max_timestamp_ms=1_000,
     )  # fmt: skip
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(own, data)
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(own, data)
         for end in (0, 5, 6, 8):
             cut = replace(own.clipped(end), max_timestamp_ms=end)
-            await rsm.packed.check_metadata(cut)
-            assert await rsm.packed.as_copied(cut) == cut
-            await rsm.packed.check_metadata(cut.clipped(0))
+            await storage.packed.check_metadata(cut)
+            assert await storage.packed.as_copied(cut) == cut
+            await storage.packed.check_metadata(cut.clipped(0))
         without_epoch = replace(own.clipped(8), segment_leader_epochs=(EpochStart(0, 0),))
         with pytest.raises(MetadataChanged, match="leader_epochs"):
-            await rsm.packed.check_metadata(without_epoch)
+            await storage.packed.check_metadata(without_epoch)
         for state in RemoteLogSegmentState:
-            await rsm.packed.check_metadata(own.with_state(state, 7))
+            await storage.packed.check_metadata(own.with_state(state, 7))
 
 
 @pytest.mark.parametrize("change", ["base_offset", "end_offset", "has_aborted_txns", "left out"])
@@ -348,9 +348,9 @@ async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
 ) -> None:
     """It fails even if the metadata change alike, or if the description is removed."""
     own = packed_segment()
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(own, data)
-        key = rsm.object_key(own, SegmentFile.PACKING)
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(own, data)
+        key = storage.rsm.object_key(own, SegmentFile.PACKING)
     document = json.loads(await store.get(key))
     assert (document["version"], document["end_offset"]) == (2, 9)
     if change == "left out":
@@ -362,7 +362,7 @@ async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
     await store.put(key, json.dumps(document).encode())
     async with manager(store, ring) as reader:
         with pytest.raises(SegmentLocked, match="data stored with it was changed"):
-            await reader.fetch_log_segment(own, ByteRange(0, 1))
+            await reader.rsm.fetch_log_segment(own, ByteRange(0, 1))
 
 
 async def test_a_segment_that_was_encrypted_without_a_description_is_read(
@@ -370,9 +370,9 @@ async def test_a_segment_that_was_encrypted_without_a_description_is_read(
 ) -> None:
     """An older program wrote it: its metadata are trusted as before; it is rewrapped as it is."""
     own, keys = packed_segment(), FileKeyRing(ring)
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(own, data)
-        key = rsm.object_key(own, SegmentFile.PACKING)
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(own, data)
+        key = storage.rsm.object_key(own, SegmentFile.PACKING)
         packing = decode_packing(await store.get(key), key)
         assert packing.key is not None
         data_key = await keys.unwrap(packing.key, key_context(own.segment_id, packing.digest))
@@ -382,24 +382,24 @@ async def test_a_segment_that_was_encrypted_without_a_description_is_read(
         await store.put(key, encode_packing(older))
     write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)
     for _ in range(2):
-        async with manager(store, ring) as rsm:
-            assert await rsm.fetch_log_segment(own, ByteRange(0, len(LOG))) == LOG
-            assert await rsm.packed.as_copied(replace(own, end_offset=8)) == replace(
+        async with manager(store, ring) as storage:
+            assert await storage.rsm.fetch_log_segment(own, ByteRange(0, len(LOG))) == LOG
+            assert await storage.packed.as_copied(replace(own, end_offset=8)) == replace(
                 own, end_offset=8
             )
-            await rsm.packed.rewrap(own)
-    assert await key_of(rsm, store, 1) == "k2"
+            await storage.packed.rewrap(own)
+    assert await key_of(storage, store, 1) == "k2"
 
 
 @pytest.mark.remedy("segments_locked")
 async def test_without_the_key_there_is_an_error_and_an_alarm(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, tmp_path: Path
 ) -> None:
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(packed_segment(), data)
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(packed_segment(), data)
     async with manager(store, None) as reader:
         with pytest.raises(SegmentLocked, match=r"'k1', and store.encryption_keys is not set"):
-            await reader.fetch_index(packed_segment(), SegmentFile.INDEX)
+            await reader.rsm.fetch_index(packed_segment(), SegmentFile.INDEX)
         (locked,) = reader.health.conditions(0.0)
         assert (locked.kind, locked.subject) == (Kind.SEGMENTS_LOCKED, "k1")
         assert "store.encryption_keys is not set" in locked.what
@@ -407,38 +407,38 @@ async def test_without_the_key_there_is_an_error_and_an_alarm(
     write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
     async with manager(store, ring) as reader:
         with pytest.raises(SegmentLocked, match=r"'k1', and the key ring .* has no key with"):
-            await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
+            await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 1))
         assert [one.subject for one in reader.health.conditions(0.0)] == ["k1"]
         write_keys(ring, keys, new=False)  # restored: the key works at once, and the alarm ends
-        assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
+        assert await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
         assert [*reader.health.conditions(0.0)] == []
 
 
 async def test_keys_are_rotated_and_rewrapped_while_segments_are_read(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
-    async with manager(store, ring) as rsm, manager(store, ring) as reader:
-        await rsm.copy_log_segment_data(packed_segment(1), data)
-        assert await reader.fetch_log_segment(packed_segment(1), ByteRange(0, 2)) == b"an"
+    async with manager(store, ring) as storage, manager(store, ring) as reader:
+        await storage.rsm.copy_log_segment_data(packed_segment(1), data)
+        assert await reader.rsm.fetch_log_segment(packed_segment(1), ByteRange(0, 2)) == b"an"
         write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)
-        await rsm.copy_log_segment_data(packed_segment(2), data)
-        keys = [(await key_of(rsm, store, number)) for number in (1, 2)]
+        await storage.rsm.copy_log_segment_data(packed_segment(2), data)
+        keys = [(await key_of(storage, store, number)) for number in (1, 2)]
         assert keys == ["k1", "k2"]
         before = {key: await store.get(key) for key in await all_keys(store)}
-        found = await rsm.packed.rewrap(packed_segment(1), dry_run=True)
+        found = await storage.packed.rewrap(packed_segment(1), dry_run=True)
         assert (found.key_id, found.done) == ("k1", True)
         assert before == {key: await store.get(key) for key in await all_keys(store)}
-        assert (await rsm.packed.rewrap(packed_segment(1))).done
-        assert not (await rsm.packed.rewrap(packed_segment(1))).done
-        assert not (await rsm.packed.rewrap(packed_segment(2))).done
+        assert (await storage.packed.rewrap(packed_segment(1))).done
+        assert not (await storage.packed.rewrap(packed_segment(1))).done
+        assert not (await storage.packed.rewrap(packed_segment(2))).done
         after = {key: await store.get(key) for key in await all_keys(store)}
         changed = [key for key in after if after[key] != before[key]]
-        assert changed == [rsm.object_key(packed_segment(1), SegmentFile.PACKING)]
+        assert changed == [storage.rsm.object_key(packed_segment(1), SegmentFile.PACKING)]
         # The old key is not needed any more, for the earlier reader or a new one.
         write_keys(ring, Keys("k2", {"k2": bytes(32)}), new=False)
         async with manager(store, ring) as anew:
             for one in (reader, anew):
-                whole = await one.fetch_log_segment(packed_segment(1), ByteRange(0, len(LOG)))
+                whole = await one.rsm.fetch_log_segment(packed_segment(1), ByteRange(0, len(LOG)))
                 assert whole == LOG
 
 
@@ -446,39 +446,39 @@ async def all_keys(store: MemoryObjectStore) -> list[str]:
     return [found.key async for found in store.list("archive/weather")]
 
 
-async def key_of(rsm: RemoteStorageManager, store: MemoryObjectStore, number: int) -> str:
-    key = rsm.object_key(packed_segment(number), SegmentFile.PACKING)
+async def key_of(storage: RemoteStorage, store: MemoryObjectStore, number: int) -> str:
+    key = storage.rsm.object_key(packed_segment(number), SegmentFile.PACKING)
     wrapped = decode_packing(await store.get(key), key).key
     return "" if wrapped is None else wrapped.key_id
 
 
 async def test_what_lies_beside_a_log_can_be_made_anew(
-    rsm: RemoteStorageManager, store: MemoryObjectStore
+    storage: RemoteStorage, store: MemoryObjectStore
 ) -> None:
-    key = rsm.object_key(packed_segment(), SegmentFile.INDEX)
+    key = storage.rsm.object_key(packed_segment(), SegmentFile.INDEX)
     before = await store.get(key)
-    await rsm.put_index(packed_segment(), SegmentFile.INDEX, b"other")
-    assert await rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"other"
-    await rsm.put_index(packed_segment(), SegmentFile.INDEX, b"the index")
-    assert await rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"the index"
+    await storage.rsm.put_index(packed_segment(), SegmentFile.INDEX, b"other")
+    assert await storage.rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"other"
+    await storage.rsm.put_index(packed_segment(), SegmentFile.INDEX, b"the index")
+    assert await storage.rsm.fetch_index(packed_segment(), SegmentFile.INDEX) == b"the index"
     # A nonce is never reused with other bytes, so the stored bytes differ.
-    assert (await store.get(key) == before) is not rsm.packed.encrypts
+    assert (await store.get(key) == before) is not storage.packed.encrypts
 
 
-async def test_all_of_it_is_deleted(rsm: RemoteStorageManager, store: MemoryObjectStore) -> None:
-    await rsm.put_segment_metadata(packed_segment(), b"metadata")
+async def test_all_of_it_is_deleted(storage: RemoteStorage, store: MemoryObjectStore) -> None:
+    await storage.objects.put_segment_metadata(packed_segment(), b"metadata")
     assert len(await all_keys(store)) == len(ALL_FILES) + 1
-    listed = [(key.file, found) async for key, found in rsm.list_segment_objects(
+    listed = [(key.file, found) async for key, found in storage.objects.list_segment_objects(
         packed_segment().topic_id_partition)]  # fmt: skip
-    raw, log_bytes = await rsm.get_listed_index(dict(listed))
+    raw, log_bytes = await storage.rsm.get_listed_index(dict(listed))
     assert (raw, log_bytes) == (b"the index", len(LOG))
-    assert await rsm.packed.is_packed(packed_segment())
-    await rsm.delete_log_segment_data(packed_segment())
+    assert await storage.packed.is_packed(packed_segment())
+    await storage.rsm.delete_log_segment_data(packed_segment())
     assert await all_keys(store) == []
-    assert not await rsm.packed.is_packed(packed_segment())
-    async with RemoteStorageManager(store, "archive", at_rest=rsm.packed._at_rest) as reader:
+    assert not await storage.packed.is_packed(packed_segment())
+    async with RemoteStorage(store, "archive", at_rest=storage.packed._at_rest) as reader:
         with pytest.raises(ObjectNotFound):
-            await reader.fetch_log_segment(packed_segment(), ByteRange(0, 1))
+            await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 1))
 
 
 async def test_nothing_changes_for_segments_that_are_as_they_are(
@@ -490,12 +490,12 @@ async def test_nothing_changes_for_segments_that_are_as_they_are(
     contents = []
     for at_rest in (AtRest(), AtRest(compress=True, keys=FileKeyRing(ring))):
         store = MemoryObjectStore()
-        async with RemoteStorageManager(store, "archive", at_rest=at_rest) as rsm:
-            await rsm.copy_log_segment_data(plain, data)
+        async with RemoteStorage(store, "archive", at_rest=at_rest) as storage:
+            await storage.rsm.copy_log_segment_data(plain, data)
             contents.append({key: await store.get(key) for key in await all_keys(store)})
             asked = watched(store)
-            assert await rsm.fetch_log_segment(plain, ByteRange(0, len(LOG))) == LOG
-            await rsm.fetch_index(plain, SegmentFile.INDEX)
+            assert await storage.rsm.fetch_log_segment(plain, ByteRange(0, len(LOG))) == LOG
+            await storage.rsm.fetch_index(plain, SegmentFile.INDEX)
             requests.append(asked)
     assert contents[0] == contents[1]
     assert requests[0] == requests[1]
@@ -519,12 +519,12 @@ def watched(store: MemoryObjectStore) -> list[str]:
     return asked
 
 
-async def test_a_packing_is_read_once(rsm: RemoteStorageManager, store: MemoryObjectStore) -> None:
-    async with RemoteStorageManager(store, "archive", at_rest=rsm.packed._at_rest) as reader:
+async def test_a_packing_is_read_once(storage: RemoteStorage, store: MemoryObjectStore) -> None:
+    async with RemoteStorage(store, "archive", at_rest=storage.packed._at_rest) as reader:
         asked = watched(store)
-        await reader.fetch_index(packed_segment(), SegmentFile.INDEX)
+        await reader.rsm.fetch_index(packed_segment(), SegmentFile.INDEX)
         for at in range(0, len(LOG), 100_000):
-            await reader.fetch_log_segment(packed_segment(), ByteRange(at, at + 100_000))
+            await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(at, at + 100_000))
         packings = [key for key in asked if key.endswith(".packing")]
         assert len(packings) == 1
 
@@ -578,13 +578,15 @@ async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, how: str
 ) -> None:
     kept = ring.read_bytes()
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(packed_segment(), data)
-        running = asyncio.create_task(rsm.health.run())
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(packed_segment(), data)
+        running = asyncio.create_task(storage.health.run())
         unusable(ring, how)
 
         def said() -> list[Condition]:
-            return [one for one in rsm.health.conditions(0.0) if one.kind == "key_ring_unusable"]
+            return [
+                one for one in storage.health.conditions(0.0) if one.kind == "key_ring_unusable"
+            ]
 
         await until(lambda: bool(said()))  # no key is used meanwhile
         assert str(ring) in said()[0].what
@@ -592,9 +594,9 @@ async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
             FileKeyRing(ring)
         async with manager(store, None) as without:
             with pytest.raises(SegmentLocked):
-                await without.fetch_log_segment(packed_segment(), ByteRange(0, 2))
-        rsm.packed._opened.clear()
-        assert await rsm.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
+                await without.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 2))
+        storage.packed._opened.clear()
+        assert await storage.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
         ring.unlink(missing_ok=True)
         ring.touch(0o600)
         ring.write_bytes(kept)
@@ -611,10 +613,10 @@ async def until(what: Callable[[], bool]) -> None:
 async def test_a_locked_segment_is_unlocked_by_its_own_success_alone(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
-    async with manager(store, ring) as rsm:
+    async with manager(store, ring) as storage:
         for number in (1, 2):
-            await rsm.copy_log_segment_data(packed_segment(number), data)
-        packing = rsm.object_key(packed_segment(1), SegmentFile.PACKING)
+            await storage.rsm.copy_log_segment_data(packed_segment(number), data)
+        packing = storage.rsm.object_key(packed_segment(1), SegmentFile.PACKING)
         kept = await store.get(packing)
         packed = decode_packing(kept, packing)
         assert packed.key is not None
@@ -622,11 +624,11 @@ async def test_a_locked_segment_is_unlocked_by_its_own_success_alone(
         await store.put(packing, encode_packing(replace(packed, key=other)))
 
         async def read(number: int) -> None:
-            rsm.packed._opened.clear()
-            await rsm.fetch_log_segment(packed_segment(number), ByteRange(0, 2))
+            storage.packed._opened.clear()
+            await storage.rsm.fetch_log_segment(packed_segment(number), ByteRange(0, 2))
 
         def locked() -> list[str]:
-            return [one.kind for one in rsm.health.conditions(0.0)]
+            return [one.kind for one in storage.health.conditions(0.0)]
 
         with pytest.raises(SegmentLocked):
             await read(1)
@@ -640,13 +642,13 @@ async def test_a_locked_segment_is_unlocked_by_its_own_success_alone(
 async def test_a_ring_without_an_active_key_reads_and_does_not_write(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
-    async with manager(store, ring) as rsm:
-        await rsm.copy_log_segment_data(packed_segment(), data)
+    async with manager(store, ring) as storage:
+        await storage.rsm.copy_log_segment_data(packed_segment(), data)
     write_keys(ring, replace(read_keys(ring), active=None), new=False)
     async with manager(store, ring, compress=False) as reader:
         assert not reader.packed.encrypts
         assert not reader.packed.packs(compressible=True)
-        assert await reader.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
+        assert await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
 
 
 def test_which_segments_are_packed(store: MemoryObjectStore, ring: Path) -> None:
@@ -656,8 +658,8 @@ def test_which_segments_are_packed(store: MemoryObjectStore, ring: Path) -> None
         (AtRest(compress=True), False, False),
         (AtRest(keys=FileKeyRing(ring)), False, True),
     ):
-        rsm = RemoteStorageManager(store, at_rest=at_rest)
-        assert rsm.packed.packs(compressible=compressible) is packs
+        storage = RemoteStorage(store, at_rest=at_rest)
+        assert storage.packed.packs(compressible=compressible) is packs
 
 
 def test_segments_differ_by_their_ids_alone() -> None:
@@ -693,8 +695,8 @@ def small_segment(number: int) -> RemoteLogSegmentMetadata:
 class Opener:
     """Opens encrypted segments 1 to 40, for several clients. Segment 50 is compressed alone."""
 
-    def __init__(self, rsm: RemoteStorageManager, keys: HangingKeys) -> None:
-        self.packed = rsm.packed
+    def __init__(self, storage: RemoteStorage, keys: HangingKeys) -> None:
+        self.packed = storage.packed
         self.keys = keys
         self.tasks: dict[int, asyncio.Task[None]] = {}
         self.openings: dict[int, SegmentOpening] = {}
@@ -729,13 +731,13 @@ async def opener(
     keys = HangingKeys(ring)
     keys.hangs = False
     data.log.write_bytes(b"small")
-    async with RemoteStorageManager(store, "archive", at_rest=AtRest(True, keys)) as writer:
+    async with RemoteStorage(store, "archive", at_rest=AtRest(True, keys)) as writer:
         for number in range(1, 41):
-            await writer.copy_log_segment_data(small_segment(number), data)
+            await writer.rsm.copy_log_segment_data(small_segment(number), data)
     async with manager(store, None) as plain:
-        await plain.copy_log_segment_data(small_segment(50), data)
+        await plain.rsm.copy_log_segment_data(small_segment(50), data)
     keys.hangs = True
-    async with RemoteStorageManager(store, "archive", at_rest=AtRest(True, keys)) as reader:
+    async with RemoteStorage(store, "archive", at_rest=AtRest(True, keys)) as reader:
         opened = Opener(reader, keys)
         yield opened
         opened.end()

@@ -20,7 +20,7 @@ from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import ConfigError, ObjectNotFound, StorageUnavailable
 from fetchproxy.model import ByteRange
 from fetchproxy.storage.contract import ObjectStoreContract
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.plugins import GuardedObjectStore, found_plugins
 from fetchproxy.storage.stores.registry import FileLocation, open_object_store, parse_store_url
@@ -144,9 +144,9 @@ def test_credentials_in_a_url_are_refused_here_too(install: Install) -> None:
 
 async def test_foreign_errors_are_outages_that_name_the_plug_in(install: Install) -> None:
     install("acme", RAISES)
-    async with RemoteStorageManager(opened("acme://place"), must_exist=True) as manager:
+    async with RemoteStorage(opened("acme://place"), must_exist=True) as storage:
         with pytest.raises(StorageUnavailable, match=r"of acme-store: KeyError: 'no such row'"):
-            await manager.list_topics()
+            await storage.objects.list_topics()
     store = opened("acme://place")
     with pytest.raises(StorageUnavailable, match="ZeroDivisionError"):
         [found async for found in store.list("")]
@@ -232,7 +232,7 @@ class TestGuardedStore(ObjectStoreContract):
         return GuardedObjectStore(MemoryObjectStore(), "memory")
 
 
-class TestRemoteStorageManagerOnGuardedStore(ArchiveContract):
+class TestRemoteStorageOnGuardedStore(ArchiveContract):
     @pytest.fixture
     def store(self) -> ObjectStore:
         return GuardedObjectStore(MemoryObjectStore(), "memory")

@@ -32,7 +32,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted, decode_epochs
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.index_refresh import open_local_indexes
@@ -60,7 +60,7 @@ def wall_clock_ms() -> int:
 class Archive:
     """The store side: the archiver writes to it and the checks read from it."""
 
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: StoreBackedRemoteLogMetadataManager
 
     async def view(self, tp: TopicIdPartition) -> PartitionView:
@@ -69,11 +69,11 @@ class Archive:
     async def object(self, segment: RemoteLogSegmentMetadata, file: SegmentFile) -> bytes:
         if file is SegmentFile.LOG and segment.packed:
             whole = ByteRange(0, segment.segment_size_bytes)
-            return bytes(await self.rsm.fetch_log_segment(segment, whole))
+            return bytes(await self.storage.rsm.fetch_log_segment(segment, whole))
         if file is SegmentFile.LOG:
-            path = self.rsm.object_key(segment, file)
-            return await self.rsm._store.get(path)
-        return await self.rsm.fetch_index(segment, file)
+            path = self.storage.rsm.object_key(segment, file)
+            return await self.storage.store.get(path)
+        return await self.storage.rsm.fetch_index(segment, file)
 
     async def batches(self, tp: TopicIdPartition) -> bytes:
         """The bytes of all finished segments, each checked against its metadata and its index."""
@@ -87,7 +87,7 @@ class Archive:
             assert all(check_crc(log, header) for header in headers)
             assert segment.max_timestamp_ms == max(h.max_timestamp for h in headers)
             index = RemoteLogIndex.parse(await self.object(segment, SegmentFile.INDEX))
-            assert index.object_key == self.rsm.object_key(segment, SegmentFile.LOG)
+            assert index.object_key == self.storage.rsm.object_key(segment, SegmentFile.LOG)
             index.check_covers(segment.end_offset, len(log))
             epochs = decode_epochs(await self.object(segment, SegmentFile.EPOCHS))
             # Messages of the formats v0 and v1 had no epoch.
@@ -107,10 +107,10 @@ async def open_archive(
     if isinstance(store, Path):
         store = FilesystemObjectStore(store, create=True)
     async with (
-        RemoteStorageManager(store, at_rest=at_rest) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        RemoteStorage(store, at_rest=at_rest) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
-        yield Archive(rsm, rlmm)
+        yield Archive(storage, rlmm)
 
 
 @asynccontextmanager
@@ -123,13 +123,13 @@ async def running_archiver(
     async with (
         # Patient with a busy machine; a test that kills its broker waits this long for an error.
         Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=12_000)) as cluster,
-        open_local_indexes(config, archive.rsm, limits) as local_indexes,
+        open_local_indexes(config, archive.storage.rsm, limits) as local_indexes,
         asyncio.TaskGroup() as tasks,
     ):
         manager = RemoteLogManager(
             config,
             cluster,
-            archive.rsm,
+            archive.storage,
             archive.rlmm,
             wall_clock_ms=wall_clock_ms,
             uuid_factory=uuid.uuid4,

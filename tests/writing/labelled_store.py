@@ -25,7 +25,7 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, ObjectStore
 _FILES = [f for f in SegmentFile if f not in (SegmentFile.METADATA, SegmentFile.PACKING)]
 _SMALL = [f for f in _FILES if f is not SegmentFile.LOG]
 
-# In the order of RemoteStorageManager's writes.
+# In the order of RemoteStorage's writes.
 COPY_STEPS = [
     "put metadata COPY_SEGMENT_STARTED",
     *(f"put {file.value}" for file in _SMALL),

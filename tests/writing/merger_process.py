@@ -33,16 +33,19 @@ async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, later_ms:
     merged = 0
     async with Spool(spool_dir) as spool:
         copier = SegmentCopier(
-            archive.rsm,
+            archive.storage.rsm,
             archive.rlmm,
             copy_max_ms=COPY_MAX_MS,
             wall_clock_ms=later,
             uuid_factory=uuid.uuid4,
         )
-        merger = PartitionMerger(archive.rsm, archive.rlmm, copier, spool, bytes_max=bytes_max)
+        merger = PartitionMerger(
+            archive.storage.rsm, archive.rlmm, copier, spool, bytes_max=bytes_max
+        )
         expirer = Expirer(
             config,
-            archive.rsm,
+            archive.storage.rsm,
+            archive.storage.objects,
             archive.rlmm,
             topic_config=lambda topic_id: None,
             wall_clock_ms=later,

@@ -19,7 +19,7 @@ from two_archivers import readable
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentState
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -85,15 +85,17 @@ class MergingWorld(World):
     def merger(
         self, store: ObjectStore, rlmm: RemoteLogMetadataManager, spool: Spool, **changes: Any
     ) -> PartitionMerger:
-        rsm = RemoteStorageManager(store, "archive")
+        storage = RemoteStorage(store, "archive")
         copier = SegmentCopier(
-            rsm,
+            storage.rsm,
             rlmm,
             copy_max_ms=QUICK["copy_max_ms"],
             wall_clock_ms=self.wall_clock_ms,
             uuid_factory=uuid4,
         )
-        return PartitionMerger(rsm, rlmm, copier, spool, bytes_max=self.bytes_max, **changes)
+        return PartitionMerger(
+            storage.rsm, rlmm, copier, spool, bytes_max=self.bytes_max, **changes
+        )
 
     async def tidy_until_settled(self) -> None:
         for _ in range(4):
@@ -107,14 +109,14 @@ class MergingWorld(World):
         """The bytes that readers get from the archive's beginning to its end."""
         async with AsyncExitStack() as opened:
             _, rlmm = await self.start(opened)
-            return await readable(Archive(self.planted.rsm, rlmm), TP)  # type: ignore[arg-type]
+            return await readable(Archive(self.planted.storage, rlmm), TP)  # type: ignore[arg-type]
 
     async def finished(self) -> list[tuple[Any, ...]]:
         """Every finished segment without its random parts: its id and its times."""
         async with AsyncExitStack() as opened:
             _, rlmm = await self.start(opened)
             await rlmm.refresh(TP, asyncio.get_running_loop().time())
-            archive = Archive(self.planted.rsm, rlmm)  # type: ignore[arg-type]
+            archive = Archive(self.planted.storage, rlmm)  # type: ignore[arg-type]
             found = []
             for s in rlmm.list_remote_log_segments(TP):
                 assert s.state is FINISHED, s

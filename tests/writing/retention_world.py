@@ -19,7 +19,7 @@ from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.metadata.topic_based import TopicBasedRemoteLogMetadataManager, metadata_partition
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from fetchproxy.segments.records import encode_message
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.limits import WritingLimits
@@ -95,22 +95,23 @@ class World:
         store: ObjectStore | None = None,
         **changes: Any,
     ) -> tuple[Expirer, RemoteLogMetadataManager]:
-        rsm = RemoteStorageManager(store or self.store, "archive")
-        self.published_conditions = PublishedConditions(rsm.objects)
+        storage = RemoteStorage(store or self.store, "archive")
+        self.published_conditions = PublishedConditions(storage.objects)
         config = MetadataConfig()
         rlmm: RemoteLogMetadataManager
         if self.manager == "store":
             rlmm = await opened.enter_async_context(
-                StoreBackedRemoteLogMetadataManager(rsm, config)
+                StoreBackedRemoteLogMetadataManager(storage, config)
             )
         else:
             rlmm = await opened.enter_async_context(
-                TopicBasedRemoteLogMetadataManager(self.log, rsm, config, self.wall_clock_ms)
+                TopicBasedRemoteLogMetadataManager(self.log, storage, config, self.wall_clock_ms)
             )
         archive, limits = section_and_limits(ArchiveConfig, WritingLimits, **{**QUICK, **changes})
         expirer = Expirer(
             archive,
-            rsm,
+            storage.rsm,
+            storage.objects,
             rlmm,
             topic_config=lambda _: self.topic_config,
             wall_clock_ms=self.wall_clock_ms,

@@ -39,7 +39,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
 from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.orphans import find_orphans
@@ -60,7 +60,7 @@ def ring(tmp_path: Path) -> Path:
 
 def copier_of(archive: Archive) -> SegmentCopier:
     return SegmentCopier(
-        archive.rsm,
+        archive.storage.rsm,
         archive.rlmm,
         copy_max_ms=10_000,
         wall_clock_ms=wall_clock_ms,
@@ -90,9 +90,9 @@ async def test_what_is_archived_is_what_the_broker_has(
         assert {s.packed for s in segments} == {encrypted or codec == "none"}
         expected = await broker_batches(cluster, tp, 0, 1_500)
         assert await archive.batches(tp) == expected
-        report = await verify_archive(archive.rsm, archive.rlmm)
+        report = await verify_archive(archive.storage, archive.rlmm)
         assert (report.faults, report.segments) == ([], len(segments))
-        assert not await find_orphans(archive.rsm, archive.rlmm, tp)
+        assert not await find_orphans(archive.storage.objects, archive.rlmm, tp)
     lying = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     stored = b"".join(path.read_bytes() for path in lying)
     if encrypted:
@@ -103,10 +103,10 @@ async def test_what_is_archived_is_what_the_broker_has(
     # A process without a key gets only this error.
     if encrypted:
         async with open_archive(tmp_path / "store") as archive:
-            report = await verify_archive(archive.rsm, archive.rlmm)
+            report = await verify_archive(archive.storage, archive.rlmm)
             assert {"'k1'" in fault.what for fault in report.faults} == {True}
             repaired = await repair_archive(
-                archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+                archive.storage, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
             )
             assert repaired.repairs == []
     assert stored == b"".join(path.read_bytes() for path in lying)
@@ -142,7 +142,7 @@ async def test_a_spool_has_nothing_in_the_clear(ring: Path, tmp_path: Path) -> N
     content = b"".join(map(batch, range(0, 200, 10)))
     async with (
         open_archive(tmp_path / "store", at_rest) as archive,
-        Spool(tmp_path / "spool", encrypted=archive.rsm.packed.encrypts) as spool,
+        Spool(tmp_path / "spool", encrypted=archive.storage.packed.encrypts) as spool,
     ):
         writer = SegmentWriter(TP, 0, spool)
         for header in walk(content):
@@ -172,7 +172,7 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
     ):
         async with (
             open_archive(store, at_rest) as archive,
-            Spool(tmp_path / "spool", encrypted=archive.rsm.packed.encrypts) as spool,
+            Spool(tmp_path / "spool", encrypted=archive.storage.packed.encrypts) as spool,
         ):
             await Written(archive, spool).add(base)
     write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)
@@ -183,10 +183,10 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         await Written(archive, spool).add(60)
         expected = b"".join(batch(base) for base in range(0, 80, 10))
         assert await archive.batches(TP) == expected
-        report = await verify_archive(archive.rsm, archive.rlmm)
+        report = await verify_archive(archive.storage, archive.rlmm)
         assert (report.faults, report.segments_not_encrypted) == ([], 2)
         merger = PartitionMerger(
-            archive.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
+            archive.storage.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
         )
         # Anybody may have put the first two there, so only the others are merged and proven.
         planned = await merger.dry_run(TP)
@@ -202,24 +202,24 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         whole = (await archive.view(TP)).segments[-1]
         assert (whole.packed, whole.end_offset) == (True, 79)
         assert await archive.object(whole, SegmentFile.LOG) == expected
-        report = await verify_archive(archive.rsm, archive.rlmm)
+        report = await verify_archive(archive.storage, archive.rlmm)
         assert (report.faults, report.segments_not_encrypted) == ([], 2)  # the replaced ones stay
 
 
-Damage = Callable[[RemoteStorageManager, RemoteLogSegmentMetadata, Path], None]
+Damage = Callable[[RemoteStorage, RemoteLogSegmentMetadata, Path], None]
 
 
 def lost(*files: SegmentFile) -> Damage:
-    def damage(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata, store: Path) -> None:
+    def damage(storage: RemoteStorage, segment: RemoteLogSegmentMetadata, store: Path) -> None:
         for file in files:
-            (store / rsm.object_key(segment, file)).unlink()
+            (store / storage.rsm.object_key(segment, file)).unlink()
 
     return damage
 
 
 def other_bytes(file: SegmentFile) -> Damage:
-    def damage(rsm: RemoteStorageManager, segment: RemoteLogSegmentMetadata, store: Path) -> None:
-        path = store / rsm.object_key(segment, file)
+    def damage(storage: RemoteStorage, segment: RemoteLogSegmentMetadata, store: Path) -> None:
+        path = store / storage.rsm.object_key(segment, file)
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(bytes(content))
@@ -235,14 +235,14 @@ async def test_a_missing_packing_is_named_and_nothing_else(ring: Path, tmp_path:
     ):
         written = Written(archive, spool)
         segments = [await written.add(base) for base in (0, 20, 40)]
-        lost(SegmentFile.PACKING)(archive.rsm, segments[1], store)
+        lost(SegmentFile.PACKING)(archive.storage, segments[1], store)
     async with open_archive(store, at_rest) as archive:
-        report = await verify_archive(archive.rsm, archive.rlmm)
+        report = await verify_archive(archive.storage, archive.rlmm)
         [fault] = report.faults
-        assert fault.object_key == archive.rsm.object_key(segments[1], SegmentFile.PACKING)
+        assert fault.object_key == archive.storage.rsm.object_key(segments[1], SegmentFile.PACKING)
         assert fault.what == "object is missing"
         repaired = await repair_archive(
-            archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+            archive.storage, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
         )
         assert repaired.repairs == []
         [refusal] = repaired.refusals
@@ -273,13 +273,15 @@ async def test_verify_finds_damage_and_repair_mends_what_can_be_derived(
         written = Written(archive, spool)
         segments = [await written.add(base) for base in (0, 20, 40)]
         expected = await written.read()
-        damage(archive.rsm, segments[1], store)
+        damage(archive.storage, segments[1], store)
     async with open_archive(store, at_rest) as archive:
-        report = await verify_archive(archive.rsm, archive.rlmm)
+        report = await verify_archive(archive.storage, archive.rlmm)
         keys = {fault.object_key for fault in report.faults}
-        assert archive.rsm.object_key(segments[1], named) in keys
-        await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
-        after = await verify_archive(archive.rsm, archive.rlmm)
+        assert archive.storage.rsm.object_key(segments[1], named) in keys
+        await repair_archive(
+            archive.storage, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+        )
+        after = await verify_archive(archive.storage, archive.rlmm)
         assert (after.faults == []) is mended
         if mended:
             assert await archive.batches(TP) == expected
@@ -307,17 +309,19 @@ async def test_verify_finds_metadata_that_somebody_has_changed_and_repair_puts_t
         written = Written(archive, spool)
         segments = [await written.add(base) for base in (0, 20, 40)]
         expected = await written.read()
-        key = archive.rsm.object_key(segments[1], SegmentFile.METADATA)
+        key = archive.storage.rsm.object_key(segments[1], SegmentFile.METADATA)
     as_it_was = (store / key).read_bytes()
     (store / key).write_text(json.dumps(json.loads(as_it_was) | forged))
     async with open_archive(store, at_rest) as archive:
-        report = await verify_archive(archive.rsm, archive.rlmm)
+        report = await verify_archive(archive.storage, archive.rlmm)
         (fault,) = [f for f in report.faults if f.object_key == key]
         assert f"{next(iter(forged)).removesuffix('s')}" in fault.what
         assert "differs from what the segment was encrypted with" in fault.what
-        await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
+        await repair_archive(
+            archive.storage, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+        )
         assert (store / key).read_bytes() == as_it_was
-        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []
+        assert (await verify_archive(archive.storage, archive.rlmm)).faults == []
         assert await archive.batches(TP) == expected
 
 
@@ -333,18 +337,20 @@ async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_pat
         await writer.append(memoryview(log), list(walk(log)), [(7, 0)])
         segment = await copier_of(archive).copy(writer.close(), (), _agreed)
         assert segment.has_aborted_txns
-        key = archive.rsm.object_key(segment, SegmentFile.METADATA)
+        key = archive.storage.rsm.object_key(segment, SegmentFile.METADATA)
     as_it_was = (store / key).read_bytes()
     (store / key).write_text(json.dumps(json.loads(as_it_was) | {"has_aborted_txns": False}))
     async with open_archive(store, at_rest) as archive:
         (shown,) = (await archive.view(TP)).segments
         with pytest.raises(MetadataChanged, match="has_aborted_txns is False, not True"):
-            await archive.rsm.fetch_log_segment(shown, ByteRange(0, 1))
-        report = await verify_archive(archive.rsm, archive.rlmm)
+            await archive.storage.rsm.fetch_log_segment(shown, ByteRange(0, 1))
+        report = await verify_archive(archive.storage, archive.rlmm)
         assert [fault.object_key for fault in report.faults] == [key]
-        await repair_archive(archive.rsm, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms)
+        await repair_archive(
+            archive.storage, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+        )
         assert (store / key).read_bytes() == as_it_was
-        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []
+        assert (await verify_archive(archive.storage, archive.rlmm)).faults == []
 
 
 async def test_a_copy_that_ends_at_any_write_leaves_nothing_that_counts(
@@ -366,7 +372,7 @@ async def test_a_copy_that_ends_at_any_write_leaves_nothing_that_counts(
             if store.failed:
                 await written.add(20)
             assert await written.read() == _four()
-            report = await verify_archive(archive.rsm, archive.rlmm)
+            report = await verify_archive(archive.storage, archive.rlmm)
             assert report.faults == []
             if not store.failed:
                 break
@@ -392,12 +398,12 @@ async def test_a_segment_of_an_attached_topic_is_opened_by_the_key_it_was_writte
     own = FilesystemObjectStore(tmp_path / "here", create=True)
     store = AttachedObjectStore(own, "", [attached])
     async with (
-        RemoteStorageManager(store, at_rest=at_rest) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        RemoteStorage(store, at_rest=at_rest) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
-        ((name, topic_id),) = await rsm.list_topics()
+        ((name, topic_id),) = await storage.objects.list_topics()
         assert name == "history"
         here = TopicIdPartition(topic_id, "history", 0)
         view = await rlmm.refresh(here, asyncio.get_running_loop().time())
-        log = await Archive(rsm, rlmm).object(view.segments[0], SegmentFile.LOG)
+        log = await Archive(storage, rlmm).object(view.segments[0], SegmentFile.LOG)
         assert log == batch(0) + batch(10)

@@ -48,7 +48,7 @@ from fetchproxy.observability.health import (
 )
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from fetchproxy.writing.partition_watch import OPEN_TRANSACTION_MAX_MS, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.published_conditions import PublishedConditions, read_published_conditions
@@ -67,8 +67,8 @@ async def three_segments(recorded: bool = True) -> PlantedArchive:
 
 async def lost(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive(recorded=False)
-    async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
-        records = ArchiveRecords(planted.rsm, TP)
+    async with StoreBackedRemoteLogMetadataManager(planted.storage, Config().metadata) as rlmm:
+        records = ArchiveRecords(planted.storage.objects, TP)
         for base in (0, 10, 30):
             await records.read()
             await records.begin(await rlmm.refresh(TP, asyncio.get_running_loop().time()), base)
@@ -100,7 +100,7 @@ async def aside(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     for base in (0, 10):
         await planted.add([batch(base)])
-    async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
+    async with StoreBackedRemoteLogMetadataManager(planted.storage, Config().metadata) as rlmm:
         await rlmm.put_log_history(TP, LogHistory(after_epoch=0))
     return planted.store
 
@@ -108,7 +108,7 @@ async def aside(_: Path) -> MemoryObjectStore:
 async def at_risk(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.storage.objects)
     watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, first_unarchived_ms=0)
     await watch.look([status], 0.0, 8 * HOUR_MS)
@@ -119,7 +119,7 @@ async def at_risk(_: Path) -> MemoryObjectStore:
 async def deleted_unarchived(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.storage.objects)
     watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=40)
     await watch.look([replace(status, broker_retention=BROKER_UNLIMITED)], 0.0, 8 * HOUR_MS)
@@ -130,7 +130,7 @@ async def deleted_unarchived(_: Path) -> MemoryObjectStore:
 async def pinned(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.storage.objects)
     watch = PartitionWatch(ArchiveConfig(), published_conditions)
     status = replace(LAGGING, tp=TP, archive_end=10, log_start_offset=0, last_stable_offset=10)
     status = replace(status, high_watermark=50, broker_retention=BROKER_UNLIMITED)
@@ -143,7 +143,7 @@ async def pinned(_: Path) -> MemoryObjectStore:
 async def damaged(_: Path) -> MemoryObjectStore:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.storage.objects)
     published_conditions.hold(
         Kind.LOG_DAMAGED, TP, f"{TP}: the batch at offset 10 has a wrong checksum"
     )
@@ -163,7 +163,7 @@ async def trimming_held_up(_: Path) -> MemoryObjectStore:
 async def stopped(spool: Path) -> MemoryObjectStore:
     async with unclean_world(2, spool) as here:
         await begun_again(here)
-        store = here.rsm._store.inner
+        store = here.storage.store.inner
         assert isinstance(store, MemoryObjectStore)
         return store
 
@@ -180,7 +180,7 @@ async def another_cluster(_: Path) -> MemoryObjectStore:
     async with life() as world:
         await world.look()
         world.broker.topics = WIPED
-        published_conditions = PublishedConditions(world.planted.rsm.objects)
+        published_conditions = PublishedConditions(world.planted.storage.objects)
         async with world.process(published_conditions=published_conditions) as deletion:
             await deletion.look()
         await published_conditions.publish()
@@ -295,10 +295,10 @@ async def shown(config: Config) -> Status:
     nothing = StatusSources("serve", Health())
     assert config.store.url is not None
     async with (
-        open_store(config.store.url, config.store) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, config.metadata) as rlmm,
+        open_store(config.store.url, config.store) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, config.metadata) as rlmm,
     ):
-        collector = StatusCollector(config, rsm, rlmm, None, nothing)
+        collector = StatusCollector(config, storage, rlmm, None, nothing)
         await collector.look()
         publish_gauges(nothing.health.all(asyncio.get_running_loop().time()))
         return await collector()
@@ -388,8 +388,8 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
     planted = PlantedArchive()
     for base in (0, 10, 20):
         await planted.add([batch(base)])
-    async with StoreBackedRemoteLogMetadataManager(planted.rsm, Config().metadata) as rlmm:
-        health = PartitionsHealth(planted.rsm.objects, rlmm)
+    async with StoreBackedRemoteLogMetadataManager(planted.storage, Config().metadata) as rlmm:
+        health = PartitionsHealth(planted.storage.objects, rlmm)
 
         async def look() -> list[Condition]:
             await rlmm.refresh(TP, asyncio.get_running_loop().time())
@@ -439,7 +439,7 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
 async def test_what_is_over_leaves_the_store() -> None:
     """Also with an archiver that takes over and knows the concern from the store alone."""
     planted = PlantedArchive()
-    objects = planted.rsm.objects
+    objects = planted.storage.objects
     for began, went_on in ((True, False), (True, True)):
         first = PublishedConditions(objects)
         with capture_logs():
@@ -460,18 +460,20 @@ async def test_what_is_over_leaves_the_store() -> None:
 async def test_a_deleted_partition_has_no_published_conditions() -> None:
     planted = PlantedArchive()
     await planted.add([batch(0)])
-    published_conditions = PublishedConditions(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.storage.objects)
     with capture_logs():
         published_conditions.hold(Kind.PARTITION_STOPPED, TP, "it stands")
         published_conditions.hold(Kind.TOPIC_DELETION_STOPPED, None, "of the archive")
     await published_conditions.publish()
-    await planted.rsm.forget_partition(TP)
-    assert [found.tp for found in await planted.rsm.objects.list_published_conditions()] == [None]
+    await planted.storage.objects.forget_partition(TP)
+    assert [found.tp for found in await planted.storage.objects.list_published_conditions()] == [
+        None
+    ]
 
 
 async def test_what_is_known_is_not_read_again() -> None:
     planted = PlantedArchive()
-    objects = planted.rsm.objects
+    objects = planted.storage.objects
     tps = [TP._replace(partition=number) for number in range(40)]
     published_conditions = PublishedConditions(objects)
     with capture_logs():

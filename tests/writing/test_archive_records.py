@@ -12,11 +12,11 @@ from fetchproxy.writing.published import ArchiveRecords, gap_before, read_finish
 
 
 async def stated(archive: PlantedArchive) -> FinishedOffsets | None:
-    return await read_finished_offsets(archive.rsm.objects, TP)
+    return await read_finished_offsets(archive.storage.objects, TP)
 
 
 async def gaps(archive: PlantedArchive) -> list[tuple[int, int]]:
-    return [gap async for gap in archive.rsm.objects.list_archive_gaps(TP)]
+    return [gap async for gap in archive.storage.objects.list_archive_gaps(TP)]
 
 
 async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> None:
@@ -27,7 +27,7 @@ async def copy(archive: PlantedArchive, records: ArchiveRecords, start: int) -> 
 
 async def test_a_new_partition_is_on_record_from_its_first_offset() -> None:
     archive = PlantedArchive(recorded=False)
-    records = ArchiveRecords(archive.rsm, TP)
+    records = ArchiveRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 40)
     assert await stated(archive) == FinishedOffsets(TP, 40, 49, 0)
@@ -43,7 +43,7 @@ async def test_an_archive_of_before_is_on_record_from_its_end() -> None:
     archive = PlantedArchive(recorded=False)
     await archive.add([batch(0), batch(10)])
     await archive.add([batch(30)])
-    records = ArchiveRecords(archive.rsm, TP)
+    records = ArchiveRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 45)
     assert await stated(archive) == FinishedOffsets(TP, 40, 54, 0)
@@ -55,7 +55,7 @@ async def test_what_was_finished_and_is_gone_is_not_put_on_record_as_lost() -> N
     await archive.add([batch(0), batch(10)])
     await archive.state(end_offset=59)
     archive.recorded = False
-    records = ArchiveRecords(archive.rsm, TP)
+    records = ArchiveRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 80)
     assert await gaps(archive) == [(60, 79)]
@@ -67,7 +67,7 @@ async def test_what_was_finished_and_is_gone_is_not_put_on_record_as_lost() -> N
 async def test_the_end_is_withdrawn_before_a_truncation() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0), batch(10)])
-    await ArchiveRecords(archive.rsm, TP).withdraw_end()
+    await ArchiveRecords(archive.storage.objects, TP).withdraw_end()
     found = await stated(archive)
     assert found is not None
     assert (found.recorded_from, found.end_offset) == (0, NOT_STATED)
@@ -77,7 +77,7 @@ async def test_the_end_is_withdrawn_before_a_truncation() -> None:
 
 async def test_an_end_that_cannot_be_stated_does_not_fail_the_copy() -> None:
     archive = PlantedArchive(recorded=False)
-    records = ArchiveRecords(archive.rsm, TP)
+    records = ArchiveRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 0)
 
@@ -96,9 +96,9 @@ async def test_an_end_that_cannot_be_stated_does_not_fail_the_copy() -> None:
 async def test_a_statement_that_cannot_be_read_is_made_anew() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0)])
-    await archive.rsm.objects.put_finished_offsets(TP, b"damaged")
+    await archive.storage.objects.put_finished_offsets(TP, b"damaged")
     archive.recorded = False
-    records = ArchiveRecords(archive.rsm, TP)
+    records = ArchiveRecords(archive.storage.objects, TP)
     await records.read()
     await copy(archive, records, 10)
     assert await stated(archive) == FinishedOffsets(TP, 10, 19, 0)

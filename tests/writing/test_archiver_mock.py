@@ -159,11 +159,11 @@ async def forge_metadata(
         await until(manager, archived_up_to(TOPIC, {0: 100}))
         tp = (await tps(cluster, TOPIC))[0]
     segment = (await archive.view(tp)).segments[-1]
-    key = archive.rsm.object_key(segment, SegmentFile.METADATA)
-    raw = await archive.rsm.get_segment_metadata(key)
+    key = archive.storage.rsm.object_key(segment, SegmentFile.METADATA)
+    raw = await archive.storage.objects.get_segment_metadata(key)
     forged = raw.replace(b'"end_offset": 99', b'"end_offset": 999').replace(old, new)
     assert forged != raw
-    await archive.rsm.put_segment_metadata(segment, forged)
+    await archive.storage.objects.put_segment_metadata(segment, forged)
     return tp
 
 
@@ -287,8 +287,8 @@ async def test_a_dangling_attempt_holds_up_nothing(
         async with running_archiver(mock_cluster.bootstrap, archive, TOPIC) as (manager, _):
             await until(manager, archived_up_to(TOPIC, {0: 200}))
         assert (await archive.view(tp)).unfinished == (left,)
-        assert await archive.rsm._store.get(
-            archive.rsm.object_key((await archive.view(tp)).segments[0], SegmentFile.LOG)
+        assert await archive.storage.store.get(
+            archive.storage.rsm.object_key((await archive.view(tp)).segments[0], SegmentFile.LOG)
         )
 
 

@@ -108,7 +108,7 @@ async def test_what_was_compacted_once_is_archived_with_its_holes(
         await until(manager, archived_up_to(topic, {0: end}))
         assert manager.discovery.refused == {}
         assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
-        report = await verify_partition(archive.rsm, archive.rlmm, tp)
+        report = await verify_partition(archive.storage, archive.rlmm, tp)
         assert report.faults == []
         assert report.clean
 

@@ -17,7 +17,7 @@ from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavaila
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.watched_store import FAILING_IN_A_ROW_MAX
 
 with_both = pytest.mark.parametrize("manager", ["store", "topic"])
@@ -281,7 +281,7 @@ class RefusesSome(FailingStore):
 
 def refusing(world: World) -> RefusesSome:
     store = world.store = world.planted.store = RefusesSome()
-    world.planted.rsm = RemoteStorageManager(store, "archive")
+    world.planted.storage = RemoteStorage(store, "archive")
     return store
 
 

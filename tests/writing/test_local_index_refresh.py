@@ -51,13 +51,13 @@ class Scene:
     async def opened(self, file_bytes_max: int = 1024) -> AsyncIterator[LocalIndexRefresher]:
         config = ArchiveConfig(local_index_dir=self.folder)
         limits = WritingLimits(local_index_file_bytes_max=file_bytes_max)
-        async with open_local_indexes(config, self.archive.rsm, limits) as local:
+        async with open_local_indexes(config, self.archive.storage.rsm, limits) as local:
             assert local is not None
             self.local: LocalIndexes = local
-            yield LocalIndexRefresher(local, self.archive.rsm)
+            yield LocalIndexRefresher(local, self.archive.storage.rsm)
 
     async def view(self) -> PartitionView:
-        rlmm = StoreBackedRemoteLogMetadataManager(self.archive.rsm, MetadataConfig())
+        rlmm = StoreBackedRemoteLogMetadataManager(self.archive.storage, MetadataConfig())
         async with rlmm:
             return await rlmm.refresh(TP, asyncio.get_running_loop().time())
 
@@ -118,7 +118,7 @@ async def test_what_the_log_start_has_passed_goes(scene: Scene) -> None:
     async with scene.opened() as refresher:
         await scene.bring_up(refresher)
         before = scene.files()
-        rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.rsm, MetadataConfig())
+        rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.storage, MetadataConfig())
         async with rlmm:
             await rlmm.raise_log_start_offset(TP, scene.archive.segments[8].start_offset)
         await scene.bring_up(refresher)
@@ -144,7 +144,7 @@ async def test_a_dropped_lineage_is_cut_off_and_another_followed(scene: Scene) -
         await scene.bring_up(refresher)
         dead = scene.archive.segments[5:]
         for metadata in dead:
-            await scene.archive.rsm.delete_log_segment_data(metadata)
+            await scene.archive.storage.rsm.delete_log_segment_data(metadata)
         last = scene.archive.segments[4]
         clipped = replace(last, end_offset=last.end_offset - 15, copied_end_offset=last.end_offset)
         await scene.archive.restate(clipped)
@@ -222,7 +222,9 @@ async def test_other_partitions_are_removed(scene: Scene) -> None:
 
 def _hold(folder: Path, holds: object, done: object) -> None:
     async def hold() -> None:
-        async with open_local_indexes(ArchiveConfig(local_index_dir=folder), PlantedArchive().rsm):
+        async with open_local_indexes(
+            ArchiveConfig(local_index_dir=folder), PlantedArchive().storage.rsm
+        ):
             holds.set()  # type: ignore[attr-defined]
             await asyncio.to_thread(done.wait)  # type: ignore[attr-defined]
 
@@ -254,17 +256,17 @@ async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 async def test_without_a_folder_there_is_no_local_index() -> None:
-    async with open_local_indexes(ArchiveConfig(), PlantedArchive().rsm) as local:
+    async with open_local_indexes(ArchiveConfig(), PlantedArchive().storage.rsm) as local:
         assert local is None
 
 
 async def read(scene: Scene, local: LocalIndexes | None, offset: int) -> RemoteReadResult:
-    rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.rsm, MetadataConfig())
+    rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.storage, MetadataConfig())
     alone = ReadingLimits(read_ahead_chunks_max=0)
     async with (
         rlmm,
         RemoteFetchPurgatory(
-            RemoteFetchConfig(), rlmm, scene.archive.rsm, Random(1), local, limits=alone
+            RemoteFetchConfig(), rlmm, scene.archive.storage, Random(1), local, limits=alone
         ) as purgatory,
     ):
         request = RemoteReadRequest(TP, offset, 100_000, IsolationLevel.READ_UNCOMMITTED)
@@ -297,9 +299,9 @@ async def test_a_cold_look_up_by_time_asks_the_store_for_no_index(scene: Scene) 
     async with scene.opened() as refresher:
         await scene.bring_up(refresher)
         scene.index_reads.clear()
-        rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.rsm, MetadataConfig())
+        rlmm = StoreBackedRemoteLogMetadataManager(scene.archive.storage, MetadataConfig())
         purgatory = RemoteFetchPurgatory(
-            RemoteFetchConfig(), rlmm, scene.archive.rsm, Random(1), scene.local
+            RemoteFetchConfig(), rlmm, scene.archive.storage, Random(1), scene.local
         )
         async with rlmm, purgatory:
             assert await purgatory.first_offset_at_or_after(TP, 1_033) == (33, 1_033, 0)

@@ -119,7 +119,7 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     """Three segments of ten offsets are archived, and local retention keeps none of them."""
     store, broker, topic_config = FailingStore(), TrimmedBroker(), dict(UNLIMITED)
     planted = PlantedArchive(store, recorded=False)
-    published_conditions = PublishedConditions(planted.rsm.objects)
+    published_conditions = PublishedConditions(planted.storage.objects)
     for base in (0, 10, 20):
         await planted.add([batch(base)], tp=TP)
     config, limits = section_and_limits(
@@ -135,12 +135,12 @@ async def trimming(**settings: Any) -> AsyncIterator[Trimming]:
     async with (
         serving(broker) as bootstrap,
         Cluster(ClusterConfig(bootstrap=bootstrap, request_max_ms=30_000)) as cluster,
-        StoreBackedRemoteLogMetadataManager(planted.rsm, MetadataConfig()) as rlmm,
+        StoreBackedRemoteLogMetadataManager(planted.storage, MetadataConfig()) as rlmm,
     ):
         local = LocalRetention(
             config,
             cluster,
-            planted.rsm,
+            planted.storage.rsm,
             rlmm,
             topic_config=lambda _: topic_config,
             wall_clock_ms=lambda: 1_000_000,

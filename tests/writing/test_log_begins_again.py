@@ -187,7 +187,7 @@ async def begun_again(
     replace_disk(here.cluster)
     here.cluster.produce(produced)
     here.cluster.hear()
-    published_conditions = PublishedConditions(here.rsm.objects)
+    published_conditions = PublishedConditions(here.storage.objects)
     with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain) as stopped:
         await process(archiver)
     published_conditions.hold(Kind.PARTITION_STOPPED, TP, str(stopped.value))
@@ -201,7 +201,7 @@ async def responded(here: World, choice: LogChoice, dry_run: bool = False) -> Re
             TP,
             choice,
             here.cluster,
-            here.rsm,
+            here.storage,
             here.rlmm,
             wall_clock_ms=lambda: 10**6,
             dry_run=dry_run,
@@ -215,13 +215,13 @@ def alive(here: World) -> list[tuple[int, int]]:
 async def audit(here: World, served: list[tuple[int, int]]) -> None:
     """Another process sees the same from the store alone, and `verify` finds no fault."""
     assert await here.served() == served
-    async with StoreBackedRemoteLogMetadataManager(here.rsm, MetadataConfig()) as other:
+    async with StoreBackedRemoteLogMetadataManager(here.storage, MetadataConfig()) as other:
         seen = await other.refresh(TP, 0.0)
         mine = here.rlmm.view(TP)
         assert mine is not None
         assert list(seen.segments) == list(mine.segments)
-        assert await read_published_conditions(here.rsm.objects) == {}
-        report = await verify_archive(here.rsm, other)
+        assert await read_published_conditions(here.storage.objects) == {}
+        report = await verify_archive(here.storage, other)
     assert not report.faults, report.faults[:3]
 
 

@@ -80,7 +80,7 @@ async def test_each_partition_is_copied_beside_its_leader(
                 # Brokers roll at their own offsets: equal bytes show that no record is doubled.
                 assert await archive.batches(tp) == await broker_batches(client, tp, 0, end)
                 assert len((await archive.view(tp)).segments[-1].segment_leader_epochs) >= 1
-            report = await verify_archive(archive.rsm, archive.rlmm)
+            report = await verify_archive(archive.storage, archive.rlmm)
             assert report.faults == []
             assert gaps_of(report) == []
     finally:

@@ -113,7 +113,7 @@ async def segments(archive: Archive, tp: TopicIdPartition) -> list[RemoteLogSegm
 
 
 async def sound(archive: Archive) -> None:
-    report = await verify_archive(archive.rsm, archive.rlmm)
+    report = await verify_archive(archive.storage, archive.rlmm)
     assert report.faults == []
     assert gaps_of(report) == []
 
@@ -429,7 +429,7 @@ async def stable_end(cluster: Cluster, tp: TopicIdPartition) -> int:
 
 
 async def kafka_files(archive: Archive, segment: RemoteLogSegmentMetadata) -> set[SegmentFile]:
-    store = archive.rsm._store
-    folder = archive.rsm.object_key(segment, SegmentFile.LOG).rpartition("/")[0]
+    store = archive.storage.store
+    folder = archive.storage.rsm.object_key(segment, SegmentFile.LOG).rpartition("/")[0]
     keys = {found.key async for found in store.list(folder + "/")}
-    return {file for file in KAFKA_FILES if archive.rsm.object_key(segment, file) in keys}
+    return {file for file in KAFKA_FILES if archive.storage.rsm.object_key(segment, file) in keys}

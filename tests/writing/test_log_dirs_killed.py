@@ -234,14 +234,14 @@ async def finish(
             async with asyncio.timeout(60):
                 while (await archive.view(tp)).unfinished:  # noqa: ASYNC110 - knows no events
                     await asyncio.sleep(0.1)
-        report = await verify_archive(archive.rsm, archive.rlmm)
+        report = await verify_archive(archive.storage, archive.rlmm)
         assert report.faults == []
         assert gaps_of(report) == []
         named = {
-            archive.rsm.object_key(segment, file)
+            archive.storage.rsm.object_key(segment, file)
             for segment in (await archive.view(tp)).segments
             for file in SegmentFile
         }
-        found = {stored.key async for stored in archive.rsm._store.list("")}
+        found = {stored.key async for stored in archive.storage.store.list("")}
         assert {key for key in found if parse_segment_key("", key)} - named == set()
     assert list(changes["spool_dir"].iterdir()) == []

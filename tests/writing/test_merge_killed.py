@@ -89,7 +89,7 @@ async def test_killed_at_every_step_of_a_merge(
     found = await merged_until_settled(tmp_path)
     async with open_archive(tmp_path / "store") as archive:
         assert await readable(archive, tp) == expected
-        assert (await verify_archive(archive.rsm, archive.rlmm)).clean
+        assert (await verify_archive(archive.storage, archive.rlmm)).clean
     assert found[0][1] - found[0][0] > 300
     assert found == await merged_until_settled(tmp_path)
     logs = list((tmp_path / "store").rglob("*.log"))

@@ -36,7 +36,7 @@ async def merged(archive: PlantedArchive, chunk_bytes: int = 700) -> tuple[Any, 
         async with Spool(Path(folder)) as spool:
             sources = archive.segments
             writer = SegmentWriter(TP, sources[0].start_offset, spool)
-            segment, lineage = await merged_log(archive.rsm, sources, writer, chunk_bytes)
+            segment, lineage = await merged_log(archive.storage.rsm, sources, writer, chunk_bytes)
             return segment, lineage, segment.log.read_bytes()
 
 
@@ -49,11 +49,11 @@ def test_any_log_cut_anywhere(log: GeneratedLog) -> None:
         segment, lineage, content = await merged(cut)
         assert content == b"".join(log.batches)
         assert segment.aborted == decode_aborted(
-            await whole.rsm.fetch_index(uncut, SegmentFile.TXN)
+            await whole.storage.rsm.fetch_index(uncut, SegmentFile.TXN)
         )
         index = segment.index.encoded(whole.key(uncut, SegmentFile.LOG))
-        assert index == await whole.rsm.fetch_index(uncut, SegmentFile.INDEX)
-        epochs = await whole.rsm.fetch_index(uncut, SegmentFile.EPOCHS)
+        assert index == await whole.storage.rsm.fetch_index(uncut, SegmentFile.INDEX)
+        epochs = await whole.storage.rsm.fetch_index(uncut, SegmentFile.EPOCHS)
         assert lineage == decode_epochs(epochs)
         assert segment.leader_epochs == uncut.segment_leader_epochs
         assert (segment.start_offset, segment.end_offset, segment.max_timestamp_ms) == (

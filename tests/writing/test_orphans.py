@@ -24,7 +24,7 @@ async def orphan(world: World, number: int, *files: SegmentFile) -> set[str]:
     """Put objects of a segment without metadata; return their keys."""
     id_ = RemoteLogSegmentId(TP, UUID(int=number))
     metadata = replace(world.planted.segments[0], segment_id=id_)
-    keys = {world.planted.rsm.object_key(metadata, file) for file in files}
+    keys = {world.planted.storage.rsm.object_key(metadata, file) for file in files}
     for key in keys:
         await world.store.put(key, b"left")
     return keys
@@ -90,13 +90,14 @@ def test_a_finished_segment_is_never_an_orphan() -> None:
         await world.planted.restate(replace(begun, state=State.COPY_SEGMENT_STARTED))
         damaged = await world.planted.add([batch(40)])
         await world.planted.change(damaged, SegmentFile.METADATA, lambda _: b"{")
-        rsm = world.planted.rsm
-        rlmm = await opened.enter_async_context(Forgetful(rsm, MetadataConfig()))
+        storage = world.planted.storage
+        rlmm = await opened.enter_async_context(Forgetful(storage, MetadataConfig()))
         often = {**QUICK, "orphan_check_interval_ms": 1, "orphan_age_min_ms": 1}
         config, limits = section_and_limits(ArchiveConfig, WritingLimits, **often)
         expirer = Expirer(
             config,
-            rsm,
+            storage.rsm,
+            storage.objects,
             rlmm,
             topic_config=lambda _: None,
             wall_clock_ms=world.wall_clock_ms,
@@ -113,11 +114,15 @@ def test_a_log_whose_metadata_were_lost_is_kept_until_its_offsets_are_archived_a
         await world.plant(4)
         lost = [world.planted.segments[number] for number in (1, 3)]
         for metadata in lost:
-            await world.store.delete(world.planted.rsm.object_key(metadata, SegmentFile.METADATA))
+            await world.store.delete(
+                world.planted.storage.rsm.object_key(metadata, SegmentFile.METADATA)
+            )
         settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 1_000}
         expirer, _ = await world.start(opened, **settings)
         await turns(expirer, 100)
-        logs = [world.planted.rsm.object_key(metadata, SegmentFile.LOG) for metadata in lost]
+        logs = [
+            world.planted.storage.rsm.object_key(metadata, SegmentFile.LOG) for metadata in lost
+        ]
         assert set(logs) <= world.store.objects()
         await world.add(30)
         await turns(expirer, 100)

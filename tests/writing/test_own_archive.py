@@ -26,7 +26,7 @@ from fetchproxy.observability.health import Health, Kind, headlines
 from fetchproxy.segments.object_keys import LAYOUT_OBJECT, layout_text
 from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from fetchproxy.storage.attached_topics import open_archive
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager, open_store
+from fetchproxy.storage.remote_storage import RemoteStorage, open_store
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing import own_archive
 from fetchproxy.writing.own_archive import OwnArchive, state_metadata_topic
@@ -46,7 +46,7 @@ def configured(kafka: KafkaServer, folder: Path, topics: str | None, **more: str
 
 class Process(NamedTuple):
     own: OwnArchive
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
     health: Health
@@ -59,15 +59,15 @@ class Process(NamedTuple):
 async def process(config: Config, *, create: bool = False) -> AsyncIterator[Process]:
     archives = config.archive.topics is not None
     async with (
-        open_archive(config, create=archives) as rsm,
+        open_archive(config, create=archives) as storage,
         Cluster(config.cluster) as cluster,
-        metadata_manager(config, rsm, cluster, lambda: 0) as rlmm,
+        metadata_manager(config, storage, cluster, lambda: 0) as rlmm,
     ):
         health = Health()
         own = OwnArchive(
-            config, rsm, rlmm, cluster, uuid4, archives=archives, create=create, health=health
+            config, storage, rlmm, cluster, uuid4, archives=archives, create=create, health=health
         )
-        yield Process(own, rsm, rlmm, cluster, health)
+        yield Process(own, storage, rlmm, cluster, health)
 
 
 def written_topic(kafka: KafkaServer, name: str, *, forgotten: int = 0) -> None:
@@ -90,13 +90,13 @@ async def test_the_first_archiver_makes_the_archive_and_says_whose_it_is(
     async with process(config) as one:
         await one.own.confirm()
         assert one.own.confirmed.is_set()
-        said = await one.rsm.identity.look()
+        said = await one.storage.identity.look()
         assert said is not None
         assert said.cluster_id == await one.cluster.cluster_id() != ""
         assert said.manager == "store"
     async with process(config) as one:
         await one.own.confirm()
-        assert await one.rsm.identity.look() == said, "who comes later changes nothing"
+        assert await one.storage.identity.look() == said, "who comes later changes nothing"
 
 
 async def test_what_brokers_have_deleted_by_themselves_is_in_no_archive(
@@ -141,7 +141,7 @@ async def test_where_archivers_have_trimmed_the_brokers_a_person_says_that_there
     assert not (tmp_path / "store").exists(), "a mount point stays as it is"
     async with process(config, create=True) as one:
         await one.own.confirm()
-        assert await one.rsm.list_partitions() == []
+        assert await one.storage.objects.list_partitions() == []
 
 
 async def test_another_archive_of_the_same_cluster_is_not_taken_for_the_one_with_what_was_trimmed(
@@ -189,7 +189,7 @@ async def test_a_reader_waits_for_the_archive(kafka_server: KafkaServer, tmp_pat
         await one.own.at_start()
         assert not one.own.confirmed.is_set()
         with pytest.raises(ArchiveMissing):
-            await one.rsm.list_partitions()
+            await one.storage.objects.list_partitions()
         running = tasks.create_task(one.own.run())
         async with asyncio.timeout(60):
             while not one.headlines():  # noqa: ASYNC110 - it knows no events
@@ -211,8 +211,8 @@ async def test_who_is_set_otherwise_does_not_start(
     config = configured(kafka_server, tmp_path, "own-otherwise")
     async with process(config) as one:
         await one.own.confirm()
-    async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as rsm:
-        await state_metadata_topic(rsm, "elsewhere")
+    async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as storage:
+        await state_metadata_topic(storage.identity, "elsewhere")
     for topics in ("own-otherwise", None):
         async with process(configured(kafka_server, tmp_path, topics)) as one:
             with pytest.raises(ArchiveMismatch, match=r"metadata\.manager.*topic elsewhere"):
@@ -246,8 +246,8 @@ async def test_an_archive_whose_metadata_move_is_named_until_a_restart_with_the_
         running = asyncio.create_task(one.own.run())
         await one.own.confirmed.wait()
         assert one.headlines() == ()
-        async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as rsm:
-            await state_metadata_topic(rsm, "moved-here")
+        async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as storage:
+            await state_metadata_topic(storage.identity, "moved-here")
         await named(one)
         now = asyncio.get_running_loop().time()
         [found] = one.health.conditions(now)
@@ -266,7 +266,7 @@ async def test_an_archive_whose_metadata_move_is_named_until_a_restart_with_the_
     )
     async with process(corrected) as one:
         await one.own.confirm()
-        await one.rsm.identity.check()
+        await one.storage.identity.check()
         assert one.headlines() == ()
 
 
@@ -276,7 +276,7 @@ async def test_an_archive_of_another_cluster_is_left_alone(
     written_topic(kafka_server, "own-cluster")
     config = configured(kafka_server, tmp_path, "own-cluster")
     async with process(config) as one:
-        await one.rsm.identity.state(ArchiveIdentity(UUID(int=1), "another", "store"))
+        await one.storage.identity.state(ArchiveIdentity(UUID(int=1), "another", "store"))
         with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap.* cluster another"):
             await one.own.at_start()
 
@@ -296,7 +296,7 @@ async def test_an_archive_that_another_cluster_makes_at_the_same_moment_is_left_
         monkeypatch.setattr(FilesystemObjectStore, "put_new", put_late)
         with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap: .* the cluster another"):
             await one.own.at_start()
-        assert await one.rsm.identity.look() == theirs
+        assert await one.storage.identity.look() == theirs
 
 
 async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_pa
     config = configured(kafka_server, tmp_path, "own-claimed")
     async with process(config) as one:
         await one.own.confirm()
-        said = await one.rsm.identity.look()
+        said = await one.storage.identity.look()
         assert said is not None
         assert (said.cluster_id, said.manager) == (await one.cluster.cluster_id(), "store")
         assert said.generation is not None

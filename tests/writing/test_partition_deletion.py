@@ -26,7 +26,7 @@ from fetchproxy.model import RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.health import headlines
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.records import encode_message
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.deletion.partition_deletion import (
     ClusterTopics,
     PartitionDeletion,
@@ -92,24 +92,25 @@ class Life:
         topic_deletion: Any = "delete",
         published_conditions: PublishedConditions | None = None,
     ) -> AsyncIterator[PartitionDeletion]:
-        rsm = RemoteStorageManager(self.store, "archive")
+        storage = RemoteStorage(self.store, "archive")
         config = ArchiveConfig(topic_deletion_grace_ms=grace_ms, topic_deletion=topic_deletion)
         async with AsyncExitStack() as opened:
             rlmm: RemoteLogMetadataManager
             if self.log is None:
                 rlmm = await opened.enter_async_context(
-                    StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig())
+                    StoreBackedRemoteLogMetadataManager(storage, MetadataConfig())
                 )
             else:
                 rlmm = await opened.enter_async_context(
                     TopicBasedRemoteLogMetadataManager(
-                        self.log, rsm, MetadataConfig(), wall_clock_ms=lambda: 1_000
+                        self.log, storage, MetadataConfig(), wall_clock_ms=lambda: 1_000
                     )
                 )
             yield PartitionDeletion(
                 config,
                 self.cluster,
-                rsm,
+                storage.rsm,
+                storage.objects,
                 rlmm,
                 wall_clock_ms=lambda: 1_000,
                 published_conditions=published_conditions or PublishedConditions(),
@@ -156,7 +157,7 @@ async def test_nothing_of_it_stays(manager: str) -> None:
         # Any leftovers: an orphan, a log start, unreadable metadata, an attempt.
         orphan = replace(first, segment_id=replace(first.segment_id, id=UUID(int=77)))
         await world.store.put(world.planted.key(orphan, SegmentFile.LOG), b"left")
-        await world.planted.rsm.put_log_start_offset(TPS[0], 3, b"3")
+        await world.planted.storage.objects.put_log_start_offset(TPS[0], 3, b"3")
         await world.planted.change(first, SegmentFile.METADATA, lambda _: b"{")
         begun = RemoteLogSegmentState.COPY_SEGMENT_STARTED
         await world.planted.restate(replace(second, state=begun))

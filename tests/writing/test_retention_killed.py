@@ -99,6 +99,6 @@ async def test_killed_at_every_step_of_a_deletion(
             expected = await broker_batches(cluster, tp, start, COUNT)
             assert await archive.batches(tp) == expected
         assert (await archive.view(tp)).unfinished == ()
-        assert (await verify_archive(archive.rsm, archive.rlmm)).faults == []
+        assert (await verify_archive(archive.storage, archive.rlmm)).faults == []
         left = {path.name[:20] for path in (tmp_path / "store").rglob("*-*.*")}
         assert {int(name) for name in left if name.isdigit()} - {start} == set(kept) - {start}

@@ -66,7 +66,7 @@ def accumulated(path: Path) -> AccumulatedSegment:
 
 def copier(archive: Archive, copy_max_ms: int = 60_000) -> SegmentCopier:
     return SegmentCopier(
-        archive.rsm,
+        archive.storage.rsm,
         archive.rlmm,
         copy_max_ms=copy_max_ms,
         wall_clock_ms=wall_clock_ms,

@@ -122,7 +122,7 @@ async def test_old_formats_are_converted(
         assert [time for _, time, _ in found[:100]] == [-1] * 50 + [
             1_000 + n for n in range(50, 100)
         ]
-        assert (await verify_partition(archive.rsm, archive.rlmm, tp)).clean
+        assert (await verify_partition(archive.storage, archive.rlmm, tp)).clean
 
 
 async def test_what_is_before_and_after_damage_is_archived(
@@ -184,7 +184,7 @@ async def test_the_archive_knows_each_topics_partitions(kafka: KafkaServer, tmp_
         open_archive(tmp_path / "store") as archive,
         running_archiver(kafka.bootstrap, archive, "some|none") as (manager, _),
     ):
-        descriptions = TopicDescriptions(archive.rsm.objects)
+        descriptions = TopicDescriptions(archive.storage.objects)
 
         async def described(expected: dict[str, tuple[int, dict[int, int]]]) -> None:
             while True:

@@ -118,7 +118,7 @@ async def managed(
     manager = RemoteLogManager(
         config,
         cluster,
-        archive.rsm,
+        archive.storage,
         archive.rlmm,
         wall_clock_ms=wall_clock_ms,
         uuid_factory=uuid.uuid4,
@@ -172,7 +172,7 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
     produce(mock_cluster, 50)
     async with cluster_of(mock_cluster) as cluster, open_archive(tmp_path / "store") as archive:
         led, followed, *_ = await tps(cluster, TOPIC)
-        before = PublishedConditions(archive.rsm.objects)
+        before = PublishedConditions(archive.storage.objects)
         for tp in (led, followed):
             before.hold(Kind.PARTITION_STOPPED, tp, "as the one before has said")
         await before.publish()
@@ -180,9 +180,9 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
             await until(manager, archived_up_to(TOPIC, {0: 50}))
             await until(manager, lambda found: all(s.last_success_ms for s in found))
             await manager.published_conditions.publish()
-        assert [found.tp for found in await archive.rsm.objects.list_published_conditions()] == [
-            followed
-        ]
+        assert [
+            found.tp for found in await archive.storage.objects.list_published_conditions()
+        ] == [followed]
 
 
 async def test_gauges_are_the_leaders(mock_cluster: MockCluster, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ async def test_finished_when_its_objects_had_been_deleted(
             await until_true(lambda: not attempt.exists())
             expected = await broker_batches(cluster, tp, 0, MEETING_COUNT)
             assert await readable(archive, tp) == expected
-            report = await verify_archive(archive.rsm, archive.rlmm)
+            report = await verify_archive(archive.storage, archive.rlmm)
             assert report.clean, report.faults
 
 
@@ -165,5 +165,5 @@ async def test_a_copy_that_was_overtaken_does_not_count(mock_cluster: MockCluste
             view = await archive.view(tp)
             finished = archive.rlmm.list_remote_log_segments(tp)
             assert [s.segment_id for s in finished] == [s.segment_id for s in view.segments]
-            assert (await verify_archive(archive.rsm, archive.rlmm)).clean
+            assert (await verify_archive(archive.storage, archive.rlmm)).clean
     assert any(entry["event"] == "archive_further_than_expected" for entry in logs)

@@ -32,7 +32,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
-from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.log_truncation import LogTruncation
@@ -50,7 +50,7 @@ TURNS_MAX = 400
 class World:
     rng: Random
     cluster: UncleanCluster
-    rsm: RemoteStorageManager
+    storage: RemoteStorage
     rlmm: StoreBackedRemoteLogMetadataManager
     views: LeaderViews
     purgatory: RemoteFetchPurgatory
@@ -68,7 +68,7 @@ class World:
             rlmm=self.rlmm,
             copier=self.copier,
             truncation=self.truncation,
-            records=ArchiveRecords(self.rsm, TP),
+            records=ArchiveRecords(self.storage.objects, TP),
         )
 
     async def served(self) -> list[tuple[int, int]]:
@@ -102,32 +102,34 @@ class World:
 async def world(seed: int, folder: Path) -> AsyncIterator[World]:
     rng = Random(seed)
     cluster = UncleanCluster(rng)
-    rsm = RemoteStorageManager(MemoryObjectStore())
+    storage = RemoteStorage(MemoryObjectStore())
     loop = asyncio.get_running_loop()
     reading = ReadingLimits(chunk_bytes=4096, read_ahead_chunks_max=0)
     clock = iter(range(10**9))
-    async with StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm:
+    async with StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
         views = LeaderViews(rlmm, cluster, SparingWarnings(loop.time))
         async with (
-            RemoteFetchPurgatory(RemoteFetchConfig(), views, rsm, rng, limits=reading) as purgatory,
+            RemoteFetchPurgatory(
+                RemoteFetchConfig(), views, storage, rng, limits=reading
+            ) as purgatory,
             Spool(folder) as spool,
         ):
             yield World(
                 rng,
                 cluster,
-                rsm,
+                storage,
                 rlmm,
                 views,
                 purgatory,
                 spool,
                 SegmentCopier(
-                    rsm,
+                    storage.rsm,
                     rlmm,
                     copy_max_ms=60_000,
                     wall_clock_ms=lambda: next(clock),
                     uuid_factory=lambda: uuid.UUID(int=rng.getrandbits(128)),
                 ),
-                LogTruncation(cluster, rsm, rlmm, wall_clock_ms=lambda: next(clock)),
+                LogTruncation(cluster, storage.rsm, rlmm, wall_clock_ms=lambda: next(clock)),
                 ArchiveConfig(topics="orders", segment_bytes_max=1024, segment_age_max_ms=10**9),
             )
 
@@ -188,7 +190,7 @@ async def say_truncate(here: World) -> None:
                 TP,
                 LogChoice.TRUNCATE,
                 here.cluster,
-                here.rsm,
+                here.storage,
                 here.rlmm,
                 wall_clock_ms=lambda: 10**6,
             )
@@ -251,7 +253,7 @@ async def test_a_dead_record_is_never_served_and_does_not_stay(seed: int, tmp_pa
             assert view is not None
             nothing_to_copy = cluster.leader.log_start == cluster.leader.end
             assert (view.log_end_offset or 0) == cluster.leader.end or nothing_to_copy
-            report = await verify_archive(here.rsm, here.rlmm)
+            report = await verify_archive(here.storage, here.rlmm)
             assert not report.faults, report.faults[:3]
 
 

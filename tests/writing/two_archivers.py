@@ -162,7 +162,7 @@ async def meet(
                 finished += sum(s.state.name == "COPY_SEGMENT_FINISHED" for s in segments)
                 expected = await broker_batches(cluster, tp, 0, 2 * MEETING_COUNT)
                 assert await readable(archive, tp) == expected
-            report = await verify_archive(archive.rsm, archive.rlmm, chunk_bytes=10_000)
+            report = await verify_archive(archive.storage, archive.rlmm, chunk_bytes=10_000)
             assert report.clean, report.faults
             assert gaps_of(report) == []
             return finished, seen

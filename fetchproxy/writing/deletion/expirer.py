@@ -339,6 +339,7 @@ class Expirer:
 
     config: ArchiveConfig
     rsm: RemoteStorageManager
+    objects: ArchiveObjects
     rlmm: RemoteLogMetadataManager
     _: KW_ONLY
     topic_config: Callable[[UUID], Mapping[str, str] | None]
@@ -349,7 +350,7 @@ class Expirer:
     def __post_init__(self) -> None:
         self._looks = SegmentProbe(self.rsm)
         self._brake = RetentionBrake(
-            self.rsm.objects, self.published_conditions, self.config.retention_step_grace_ms
+            self.objects, self.published_conditions, self.config.retention_step_grace_ms
         )
         self._witness = ClockWitness()
         self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
@@ -413,7 +414,7 @@ class Expirer:
         by_bytes = retained_from(view, replace(retention, remote_ms=UNLIMITED), now_ms)
         doubt = None
         if start != by_bytes and self.config.retention_step_grace_ms > 0:
-            doubt = self._witness.doubt(now_ms, await self.rsm.objects.store_clock_ms())
+            doubt = self._witness.doubt(now_ms, await self.objects.store_clock_ms())
         if doubt is None or not doubt.sure:
             self.published_conditions.release(Kind.RETENTION_CLOCK_DOUBTED, view.tp)
             return start, doubt is not None
@@ -581,14 +582,14 @@ class Expirer:
     async def _sweep(self, tp: TopicIdPartition, partition: _Partition) -> None:
         """Delete orphans. Their age is known only from a second look on."""
         now = asyncio.get_running_loop().time()
-        unnamed = await find_orphans(self.rsm, self.rlmm, tp)
+        unnamed = await find_orphans(self.objects, self.rlmm, tp)
         view = await self.rlmm.refresh(tp, now)
         found = {i: o for i, o in unnamed.items() if is_worthless(self.rsm, view, o)}
         age_min_s = self.limits.orphan_age_min_ms / 1000
         old = partition.old_orphans(found, now, age_min_s)
         partition.orphan_kept = False
         gone = [i for i in old if await self._may_go(view, found[i], partition)]
-        await delete_orphans(self.rsm, tp, [found[segment_id] for segment_id in gone])
+        await delete_orphans(self.objects, tp, [found[segment_id] for segment_id in gone])
         interval_s = self.limits.orphan_check_interval_ms / 1000
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)

@@ -27,6 +27,7 @@ from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import StoredObject
 
@@ -153,13 +154,13 @@ def _chain(together: Segments) -> Segments:
 
 
 async def find_orphans(
-    rsm: RemoteStorageManager, rlmm: RemoteLogMetadataManager, tp: TopicIdPartition
+    archive: ArchiveObjects, rlmm: RemoteLogMetadataManager, tp: TopicIdPartition
 ) -> dict[UUID, Objects]:
     """The orphans by segment id. The store is listed before the metadata are read: a copy that
     begins meanwhile is not listed, and a listed copy has its metadata. Raises RemoteStorageError.
     """
     listed: dict[UUID, Objects] = {}
-    async for key, stored in rsm.list_segment_objects(tp):
+    async for key, stored in archive.list_segment_objects(tp):
         listed.setdefault(key.segment_id.id, {})[key.file] = stored
     view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tp)
@@ -167,7 +168,7 @@ async def find_orphans(
     return {
         segment_id: objects
         for segment_id, objects in listed.items()
-        if segment_id not in named and await _is_orphan(rsm, view, segments, objects)
+        if segment_id not in named and await _is_orphan(archive, view, segments, objects)
     }
 
 
@@ -216,7 +217,7 @@ async def log_offsets_of(rsm: RemoteStorageManager, objects: Objects) -> tuple[i
 
 
 async def _is_orphan(
-    rsm: RemoteStorageManager,
+    archive: ArchiveObjects,
     view: PartitionView,
     segments: Iterable[RemoteLogSegmentMetadata],
     objects: Objects,
@@ -230,7 +231,7 @@ async def _is_orphan(
     if stored is None:
         return True
     try:
-        metadata = decode_segment(await rsm.get_segment_metadata(stored.key), stored.key)
+        metadata = decode_segment(await archive.get_segment_metadata(stored.key), stored.key)
     except (ObjectNotFound, CorruptSegment):
         return False  # being deleted, or damaged: the next look or `verify` tells
     if not metadata.is_finished:
@@ -244,12 +245,12 @@ async def _is_orphan(
 
 
 async def delete_orphans(
-    rsm: RemoteStorageManager, tp: TopicIdPartition, orphans: Collection[Objects]
+    archive: ArchiveObjects, tp: TopicIdPartition, orphans: Collection[Objects]
 ) -> None:
     """May be repeated. Raises RemoteStorageError."""
     for objects in orphans:
         for file, stored in objects.items():
-            await rsm.delete_segment_object(stored)
+            await archive.delete_segment_object(stored)
             ORPHAN_OBJECTS_DELETED.labels(tp.topic).inc()
             log.info(
                 "orphan_object_deleted",

@@ -35,6 +35,7 @@ from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
 from fetchproxy.segments.description import JsonFields, decode_document, json_document
 from fetchproxy.segments.object_keys import uuid_text
+from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
@@ -128,6 +129,7 @@ class PartitionDeletion:
     config: ArchiveConfig
     cluster: Cluster
     rsm: RemoteStorageManager
+    objects: ArchiveObjects
     rlmm: RemoteLogMetadataManager
     _: KW_ONLY
     wall_clock_ms: Callable[[], int]
@@ -224,9 +226,9 @@ class PartitionDeletion:
     async def _accumulated_elsewhere(self) -> set[UUID]:
         """The topics that archivers with other patterns archive."""
         found: set[UUID] = set()
-        async for stored in self.rsm.objects.list_archiver_positions():
+        async for stored in self.objects.list_archiver_positions():
             with suppress(ObjectNotFound, CorruptSegment):  # it has ended, or says nothing
-                raw = await self.rsm.objects.get_archiver_positions(stored.key)
+                raw = await self.objects.get_archiver_positions(stored.key)
                 found |= {topic_id for topic_id, _ in decode_positions(raw, stored.key)[0]}
         return found
 
@@ -270,7 +272,7 @@ class PartitionDeletion:
         return after.gone & denied
 
     async def _noted(self, cluster_id: str) -> ClusterTopics:
-        raw = await self.rsm.objects.get_cluster_topics(cluster_id)
+        raw = await self.objects.get_cluster_topics(cluster_id)
         try:
             return ClusterTopics() if raw is None else decode_cluster_topics(raw)
         except CorruptSegment as error:
@@ -279,21 +281,21 @@ class PartitionDeletion:
     async def _note(self, cluster_id: str, before: ClusterTopics, after: ClusterTopics) -> None:
         if after != before:
             content = encode_cluster_topics(cluster_id, after)
-            await self.rsm.objects.put_cluster_topics(cluster_id, content)
+            await self.objects.put_cluster_topics(cluster_id, content)
 
     # --- whose it is ---
     async def _record_cluster(self, tp: TopicIdPartition, cluster_id: str) -> None:
         if self._owned.get(tp.topic_id) != cluster_id:
             topic = tp.topic, tp.topic_id
-            if await self.rsm.objects.get_topic_cluster(*topic) != cluster_id:
-                await self.rsm.objects.put_topic_cluster(*topic, cluster_id)
+            if await self.objects.get_topic_cluster(*topic) != cluster_id:
+                await self.objects.put_topic_cluster(*topic, cluster_id)
             self._owned[tp.topic_id] = cluster_id
 
     async def _is_owned(self, partitions: list[TopicIdPartition], cluster_id: str) -> bool:
         """Whether this cluster has had the topic."""
         tp = partitions[0]
         if tp.topic_id not in self._owned:
-            owner = await self.rsm.objects.get_topic_cluster(tp.topic, tp.topic_id)
+            owner = await self.objects.get_topic_cluster(tp.topic, tp.topic_id)
             if owner is None:
                 # Or this is the end of a deletion, which has already removed the record.
                 return await self._is_any_started(partitions)
@@ -329,7 +331,7 @@ class PartitionDeletion:
         try:
             emptied = [tp for tp in partitions if await self._empty(tp, due)]
             if len(emptied) == len(partitions):
-                await self.rsm.objects.forget_topic(topic, topic_id)
+                await self.objects.forget_topic(topic, topic_id)
                 self._absent_since.pop(topic_id)
                 self._owned.pop(topic_id, None)
             for tp in emptied:
@@ -361,9 +363,9 @@ class PartitionDeletion:
             await delete_segment(self.rsm, self.rlmm, segment, self.wall_clock_ms)
         # Orphans, and segments whose metadata cannot be read.
         rest: list[Objects] = []
-        async for key, stored in self.rsm.list_segment_objects(tp):
+        async for key, stored in self.objects.list_segment_objects(tp):
             rest.append({key.file: stored})
-        await delete_orphans(self.rsm, tp, rest)
+        await delete_orphans(self.objects, tp, rest)
 
     async def _put(self, tp: TopicIdPartition, state: _Deletion) -> None:
         await self.rlmm.put_partition_deletion(

@@ -21,7 +21,7 @@ from topic_data import archived_ends, trim
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from lab.kafka_cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -52,8 +52,8 @@ def broker_epochs(cluster: KafkaCluster, node_id: int) -> Epochs:
 
 async def archived_segments(store: str) -> list[RemoteLogSegmentMetadata]:
     async with (
-        open_store(store, StoreConfig()) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        open_store(store, StoreConfig()) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
         (tp,) = [tp for tp in await rlmm.list_partitions() if tp.topic == TOPIC]
         view = await rlmm.refresh(tp, asyncio.get_running_loop().time())

@@ -24,7 +24,7 @@ from topic_data import TopicData, archived_ends, produce, trim
 from fetchproxy.config.schema import MetadataConfig, StoreConfig
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import RemoteLogSegmentMetadata
-from fetchproxy.storage.remote_storage_manager import open_store
+from fetchproxy.storage.remote_storage import open_store
 from lab.kafka_cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka
@@ -54,8 +54,8 @@ class Election:
 
 async def archived_segments(store: str) -> list[RemoteLogSegmentMetadata]:
     async with (
-        open_store(store, StoreConfig()) as rsm,
-        StoreBackedRemoteLogMetadataManager(rsm, MetadataConfig()) as rlmm,
+        open_store(store, StoreConfig()) as storage,
+        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
         (tp,) = await rlmm.list_partitions()  # the store has no other topic
         view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
