@@ -38,6 +38,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.packed_logs import LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.segment_deletion import SegmentDeletion
 
 log = structlog.get_logger(__name__)
 
@@ -45,19 +46,6 @@ _State = RemoteLogSegmentState
 
 # The store has used up its tries by then (`stores.retries`). Within copy_max_ms.
 FINISH_BACKOFF = Backoff(initial_ms=1_000, max_ms=30_000, jitter=0.2)
-
-
-async def delete_segment(
-    rsm: RemoteStorageManager,
-    rlmm: RemoteLogMetadataManager,
-    segment: RemoteLogSegmentMetadata,
-    wall_clock_ms: Callable[[], int],
-) -> None:
-    """Delete the segment at once, even while it is read. Raises RemoteStorageError, ValueError."""
-    if segment.state is not _State.DELETE_SEGMENT_STARTED:
-        await rlmm.put(segment.with_state(_State.DELETE_SEGMENT_STARTED, wall_clock_ms()))
-    await rsm.delete_log_segment_data(segment)
-    await rlmm.put(segment.with_state(_State.DELETE_SEGMENT_FINISHED, wall_clock_ms()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +70,7 @@ class SegmentCopier:
     uuid_factory: Callable[[], UUID]
 
     def __post_init__(self) -> None:
+        self._deletion = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
         self._running: dict[TopicIdPartition, CopyProgress] = {}
 
     def running(self, tp: TopicIdPartition) -> CopyProgress | None:
@@ -130,7 +119,7 @@ class SegmentCopier:
         """
         try:
             async with asyncio.timeout(self.copy_max_ms / 1000):
-                await delete_segment(self.rsm, self.rlmm, metadata, self.wall_clock_ms)
+                await self._deletion.delete(metadata)
         except (RemoteStorageError, TimeoutError) as error:
             self._note("segment_removal_failed", metadata, error)
         except ValueError as error:

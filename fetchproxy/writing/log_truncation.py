@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 
@@ -32,7 +32,6 @@ from fetchproxy.model import (
     ByteRange,
     EpochStart,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.observability.metrics import ARCHIVE_TRUNCATED_OFFSETS
@@ -43,13 +42,13 @@ from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
+from fetchproxy.writing.segment_deletion import SegmentDeletion
 
 # The archive is truncated where it parts from the leader's log (`lineage`), as a follower truncates
 # its log: segments wholly at or above that offset are dropped; a segment that contains it is
 # clipped in its metadata, and its objects stay unchanged (KIP-405, "log truncation").
 
 Transaction = tuple[int, int]  # producer id, first offset
-_GONE = RemoteLogSegmentState.DELETE_SEGMENT_STARTED
 
 log = structlog.get_logger(__name__)
 
@@ -192,6 +191,9 @@ class LogTruncation:
     rlmm: RemoteLogMetadataManager
     _: KW_ONLY
     wall_clock_ms: Callable[[], int]
+
+    def __post_init__(self) -> None:
+        self._deletion = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
 
     def leader_epoch(self, tp: TopicIdPartition) -> int:
         """The last known leader epoch; -1: none. A read from a leader makes its epoch known."""
@@ -359,16 +361,18 @@ class LogTruncation:
 
     async def _carry_out(self, plan: TruncationPlan) -> None:
         for segment in plan.drop:
-            await self._put(segment.with_state(_GONE, self.wall_clock_ms()))
+            await self._unless_deleted(segment, self._deletion.hide(segment))
         for segment, end_offset in plan.clip.items():
-            await self._put(await self._restamped(segment.clipped(end_offset)))
+            clipped = await self._restamped(segment.clipped(end_offset))
+            await self._unless_deleted(segment, self.rlmm.put(clipped))
 
-    async def _put(self, metadata: RemoteLogSegmentMetadata) -> None:
+    @staticmethod
+    async def _unless_deleted(segment: RemoteLogSegmentMetadata, put: Awaitable[None]) -> None:
         try:
-            await self.rlmm.put(metadata)
+            await put
         except ValueError as error:
             # Another archiver, or retention, has deleted the segment since it was listed.
-            log.warning("segment_not_truncated", **metadata.logged, error=str(error))
+            log.warning("segment_not_truncated", **segment.logged, error=str(error))
 
     async def _restamped(self, clipped: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         """`clipped` with the largest timestamp of its records, or the old one if unreadable."""

@@ -32,7 +32,6 @@ from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataMan
 from fetchproxy.model import (
     ByteRange,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentState,
     TopicIdPartition,
 )
 from fetchproxy.observability import metrics
@@ -70,6 +69,7 @@ from fetchproxy.writing.deletion.retention import (
 )
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
+from fetchproxy.writing.segment_deletion import SegmentDeletion, is_hidden
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +84,6 @@ LOOK_LASTS_S = 60.0
 _REMEMBERED_MAX = 10_000
 # The index of a segment of 64 MiB. Parsing a larger one would hold the loop for a noticeable time.
 _PARSED_INLINE_BYTES_MAX = 128 * 1024
-_State = RemoteLogSegmentState
 # A turn leaves the rest to the next one after this time (s): the copies need the slow store too.
 _TURN_ENOUGH_S = 5.0
 _GAUGES = (
@@ -348,6 +347,7 @@ class Expirer:
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
+        self._deletion = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
         self._looks = SegmentProbe(self.rsm)
         self._brake = RetentionBrake(
             self.objects, self.published_conditions, self.config.retention_step_grace_ms
@@ -487,7 +487,7 @@ class Expirer:
         for segment in sorted(segments, key=lambda segment: segment.segment_id.id in failed):
             if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
-            step = self._delete if segment.state is _State.DELETE_SEGMENT_STARTED else self._hide
+            step = self._delete if is_hidden(segment) else self._hide
             what = f"{step.__name__} of a segment of {tp}"
             try:
                 # A store that hangs must not hold up the partition's copies for ever.
@@ -547,37 +547,25 @@ class Expirer:
         return others is not None and await self._looks.damage(others) is None
 
     async def _hide(self, segment: RemoteLogSegmentMetadata) -> None:
-        await self._put(segment, _State.DELETE_SEGMENT_STARTED)
-        log.info(
-            "segment_hidden",
-            **segment.logged,
-            end_offset=segment.end_offset,
-            state=segment.state.name,
-        )
+        if await self._unless_overtaken(segment, self._deletion.hide(segment)):
+            end_offset, state = segment.end_offset, segment.state.name
+            log.info("segment_hidden", **segment.logged, end_offset=end_offset, state=state)
 
     async def _delete(self, segment: RemoteLogSegmentMetadata) -> None:
-        tp = segment.topic_id_partition
-        metrics.REMOTE_DELETE_REQUESTS.labels(tp.topic).inc()
-        await self.rsm.delete_log_segment_data(segment)
-        await self._put(segment, _State.DELETE_SEGMENT_FINISHED)
-        log.info(
-            "segment_deleted",
-            **segment.logged,
-            end_offset=segment.end_offset,
-            size_bytes=segment.segment_size_bytes,
-        )
+        metrics.REMOTE_DELETE_REQUESTS.labels(segment.topic_id_partition.topic).inc()
+        if await self._unless_overtaken(segment, self._deletion.delete(segment)):
+            end_offset, size = segment.end_offset, segment.segment_size_bytes
+            log.info("segment_deleted", **segment.logged, end_offset=end_offset, size_bytes=size)
 
-    async def _put(self, segment: RemoteLogSegmentMetadata, state: _State) -> None:
+    @staticmethod
+    async def _unless_overtaken(segment: RemoteLogSegmentMetadata, step: Awaitable[None]) -> bool:
         try:
-            await self.rlmm.put(segment.with_state(state, self.wall_clock_ms()))
+            await step
         except ValueError as error:
             # Another archiver that leads, or has led until now, was faster. The next look shows it.
-            log.info(
-                "segment_deleted_by_another",
-                **segment.topic_id_partition.logged,
-                segment_id=str(segment.segment_id.id),
-                error=str(error),
-            )
+            log.info("segment_deleted_by_another", **segment.logged, error=str(error))
+            return False
+        return True
 
     async def _sweep(self, tp: TopicIdPartition, partition: _Partition) -> None:
         """Delete orphans. Their age is known only from a second look on."""

@@ -37,10 +37,10 @@ from fetchproxy.segments.description import JsonFields, decode_document, json_do
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.copier import delete_segment
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
+from fetchproxy.writing.segment_deletion import SegmentDeletion
 
 _VERSION = 1
 # Share of the archived topics. If two or more, and a larger share, are gone at once, an operator
@@ -137,6 +137,7 @@ class PartitionDeletion:
     limits: WritingLimits = WritingLimits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
+        self._segments = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
         self._owned: dict[UUID, str] = {}  # topic id -> cluster id, as stored
         self._absent_since: dict[UUID, float] = {}  # loop time
         # High watermarks up to which the archive had all, of topics that no pattern matches.
@@ -360,7 +361,7 @@ class PartitionDeletion:
     async def _delete_all(self, tp: TopicIdPartition) -> None:
         await self.rlmm.refresh(tp, asyncio.get_running_loop().time())
         for segment in self.rlmm.list_remote_log_segments(tp):
-            await delete_segment(self.rsm, self.rlmm, segment, self.wall_clock_ms)
+            await self._segments.delete(segment)
         # Orphans, and segments whose metadata cannot be read.
         rest: list[Objects] = []
         async for key, stored in self.objects.list_segment_objects(tp):

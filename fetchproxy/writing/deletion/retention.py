@@ -25,6 +25,7 @@ from fetchproxy.config.values import RetentionOverride, parse_retention_override
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_ins
+from fetchproxy.writing.segment_deletion import is_hidden
 
 UNLIMITED = -1
 _AS_THE_WHOLE_LOG = -2  # Kafka's default of local.retention.*: no setting of its own
@@ -331,7 +332,7 @@ def plan_removals(
     waiting: list[RemoteLogSegmentMetadata] = []
     later: list[int] = []
     for segment in segments:
-        hidden = segment.state is _State.DELETE_SEGMENT_STARTED
+        hidden = is_hidden(segment)
         due_ms = segment.event_timestamp_ms + (grace_ms if hidden else attempt_age_max_ms)
         if hidden:
             (delete if due_ms <= now_ms else waiting).append(segment)
