@@ -141,6 +141,7 @@ async def repair_archive(
     lineage begins in an earlier segment.
     """
     report, rsm = RepairReport(), storage.rsm
+    parts = rsm, storage.objects, storage.packed
     faulty: dict[TopicIdPartition, set[str]] = {}
     for fault in faults:
         key = fault.object_key or ""
@@ -149,15 +150,7 @@ async def repair_archive(
             faulty.setdefault(parsed.segment_id.topic_id_partition, set()).add(key)
     for tp in sorted(faulty):
         partition = _PartitionRepair(
-            rsm,
-            storage.objects,
-            storage.packed,
-            rlmm,
-            tp,
-            faulty[tp],
-            wall_clock_ms,
-            chunk_bytes,
-            report.refusals,
+            *parts, rlmm, tp, faulty[tp], wall_clock_ms, chunk_bytes, report.refusals
         )
         await partition.look()
         for repair in partition.plan():

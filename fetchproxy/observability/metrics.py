@@ -103,7 +103,7 @@ EVENT_LOOP_CPU_HELD_SECONDS = histogram(
 )
 STORE_REQUEST_SECONDS = histogram(
     "fetchproxy_store_request_seconds",
-    "Seconds for each operation of the RemoteStorageManager, by name",
+    "Seconds for each operation of the remote storage, by name",
     "operation",
     buckets=STORE_SECONDS,
 )
@@ -388,7 +388,7 @@ for _operation in ("list", "read", "write", "delete"):
     STORE_FAILING_SECONDS.labels(_operation).set(0)
 STORE_REQUEST_ERRORS = counter(
     "fetchproxy_store_request_errors",
-    "Operations of the RemoteStorageManager that failed, by name and error",
+    "Operations of the remote storage that failed, by name and error",
     "operation",
     "error",
 )

@@ -1,1 +1,1 @@
-"""RemoteStorageManager over object stores, and the store's other objects."""
+"""RemoteStorage: RemoteStorageManager and the other parts of an archive, over object stores."""

@@ -50,10 +50,6 @@ class RemoteStorage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Idempotent."""
         await self.packed.close()
         await self.store.close()
 

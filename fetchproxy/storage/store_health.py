@@ -85,7 +85,7 @@ REFUSED_OF_PARTITION_MAX = 100
 
 
 def measured(operation: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Time an operation of a RemoteStorageManager and count its errors, under its name.
+    """Time an operation of the remote storage and count its errors, under its name.
 
     A cancelled operation is timed, but not counted as an error.
     """

@@ -273,9 +273,9 @@ class OwnArchive:
         return effective_retention(archive, topic.name, settings).trims_locally
 
 
-async def state_metadata_topic(own: OwnIdentity, topic_name: str) -> None:
+async def state_metadata_topic(identity: OwnIdentity, topic_name: str) -> None:
     """State that the rebuilt metadata topic is valid now. Raises ArchiveMismatch at a mirror."""
-    identity = await own.look()
-    if identity is not None:
-        identity.check_is_the_archive()
-    await own.state(replace(identity or ArchiveIdentity(), manager=f"topic {topic_name}"))
+    found = await identity.look()
+    if found is not None:
+        found.check_is_the_archive()
+    await identity.state(replace(found or ArchiveIdentity(), manager=f"topic {topic_name}"))
