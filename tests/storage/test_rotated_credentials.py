@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import StorageDenied, StorageUnavailable
 from fetchproxy.model import ByteRange
+from fetchproxy.runtime import folders
 from fetchproxy.storage.stores.clouds import open_cloud_store
 from fetchproxy.storage.stores.locations import CloudLocation, S3Location
 from fetchproxy.storage.stores.s3 import S3ObjectStore
@@ -24,6 +25,12 @@ from lab.s3 import MotoServer, S3Server, versitygw_executable
 
 pytestmark = pytest.mark.s3
 MULTIPART = b"m" * (6 * 1024 * 1024)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is no disk that hangs."""
+    monkeypatch.setattr(folders, "FILE_LOOK_WAIT_MAX_S", 60)
 
 
 @pytest.fixture

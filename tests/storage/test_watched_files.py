@@ -59,7 +59,8 @@ async def until_changed(file: WatchedFile) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_a_change_is_told_once(tmp_path: Path) -> None:
+async def test_a_change_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "FILE_LOOK_WAIT_MAX_S", 60)
     path = tmp_path / "file"
     path.write_text("1")
     file = WatchedFile(path, stamp_of(path))
