@@ -109,7 +109,7 @@ def error_of_confluent(
                 assert message.error() is not None, "it has read a record"
                 seen.add(message.error().name())
             if seen - {"_TRANSPORT", "_ALL_BROKERS_DOWN"}:
-                return seen
+                return set(seen)  # without what it says when it is closed
     finally:
         consumer.close()
     return seen

@@ -149,7 +149,7 @@ def test_a_pytest_that_breaks_is_red() -> None:
 
 
 def test_each_of_the_short_folders_must_have_a_test_that_ran() -> None:
-    write("app", PASSES)
+    write("demo", PASSES)
     write("lab", PASSES)
     assert make_test()[0] == 0
     write("lab", f"import pytest\n\n@pytest.mark.slow\n{PASSES}")

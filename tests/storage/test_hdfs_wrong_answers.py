@@ -411,7 +411,7 @@ def wants_kerberos(request: web.Request) -> web.Response:
 async def test_kerberos_without_the_package_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gssapi", None)
     async with answering(wants_kerberos) as store:
-        with pytest.raises(StorageDenied, match=r"fetchproxy\[kerberos\]"):
+        with pytest.raises(StorageDenied, match=r"pip install '\.\[kerberos\]'"):
             await store.get("k")
 
 
