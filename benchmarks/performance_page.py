@@ -77,7 +77,7 @@ LINES = (
          "Look-ups of 2,000 partitions, 40 ms away, warm : direct", "CPU a partition"),
     Line("connections", _also(goals.LOOK_UPS), "… cold", "by time: two reads a partition"),
     Line("hostile", goals.TAIL_BESIDE_HOSTILE.words, "Tail p99 beside 50 attackers : without",
-         "shared cores; 1.55 for a listener that only closes"),
+         "shared cores; 2.27 for a listener that only closes"),
     Line("hostile", _also(goals.TAIL_BESIDE_HOSTILE), "… memory : the plan", ""),
     Line("metadata", "memory", "Memory of a segment's metadata", ""),
     Line("metadata", "cold load, time of one core", "Load 2.6 million segments", "one core"),
