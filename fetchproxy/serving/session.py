@@ -219,11 +219,13 @@ class ClientSession(asyncio.BufferedProtocol):
             self._say_closed(reason, **context)
         self._end()
         for transport in self._transports():
-            if transport is not self._transport:
-                transport.close()
-            elif not transport.is_closing():
+            if transport.is_closing():  # see `close`
+                continue
+            if transport is self._transport:
                 transport.pause_reading()
                 self._closes = asyncio.get_running_loop().call_later(CLOSE_DELAY_S, self.close)
+            else:
+                transport.close()
 
     def _say_closed(self, reason: str, **context: object) -> None:
         """The same reason of the same client is not logged again within the minute."""
