@@ -57,7 +57,7 @@ class RemoteReadRequest(NamedTuple):
 
 @dataclass(slots=True)
 class RemoteReadResult:
-    """The archive's answer to one request. It stays as `SegmentReader` has made it.
+    """What the archive has for one request. It stays as `SegmentReader` has made it.
 
     `error`: OffsetNotArchived, judged by a view that is newer than the request; OffsetLost;
     CorruptSegment; or StorageUnavailable, only after `remote_error_after_ms` of failures. `view`:

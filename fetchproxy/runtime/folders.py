@@ -84,7 +84,7 @@ def stamp_of(file: Path) -> Stamp:
 
 
 class WatchedFile:
-    """Tells whether a file has changed since it was last told. `path` None: there is no such file.
+    """Tells whether a file has changed since the last call. `path` None: there is no such file.
     `seen`: its stamp from before it was read. Use it on one loop.
 
     A thread looks, because the file's disk may hang. While it hangs it holds this one thread.

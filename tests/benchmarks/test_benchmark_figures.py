@@ -422,7 +422,7 @@ def test_the_tail_without_its_peer_is_compared_with_the_direct_way_within_a_roun
     assert rows[f"{goals.TAIL_LATENCY.words}: p99 ratio to direct"].value == 1.135
     cpu = rows["CPU of the proxy, unpaused consumer, fetchproxy"]
     assert cpu.value == pytest.approx(0.25 / 1.048576, abs=1e-4)
-    # Nothing is said of what is relative to the peer.
+    # Without Kroxylicious no row compares with it.
     assert not any(KROXYLICIOUS in name for name in rows)
     assert goals.TAIL_THROUGHPUT.words not in rows
     assert goals.TAIL_CPU.words not in rows

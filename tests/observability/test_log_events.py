@@ -117,31 +117,34 @@ def assignments(nodes: Iterable[ast.AST]) -> Mapping[str, list[ast.expr]]:
     return found
 
 
-def texts(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> Iterator[str]:
-    """The constants that an expression may be."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.IfExp):
-        yield from texts(node.body, names)
-        yield from texts(node.orelse, names)
+def possible(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> Iterator[ast.expr]:
+    """The expressions for which a name or a condition may stand."""
+    if isinstance(node, ast.IfExp):
+        yield from possible(node.body, names)
+        yield from possible(node.orelse, names)
     elif isinstance(node, ast.Name):
         for value in names.get(node.id, []):
-            yield from texts(value, {})
+            yield from possible(value, {})
+    else:
+        yield node
+
+
+def texts(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> Iterator[str]:
+    """The constants that an expression may be."""
+    for one in possible(node, names):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield one.value
 
 
 def levels_of(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> Iterator[str]:
     """At which levels a call of `node` logs; nothing if it does not log."""
-    if isinstance(node, ast.IfExp):
-        yield from levels_of(node.body, names)
-        yield from levels_of(node.orelse, names)
-    elif isinstance(node, ast.Name):
-        for value in names.get(node.id, []):
-            yield from levels_of(value, {})
-    elif isinstance(node, ast.Attribute):
-        owner = ast.unparse(node.value)
-        if node.attr in LEVELS and (owner == "log" or owner.endswith("warnings")):
-            yield LEVELS[node.attr]
-        elif (owner, node.attr) == ("RECENT_EVENTS", "note"):
+    for one in possible(node, names):
+        if not isinstance(one, ast.Attribute):
+            continue
+        owner = ast.unparse(one.value)
+        if one.attr in LEVELS and (owner == "log" or owner.endswith("warnings")):
+            yield LEVELS[one.attr]
+        elif (owner, one.attr) == ("RECENT_EVENTS", "note"):
             yield "info"
 
 
