@@ -392,7 +392,8 @@ class GatewaySession(ClientSession):
             words = handshake_error_in_words(error) if isinstance(error, OSError) else str(error)
             log.info("broker_connection_lost", client=self.client, error=words)
         if not self.closing:
-            self.close()
+            # The broker has refused the login, or what came before it.
+            (self.close_late if self.requests.logging_in else self.close)()
 
     def broker_slow(self, slow: bool) -> None:
         self._upstream_slow = slow
@@ -562,6 +563,11 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
     def drop(self) -> None:
         super().drop()
         self._passing = None
+
+    @property
+    def logging_in(self) -> bool:
+        """The brokers ask for SASL, and none has accepted this client yet."""
+        return self._sasl is not None and not self._sasl.accepted
 
     @property
     def _all_responded(self) -> bool:
