@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from contextlib import nullcontext
 
 import confluent_kafka
@@ -24,6 +25,7 @@ from secured_clients import (
 from topic_data import TopicData
 
 from fetchproxy.serving.gateway.session import SASL_REQUEST_BYTES_MAX
+from fetchproxy.serving.session import CLOSE_DELAY_S
 from lab.kafka import run_tool
 from lab.secured_kafka import MECHANISMS, SecuredKafka
 
@@ -239,6 +241,20 @@ def test_what_no_broker_takes_before_sasl_does_not_reach_one(
         stranger.send(struct.pack(">ihhih", SASL_REQUEST_BYTES_MAX + 1, 1, 12, 1, -1))
         with pytest.raises((AssertionError, ConnectionError)):
             stranger.receive()
+
+
+def test_a_client_that_the_broker_refuses_cannot_try_again_at_once(proxy: ProxyProcess) -> None:
+    """The broker closes the connection with its refusal, and the proxy keeps the client's."""
+    with RawConnection(proxy.bootstrap) as stranger:
+        hand_shake(stranger)
+        token = b"\0alice\0guess"
+        body = struct.pack(">i", len(token)) + token
+        sent_at = time.monotonic()
+        stranger.send(struct.pack(">ihhih", 10 + len(body), 36, 0, 1, -1) + body)
+        assert struct.unpack_from(">ih", stranger.receive()) == (1, 58)  # wrong credentials
+        with pytest.raises((AssertionError, ConnectionError)):
+            stranger.receive()
+        assert time.monotonic() - sent_at >= CLOSE_DELAY_S
 
 
 @pytest.mark.parametrize("timestamp", [-2, -5, 0])
