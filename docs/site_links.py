@@ -1,4 +1,7 @@
-"""A hook of mkdocs: links that leave docs/ lead to a copy of the linked file in the site.
+"""A hook of mkdocs: what a page needs to be as good on the site as on the code's own host.
+
+Links that leave docs/ lead to a copy of the linked file in the site. A picture follows the reader's
+choice of light or dark, and not only the system's.
 
 Pages link to code and tests by their place in the repository. The site has each linked file as
 text, so that no link needs a host. A link to a folder, or to a file that stays out of the site,
@@ -15,6 +18,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])+)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)\s]*)?\)")
+PICTURE = re.compile(
+    r"<picture>\s*<source [^>]*?srcset=\"(?P<dark>[^\"]+)\">\s*"
+    r"<img src=\"(?P<light>[^\"]+)\"(?P<alt>[^>]*)>\s*</picture>"
+)
+# What the theme's own style shows in one of its schemes only.
+BOTH = r'<img src="\g<light>#only-light"\g<alt>><img src="\g<dark>#only-dark"\g<alt>>'
 ITEM = re.compile(r"([-*]|\d+\.) ")
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -43,7 +52,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return words
         return f"[{words}]({os.path.relpath(_uri_of(place), os.path.dirname(page.file.src_uri))})"
 
-    return _with_lines_before_lists(LINK.sub(led, markdown))
+    return _with_lines_before_lists(PICTURE.sub(BOTH, LINK.sub(led, markdown)))
 
 
 def _outside(src_uri: str, target: str) -> Path | None:

@@ -60,7 +60,7 @@ def document() -> str:
         rows = [_row(key) for key in all_keys().values() if key.section == section]
         parts.append(
             f"\n## {section}\n\n{summary}\n\n"
-            "| key | default | expected | meaning | variable |\n|---|---|---|---|---|\n"
+            "| key | default | meaning; what is expected; variable |\n|---|---|---|\n"
             + "\n".join(rows)
             + "\n"
         )
@@ -70,7 +70,8 @@ def document() -> str:
 def _row(key: Key) -> str:
     default = "not set" if key.default in (None, "") else f"`{key.as_text(key.default)}`"
     meaning = meaning_of(key).replace("|", "\\|")
-    return f"| `{key.dotted}` | {default} | {key.expected_shortly} | {meaning} | `{key.variable}` |"
+    about = f"{meaning}<br>{key.expected_shortly}<br>`{key.variable}`"
+    return f"| `{key.dotted}` | {default} | {about} |"
 
 
 def meaning_of(key: Key) -> str:

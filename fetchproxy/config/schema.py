@@ -61,7 +61,7 @@ class ArchiveConfig(Section):
     segment_age_max_ms: Duration = Field(600_000, ge=1)
     """The archiver also closes a segment this long after it read the first batch. If you set more
     than 10 minutes, set it for the serving proxies too: their readers wait three times this long
-    for an offset that an archiver is gathering, and then skip it.
+    for an offset that an archiver has read and not copied yet, and then skip it.
     """
     workers_max: int = Field(4, ge=1)
     """How many partitions are archived at once."""
@@ -76,7 +76,7 @@ class ArchiveConfig(Section):
     (remote.log.manager.copy.max.bytes.per.second). 0: no limit.
     """
     spool_dir: Path | None = None
-    """Folder in which the archiver gathers segments before it copies them. Not set: a temporary
+    """Folder in which the archiver builds segments before it copies them. Not set: a temporary
     folder. With `log_dirs`, choose a folder on their file system but outside of them: segments are
     then hard links and take no space.
     """
@@ -264,9 +264,10 @@ class StoreConfig(Section):
     reads and uploads each have this many connections of their own in addition.
     """
     timeout_ms: Duration = Field(20_000, ge=100)
-    """Idle time-out of a store's response: then the proxy repeats the request. Raise it for a slow
-    store or link. Other times follow from it: sending a part of 8 MiB three times (140 KiB/s by
-    default), listings and reads of metadata half, connecting all of it but 3 s at most.
+    """How long a response of the store may be silent; then the proxy sends the request again. Raise
+    it for a slow store or link. Other limits follow from it. An upload of a part of 8 MiB may take
+    three times as long (140 KiB/s by default), a listing or a read of metadata half as long, and
+    connecting as long, but 3 s at most.
     """
 
     compression: Literal["none", "zstd"] = "none"
@@ -330,9 +331,9 @@ class GatewayConfig(Section):
     proxy and know its nodes alone.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
-    """Largest request of a client (socket.request.max.bytes). Answers of brokers that the proxy has
-    to read as a whole (Metadata and others) have this limit too, and at most 16 MiB. Fetch answers
-    pass, however large.
+    """Largest request of a client (socket.request.max.bytes). Responses of brokers that the proxy
+    has to read whole (Metadata and others) have this limit too, and 16 MiB at most. Fetch responses
+    may have any size.
     """
     connections_max: int = Field(20_000, ge=1)
     """Most client connections at once. The proxy closes further ones."""
@@ -349,7 +350,7 @@ class GatewayConfig(Section):
     """
     remote_answers_bytes_max: Size = Field(256 * MiB, ge=KiB)
     """Memory of archived records that are being sent to clients, besides the chunk cache. Above it,
-    the proxy shortens answers, down to one batch each.
+    the proxy shortens responses, down to one batch each.
     """
     pace_by_appetite: bool = True
     """A librdkafka client stops fetching for a second each time 100,000 records wait for its
@@ -432,12 +433,12 @@ class ClusterConfig(Section):
     bootstrap: BootstrapText = "127.0.0.1:9092"
     """host:port[,host:port…] of the brokers."""
     request_max_ms: Duration = Field(10_000, ge=1)
-    """How long a broker may take to answer. Connecting to a broker, also for a client, may take
+    """How long a broker may take to respond. Connecting to a broker, for a client too, may take
     three tenths of it.
     """
     frame_bytes_max: Size = Field(128 * MiB, ge=KiB)
-    """Largest answer of a broker to the proxy's own requests. It must exceed 8 MiB plus one batch
-    (max.message.bytes), since a Fetch answer contains its first batch whole.
+    """Largest response of a broker to the proxy's own requests. It must exceed 8 MiB plus one batch
+    (max.message.bytes), because a Fetch response contains its first batch whole.
     """
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """Protocol of the brokers' listener (security.protocol)."""

@@ -200,7 +200,7 @@ class Kind(StrEnum):
     )
     MESSAGE_TOO_LARGE = _warning(
         "message_too_large",
-        "a client's request, or a broker's answer that is read as a whole, is refused by its size",
+        "a client's request, or a broker's response that is read whole, is refused by its size",
         "raise the setting that it names; a limit without a section is fixed: let the client ask "
         "for less at once",
         about="limit",
@@ -208,7 +208,7 @@ class Kind(StrEnum):
     READERS_HELD = _warning(
         "readers_held",
         "readers wait for records that the brokers have deleted and that are not archived yet",
-        "find out what delays that for which they wait",
+        "find out what delays the archiver; the message says what they wait for",
         about="wait",
     )
     CLIENTS_WAIT = _warning(
@@ -280,14 +280,14 @@ class Kind(StrEnum):
     RETENTION_HELD_UP = _warning(
         "retention_held_up",
         "a record with a timestamp in the future keeps retention by time from all behind it",
-        "DeleteRecords through the proxy up to the offset that the message names, or limit the "
-        "archive by bytes",
+        "run `kafka-delete-records.sh` through the proxy, up to the offset that the message names, "
+        "or limit the archive by bytes",
     )
     LOCAL_RETENTION_HELD_UP = _warning(
         "local_retention_held_up",
         "a record with a timestamp in the future: the brokers keep all behind it",
-        "DeleteRecords at a broker up to the offset that the message names, or limit the brokers' "
-        "logs by bytes",
+        "run `kafka-delete-records.sh` at a broker, up to the offset that the message names, or "
+        "limit the brokers' logs by bytes",
     )
     # About this process's own archiver only.
     LOCAL_RETENTION_REFUSED = _error(

@@ -44,7 +44,8 @@ def steps() -> Iterator[Step]:
     for block in blocks:
         commands = block.replace("\n    ", "\n").strip("\n ").split("$ ")[1:]
         for text in commands:
-            command, *output = text.rstrip("\n").split("\n")
+            whole = re.sub(r"\\\n\s*", "", text.rstrip("\n"))
+            command, *output = whole.split("\n")
             yield Step(command, tuple(output))
 
 
