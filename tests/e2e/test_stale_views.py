@@ -14,7 +14,7 @@ from proxy_process import ProxyProcess, wait_for
 from raw_fetch import RawConnection
 from topic_data import archived_ends, produce, trim
 
-from fetchproxy.serving.gateway.out_of_range import IDENTITY_AGE_MAX_MS
+from fetchproxy.serving.gateway.route_decision import IDENTITY_AGE_MAX_MS
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka

@@ -20,7 +20,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.gateway.fetch_routing import FetchRoutes, Knowledge
-from fetchproxy.serving.gateway.out_of_range import Route, RouteDecision
+from fetchproxy.serving.gateway.route_decision import Route, RouteDecision
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

@@ -15,7 +15,7 @@ from fetchproxy.metadata.archiver_positions import SILENT_MAX_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.serving.gateway.held_readers import ABSENT_MAX_S, HeldReaders
-from fetchproxy.serving.gateway.out_of_range import ENDS, Route, RouteDecision, Wait
+from fetchproxy.serving.gateway.route_decision import ENDS, Route, RouteDecision, Wait
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

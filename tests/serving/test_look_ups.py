@@ -44,7 +44,7 @@ from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
 from fetchproxy.serving.gateway.apis import delete_records, list_offsets, offset_for_leader_epoch
 from fetchproxy.serving.gateway.broker_link import BufferedResponse
-from fetchproxy.serving.gateway.out_of_range import Route, RouteDecisions
+from fetchproxy.serving.gateway.route_decision import Route, RouteDecisions
 from fetchproxy.serving.gateway.served_archive import (
     ArchivedKnowledge,
     ArchiveStarts,

@@ -11,7 +11,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.serving.gateway.fetch_routing import TopicIdentities
-from fetchproxy.serving.gateway.out_of_range import IDENTITY_AGE_MAX_MS
+from fetchproxy.serving.gateway.route_decision import IDENTITY_AGE_MAX_MS
 from lab.mock_cluster import MockCluster
 
 

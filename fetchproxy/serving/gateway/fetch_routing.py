@@ -59,7 +59,7 @@ from fetchproxy.runtime.cooperative import checkpoint, cooperative, in_steps, pi
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
 from fetchproxy.serving.gateway.held_readers import HeldReaders
-from fetchproxy.serving.gateway.out_of_range import (
+from fetchproxy.serving.gateway.route_decision import (
     IDENTITY_AGE_MAX_MS,
     UNKNOWN_TOPIC,
     WAITING_ROUTES,

@@ -2,7 +2,7 @@
 
 One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
 has passed it over, no archiver accumulates it any more, or `held_max_ms` is over.
-`out_of_range.ENDS` has each reason to wait and what ends it. A wait that may be for nothing
+`route_decision.ENDS` has each reason to wait and what ends it. A wait that may be for nothing
 (`UNCERTAIN_WAITS`) lasts no longer than a silent archiver is believed.
 """
 
@@ -21,7 +21,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind
 from fetchproxy.observability.metrics import HELD_PARTITIONS, LIMITS_REACHED
 from fetchproxy.runtime.cooperative import cooperative
-from fetchproxy.serving.gateway.out_of_range import (
+from fetchproxy.serving.gateway.route_decision import (
     ENDS,
     UNCERTAIN_WAITS,
     WAITING_ROUTES,

@@ -21,7 +21,7 @@ from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative, pieces
-from fetchproxy.serving.gateway.out_of_range import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
+from fetchproxy.serving.gateway.route_decision import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.gateway.served_archive import ServedArchive, StartOf, archive_start
 
 # Maximum age of a view with segments. The archive's start only rises, and a client that begins at a

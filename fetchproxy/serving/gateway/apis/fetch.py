@@ -64,7 +64,7 @@ from fetchproxy.serving.gateway.fetch_routing import (
     SharedByFetches,
 )
 from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
-from fetchproxy.serving.gateway.out_of_range import WAITING_ROUTES, Route, RouteDecision
+from fetchproxy.serving.gateway.route_decision import WAITING_ROUTES, Route, RouteDecision
 from fetchproxy.serving.gateway.session import GatewaySession, InTurn, Muting
 
 # A poll that may be parked waits at the broker no longer than this: it delays later requests, and a

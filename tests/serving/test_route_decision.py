@@ -22,7 +22,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.runtime.cooperative import at_once
 from fetchproxy.serving.gateway.fetch_routing import FetchPlan, FetchRoutes, Knowledge
-from fetchproxy.serving.gateway.out_of_range import (
+from fetchproxy.serving.gateway.route_decision import (
     Route,
     RouteDecision,
     Wait,
