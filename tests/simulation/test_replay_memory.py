@@ -28,7 +28,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.runtime.cooperative import in_steps
 from fetchproxy.serving.admission import ResponseBudget
-from fetchproxy.serving.fetch_response import (
+from fetchproxy.serving.archived_entries import (
     PartitionResponse,
     ResponseRoom,
     encode_proxy_response,

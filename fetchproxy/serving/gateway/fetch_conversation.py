@@ -47,7 +47,7 @@ from fetchproxy_protocol.primitives import INT32
 
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.serving.admission import Client
-from fetchproxy.serving.fetch_response import EncodedTopics
+from fetchproxy.serving.archived_entries import EncodedTopics
 from fetchproxy.serving.gateway.broker_link import ExpectedResponse, ScannedResponse
 from fetchproxy.serving.gateway.fetch_routing import (
     ALL_FROM_BROKERS,

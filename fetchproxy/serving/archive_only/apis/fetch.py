@@ -44,8 +44,12 @@ from fetchproxy.reading.segment_reader import (
 )
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, cooperative, in_steps, pieces
 from fetchproxy.serving.archive_only.handling import NODE_ID, ArchiveOnlyParts, Request, ServedApi
+from fetchproxy.serving.archived_entries import (
+    PartitionResponse,
+    ResponseRoom,
+    encode_proxy_response,
+)
 from fetchproxy.serving.archived_reads import ArchivedReads
-from fetchproxy.serving.fetch_response import PartitionResponse, ResponseRoom, encode_proxy_response
 
 _FULL_FETCH_EPOCHS = (SESSIONLESS_EPOCH, 0)
 

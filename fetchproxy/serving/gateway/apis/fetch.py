@@ -37,14 +37,14 @@ from fetchproxy.reading.segment_reader import (
 )
 from fetchproxy.runtime.cooperative import checkpoint, cooperative, in_steps, pieces
 from fetchproxy.runtime.waits import first_of
-from fetchproxy.serving.archived_reads import ArchivedReads
-from fetchproxy.serving.fetch_response import (
+from fetchproxy.serving.archived_entries import (
     EncodedTopics,
     PartitionResponse,
     ResponseRoom,
     encode_proxy_response,
     encode_topics,
 )
+from fetchproxy.serving.archived_reads import ArchivedReads
 from fetchproxy.serving.gateway.fetch_conversation import (
     TAIL_GRACE_S,
     BrokerPoll,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fetchproxy.model import AbortedTxn
-from fetchproxy.serving.fetch_response import PartitionResponse, ResponseRoom
+from fetchproxy.serving.archived_entries import PartitionResponse, ResponseRoom
 
 
 def batch(base_offset: int, records: int, body: int) -> bytes:
