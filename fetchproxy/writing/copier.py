@@ -38,7 +38,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
 from fetchproxy.storage.packed_logs import LogSegmentData
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.segment_deletion import SegmentDeletion
+from fetchproxy.writing.deletion.segment_deletion import SegmentDeletion
 
 log = structlog.get_logger(__name__)
 

@@ -42,7 +42,7 @@ from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
-from fetchproxy.writing.segment_deletion import SegmentDeletion
+from fetchproxy.writing.deletion.segment_deletion import SegmentDeletion
 
 # The archive is truncated where it parts from the leader's log (`lineage`), as a follower truncates
 # its log: segments wholly at or above that offset are dropped; a segment that contains it is

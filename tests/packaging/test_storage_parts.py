@@ -73,6 +73,6 @@ def test_one_path_hides_and_deletes_a_segment() -> None:
         if not file.startswith(("storage/", "segments/"))
     ]
     deletes = {file for file, name in files if name == "delete_log_segment_data"}
-    assert deletes == {"writing/segment_deletion.py", *DELETE_LATE_OBJECTS}
+    assert deletes == {"writing/deletion/segment_deletion.py", *DELETE_LATE_OBJECTS}
     hides = {file for file, name in files if name == "DELETE_SEGMENT_STARTED"}
-    assert hides == {"writing/segment_deletion.py"}
+    assert hides == {"writing/deletion/segment_deletion.py"}

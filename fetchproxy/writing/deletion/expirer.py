@@ -67,9 +67,9 @@ from fetchproxy.writing.deletion.retention import (
     segments_kept,
     stopped_by,
 )
+from fetchproxy.writing.deletion.segment_deletion import SegmentDeletion, is_hidden
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
-from fetchproxy.writing.segment_deletion import SegmentDeletion, is_hidden
 
 log = structlog.get_logger(__name__)
 

@@ -38,9 +38,9 @@ from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, delete_orphans
+from fetchproxy.writing.deletion.segment_deletion import SegmentDeletion
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
-from fetchproxy.writing.segment_deletion import SegmentDeletion
 
 _VERSION = 1
 # Share of the archived topics. If two or more, and a larger share, are gone at once, an operator

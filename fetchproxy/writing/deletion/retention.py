@@ -25,7 +25,7 @@ from fetchproxy.config.values import RetentionOverride, parse_retention_override
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.writing.deletion.orphans import Segments, spare_copies, stand_ins
-from fetchproxy.writing.segment_deletion import is_hidden
+from fetchproxy.writing.deletion.segment_deletion import is_hidden
 
 UNLIMITED = -1
 _AS_THE_WHOLE_LOG = -2  # Kafka's default of local.retention.*: no setting of its own
