@@ -40,7 +40,7 @@ from fetchproxy.writing.log_truncation import LogTruncation, Resumed
 from fetchproxy.writing.partition_watch import PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.published_conditions import PublishedConditions
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
+from fetchproxy.writing.sources.segment_accumulator import LogGap, SegmentAccumulator
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention
 
 log = structlog.get_logger(__name__)

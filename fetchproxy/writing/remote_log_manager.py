@@ -52,9 +52,9 @@ from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
 from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.schedule import ProcessingSchedule
-from fetchproxy.writing.sources.broker import BatchAccumulator
+from fetchproxy.writing.sources.fetched_batches import BatchAccumulator
 from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsAccumulator, open_log_dir
-from fetchproxy.writing.sources.segment_source import SegmentAccumulator
+from fetchproxy.writing.sources.segment_accumulator import SegmentAccumulator
 from fetchproxy.writing.spool import Spool
 from fetchproxy.writing.status import PartitionArchiveStatus, publish, withdraw
 from fetchproxy.writing.topic_recorder import TopicRecorder

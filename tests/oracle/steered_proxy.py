@@ -30,8 +30,8 @@ from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
-from fetchproxy.writing.sources.broker import BatchAccumulator
-from fetchproxy.writing.sources.segment_source import LogGap
+from fetchproxy.writing.sources.fetched_batches import BatchAccumulator
+from fetchproxy.writing.sources.segment_accumulator import LogGap
 from fetchproxy.writing.spool import Spool
 
 # Small chunks, so that small segments have several. So soon do answers of the tail show where the

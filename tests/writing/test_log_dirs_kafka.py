@@ -36,7 +36,7 @@ from fetchproxy.segments.side_files import aborted_in
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import open_log_dirs, open_source
 from fetchproxy.writing.sources.log_dirs import open_log_dir
-from fetchproxy.writing.sources.segment_source import LogGap
+from fetchproxy.writing.sources.segment_accumulator import LogGap
 from fetchproxy.writing.spool import Spool
 from fetchproxy.writing.status import PartitionArchiveStatus
 from lab.kafka import KafkaServer

@@ -21,7 +21,7 @@ from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.sources import segment_writer
-from fetchproxy.writing.sources.broker import BatchAccumulator
+from fetchproxy.writing.sources.fetched_batches import BatchAccumulator
 from fetchproxy.writing.sources.segment_writer import SegmentWriter, SpoolFull
 from fetchproxy.writing.spool import Spool
 

@@ -41,7 +41,7 @@ from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.log_dirs import LogDir
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
+from fetchproxy.writing.sources.segment_accumulator import LogGap, SegmentAccumulator
 from fetchproxy.writing.spool import Spool
 from lab.limited import section_and_limits
 from lab.mock_cluster import MockCluster

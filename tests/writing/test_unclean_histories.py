@@ -38,7 +38,7 @@ from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import PartitionArchiver
 from fetchproxy.writing.published import ArchiveRecords
-from fetchproxy.writing.sources.broker import BatchAccumulator
+from fetchproxy.writing.sources.fetched_batches import BatchAccumulator
 from fetchproxy.writing.spool import Spool
 
 SEEDS = 60

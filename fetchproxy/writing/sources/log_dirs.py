@@ -57,7 +57,7 @@ from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.copy_pace import accumulate_until
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
+from fetchproxy.writing.sources.segment_accumulator import LogGap, SegmentAccumulator
 
 LOG = "log"
 _OFFSET_INDEX = "index"

@@ -18,7 +18,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.segments.contents import AccumulatedSegment, CutReason, cut_reason, plan_take
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.writing.copy_pace import accumulate_until
-from fetchproxy.writing.sources.segment_source import LogGap, SegmentAccumulator
+from fetchproxy.writing.sources.segment_accumulator import LogGap, SegmentAccumulator
 from fetchproxy.writing.sources.segment_writer import SegmentWriter, SpoolFull
 
 log = structlog.get_logger(__name__)

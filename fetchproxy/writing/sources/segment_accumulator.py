@@ -1,4 +1,4 @@
-"""The source of the archiver's segments: it accumulates one partition's next segment."""
+"""What accumulates a partition's next segment, whatever its source."""
 
 from __future__ import annotations
 
