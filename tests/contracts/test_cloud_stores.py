@@ -23,7 +23,7 @@ from fetchproxy.storage.contract import (
     noise,
 )
 from fetchproxy.storage.stores.clouds import open_cloud_store
-from fetchproxy.storage.stores.native import NativeObjectStore
+from fetchproxy.storage.stores.obstore_store import ObstoreObjectStore
 from fetchproxy.storage.stores.registry import parse_store_url
 from lab.clouds import AzureServer, GcsServer
 from lab.store_server import StoreServer
@@ -35,7 +35,7 @@ _numbers = count()
 
 def open_bucket(
     server: StoreServer, bucket: str, config: StoreConfig | None = None
-) -> NativeObjectStore:
+) -> ObstoreObjectStore:
     location = parse_store_url(server.store_url(bucket))
     # A busy machine may not answer for long; only the silent server gets a short time-out.
     return open_cloud_store(location, config or StoreConfig(), part_bytes=CONTRACT_PART_BYTES)
@@ -52,7 +52,7 @@ def in_environment(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> Iter
 @pytest.fixture
 async def gcs(
     gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[NativeObjectStore]:
+) -> AsyncIterator[ObstoreObjectStore]:
     with in_environment(gcs_server, monkeypatch):
         async with open_bucket(
             gcs_server, gcs_server.create_bucket(f"contract-{next(_numbers)}")
@@ -63,7 +63,7 @@ async def gcs(
 @pytest.fixture
 async def azure(
     azure_server: AzureServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[NativeObjectStore]:
+) -> AsyncIterator[ObstoreObjectStore]:
     with in_environment(azure_server, monkeypatch):
         bucket = azure_server.create_bucket(f"contract-{next(_numbers)}")
         async with open_bucket(azure_server, bucket) as it:
@@ -75,14 +75,14 @@ class TestGcsObjectStore(ObjectStoreContract):
     cancel_turn_s = 0.002
 
     @pytest.fixture
-    def store(self, gcs: NativeObjectStore) -> NativeObjectStore:
+    def store(self, gcs: ObstoreObjectStore) -> ObstoreObjectStore:
         return gcs
 
 
 @pytest.mark.gcs
 class TestRemoteStorageOnGcs(ArchiveContract):
     @pytest.fixture
-    def store(self, gcs: NativeObjectStore) -> NativeObjectStore:
+    def store(self, gcs: ObstoreObjectStore) -> ObstoreObjectStore:
         return gcs
 
 
@@ -91,19 +91,19 @@ class TestAzureObjectStore(ObjectStoreContract):
     cancel_turn_s = 0.002
 
     @pytest.fixture
-    def store(self, azure: NativeObjectStore) -> NativeObjectStore:
+    def store(self, azure: ObstoreObjectStore) -> ObstoreObjectStore:
         return azure
 
 
 @pytest.mark.azure
 class TestRemoteStorageOnAzure(ArchiveContract):
     @pytest.fixture
-    def store(self, azure: NativeObjectStore) -> NativeObjectStore:
+    def store(self, azure: ObstoreObjectStore) -> ObstoreObjectStore:
         return azure
 
 
 async def everything_fails(
-    store: NativeObjectStore, error: type[RemoteStorageError], path: Path
+    store: ObstoreObjectStore, error: type[RemoteStorageError], path: Path
 ) -> None:
     with pytest.raises(error):
         await store.get("k")
@@ -232,7 +232,7 @@ class TestAzureOutages(CloudOutages):
         monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
         monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING_FILE", str(shown))
         async with open_bucket(server, server.create_bucket("rotated")) as store:
-            assert isinstance(store, NativeObjectStore)
+            assert isinstance(store, ObstoreObjectStore)
             assert store._renewal is not None
             await store.put("a", b"1")
             server.rotate_key(base64.b64encode(bytes(64)).decode())

@@ -67,8 +67,8 @@ async def test_a_body_has_no_hash_beside_its_crc64(store: S3ObjectStore, tmp_pat
     (tmp_path / "file").write_bytes(content)
     await store.put_file("k", tmp_path / "file")
     assert bytes(await store.get_range("k", ByteRange(0, len(content)))) == content
-    native = await store._writer()
-    config = (await native._opened()).writer.config
+    obstore = await store._writer()
+    config = (await obstore._opened()).writer.config
     assert (config["unsigned_payload"], config["checksum_algorithm"]) == ("true", "CRC64NVME")
 
 

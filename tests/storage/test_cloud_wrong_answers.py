@@ -14,7 +14,7 @@ from fetchproxy.errors import StorageUnavailable
 from fetchproxy.storage.contract import keys_of
 from fetchproxy.storage.stores.clouds import open_cloud_store
 from fetchproxy.storage.stores.locations import CloudLocation
-from fetchproxy.storage.stores.native import NativeObjectStore
+from fetchproxy.storage.stores.obstore_store import ObstoreObjectStore
 
 RESPONSES = [
     b"<html><body>Sign in to this network</body></html>",
@@ -30,7 +30,7 @@ async def answering(
     *bodies: bytes,
     monkeypatch: pytest.MonkeyPatch,
     looked_for: list[bytes] | None = None,
-) -> AsyncIterator[NativeObjectStore]:
+) -> AsyncIterator[ObstoreObjectStore]:
     """A store with a server in its place.
 
     The server answers 200 with each of `bodies` in turn, and repeats the last one.

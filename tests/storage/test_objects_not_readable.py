@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from memory_object_store import MemoryObjectStore
-from obstore import exceptions as native
+from obstore import exceptions as obstore_errors
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import (
@@ -35,8 +35,8 @@ from fetchproxy.storage.store_health import (
 from fetchproxy.storage.stores import retries
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.locations import S3Location
-from fetchproxy.storage.stores.native import native_error
 from fetchproxy.storage.stores.object_store import ObjectStore, error_of
+from fetchproxy.storage.stores.obstore_store import obstore_error
 from fetchproxy.storage.stores.s3 import S3ObjectStore
 from fetchproxy.storage.stores.webhdfs import RemoteFault, translated_webhdfs_error
 from fetchproxy.storage.watched_store import PROBE_GOOD_FOR_S
@@ -62,8 +62,8 @@ def test_codes_of_an_objects_state(status: int, code: str, kind: type[RemoteStor
 
 
 def test_azures_archive_tier_is_named_with_its_remedy() -> None:
-    error = native_error(
-        native.GenericError(
+    error = obstore_error(
+        obstore_errors.GenericError(
             "Generic MicrosoftAzure error: Error performing GET http://h/c/k?sig=s in 1ms, after "
             "2 retries, max_retries: 3, retry_timeout: 9s - Server returned non-2xx status code: "
             "409 Conflict: <Error><Code>BlobArchived</Code><Message>This operation is not permitted"

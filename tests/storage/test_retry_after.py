@@ -104,7 +104,7 @@ async def test_it_is_read(scheme: str, call: str, monkeypatch: pytest.MonkeyPatc
 async def test_the_library_of_clouds_does_not_show_it(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Should it ever, `native_error` can read it."""
+    """Should it ever, `obstore_error` can read it."""
     async with refusing(scheme, {"Retry-After": "1234567"}, monkeypatch) as store:
         with tried_once(), pytest.raises(RemoteStorageError) as refused:
             await store.get("t/k")

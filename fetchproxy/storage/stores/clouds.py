@@ -19,7 +19,12 @@ from fetchproxy.config.values import mask_text, secret_from
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.folders import NO_FILE, WatchedFile, stamp_of
 from fetchproxy.storage.stores.locations import CloudLocation
-from fetchproxy.storage.stores.native import Clients, NativeObjectStore, Renewal, make_clients
+from fetchproxy.storage.stores.obstore_store import (
+    Clients,
+    ObstoreObjectStore,
+    Renewal,
+    make_clients,
+)
 
 _PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # per answer: the vendors' limits
 _OF_CONNECTION_STRING = {
@@ -37,7 +42,7 @@ _OF_COMMAND_LINE = {"AZURE_STORAGE_ACCOUNT": "account_name", "AZURE_STORAGE_KEY"
 
 def open_cloud_store(
     location: CloudLocation, config: StoreConfig, *, part_bytes: int = PART_BYTES
-) -> NativeObjectStore:
+) -> ObstoreObjectStore:
     """Raises ConfigError if the environment lacks a value, or names an unusable file."""
     is_azure = location.scheme == "az"
 
@@ -58,7 +63,7 @@ def open_cloud_store(
         raise ConfigError(
             f"store {location.scheme}://{location.bucket}: {mask_text(text)}"
         ) from error
-    return NativeObjectStore(
+    return ObstoreObjectStore(
         clients,
         page_objects=_PAGE_OBJECTS[location.scheme],
         config=config,

@@ -31,7 +31,6 @@ from fetchproxy.segments.object_keys import check_folder_prefix, check_key, chec
 from fetchproxy.storage.stores.aws_credentials import AwsCredentials, trusted_file
 from fetchproxy.storage.stores.client_sockets import ClientSockets
 from fetchproxy.storage.stores.locations import S3Location
-from fetchproxy.storage.stores.native import NativeObjectStore, make_clients, native_code
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
@@ -40,6 +39,7 @@ from fetchproxy.storage.stores.object_store import (
     http_date_ms,
     whole,
 )
+from fetchproxy.storage.stores.obstore_store import ObstoreObjectStore, make_clients, obstore_code
 from fetchproxy.storage.stores.retries import retried
 from fetchproxy.storage.stores.s3_ranges import PartRequest, S3RangeReads, open_range_reads
 from fetchproxy.storage.stores.s3_responses import (
@@ -191,7 +191,7 @@ class S3ObjectStore(ObjectStore):
         self._retired: list[AsyncExitStack] = []  # of clients from before a change of certificates
         self._trusted = NO_FILE
         self._session: Any = None
-        self._native: NativeObjectStore | None = None
+        self._obstore: ObstoreObjectStore | None = None
         self._bucket_region: str | None = None  # as the server has named it
         # None: not known yet.
         self._checks_crc64: bool | None = False if location.checksum == "none" else None
@@ -214,7 +214,7 @@ class S3ObjectStore(ObjectStore):
         try:
             return await self._written(key, lambda writer: writer.put_new(key, content))
         except RemoteStorageError as error:
-            if native_code(error.__cause__) != "NotImplemented":
+            if obstore_code(error.__cause__) != "NotImplemented":
                 raise
         try:
             await self.get(key)
@@ -224,7 +224,7 @@ class S3ObjectStore(ObjectStore):
         return False
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
-        """As `NativeObjectStore.put_file`, with its memory limit."""
+        """As `ObstoreObjectStore.put_file`, with its memory limit."""
         check_key(key)
         try:
             await self._written(key, lambda writer: writer.put_file(key, path))
@@ -330,8 +330,8 @@ class S3ObjectStore(ObjectStore):
     async def close(self) -> None:
         self._closed = True
         self._client = None
-        if self._native is not None:
-            await self._native.close()
+        if self._obstore is not None:
+            await self._obstore.close()
         for resources in (*self._retired, self._resources):
             await resources.aclose()
         await self._sockets.shut()
@@ -370,7 +370,7 @@ class S3ObjectStore(ObjectStore):
             if not await self._credentials.renewed_since(generation):
                 raise
         # What was signed with the old ones is signed anew.
-        self._native = None
+        self._obstore = None
         if self._ranges is not None:
             self._ranges.forget_urls()
         return await call()
@@ -383,7 +383,7 @@ class S3ObjectStore(ObjectStore):
                 # New connections trust the new certificates. Requests in flight end on old ones.
                 self._retired.append(self._resources)
                 self._resources = AsyncExitStack()
-                self._client = self._native = self._ranges = None
+                self._client = self._obstore = self._ranges = None
                 log.info("s3_trusted_certificates_changed", bucket=self._bucket)
             if self._client is None:
                 self._session = session = AioSession(profile=self._location.profile)
@@ -432,17 +432,19 @@ class S3ObjectStore(ObjectStore):
             },
         )
 
-    async def _written(self, key: str, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
+    async def _written(self, key: str, call: Callable[[ObstoreObjectStore], Awaitable[T]]) -> T:
         return await self._allowed(partial(self._written_once, key, call))
 
-    async def _written_once(self, key: str, call: Callable[[NativeObjectStore], Awaitable[T]]) -> T:
+    async def _written_once(
+        self, key: str, call: Callable[[ObstoreObjectStore], Awaitable[T]]
+    ) -> T:
         """Call `call`, and again if the server says that the bucket is in another region."""
         if self._checks_crc64 is None:
             await self._probing.run("probe", lambda: self._probe_crc64(key))
         try:
             return await call(await self._writer())
         except RemoteStorageError as error:
-            if native_code(error.__cause__) not in _ELSEWHERE:
+            if obstore_code(error.__cause__) not in _ELSEWHERE:
                 raise
             client = await self._opened()
             with translated_s3_error(f"look for bucket {self._bucket}"):
@@ -450,7 +452,7 @@ class S3ObjectStore(ObjectStore):
             region = response["ResponseMetadata"]["HTTPHeaders"].get("x-amz-bucket-region")
             if region in (None, self._bucket_region):
                 raise
-            self._bucket_region, self._native = region, None
+            self._bucket_region, self._obstore = region, None
         return await call(await self._writer())
 
     async def _probe_crc64(self, key: str) -> None:
@@ -484,25 +486,25 @@ class S3ObjectStore(ObjectStore):
                     log.warning("multipart_abort_failed", key=key, error=str(error))
         self._checks_crc64 = code in _BAD_CHECKSUM
 
-    async def _writer(self) -> NativeObjectStore:
+    async def _writer(self) -> ObstoreObjectStore:
         """The client for writes, with current credentials. Raises RemoteStorageError."""
         client = await self._opened()
         with translated_s3_error(f"open bucket {self._bucket}"):
             assert self._credentials is not None
             self._frozen = await self._credentials.get_frozen_credentials()
-            if self._native is None:
+            if self._obstore is None:
                 # A URL signed by aiobotocore shows the address it would use. The region in the
                 # signature would still be the client's, even for a bucket in another region.
                 url = await client.generate_presigned_url(
                     "get_object", {"Bucket": self._bucket, "Key": "k"}, ExpiresIn=1
                 )
                 region = self._bucket_region or client.meta.region_name
-                self._native = await self._open_native(*s3_address(url, self._bucket, region))
-        return self._native
+                self._obstore = await self._open_obstore(*s3_address(url, self._bucket, region))
+        return self._obstore
 
-    async def _open_native(
+    async def _open_obstore(
         self, endpoint: str, virtual_host: bool, region: str
-    ) -> NativeObjectStore:
+    ) -> ObstoreObjectStore:
         plain_http = endpoint.startswith("http:")
         options: dict[str, Any] = {
             "checksum_algorithm": "CRC64NVME" if self._checks_crc64 else None,
@@ -526,7 +528,7 @@ class S3ObjectStore(ObjectStore):
         trusted = await asyncio.to_thread(Path(bundle).read_bytes) if bundle else None
         clients = make_clients(make, self._config, plain_http=plain_http, trusted=trusted)
         storage_class = self._location.storage_class
-        return NativeObjectStore(
+        return ObstoreObjectStore(
             clients,
             page_objects=PAGE_OBJECTS,
             config=self._config,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from obstore import exceptions as native
+from obstore import exceptions as obstore_errors
 
 from fetchproxy.config.schema import MiB, StoreConfig
 from fetchproxy.errors import (
@@ -22,21 +22,21 @@ from fetchproxy.errors import (
 from fetchproxy.storage.contract import ODD_KEYS
 from fetchproxy.storage.stores.clouds import azure_settings, gcs_settings, open_cloud_store
 from fetchproxy.storage.stores.locations import CloudLocation
-from fetchproxy.storage.stores.native import (
+from fetchproxy.storage.stores.object_store import file_parts
+from fetchproxy.storage.stores.obstore_store import (
     PARTS_MAX,
-    native_error,
+    obstore_error,
     part_size,
     shortly_before,
 )
-from fetchproxy.storage.stores.object_store import file_parts
 from fetchproxy.storage.stores.s3 import s3_address
 
 
-def generic(said: str, debug: str = "") -> native.GenericError:
-    return native.GenericError(f"Generic GCS error: {said}\n\nDebug source:\n{debug}")
+def generic(said: str, debug: str = "") -> obstore_errors.GenericError:
+    return obstore_errors.GenericError(f"Generic GCS error: {said}\n\nDebug source:\n{debug}")
 
 
-def status(number: int, body: str = "") -> native.GenericError:
+def status(number: int, body: str = "") -> obstore_errors.GenericError:
     return generic(
         f"Error performing GET http://h/b/k?sig=hunter2 in 1ms - "
         f"Server returned non-2xx status code: {number} Some Words: {body}"
@@ -61,26 +61,26 @@ def status(number: int, body: str = "") -> native.GenericError:
          RangeNotSatisfiable),
         (generic("HTTP error: error sending request", "kind: Connect"), StorageUnavailable),
         (generic("HTTP error: operation timed out", "kind: Timeout"), StorageUnavailable),
-        (native.PermissionDeniedError("no\n\nDebug source:\n"), StorageDenied),
-        (native.InvalidPathError("no"), RemoteStorageError),
+        (obstore_errors.PermissionDeniedError("no\n\nDebug source:\n"), StorageDenied),
+        (obstore_errors.InvalidPathError("no"), RemoteStorageError),
     ],
 )  # fmt: skip
 def test_errors(error: Exception, kind: type[RemoteStorageError]) -> None:
-    mapped = native_error(error, "get k")
+    mapped = obstore_error(error, "get k")
     assert type(mapped) is kind
     assert str(mapped).startswith("get k: ")
 
 
 @pytest.mark.parametrize("error", [status(404), status(400), generic("x http://h/k?sig=hunter2")])
 def test_no_signature_is_repeated(error: Exception) -> None:
-    assert "hunter2" not in str(native_error(error, "get k"))
+    assert "hunter2" not in str(obstore_error(error, "get k"))
 
 
 def test_the_cause_is_named() -> None:
     refused = generic("HTTP error: error sending request", "inner: HttpError { kind: Connect,")
-    assert str(native_error(refused, "get k")).endswith("error sending request (Connect)")
+    assert str(obstore_error(refused, "get k")).endswith("error sending request (Connect)")
     denied = status(403, "<Code>AccessDenied</Code><Message>You may not.\nRequestId:1</Message>")
-    assert str(native_error(denied, "get k")).startswith("get k: status 403 AccessDenied: You may")
+    assert str(obstore_error(denied, "get k")).startswith("get k: status 403 AccessDenied: You may")
 
 
 @pytest.mark.parametrize("key", ODD_KEYS)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
-from obstore import exceptions as native
+from obstore import exceptions as obstore_errors
 
 from fetchproxy import __version__
 from fetchproxy.config.memory_plan import PART_BYTES, PARTS_IN_FLIGHT_MAX
@@ -74,7 +74,7 @@ _SLICE_BYTES = 1024 * 1024  # of a file, passed to the library at once
 _ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 
-def native_error(error: Exception, what: str) -> RemoteStorageError:
+def obstore_error(error: Exception, what: str) -> RemoteStorageError:
     """`error`: the library's. `what`: the beginning of the text."""
     text = str(error)
     what_failed, _, debug = text.partition("Debug source")
@@ -86,9 +86,11 @@ def native_error(error: Exception, what: str) -> RemoteStorageError:
         short = _QUERY.sub("", what_failed.strip())[:_TEXT_MAX] + (
             f" ({cause[1]})" if cause else ""
         )
-        if isinstance(error, native.PermissionDeniedError | native.UnauthenticatedError):
+        if isinstance(
+            error, obstore_errors.PermissionDeniedError | obstore_errors.UnauthenticatedError
+        ):
             return StorageDenied(f"{what}: {short}")
-        if isinstance(error, native.GenericError | FileNotFoundError):
+        if isinstance(error, obstore_errors.GenericError | FileNotFoundError):
             return StorageUnavailable(f"{what}: {short}")
         return RemoteStorageError(f"{what}: {short}")
     name = code[1] if code else ""
@@ -104,7 +106,7 @@ def native_error(error: Exception, what: str) -> RemoteStorageError:
     return responded(what, int(status[1]), name, f"status {status[1]} {text}".rstrip())
 
 
-def native_code(error: BaseException | None) -> str:
+def obstore_code(error: BaseException | None) -> str:
     """The server's error code; "" if the server gave none."""
     code = _CODE.search(str(error))
     return code[1] if code else ""
@@ -112,7 +114,7 @@ def native_code(error: BaseException | None) -> str:
 
 def _says_absent(error: Exception) -> bool:
     """Whether the response says that the object is missing, and not the bucket."""
-    return native_code(error) in _ABSENT or _BLOB_ABSENT in str(error)
+    return obstore_code(error) in _ABSENT or _BLOB_ABSENT in str(error)
 
 
 @contextmanager
@@ -120,8 +122,8 @@ def _translated(what: str) -> Iterator[None]:
     """For calls that do not read one object: a 404 means that the store is unavailable."""
     try:
         yield
-    except (native.BaseError, FileNotFoundError) as error:
-        mapped = native_error(error, what)
+    except (obstore_errors.BaseError, FileNotFoundError) as error:
+        mapped = obstore_error(error, what)
         if isinstance(mapped, ObjectNotFound):
             mapped = StorageUnavailable(str(mapped))
         raise mapped from error
@@ -202,7 +204,7 @@ class Renewal(NamedTuple):
     make: Callable[[], Clients]
 
 
-class NativeObjectStore(ObjectStore):
+class ObstoreObjectStore(ObjectStore):
     """`clients`: of one bucket or container. `page_objects`: objects per request of a listing."""
 
     def __init__(
@@ -229,7 +231,7 @@ class NativeObjectStore(ObjectStore):
         try:
             await self._put(check_key(key), content, use_multipart=False, mode="create")
         except RemoteStorageError as error:
-            if not isinstance(error.__cause__, native.AlreadyExistsError):
+            if not isinstance(error.__cause__, obstore_errors.AlreadyExistsError):
                 raise
             return False
         return True
@@ -258,7 +260,7 @@ class NativeObjectStore(ObjectStore):
             )
         except RemoteStorageError as error:
             # The response to the completion was lost, and the library has asked for it again.
-            if native_code(error.__cause__) not in _COMPLETED_ALREADY:
+            if obstore_code(error.__cause__) not in _COMPLETED_ALREADY:
                 raise
             if not await self._has(key, path, size_bytes):
                 raise
@@ -379,8 +381,8 @@ class NativeObjectStore(ObjectStore):
                 with _translated(what):
                     await self._check_present(key)
             raise ObjectNotFound(f"{what}: there is no such object") from error
-        except native.BaseError as error:
-            raise native_error(error, what) from error
+        except obstore_errors.BaseError as error:
+            raise obstore_error(error, what) from error
 
     async def _check_present(self, key: str) -> None:
         """Raises the library's error if the whole store is missing."""
@@ -413,7 +415,7 @@ def _renewed(make: Callable[[], Clients]) -> Clients | None:
     """None: the last clients stay in use."""
     try:
         clients = make()
-    except (native.BaseError, OSError, ValueError, ConfigError) as error:
+    except (obstore_errors.BaseError, OSError, ValueError, ConfigError) as error:
         text = str(error).partition("Debug source")[0].strip()
         log.error(
             "store_credentials_unusable",
