@@ -31,7 +31,7 @@ from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.writing.discovery import partitions_of
 from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
-from fetchproxy.writing.published import PublishedPositions
+from fetchproxy.writing.published_positions import PublishedPositions
 from fetchproxy.writing.remote_log_manager import Archiver
 from fetchproxy.writing.spool import Spool
 

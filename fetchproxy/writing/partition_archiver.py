@@ -31,6 +31,7 @@ from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
 from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.segments.leader_epochs import uncounted
+from fetchproxy.writing.archive_records import ArchiveRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.deletion.expirer import Expirer
 from fetchproxy.writing.deletion.local_retention import LocalRetention
@@ -38,7 +39,6 @@ from fetchproxy.writing.index_refresh import LocalIndexRefresher
 from fetchproxy.writing.leadership import Leadership
 from fetchproxy.writing.log_truncation import LogTruncation, Resumed
 from fetchproxy.writing.partition_watch import PartitionWatch
-from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.sources.segment_accumulator import LogGap, SegmentAccumulator
 from fetchproxy.writing.status import PartitionArchiveStatus, Step, broker_retention

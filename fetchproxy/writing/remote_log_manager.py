@@ -32,6 +32,7 @@ from fetchproxy.observability.metrics import ARCHIVE_TURNS_ENDED
 from fetchproxy.runtime.cooperative import chosen
 from fetchproxy.storage.index_files import LocalIndexes
 from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.writing.archive_records import ArchiveRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.expirer import Expirer
@@ -49,8 +50,8 @@ from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import ManagedPartition, PartitionArchiver
 from fetchproxy.writing.partition_watch import WATCH_INTERVAL_S, PartitionWatch
-from fetchproxy.writing.published import ArchiveRecords, PublishedPositions
 from fetchproxy.writing.published_conditions import PublishedConditions
+from fetchproxy.writing.published_positions import PublishedPositions
 from fetchproxy.writing.schedule import ProcessingSchedule
 from fetchproxy.writing.sources.fetched_batches import BatchAccumulator
 from fetchproxy.writing.sources.log_dirs import LogDir, LogDirsAccumulator, open_log_dir

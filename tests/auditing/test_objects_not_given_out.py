@@ -17,9 +17,9 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.packed_logs import AS_THEY_ARE
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
+from fetchproxy.writing.archive_records import ArchiveRecords
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.deletion.orphans import log_offsets_of
-from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.spool import Spool
 
 

@@ -26,9 +26,9 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.serving.limits import ArchiveOnlyLimits
+from fetchproxy.writing.archive_records import ArchiveRecords
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.partition_archiver import PartitionArchiver
-from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.remote_log_manager import RemoteLogManager
 from fetchproxy.writing.sources.fetched_batches import BatchAccumulator
 from fetchproxy.writing.sources.segment_accumulator import LogGap

@@ -32,7 +32,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health, headlines
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.storage.remote_storage import RemoteStorage
-from fetchproxy.writing.published import PublishedPositions
+from fetchproxy.writing.published_positions import PublishedPositions
 
 T0, T1 = (TopicIdPartition(UUID(int=7), "t", n) for n in range(2))
 READ_MAX_MS = 1_000

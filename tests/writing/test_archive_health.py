@@ -49,8 +49,8 @@ from fetchproxy.observability.health import (
 from fetchproxy.observability.metrics import REGISTRY
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage import open_store
+from fetchproxy.writing.archive_records import ArchiveRecords
 from fetchproxy.writing.partition_watch import OPEN_TRANSACTION_MAX_MS, PartitionWatch
-from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.published_conditions import PublishedConditions, read_published_conditions
 from fetchproxy.writing.status import BROKER_UNLIMITED
 

@@ -8,7 +8,7 @@ from planted_archive import TP, PlantedArchive, batch, gaps_of
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.segments.description import NOT_STATED, FinishedOffsets
-from fetchproxy.writing.published import ArchiveRecords, gap_before, read_finished_offsets
+from fetchproxy.writing.archive_records import ArchiveRecords, gap_before, read_finished_offsets
 
 
 async def stated(archive: PlantedArchive) -> FinishedOffsets | None:

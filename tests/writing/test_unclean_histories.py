@@ -33,11 +33,11 @@ from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import RemoteReadRequest
 from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.writing.archive_records import ArchiveRecords
 from fetchproxy.writing.copier import SegmentCopier
 from fetchproxy.writing.copy_pace import CopyPace
 from fetchproxy.writing.log_truncation import LogTruncation
 from fetchproxy.writing.partition_archiver import PartitionArchiver
-from fetchproxy.writing.published import ArchiveRecords
 from fetchproxy.writing.sources.fetched_batches import BatchAccumulator
 from fetchproxy.writing.spool import Spool
 

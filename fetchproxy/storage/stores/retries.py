@@ -3,7 +3,8 @@
 Stores tell their clients to do so (S3 for 500 and 503, Cloud Storage for 408, 429 and 5xx, Azure
 for 500 and 503). Here a try is one request: a page, a range, a small object, a deletion. Only when
 the tries are used up, the caller repeats more than that. The cloud stores' library repeats the
-parts of an upload and the pages of a listing itself (`obstore_store.make_clients`), as often as here.
+parts of an upload and the pages of a listing itself (`obstore_store.make_clients`), as often as
+here.
 
 A caller with a back-off of its own, as the fetchers of readers, asks for one try
 (`tried_once`): otherwise its tries and these would multiply, and a slow store would get many times
