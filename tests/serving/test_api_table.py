@@ -20,8 +20,8 @@ from fetchproxy.serving.gateway.apis.table import (
 )
 from fetchproxy.serving.gateway.session import (
     FETCH_TREATMENT,
-    GATEWAY,
     REFUSED_TREATMENT,
+    RELAY,
     Buffered,
     Passes,
     Treatment,
@@ -72,9 +72,9 @@ def test_behaviours_do_not_overlap_and_say_why() -> None:
 
 def test_the_special_cases() -> None:
     assert handling(ApiKey.FETCH, 12) is FETCH_TREATMENT
-    assert handling(ApiKey.HEARTBEAT, 4) is GATEWAY
-    assert handling(ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE, 0) is GATEWAY
-    assert handling(ApiKey.SASL_HANDSHAKE, 1) is GATEWAY
+    assert handling(ApiKey.HEARTBEAT, 4) is RELAY
+    assert handling(ApiKey.STREAMS_GROUP_TOPOLOGY_DESCRIPTION_UPDATE, 0) is RELAY
+    assert handling(ApiKey.SASL_HANDSHAKE, 1) is RELAY
     assert isinstance(handling(ApiKey.SASL_HANDSHAKE, 0), Buffered)
     assert isinstance(handling(ApiKey.API_VERSIONS, 99), Buffered)
     assert isinstance(handling(ApiKey.API_VERSIONS, 5), Passes)

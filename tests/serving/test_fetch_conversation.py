@@ -38,7 +38,7 @@ from fetchproxy.serving.gateway.fetch_conversation import (
     TiersSoFar,
     next_state,
 )
-from fetchproxy.serving.gateway.fetch_routing import ALL_FROM_BROKERS, FetchPlan, FetchRoutes
+from fetchproxy.serving.gateway.fetch_routing import ALL_FROM_BROKERS, FetchPlan, RouteTable
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics
 from fetchproxy.serving.gateway.session import Upstream
@@ -166,7 +166,7 @@ class Fetches:
         self.caught: list[PartitionKey] = []
         self.share = self
         self.addresses = SimpleNamespace(splice_fetch_tags=bytes)
-        self.by_id, self.routes, self.plan = False, FetchRoutes(60.0), ALL_FROM_BROKERS
+        self.by_id, self.table, self.plan = False, RouteTable(60.0), ALL_FROM_BROKERS
         nobody = cast(Any, None)
         clock = lambda: self.now  # noqa: E731
         steps = SimpleNamespace(tail_is_read=self.tail_waits.append)
@@ -337,7 +337,7 @@ def test_a_fetch_of_a_session_that_is_not_known_is_refused() -> None:
 
 def test_a_fetch_with_archived_partitions_is_served() -> None:
     fetches = Fetches()
-    fetches.routes.permits[KEY[0]] = inf
+    fetches.table.permits[KEY[0]] = inf
     fetches.plan = FetchPlan({}, {KEY})
     output = fetches.on_fetch(fetch({KEY: 40}))
     assert isinstance(output, Serve)

@@ -131,27 +131,27 @@ class Proxy:
         self.parked: tuple[int, int] | None = None  # (error, session id) of the broker's response
 
     def fetch(
-        self, request: FetchRequest, kind: FetchKind, archive_keys: frozenset, outcome: str
+        self, request: FetchRequest, kind: FetchKind, kept_from_broker: frozenset, outcome: str
     ) -> tuple[int, int]:
         """(error, session id) as the client sees it."""
         mirror = self.mirror
         ended = not mirror.in_lockstep and not mirror.partitions
-        if not archive_keys and self.parked is None and not ended:
+        if not kept_from_broker and self.parked is None and not ended:
             return self._pass(request)
-        if self.parked is not None and not mirror.take_up(archive_keys):
+        if self.parked is not None and not mirror.take_up(kept_from_broker):
             mirror.on_discarded_response(*self.parked)
             self.parked = None
         if self.parked is None:
-            upstream = mirror.upstream_request(archive_keys)
+            upstream = mirror.upstream_request(kept_from_broker)
             if upstream is None:
-                assert archive_keys == mirror.partitions.keys()
+                assert kept_from_broker == mirror.partitions.keys()
                 return 0, mirror.on_proxy_response()
             self.parked = _send(self.broker, upstream)
         if not self.parked[0]:
-            local = {k: p for k, p in mirror.partitions.items() if k not in archive_keys}
+            local = {k: p for k, p in mirror.partitions.items() if k not in kept_from_broker}
             assert dict(self.broker.serving) == local
             assert mirror.sent_full or not kind.lists_all, "some would not be answered"
-        if outcome == "parked" and archive_keys:
+        if outcome == "parked" and kept_from_broker:
             return 0, mirror.on_proxy_response()
         error, session_id = self.parked
         self.parked = None
@@ -165,13 +165,13 @@ class Proxy:
         mirror = self.mirror
         before = deepcopy(
             (
-                mirror._client_id,
+                mirror._client_session_id,
                 mirror._client_epoch,
                 mirror._upstream_epoch,
                 mirror._stale,
                 mirror._upstream_partitions,
                 mirror._dirty,
-                mirror._archive_keys,
+                mirror._kept_from_broker,
             )
         )
         found = mirror.on_response(error, session_id)

@@ -44,7 +44,7 @@ from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.gateway import offset_lookup as archive_lookup
 from fetchproxy.serving.gateway.apis import delete_records, list_offsets, offset_for_leader_epoch
 from fetchproxy.serving.gateway.broker_link import BufferedResponse
-from fetchproxy.serving.gateway.route_decision import Route, RouteDecisions
+from fetchproxy.serving.gateway.route_decision import Route, RouteDecider
 from fetchproxy.serving.gateway.served_archive import (
     ArchivedKnowledge,
     ArchiveStarts,
@@ -708,9 +708,7 @@ async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no
         gate.store.door.clear()
         topic = IDS[OTHER].bytes
         above, within = (topic, 0), (topic, 1)
-        undecided = RouteDecisions(
-            gate.archive, False, True, {above: 101, within: 80}, gate.clock()
-        )
+        undecided = RouteDecider(gate.archive, False, True, {above: 101, within: 80}, gate.clock())
         found = await undecided.run()
         assert found[above].outcome is Route.RELAY_ERROR
         assert found[within].outcome is Route.LOCAL
@@ -725,7 +723,7 @@ async def test_an_archive_that_another_process_has_just_begun_is_not_denied() ->
         await copied(gate.other, segment(500, 0, BROKER_START - 1, tp=tp_of(0, OTHER)))
         gate.store.calls.clear()
         offsets = {(topic, 0): 5, (topic, 1): 5}
-        found = await RouteDecisions(gate.archive, False, True, offsets, gate.clock()).run()
+        found = await RouteDecider(gate.archive, False, True, offsets, gate.clock()).run()
         assert found[topic, 0].outcome is Route.REMOTE
         assert found[topic, 1].outcome is Route.RELAY_ERROR
         assert gate.store.count("list_folders") == 1
@@ -737,10 +735,10 @@ async def test_a_folder_that_cannot_be_listed_holds_up_its_partition_alone(parti
         gate.store.unlisted = partition_folder("", tp_of(0))
         topic = IDS[ARCHIVED].bytes
         offsets = {(topic, n): 5 for n in range(partitions)}
-        found = await RouteDecisions(gate.archive, False, True, offsets, gate.clock()).run()
+        found = await RouteDecider(gate.archive, False, True, offsets, gate.clock()).run()
         assert found[topic, 0].outcome is Route.WAIT
-        decisions_so_far = {found[topic, n].outcome for n in range(1, partitions)}
-        assert decisions_so_far == {Route.REMOTE}
+        outcomes = {found[topic, n].outcome for n in range(1, partitions)}
+        assert outcomes == {Route.REMOTE}
     async with gateway(archived=partitions) as gate:
         await gate.list_again()
         gate.store.unlisted = partition_folder("", tp_of(0))

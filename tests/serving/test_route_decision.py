@@ -21,7 +21,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
-from fetchproxy.serving.gateway.fetch_routing import FetchPlan, FetchRoutes, Knowledge
+from fetchproxy.serving.gateway.fetch_routing import FetchPlan, Knowledge, RouteTable
 from fetchproxy.serving.gateway.route_decision import (
     Route,
     RouteDecision,
@@ -168,110 +168,110 @@ def asked(offset: int) -> dict[PartitionKey, FetchEntry]:
     return {KEY: entry(0, offset)}
 
 
-def caught(offset: int, outcome: Route, now: float = 0.0) -> FetchRoutes:
-    routes = FetchRoutes(permit_ttl_s=60)
-    route = routes.catch(KEY, offset, now)
+def caught(offset: int, outcome: Route, now: float = 0.0) -> RouteTable:
+    table = RouteTable(permit_ttl_s=60)
+    route = table.catch(KEY, offset, now)
     assert route is not None
     assert route.decision is None
     route.decision = RouteDecision(outcome, TP)
-    return routes
+    return table
 
 
 def test_a_partition_is_withheld_while_it_is_judged_and_only_at_that_offset() -> None:
-    routes = FetchRoutes(permit_ttl_s=60)
-    routes.catch(KEY, 7, 0.0)
+    table = RouteTable(permit_ttl_s=60)
+    table.catch(KEY, 7, 0.0)
     known = Known(None, None).knowledge()
-    assert at_once(routes.plan_in_steps(asked(7), 1.0, known)).undecided == {KEY}
-    assert not at_once(routes.plan_in_steps(asked(8), 1.0, known)).archive_keys
+    assert at_once(table.plan_in_steps(asked(7), 1.0, known)).undecided == {KEY}
+    assert not at_once(table.plan_in_steps(asked(8), 1.0, known)).kept_from_broker
 
 
 def test_a_reader_of_the_archive_crosses_to_the_broker_at_its_log_start() -> None:
-    routes = caught(7, Route.REMOTE)
+    table = caught(7, Route.REMOTE)
     known = Known(view((0, 600)), LOG_OFFSETS).knowledge()
-    assert tps_of(at_once(routes.plan_in_steps(asked(499), 1.0, known))) == {KEY: TP}
-    assert not at_once(routes.plan_in_steps(asked(500), 1.0, known)).archive_keys
+    assert tps_of(at_once(table.plan_in_steps(asked(499), 1.0, known))) == {KEY: TP}
+    assert not at_once(table.plan_in_steps(asked(500), 1.0, known)).kept_from_broker
 
 
 def test_a_permit_runs_out_and_the_next_catch_renews_it_without_a_judgement() -> None:
-    routes = caught(7, Route.REMOTE)
+    table = caught(7, Route.REMOTE)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
-    assert at_once(routes.plan_in_steps(asked(20), 59.0, known)).remote
-    assert not at_once(routes.plan_in_steps(asked(30), 61.0, known)).archive_keys, (
+    assert at_once(table.plan_in_steps(asked(20), 59.0, known)).remote
+    assert not at_once(table.plan_in_steps(asked(30), 61.0, known)).kept_from_broker, (
         "one fetch must pass for a new permit"
     )
-    route = routes.catch(KEY, 30, 61.0)
+    route = table.catch(KEY, 30, 61.0)
     assert route is not None
     assert route.decision is not None
-    assert tps_of(at_once(routes.plan_in_steps(asked(30), 62.0, known))) == {KEY: TP}
+    assert tps_of(at_once(table.plan_in_steps(asked(30), 62.0, known))) == {KEY: TP}
 
 
 def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
-    routes = caught(7, Route.REMOTE)
+    table = caught(7, Route.REMOTE)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     other = (b"t", 5)
     both = {**asked(7), other: entry(5, 3)}
-    assert set(at_once(routes.plan_in_steps(both, 1.0, known)).remote) == {KEY, other}
-    assert set(at_once(routes.plan_in_steps(both, 61.0, known)).remote) == set()
+    assert set(at_once(table.plan_in_steps(both, 1.0, known)).remote) == {KEY, other}
+    assert set(at_once(table.plan_in_steps(both, 61.0, known)).remote) == set()
 
 
 def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
-    routes = caught(7, Route.RELAY_ERROR)
+    table = caught(7, Route.RELAY_ERROR)
     known = Known(view(), LOG_OFFSETS).knowledge()
-    assert not at_once(routes.plan_in_steps(asked(7), 0.1, known)).archive_keys
-    assert routes.catch(KEY, 7, 0.2) is None
-    assert routes.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
+    assert not at_once(table.plan_in_steps(asked(7), 0.1, known)).kept_from_broker
+    assert table.catch(KEY, 7, 0.2) is None
+    assert table.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
 
 
 @pytest.mark.parametrize("outcome", [Route.WAIT, Route.END, Route.REFUSED])
 def test_what_the_broker_cannot_answer_is_not_asked_of_it(outcome: Route) -> None:
-    routes = caught(7, outcome)
+    table = caught(7, outcome)
     known = Known(view(), None).knowledge()
-    assert at_once(routes.plan_in_steps(asked(7), 0.4, known)).undecided == {KEY}
-    assert at_once(routes.plan_in_steps(asked(7), 59.0, known)).undecided == {KEY}
-    assert not at_once(routes.plan_in_steps(asked(8), 0.4, known)).archive_keys, (
+    assert at_once(table.plan_in_steps(asked(7), 0.4, known)).undecided == {KEY}
+    assert at_once(table.plan_in_steps(asked(7), 59.0, known)).undecided == {KEY}
+    assert not at_once(table.plan_in_steps(asked(8), 0.4, known)).kept_from_broker, (
         "the client has gone elsewhere"
     )
 
 
 def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> None:
-    routes = FetchRoutes(permit_ttl_s=60)
-    route = routes.catch(KEY, 450, 0.0)
+    table = RouteTable(permit_ttl_s=60)
+    route = table.catch(KEY, 450, 0.0)
     assert route is not None
     route.decision = RouteDecision(Route.LOST, TP, forward_to=500)
     known = Known(view((0, 399)), LOG_OFFSETS).knowledge()
-    plan = at_once(routes.plan_in_steps(asked(450), 0.1, known))
-    assert (plan.ahead, plan.archive_keys) == ({KEY: 500}, frozenset())
-    assert not routes.led_on, "it has nothing yet"
-    assert not at_once(routes.plan_in_steps(asked(520), 0.2, known)).ahead
-    assert routes.led_on == [(TP, 450, 499)]
-    assert not routes.routes
+    plan = at_once(table.plan_in_steps(asked(450), 0.1, known))
+    assert (plan.ahead, plan.kept_from_broker) == ({KEY: 500}, frozenset())
+    assert not table.led_on, "it has nothing yet"
+    assert not at_once(table.plan_in_steps(asked(520), 0.2, known)).ahead
+    assert table.led_on == [(TP, 450, 499)]
+    assert not table.routes
 
 
 def test_what_the_broker_has_again_is_its_to_answer_at_once() -> None:
-    routes = caught(7, Route.LOCAL)
+    table = caught(7, Route.LOCAL)
     known = Known(view(), None).knowledge()
-    assert not at_once(routes.plan_in_steps(asked(7), 0.1, known)).archive_keys
+    assert not at_once(table.plan_in_steps(asked(7), 0.1, known)).kept_from_broker
 
 
 def test_what_the_client_was_told_is_judged_anew_when_it_asks_again() -> None:
     for outcome in (Route.RELAY_ERROR, Route.REFUSED):
-        routes = caught(7, outcome)
-        routes.error_sent(KEY)
-        assert not routes.routes
-    routes = caught(7, Route.REMOTE)
-    routes.error_sent(KEY)
-    assert routes.routes, "an error of the store says nothing about the offset"
+        table = caught(7, outcome)
+        table.error_sent(KEY)
+        assert not table.routes
+    table = caught(7, Route.REMOTE)
+    table.error_sent(KEY)
+    assert table.routes, "an error of the store says nothing about the offset"
 
 
 def test_partitions_take_turns() -> None:
-    routes = FetchRoutes(permit_ttl_s=60)
+    table = RouteTable(permit_ttl_s=60)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     keys = [(b"t", n) for n in range(3)]
     wanted = {key: entry(key[1], 3) for key in keys}
     for key in keys:
-        route = routes.catch(key, 3, 0.0)
+        route = table.catch(key, 3, 0.0)
         assert route is not None
         route.decision = RouteDecision(Route.REMOTE, TP)
-    assert list(at_once(routes.plan_in_steps(wanted, 1.0, known)).remote) == keys
-    routes.had_its_turn(keys[0])
-    assert list(at_once(routes.plan_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]
+    assert list(at_once(table.plan_in_steps(wanted, 1.0, known)).remote) == keys
+    table.had_its_turn(keys[0])
+    assert list(at_once(table.plan_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]

@@ -45,7 +45,7 @@ def test_a_failed_partition_ends_no_other_and_is_tried_again() -> None:
             "orders-2: offsets 0 to 19: status 503 SlowDown; repair the store or the network to "
             "it, then run this again"
         )
-        assert (left.failed, left.again) == (True, True)
+        assert (left.failed, left.may_succeed_again) == (True, True)
         assert store.asked.count(2) == PARTITION_TRIES_MAX
         assert await world.once() == []
         assert await world.archive_end(2) == 20
@@ -64,7 +64,7 @@ def test_what_no_second_try_mends_is_tried_once() -> None:
         world.write(0, 1)
         world.write(1, 1)
         [left] = await world.once()
-        assert (left.tp.partition, left.again, store.asked.count(0)) == (0, False, 1)
+        assert (left.tp.partition, left.may_succeed_again, store.asked.count(0)) == (0, False, 1)
 
     run_world(main, partitions=2, store=store)
 

@@ -23,7 +23,7 @@ from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler
 from fetchproxy.serving.gateway.broker_link import BrokerLink
 from fetchproxy.serving.gateway.fetch_conversation import RelayedFetch
-from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRouting
+from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRouter
 from fetchproxy.serving.gateway.fetch_session import PARTITION_BYTES
 from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits
@@ -185,13 +185,13 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     """No step goes through all partitions. By then the client has a permit for the topic."""
     asked: list[int] = []
     identified: Counter[int] = Counter()  # by turn of the loop
-    ask_log_offsets, identify = FetchRouting._ask_log_offsets, FetchRouting.identify
+    ask_log_offsets, identify = FetchRouter._ask_log_offsets, FetchRouter.identify
 
-    async def requested_log_offsets(self: FetchRouting, tps: Any, not_older_than: float) -> None:
+    async def requested_log_offsets(self: FetchRouter, tps: Any, not_older_than: float) -> None:
         asked.append(len(tps))
         await ask_log_offsets(self, tps, not_older_than)
 
-    def identifies(self: FetchRouting, topic: bytes, partition: int) -> Any:
+    def identifies(self: FetchRouter, topic: bytes, partition: int) -> Any:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
         identified[loop.turns] += 1
@@ -204,8 +204,8 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
             assert response.message.responses
         await connection.close()
 
-    monkeypatch.setattr(FetchRouting, "_ask_log_offsets", requested_log_offsets)
-    monkeypatch.setattr(FetchRouting, "identify", identifies)
+    monkeypatch.setattr(FetchRouter, "_ask_log_offsets", requested_log_offsets)
+    monkeypatch.setattr(FetchRouter, "identify", identifies)
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=3)
     assert max(asked) >= PARTITIONS - 1
     assert len(asked) <= 6, asked

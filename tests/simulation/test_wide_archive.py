@@ -20,7 +20,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
 from fetchproxy.runtime.cooperative import ITEMS_AT_ONCE
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
-from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRoutes
+from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, RouteTable
 
 VERSION = 12
 PARTITIONS = 3 * PARTITIONS_READ_MAX
@@ -108,7 +108,7 @@ async def read(wanted: int) -> list[list[int]]:
 
 def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(monkeypatch)
-    steps.count(FetchRoutes, "_place")
+    steps.count(RouteTable, "_place")
     steps.count(SegmentReader, "read")
     steps.count(fetch_api, "read_response")
     responses: list[list[int]] = []

@@ -52,7 +52,7 @@ from fetchproxy.serving.gateway.broker_link import ExpectedResponse, ScannedResp
 from fetchproxy.serving.gateway.fetch_routing import (
     ALL_FROM_BROKERS,
     FetchPlan,
-    FetchRouting,
+    FetchRouter,
     SharedByFetches,
 )
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
@@ -189,7 +189,7 @@ class FetchConversation:
     """One per connection. Each fetch is answered before the next one is taken in.
 
     `parked`: a poll at the broker that no fetch of the client has taken up yet.
-    `cut_short`: the tail left no room for archived records, so the archive has the next turn.
+    `archive_has_next_turn`: the tail left no room for archived records.
     `tail_is_read`: the broker's last response had no partition out of range.
     `throttle_time_ms`: the throttle time of responses that the client did not see.
     """
@@ -199,7 +199,7 @@ class FetchConversation:
         session: GatewaySession,
         shared: SharedByFetches,
         mirror: FetchSessionMirror,
-        routing: FetchRouting,
+        routing: FetchRouter,
         shell: FetchShell,
     ) -> None:
         self.session = session
@@ -214,7 +214,7 @@ class FetchConversation:
         self.state = FetchState.IDLE
         self.parsed: FetchRequest | None = None  # in READING and PACED
         self.parked: BrokerPoll | None = None
-        self.cut_short = False
+        self.archive_has_next_turn = False
         self.tail_is_read = False
         self.throttle_time_ms = 0
         self.head: FetchResponseHead | None = None  # of the broker's response in progress
@@ -295,7 +295,7 @@ class FetchConversation:
         self._note_topics(request, kind.lists_all)
         plan = self._plan_at_once()
         ended = not mirror.partitions and not mirror.in_lockstep
-        if plan is None or plan.archive_keys or self.parked is not None or ended:
+        if plan is None or plan.kept_from_broker or self.parked is not None or ended:
             self.move(FetchState.PLANNING)
             return Serve(request, kind, self._client_of(frame), self.clock(), plan)
         self.move(FetchState.RELAYING)
@@ -316,8 +316,8 @@ class FetchConversation:
 
     def _plan_at_once(self) -> FetchPlan | None:
         """None: there are too many partitions for one step of the loop."""
-        routes = self._routing.routes
-        if not (routes.routes or routes.permits) and self.mirror.in_lockstep:
+        table = self._routing.table
+        if not (table.routes or table.permits) and self.mirror.in_lockstep:
             return ALL_FROM_BROKERS  # nearly always: no partition was out of range lately
         return self._routing.plan_at_once()
 
@@ -367,13 +367,15 @@ class FetchConversation:
         self.mirror.on_suppressed_response(self.head.session_id)
         self.throttle_time_ms = max(self.throttle_time_ms, self.head.throttle_time_ms)
 
-    def responded(self, lists_all: bool, archive_keys: Set[PartitionKey], dropped: bool) -> None:
+    def responded(
+        self, lists_all: bool, kept_from_broker: Set[PartitionKey], dropped: bool
+    ) -> None:
         """The broker's response has left, or was dropped. A response that lists all partitions
         shows which of them the client may read.
         """
         refused = self._refused
         if lists_all:
-            keys = self.mirror.partitions.keys() - archive_keys
+            keys = self.mirror.partitions.keys() - kept_from_broker
             self._readable = {key for key in keys if key[0] not in refused} if refused else keys
             self._readable_until = self.clock() + self._shared.permit_ttl_s
         if refused:
@@ -387,14 +389,14 @@ class FetchConversation:
         return key in self._readable and now < self._readable_until
 
     # -- a fetch that is served --------------------------------------------------------------------
-    def takes_up_parked(self, request: FetchRequest, archive_keys: Set[PartitionKey]) -> bool:
-        """The parked poll asks for the same as `request` does without `archive_keys`."""
+    def takes_up_parked(self, request: FetchRequest, kept_from_broker: Set[PartitionKey]) -> bool:
+        """The parked poll asks for the same as `request` does without `kept_from_broker`."""
         parked = self.parked
         return (
             parked is not None
             and parked.version == request.version
             and parked.isolation_level == request.isolation_level
-            and self.mirror.take_up(archive_keys)
+            and self.mirror.take_up(kept_from_broker)
         )
 
     def park(self, request: FetchRequest, wait_ms: int) -> BrokerPoll:
@@ -456,7 +458,7 @@ class FetchConversation:
         if merge is None:
             self._shell.responded()
         else:
-            self.responded(merge.kind.lists_all, merge.archive_keys, merge.dropped)
+            self.responded(merge.kind.lists_all, merge.kept_from_broker, merge.dropped)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -600,7 +602,7 @@ class Merge:
     _conversation: FetchConversation
     request: FetchRequest
     kind: FetchKind
-    archive_keys: Set[PartitionKey]
+    kept_from_broker: Set[PartitionKey]
     injected: EncodedTopics
     listed: Mapping[TopicRef, int]
     has_news: bool
@@ -615,7 +617,7 @@ class Merge:
         conversation = self._conversation
         if self.has_news or conversation.clock() >= self.deadline:
             return False
-        waits = bool(self.archive_keys) and self.request.min_bytes > 0 and not errors_left
+        waits = bool(self.kept_from_broker) and self.request.min_bytes > 0 and not errors_left
         head = conversation.head
         if not (patched or waits) or (head is not None and head.error_code):
             return False

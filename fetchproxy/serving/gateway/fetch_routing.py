@@ -2,7 +2,7 @@
 
 `SharedByFetches` has what all connections share: the archive and its limits.
 
-`FetchRoutes` is pure. A `PartitionRoute` is of one partition whose offset the broker called out of
+`RouteTable` is pure. A `PartitionRoute` is of one partition whose offset the broker called out of
 range. A *permit* is an OffsetOutOfRange of the broker on this connection: the broker checks
 authorization and leader epoch before the range. So for a while (`permit_ttl_ms`) this client may
 read the topic's archive without another question to the broker. A fetch with a leader epoch that
@@ -14,7 +14,7 @@ connection reads. A topic that is deleted and created again keeps its name, and 
 nothing about partitions for which it was not asked. So before a connection reads the archive, it
 looks at Metadata, unless it did so a short while ago.
 
-`FetchRouting` decides the routes of partitions for which the broker answers out of range. The
+`FetchRouter` decides the routes of partitions for which the broker answers out of range. The
 decisions are made in parallel with the client's fetches, which read the routes and wait only for
 `decided`. It reads no records, but the purgatory warms what it found in the archive.
 """
@@ -64,8 +64,8 @@ from fetchproxy.serving.gateway.route_decision import (
     UNKNOWN_TOPIC,
     WAITING_ROUTES,
     Route,
+    RouteDecider,
     RouteDecision,
-    RouteDecisions,
 )
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics, ServedArchive
 
@@ -79,7 +79,7 @@ Spawn = Callable[[Coroutine[None, None, object], str], None]
 
 @dataclass(frozen=True, slots=True)
 class SharedByFetches:
-    """One per process. `refuses_lost`: see `RouteDecisions`.
+    """One per process. `refuses_lost`: see `RouteDecider`.
 
     `topics`: the log starts of archived topics that clients read at the tail.
     `permit_ttl_s`: how long a broker's permission for a client to read a topic is valid.
@@ -103,10 +103,10 @@ class SharedByFetches:
         caught_at: float,
         impatient: Collection[PartitionKey] = (),
     ) -> Mapping[PartitionKey, RouteDecision]:
-        undecided = RouteDecisions(
+        decider = RouteDecider(
             self.archive, self.refuses_lost, by_id, offsets, caught_at, impatient
         )
-        return await undecided.run()
+        return await decider.run()
 
     def watermarks(
         self, tp: TopicIdPartition | None, view: PartitionView | None = None
@@ -149,7 +149,7 @@ class PartitionRoute:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """`remote` and `undecided` are `archive_keys` from the broker; it is asked for the rest of
+    """`remote` and `undecided` are `kept_from_broker` from the broker; it is asked for the rest of
     `partitions`.
 
     `remote` has the views at the time of the plan; a read that begins at once uses them.
@@ -159,11 +159,11 @@ class FetchPlan:
     remote: Mapping[PartitionKey, PartitionView]
     undecided: Set[PartitionKey]
     ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
-    archive_keys: frozenset[PartitionKey] = field(init=False)
+    kept_from_broker: frozenset[PartitionKey] = field(init=False)
     tps: Sequence[TopicIdPartition] = field(init=False)  # of `remote`, in its order
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "archive_keys", frozenset(self.undecided).union(self.remote))
+        object.__setattr__(self, "kept_from_broker", frozenset(self.undecided).union(self.remote))
         object.__setattr__(self, "tps", [view.tp for view in self.remote.values()])
 
 
@@ -180,7 +180,7 @@ class Knowledge:
 
 
 @dataclass(slots=True)
-class FetchRoutes:
+class RouteTable:
     permit_ttl_s: float
     routes: dict[PartitionKey, PartitionRoute] = field(default_factory=dict)
     permits: dict[TopicRef, float] = field(default_factory=dict)  # loop time of expiry
@@ -359,7 +359,7 @@ class FetchRoutes:
 
         The broker itself reports the others as out of range.
         """
-        checked_at = 0
+        checked = 0
         if self.learned:
             changed = [*changed, *(key for key in partitions if key[0] in self.learned)]
             self.learned.clear()
@@ -369,8 +369,8 @@ class FetchRoutes:
             entry = partitions.get(key)
             if entry is None or self._other_epoch(key, entry):
                 continue
-            checked_at += 1
-            if not checked_at % PLAN_AT_ONCE:
+            checked += 1
+            if not checked % PLAN_AT_ONCE:
                 yield
             tp = known.identify(*key)
             log_offsets = None if tp is None else known.log_offsets(tp)
@@ -457,7 +457,7 @@ class DecisionsSoFar(NamedTuple):
     undecided: bool
 
 
-class FetchRouting:
+class FetchRouter:
     """`by_id`: the client's last fetch named topics by id (v13+).
 
     `node_id` is the broker's; None if the client connected to the bootstrap address.
@@ -478,7 +478,7 @@ class FetchRouting:
         self._node_id = node_id
         self.by_id = False
         self._to_decide: dict[PartitionKey, PartitionRoute] = {}
-        self.routes = FetchRoutes(shared.permit_ttl_s)
+        self.table = RouteTable(shared.permit_ttl_s)
         self.decided = asyncio.Event()
         self._known = Knowledge(self._view, cluster.cached_log_offsets, self.identify)
         self._unchecked: set[TopicIdPartition] = set()  # of the last plan: see `wants_check`
@@ -488,12 +488,12 @@ class FetchRouting:
     def name_topics(self, by_id: bool) -> None:
         """Routes are keyed by name or by id: forget those of the other kind."""
         self.by_id = by_id
-        self.routes = FetchRoutes(self._shared.permit_ttl_s)
+        self.table = RouteTable(self._shared.permit_ttl_s)
 
     # -- which tier answers the current fetch ------------------------------------------------------
     def plan_at_once(self) -> FetchPlan | None:
         """None: there are too many partitions for one step of the loop."""
-        if self.routes.is_wide(self._mirror.partitions, self._mirror.changed):
+        if self.table.is_wide(self._mirror.partitions, self._mirror.changed):
             return None
         try:
             next(self._plan_in_steps())
@@ -508,9 +508,9 @@ class FetchRouting:
     def _plan_in_steps(self) -> Generator[None, None, FetchPlan]:
         self._unchecked = set()
         partitions, changed = self._mirror.partitions, self._mirror.changed
-        plan = yield from self.routes.plan_in_steps(partitions, self._clock(), self._known, changed)
-        while self.routes.led_on:
-            self._shared.skipped.note(*self.routes.led_on.pop())
+        plan = yield from self.table.plan_in_steps(partitions, self._clock(), self._known, changed)
+        while self.table.led_on:
+            self._shared.skipped.note(*self.table.led_on.pop())
         self._mirror.lead(plan.ahead)
         return plan
 
@@ -545,7 +545,7 @@ class FetchRouting:
 
     def alone(self, plan: FetchPlan) -> bool:
         """The broker is asked for no partition."""
-        return len(plan.archive_keys) >= len(self._mirror.partitions)
+        return len(plan.kept_from_broker) >= len(self._mirror.partitions)
 
     async def _look_up_topics(self, plan: FetchPlan, deadline: float) -> bool:
         """Look up the topics, and forget the routes of topics that no longer exist. True: brokers
@@ -554,7 +554,7 @@ class FetchRouting:
         lost = await self._identities.lost(plan.tps, deadline)
         if lost:
             topics = {key[0] for key, view in plan.remote.items() if view.tp.topic_id in lost}
-            self.routes.forget_topics(topics)
+            self.table.forget_topics(topics)
         return lost is not None
 
     async def _waiting_for_leaders(
@@ -573,7 +573,7 @@ class FetchRouting:
     async def _keep_waiting(self, undecided: Iterable[PartitionKey]) -> None:
         """The client asks for these again: tell `HeldReaders`, or have it hold them anew."""
         async for key in cooperative(undecided):
-            route = self.routes.routes.get(key)
+            route = self.table.routes.get(key)
             if route is None or route.decision is None:
                 continue
             if route.decision.outcome not in WAITING_ROUTES:
@@ -599,10 +599,10 @@ class FetchRouting:
         if key[1] < 0:
             return None  # no archive has it
         offset = fetch_offset(entry)
-        if self.routes.denied_again(key, offset):
+        if self.table.denied_again(key, offset):
             return self._denied_again(key)
         now = self._clock()
-        route = self.routes.catch(key, offset, now, leader_epoch(entry))
+        route = self.table.catch(key, offset, now, leader_epoch(entry))
         tp = self.identify(*key)
         topic = tp.topic if tp else ""
         CATCHES.labels(topic).inc()
@@ -636,7 +636,7 @@ class FetchRouting:
 
     def again(self, key: PartitionKey) -> None:
         """Decide on `key` anew: its segment was deleted from the archive meanwhile."""
-        route = self.routes.decide_again(key)
+        route = self.table.decide_again(key)
         if route is not None:
             self._start(key, route)
 
@@ -646,9 +646,9 @@ class FetchRouting:
         self._to_decide[key] = route
         if first:
             # The next fetch may have another kind of names, and other routes.
-            self._spawn(self._decide(self.by_id, self.routes), "decide-routes")
+            self._spawn(self._decide(self.by_id, self.table), "decide-routes")
 
-    async def _decide(self, by_id: bool, routes: FetchRoutes) -> None:
+    async def _decide(self, by_id: bool, table: RouteTable) -> None:
         shared = self._shared
         batch, self._to_decide = self._to_decide, {}
         caught_at = self._clock()
@@ -667,7 +667,7 @@ class FetchRouting:
         self.decided.set()
         if remote:
             await self._ask_log_offsets(remote, not_older_than=caught_at)
-            routes.learned.update(key[0] for key in batch)
+            table.learned.update(key[0] for key in batch)
 
     def _warm(self, tp: TopicIdPartition, key: PartitionKey, offset: int) -> None:
         entry = self._mirror.partitions.get(key)
@@ -677,7 +677,7 @@ class FetchRouting:
 
     def settle(self, key: PartitionKey, offset: int, decision: RouteDecision) -> None:
         """See `HeldReaders`."""
-        route = self.routes.routes.get(key)
+        route = self.table.routes.get(key)
         if route is None or route.offset != offset or route.decision is None:
             return
         if route.decision.outcome in WAITING_ROUTES:
@@ -694,7 +694,7 @@ class FetchRouting:
         has_error = ask_broker = undecided = False
         now = self._clock()
         async for key in cooperative(list(keys)):
-            route = self.routes.routes.get(key)
+            route = self.table.routes.get(key)
             if route is None or route.decision is None:
                 undecided = undecided or route is not None
                 continue
@@ -706,12 +706,12 @@ class FetchRouting:
                 ask_broker = True
             elif outcome is not Route.REMOTE:
                 has_error = True
-            elif tp is not None and self.routes.permitted(key[0], now):
+            elif tp is not None and self.table.permitted(key[0], now):
                 found[key] = tp
         return DecisionsSoFar(found, has_error, ask_broker, undecided)
 
     def decision(self, key: PartitionKey) -> RouteDecision | None:
-        route = self.routes.routes.get(key)
+        route = self.table.routes.get(key)
         return None if route is None else route.decision
 
     def drop(self) -> None:
@@ -735,7 +735,7 @@ class FetchRouting:
             await checkpoint(len(piece))
         if old:
             self._refreshing.update(old)
-            self._spawn(self._ask_log_offsets(old, oldest), "refresh-log-edges")
+            self._spawn(self._ask_log_offsets(old, oldest), "refresh-log-offsets")
 
     async def _ask_log_offsets(
         self, tps: Sequence[TopicIdPartition], not_older_than: float

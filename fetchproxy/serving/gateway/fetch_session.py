@@ -107,7 +107,7 @@ class _BeforeResponse(NamedTuple):
     stale: bool
     upstream_partitions: dict[PartitionKey, FetchEntry] | None
     dirty: dict[PartitionKey, None]
-    archive_keys: Set[PartitionKey]
+    kept_from_broker: Set[PartitionKey]
 
 
 class FetchSessionMirror:
@@ -128,16 +128,16 @@ class FetchSessionMirror:
         ] = ()  # keys that the last request changed in `partitions`
         self._by_id = False
         self._kind = FetchKind.SESSIONLESS
-        self._client_id = 0
+        self._client_session_id = 0
         self._client_epoch = 0  # the next incremental request must carry it
-        self._upstream_id = 0
+        self._upstream_session_id = 0
         self._upstream_epoch = 0
         self.sent_full = False  # the broker's next response lists all partitions
         self._stale = False  # the next request to the broker must be a full one
         self._upstream_partitions: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
-        self._archive_keys: Set[PartitionKey] = frozenset()
+        self._kept_from_broker: Set[PartitionKey] = frozenset()
         self._ahead: Mapping[PartitionKey, int] = {}
         self._before: _BeforeResponse | None = None
 
@@ -158,14 +158,14 @@ class FetchSessionMirror:
         if epoch in (SESSIONLESS_EPOCH, INITIAL_EPOCH):
             self._kind = FetchKind.FULL if epoch == INITIAL_EPOCH else FetchKind.SESSIONLESS
             if self._upstream_partitions is None:
-                self._upstream_id = request.session_id
+                self._upstream_session_id = request.session_id
             else:
                 self._stale = True
             self._by_id = request.version >= TOPIC_IDS_FROM
             self.partitions = dict(request.partitions)
             self.changed = self.partitions
             return self._kind
-        if request.session_id != self._client_id or not self._client_id:
+        if request.session_id != self._client_session_id or not self._client_session_id:
             return FetchKind.UNKNOWN_SESSION
         if epoch != self._client_epoch:
             return FetchKind.WRONG_EPOCH
@@ -197,15 +197,18 @@ class FetchSessionMirror:
         self._dirty = dict.fromkeys((*self._undo, *self._ahead))
         self._stale = self._kind is not FetchKind.INCREMENTAL
         if not self._stale:
-            self._upstream_id, self._upstream_epoch = self._client_id, self._client_epoch
+            self._upstream_session_id, self._upstream_epoch = (
+                self._client_session_id,
+                self._client_epoch,
+            )
             for key, before in self._undo.items():
                 if before is None:
                     self._upstream_partitions.pop(key, None)
                 else:
                     self._upstream_partitions[key] = before
 
-    def upstream_request(self, archive_keys: Set[PartitionKey]) -> UpstreamFetch | None:
-        """The request for the broker without `archive_keys`, which are all in `partitions`.
+    def upstream_request(self, kept_from_broker: Set[PartitionKey]) -> UpstreamFetch | None:
+        """The request for the broker without `kept_from_broker`, which are all in `partitions`.
 
         None: nothing is left to ask. An empty request closes the broker's session, so it is sent
         only if the client has emptied its own.
@@ -214,60 +217,60 @@ class FetchSessionMirror:
         assert self._upstream_partitions is not None
         if not self.partitions:
             return self._end()
-        self._dirty.update(dict.fromkeys(sorted(archive_keys ^ self._archive_keys)))
-        self._archive_keys = frozenset(archive_keys)
-        if len(archive_keys) >= len(self.partitions):
+        self._dirty.update(dict.fromkeys(sorted(kept_from_broker ^ self._kept_from_broker)))
+        self._kept_from_broker = frozenset(kept_from_broker)
+        if len(kept_from_broker) >= len(self.partitions):
             return None
         sessionless = self._kind is FetchKind.SESSIONLESS
-        self.sent_full = sessionless or self._stale or not self._upstream_id
+        self.sent_full = sessionless or self._stale or not self._upstream_session_id
         if self.sent_full:
             self._stale = False
-            local = self._local(archive_keys)
+            local = self._local(kept_from_broker)
             self._upstream_partitions = dict(local)
             self._dirty.clear()
             epoch = SESSIONLESS_EPOCH if sessionless else INITIAL_EPOCH
-            return UpstreamFetch(self._upstream_id, epoch, local, ())
-        return self._difference(archive_keys)
+            return UpstreamFetch(self._upstream_session_id, epoch, local, ())
+        return self._difference(kept_from_broker)
 
     def _end(self) -> UpstreamFetch | None:
         """The client's session has no partition left: it ends on both sides."""
         self._stale = True
-        if not self._upstream_id:
+        if not self._upstream_session_id:
             return None
         self.sent_full = True
-        return UpstreamFetch(self._upstream_id, SESSIONLESS_EPOCH, {}, ())
+        return UpstreamFetch(self._upstream_session_id, SESSIONLESS_EPOCH, {}, ())
 
-    def take_up(self, archive_keys: Set[PartitionKey]) -> bool:
+    def take_up(self, kept_from_broker: Set[PartitionKey]) -> bool:
         """True: the last request to the broker asks for exactly the partitions wanted now."""
         if self._upstream_partitions is None or (self._kind.lists_all and not self.sent_full):
             return False  # the response to a full request must list all partitions
         if self._stale:
-            same = self._local(archive_keys) == self._upstream_partitions
+            same = self._local(kept_from_broker) == self._upstream_partitions
         else:
-            keys = self._dirty.keys() | (archive_keys ^ self._archive_keys)
+            keys = self._dirty.keys() | (kept_from_broker ^ self._kept_from_broker)
             same = all(
-                self._upstream_partitions.get(key) == self._entry_for_broker(key, archive_keys)
+                self._upstream_partitions.get(key) == self._entry_for_broker(key, kept_from_broker)
                 for key in keys
             )
         if same:
-            self._archive_keys = frozenset(archive_keys)
+            self._kept_from_broker = frozenset(kept_from_broker)
             self._stale = False
             self._dirty.clear()
         return same
 
     def _entry_for_broker(
-        self, key: PartitionKey, archive_keys: Set[PartitionKey]
+        self, key: PartitionKey, kept_from_broker: Set[PartitionKey]
     ) -> FetchEntry | None:
-        entry = None if key in archive_keys else self.partitions.get(key)
+        entry = None if key in kept_from_broker else self.partitions.get(key)
         if entry is not None and key in self._ahead:
             return from_offset(entry, self._ahead[key])
         return entry
 
-    def _local(self, archive_keys: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
+    def _local(self, kept_from_broker: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
         """All entries that the broker is asked for."""
-        local = {key: p for key, p in self.partitions.items() if key not in archive_keys}
+        local = {key: p for key, p in self.partitions.items() if key not in kept_from_broker}
         for key in self._ahead:
-            if (entry := self._entry_for_broker(key, archive_keys)) is not None:
+            if (entry := self._entry_for_broker(key, kept_from_broker)) is not None:
                 local[key] = entry
         return local
 
@@ -287,10 +290,10 @@ class FetchSessionMirror:
         if (
             self._upstream_partitions is None
             or self._kind is not FetchKind.INCREMENTAL
-            or not self._upstream_id
+            or not self._upstream_session_id
         ):
             return None
-        if self._stale or self._archive_keys or self._ahead or not self.partitions:
+        if self._stale or self._kept_from_broker or self._ahead or not self.partitions:
             return None
         if self._dirty.keys() - {*request.partitions, *request.forgotten}:
             return None
@@ -299,14 +302,14 @@ class FetchSessionMirror:
             self._upstream_partitions.pop(key, None)
         self._dirty.clear()
         self.sent_full = False
-        return self._upstream_id, self._upstream_epoch
+        return self._upstream_session_id, self._upstream_epoch
 
-    def _difference(self, archive_keys: Set[PartitionKey]) -> UpstreamFetch:
+    def _difference(self, kept_from_broker: Set[PartitionKey]) -> UpstreamFetch:
         assert self._upstream_partitions is not None
         changed: dict[PartitionKey, FetchEntry] = {}
         forgotten = []
         for key in self._dirty:
-            entry = self._entry_for_broker(key, archive_keys)
+            entry = self._entry_for_broker(key, kept_from_broker)
             known = self._upstream_partitions.get(key)
             if entry is None:
                 if known is not None:
@@ -315,18 +318,20 @@ class FetchSessionMirror:
             elif entry != known:
                 changed[key] = self._upstream_partitions[key] = entry
         self._dirty.clear()
-        return UpstreamFetch(self._upstream_id, self._upstream_epoch, changed, tuple(forgotten))
+        return UpstreamFetch(
+            self._upstream_session_id, self._upstream_epoch, changed, tuple(forgotten)
+        )
 
     def on_response(self, error_code: int, session_id: int) -> int:
         """The broker answered this request. Returns the session id that the client gets."""
         before = _BeforeResponse(
-            self._client_id,
+            self._client_session_id,
             self._client_epoch,
             self._upstream_epoch,
             self._stale,
             self._upstream_partitions,
             self._dirty,
-            self._archive_keys,
+            self._kept_from_broker,
         )
         if error_code:
             self.forget()
@@ -336,7 +341,7 @@ class FetchSessionMirror:
             return self._lockstep_response(session_id)
         self._advance_upstream(session_id)
         session_id = self._advance_client(session_id)
-        apart = self._archive_keys or self._ahead
+        apart = self._kept_from_broker or self._ahead
         if self.sent_full and self._kind is FetchKind.FULL and not apart and session_id:
             self._reset_lockstep()  # both sides begin the same session: they agree again
         return session_id
@@ -349,10 +354,10 @@ class FetchSessionMirror:
         all changes of this request.
         """
         assert self._before is not None
-        self._client_id, self._client_epoch, self._upstream_epoch, *_ = self._before
+        self._client_session_id, self._client_epoch, self._upstream_epoch, *_ = self._before
         self._stale, self._dirty = self._before.stale, self._before.dirty
         self._upstream_partitions = self._before.upstream_partitions
-        self._archive_keys = self._before.archive_keys
+        self._kept_from_broker = self._before.kept_from_broker
         self._before = None
         if self._upstream_partitions is None:
             self._upstream_partitions = dict(self.partitions)
@@ -374,7 +379,7 @@ class FetchSessionMirror:
         self._advance_upstream(0 if error_code else session_id)
 
     def _advance_upstream(self, session_id: int) -> None:
-        self._upstream_id = session_id
+        self._upstream_session_id = session_id
         self._upstream_epoch = 1 if self.sent_full else next_epoch(self._upstream_epoch)
 
     def on_proxy_response(self) -> int:
@@ -386,19 +391,19 @@ class FetchSessionMirror:
             self._client_epoch = next_epoch(self._client_epoch)
         else:
             self._client_epoch = 1
-        self._client_id = 0 if self._kind is FetchKind.SESSIONLESS else session_id
+        self._client_session_id = 0 if self._kind is FetchKind.SESSIONLESS else session_id
         self._undo = {}
         return session_id
 
     def _advance_client(self, session_id: int) -> int:
         if self._kind is FetchKind.SESSIONLESS or not self.partitions:
-            self._client_id = 0
+            self._client_session_id = 0
         elif self._kind is FetchKind.FULL:
-            self._client_id = session_id or self._new_session_id()
+            self._client_session_id = session_id or self._new_session_id()
             self._client_epoch = 1
         else:
             self._client_epoch = next_epoch(self._client_epoch)
-        return self._client_id
+        return self._client_session_id
 
     def rejoin(self) -> bool:
         """Go back to lockstep if both sides agree. True: the sides are in lockstep now.
@@ -412,7 +417,7 @@ class FetchSessionMirror:
         if self._upstream_partitions is None:
             return True
         if self._kind is not FetchKind.INCREMENTAL:
-            if self._upstream_id:
+            if self._upstream_session_id:
                 return False  # a request of the proxy must close the broker's session
             self._reset_lockstep()
             return True
@@ -423,4 +428,4 @@ class FetchSessionMirror:
         self._stale = False
         self._undo = {}
         self._dirty = {}
-        self._archive_keys = frozenset()
+        self._kept_from_broker = frozenset()

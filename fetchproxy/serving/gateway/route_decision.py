@@ -27,7 +27,7 @@ UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_I
 
 # A client that gets OffsetOutOfRange skips data for good, so the error is passed on only with fresh
 # knowledge: the log's ends, the archivers' positions, and the view of the archive, each read
-# *after* the broker answered and in this order. `decide` is the rule, pure; `RouteDecisions` gets
+# *after* the broker answered and in this order. `decide` is the rule, pure; `RouteDecider` gets
 # the knowledge, for all partitions of a fetch at once.
 
 # How long a decision waits for a new leader's word about the archive.
@@ -160,7 +160,7 @@ def _is_more_coming(
 
 
 @dataclass(slots=True)
-class RouteDecisions:
+class RouteDecider:
     """One look for all of `offsets`: brokers and store are not asked partition by partition.
 
     `refuses_lost`: a reader of lost offsets gets an error instead of going on after them.

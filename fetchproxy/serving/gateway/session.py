@@ -124,11 +124,11 @@ def rewritten(key: ApiKey, handling: Passes | Buffered, why: str) -> Api:
     return Api(key, (Behaviour(*versions, Treatment.REWRITTEN, handling, why),))
 
 
-GATEWAY = Passes(lambda session, head, view, end: ExpectedResponse(head.correlation_id))
+RELAY = Passes(lambda session, head, view, end: ExpectedResponse(head.correlation_id))
 
 
 def relayed(first: int, last: int, why: str) -> Behaviour:
-    return Behaviour(first, last, Treatment.RELAYED, GATEWAY, why)
+    return Behaviour(first, last, Treatment.RELAYED, RELAY, why)
 
 
 def _fetch(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
@@ -533,7 +533,7 @@ class SaslProgress:
             )
         if head.api_key == ApiKey.SASL_AUTHENTICATE:
             return self._authenticate
-        return handling_of(self._apis, head) if head.api_key in _READ_BEFORE else GATEWAY
+        return handling_of(self._apis, head) if head.api_key in _READ_BEFORE else RELAY
 
     def _expect(
         self, session: GatewaySession, head: RequestHead, view: Buffer, end: int

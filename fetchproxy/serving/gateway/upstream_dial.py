@@ -43,7 +43,7 @@ class UpstreamDial:
         self._stagger_s = stagger_ms / 1000
         self._tls = tls
         self._races = SingleFlight[Address]()
-        self._responded: Address | None = None
+        self._last_responder: Address | None = None
         self._responded_at = 0.0
 
     async def to(self, address: Address, factory: Callable[[], P]) -> P:
@@ -67,26 +67,26 @@ class UpstreamDial:
         """Connect to the first broker that answers. Raises OSError with a failure if none does."""
         left = list(addresses)
         while len(left) > 1:
-            address = await self._responding(left)
+            address = await self._responder(left)
             try:
                 return await self.to(address, factory)
             except OSError:
-                self._responded = None
+                self._last_responder = None
                 left.remove(address)
         return await self.to(left[0], factory)
 
-    async def _responding(self, addresses: Sequence[Address]) -> Address:
+    async def _responder(self, addresses: Sequence[Address]) -> Address:
         age = asyncio.get_running_loop().time() - self._responded_at
-        if self._responded in addresses and age < RESPONSE_AGE_MAX_S:
-            return cast(Address, self._responded)
+        if self._last_responder in addresses and age < RESPONSE_AGE_MAX_S:
+            return cast(Address, self._last_responder)
         return await self._races.run(tuple(addresses), lambda: self._race(addresses))
 
     async def _race(self, addresses: Sequence[Address]) -> Address:
         """Ask the brokers in order: the next one when one fails, or is silent for `stagger_ms`."""
         asks = [partial(self._ask, address) for address in addresses]
-        responded = await first_success(asks, self._stagger_s, OSError)
-        self._responded, self._responded_at = responded, asyncio.get_running_loop().time()
-        return responded
+        responder = await first_success(asks, self._stagger_s, OSError)
+        self._last_responder, self._responded_at = responder, asyncio.get_running_loop().time()
+        return responder
 
     async def _ask(self, address: Address) -> Address:
         """Send one ApiVersions request. Returns the address if any byte comes back; else raises

@@ -60,7 +60,7 @@ from fetchproxy.serving.gateway.fetch_conversation import (
 from fetchproxy.serving.gateway.fetch_routing import (
     DecisionsSoFar,
     FetchPlan,
-    FetchRouting,
+    FetchRouter,
     SharedByFetches,
 )
 from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
@@ -87,7 +87,7 @@ class FetchHandler:
         self.arrived, self._responded = asyncio.Event(), asyncio.Event()
         self.poll_arrived, self.responded = self.arrived.set, self._responded.set
         self.mirror = FetchSessionMirror(shared.new_session_id)
-        self.routing = FetchRouting(shared, self.mirror, session.spawn, session.node_id)
+        self.routing = FetchRouter(shared, self.mirror, session.spawn, session.node_id)
         self.conversation = FetchConversation(session, shared, self.mirror, self.routing, self)
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class ServedFetch:
         if side.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
             patience = clock() if self._alone else min(self._deadline, clock() + side.owed_s)
         elif self._alone:
-            entered = await on.share.enter(side.requested_bytes(plan.archive_keys), patience)
+            entered = await on.share.enter(side.requested_bytes(plan.kept_from_broker), patience)
             if await on.shared.archive.purgatory.steps.begin() or entered:
                 views = NO_VIEWS  # the views may be old by now
         side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, waiting)
@@ -229,11 +229,11 @@ class ServedFetch:
     def _only_refuses(self, plan: FetchPlan, side: ArchivedReads) -> bool:
         """True: the response would say only that offsets are lost."""
         decisions = map(self._on.routing.decision, plan.undecided)
-        decisions_so_far = {decision.outcome for decision in decisions if decision is not None}
+        outcomes = {decision.outcome for decision in decisions if decision is not None}
         results = side.results().values()
         return (
-            bool(results or Route.REFUSED in decisions_so_far)
-            and decisions_so_far <= {Route.REFUSED, *WAITING_ROUTES}
+            bool(results or Route.REFUSED in outcomes)
+            and outcomes <= {Route.REFUSED, *WAITING_ROUTES}
             and all(isinstance(result.error, OffsetLost) for result in results)
         )
 
@@ -243,10 +243,10 @@ class ServedFetch:
         """
         conversation, request = self._conversation, self._request
         if conversation.parked is not None:
-            if conversation.takes_up_parked(request, plan.archive_keys):
+            if conversation.takes_up_parked(request, plan.kept_from_broker):
                 return conversation.parked
             await self._on.discard_parked()
-        upstream = self._on.mirror.upstream_request(plan.archive_keys)
+        upstream = self._on.mirror.upstream_request(plan.kept_from_broker)
         if upstream is None:
             return None
         left_ms = max(int((self._deadline - self._on.clock()) * 1000), 0)
@@ -275,11 +275,11 @@ class ServedFetch:
             if not (found.undecided or side.watched):  # only an archiver can bring something now
                 patience = min(patience, self._deadline)
             tiers = TiersSoFar(
-                broker_only=poll is not None and not plan.archive_keys,
+                broker_only=poll is not None and not plan.kept_from_broker,
                 arrived=poll is not None and poll.frame_bytes > 0,
                 due_at=due_at,
                 archive_ready=side.ready,
-                archive_first=conversation.cut_short
+                archive_first=conversation.archive_has_next_turn
                 and any(result.records for result in side.results().values()),
                 has_error=found.has_error,
                 ask_broker=found.ask_broker,
@@ -306,29 +306,29 @@ class ServedFetch:
         """The entries of the archive's partitions that must be listed, with the records that
         fit.
         """
-        on, routes, results = self._on, self._on.routing.routes, side.results()
-        archive_keys = [item for item in routes.routes.items() if item[0] in plan.archive_keys]
-        if len(plan.archive_keys) > PARTITIONS_READ_MAX:
+        on, table, results = self._on, self._on.routing.table, side.results()
+        listed = [item for item in table.routes.items() if item[0] in plan.kept_from_broker]
+        if len(plan.kept_from_broker) > PARTITIONS_READ_MAX:
             for key in side.read_for():
-                routes.had_its_turn(key)
+                table.had_its_turn(key)
         named: list[PartitionResponse] = []
-        for piece in pieces(archive_keys):
+        for piece in pieces(listed):
             for key, route in piece:
                 result = results.get(key)
                 response = room.fit(self._response_of(key, route.decision, plan, result))
-                now = routes.routes[key]  # a new route if the partition is decided again
+                now = table.routes[key]  # a new route if the partition is decided again
                 if self._kind.lists_all or response.has_news(now.last_sent):
                     now.last_sent = response.watermarks
                     named.append(response)
                 if response.records:
-                    routes.had_its_turn(key)
+                    table.had_its_turn(key)
                     if response.skipped is not None and (tp := on.routing.identify(*key)):
                         on.shared.skipped.note(tp, *response.skipped)
                 if response.error_code:
-                    routes.error_sent(key)
+                    table.error_sent(key)
             await checkpoint(len(piece))
         if room.left_off or any(response.records for response in named):
-            self._conversation.cut_short = (
+            self._conversation.archive_has_next_turn = (
                 room.left_off
             )  # otherwise the archive still waits for its turn
         return named
@@ -370,7 +370,7 @@ class ServedFetch:
             conversation,
             self._request,
             self._kind,
-            plan.archive_keys,
+            plan.kept_from_broker,
             injected,
             self._listed_by_broker(injected),
             any(a.records or a.error_code for a in responses),
@@ -380,7 +380,7 @@ class ServedFetch:
             on.session.link_go_on()
             await on.until(lambda: conversation.parked is None)
         if merge.dropped:
-            routes = on.routing.routes.routes
+            routes = on.routing.table.routes
             for response in responses:
                 if response.key in routes:
                     routes[response.key].last_sent = None  # the client has not seen it
@@ -407,11 +407,11 @@ class ServedFetch:
         of_tail: list[PartitionResponse] = []
         if self._kind.lists_all and not self._alone:
             of_tail = await self._tail_responses(
-                key for key in on.mirror.partitions if key not in plan.archive_keys
+                key for key in on.mirror.partitions if key not in plan.kept_from_broker
             )
         room, first_whole = on.share.room(self._request.bytes_max)
         responses = await self._responses(plan, side, ResponseRoom(room, first_whole))
-        conversation.cut_short &= not any(response.records for response in responses)
+        conversation.archive_has_next_turn &= not any(response.records for response in responses)
         owed_ms = on.share.charge(sum(a.size for a in responses), must_wait=self._alone)
         throttle_time_ms = max(conversation.throttle_time_ms, owed_ms)
         conversation.throttle_time_ms = 0
@@ -435,7 +435,7 @@ class ServedFetch:
         tps: list[TopicIdPartition] = []
         async for key in cooperative(keys):
             patch = PartitionPatch()
-            if self._conversation.may_read(key, now) or routing.routes.permitted(key[0], now):
+            if self._conversation.may_read(key, now) or routing.table.permitted(key[0], now):
                 tp = routing.identify(*key)
                 patch = self._on.shared.watermarks(tp)
                 if tp is not None:
@@ -446,7 +446,7 @@ class ServedFetch:
 
 
 def read_response(
-    key: PartitionKey, routes: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
+    key: PartitionKey, watermarks: PartitionPatch, result: RemoteReadResult | None, may_fail: bool
 ) -> PartitionResponse:
     """The archive's response for one of its partitions. `result` None: nothing is read yet.
 
@@ -454,11 +454,15 @@ def read_response(
     clients throw a whole response away for one partition's error.
     """
     if result is None or isinstance(result.error, OffsetNotArchived):
-        return PartitionResponse(key, routes)
+        return PartitionResponse(key, watermarks)
     if result.error is not None:
         is_reported = may_fail or isinstance(result.error, OffsetLost)
-        return PartitionResponse(key, routes, kafka_error_code(result.error) if is_reported else 0)
-    return PartitionResponse(key, routes, 0, result.records, result.aborted_txns, result.skipped)
+        return PartitionResponse(
+            key, watermarks, kafka_error_code(result.error) if is_reported else 0
+        )
+    return PartitionResponse(
+        key, watermarks, 0, result.records, result.aborted_txns, result.skipped
+    )
 
 
 def decided_response(

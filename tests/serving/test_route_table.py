@@ -19,7 +19,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
-from fetchproxy.serving.gateway.fetch_routing import FetchRoutes, Knowledge
+from fetchproxy.serving.gateway.fetch_routing import Knowledge, RouteTable
 from fetchproxy.serving.gateway.route_decision import Route, RouteDecision
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
@@ -45,18 +45,18 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     offset: int, is_remote: bool
 ) -> None:
     """The broker would say "out of range" again, so empty rounds would follow at network speed."""
-    routes = FetchRoutes(permit_ttl_s=60)
-    route = routes.catch(KEY, 100, 0.0)
+    table = RouteTable(permit_ttl_s=60)
+    route = table.catch(KEY, 100, 0.0)
     assert route is not None
     route.decision = RouteDecision(Route.REMOTE, TP)
     asked = {KEY: entry(0, offset)}
-    plan = at_once(routes.plan_in_steps(asked, 1.0, knowledge(STALE)))
+    plan = at_once(table.plan_in_steps(asked, 1.0, knowledge(STALE)))
     assert (KEY in plan.remote) is is_remote
 
 
 def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
     """A permit is not a reason to go through a large session at each fetch."""
-    routes = FetchRoutes(permit_ttl_s=60)
+    table = RouteTable(permit_ttl_s=60)
     asked_of: list[int] = []
 
     def identify(topic: bytes, partition: int) -> TopicIdPartition:
@@ -66,61 +66,61 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
     known = knowledge(STALE)
     known = Knowledge(known.view, known.log_offsets, identify)
     asked = {(b"t", n): entry(n, 600) for n in range(100)}
-    routes.catch((b"t", 0), 600, 0.0)
-    at_once(routes.plan_in_steps(asked, 1.0, known, []))
+    table.catch((b"t", 0), 600, 0.0)
+    at_once(table.plan_in_steps(asked, 1.0, known, []))
     assert len(asked_of) == 99, "once, as the permit is new"
-    routes.catch((b"t", 0), 600, 2.0)
-    at_once(routes.plan_in_steps(asked, 3.0, known, [(b"t", 5)]))
+    table.catch((b"t", 0), 600, 2.0)
+    at_once(table.plan_in_steps(asked, 3.0, known, [(b"t", 5)]))
     assert len(asked_of) == 100
 
 
 def test_a_broker_that_lacks_what_the_leader_has_is_not_judged_twice() -> None:
-    routes = FetchRoutes(permit_ttl_s=60)
-    route = routes.catch(KEY, 100, 0.0)
+    table = RouteTable(permit_ttl_s=60)
+    route = table.catch(KEY, 100, 0.0)
     assert route is not None
     route.decision = RouteDecision(Route.LOCAL, TP)
     asked = {KEY: entry(0, 100)}
     known = knowledge(STALE)
-    assert not routes.denied_again(KEY, 101)
-    assert not at_once(routes.plan_in_steps(asked, 0.5, known)).archive_keys, (
+    assert not table.denied_again(KEY, 101)
+    assert not at_once(table.plan_in_steps(asked, 0.5, known)).kept_from_broker, (
         "the broker is asked again"
     )
-    assert routes.denied_again(KEY, 100)
-    assert not routes.denied_again(KEY, 100), "that was said: then it is judged anew"
+    assert table.denied_again(KEY, 100)
+    assert not table.denied_again(KEY, 100), "that was said: then it is judged anew"
 
 
 def test_a_permit_that_ran_out_permits_nothing() -> None:
-    routes = FetchRoutes(permit_ttl_s=60)
-    assert not routes.permitted(b"t", 0.0)
-    routes.catch(KEY, 100, 0.0)
-    assert routes.permitted(b"t", 59.0)
-    assert not routes.permitted(b"t", 61.0)
+    table = RouteTable(permit_ttl_s=60)
+    assert not table.permitted(b"t", 0.0)
+    table.catch(KEY, 100, 0.0)
+    assert table.permitted(b"t", 59.0)
+    assert not table.permitted(b"t", 61.0)
 
 
 def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> None:
     """It answers FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, or "out of range", which is a catch."""
-    routes = FetchRoutes(permit_ttl_s=60)
+    table = RouteTable(permit_ttl_s=60)
     known = knowledge(LogOffsets(500, 900, 900))
     other = (b"t", 1)
 
-    def archive_keys(*leader_epochs: int) -> frozenset[PartitionKey]:
+    def kept_from_broker(*leader_epochs: int) -> frozenset[PartitionKey]:
         asked = {
             (b"t", number): entry(number, 100, leader_epoch=epoch)
             for number, epoch in enumerate(leader_epochs)
         }
-        return at_once(routes.plan_in_steps(asked, 1.0, known)).archive_keys
+        return at_once(table.plan_in_steps(asked, 1.0, known)).kept_from_broker
 
     def caught(leader_epoch: int) -> None:
-        route = routes.catch(KEY, 100, 0.0, leader_epoch)
+        route = table.catch(KEY, 100, 0.0, leader_epoch)
         assert route is not None
         route.decision = RouteDecision(Route.REMOTE, TP)
 
     caught(5)
-    assert archive_keys(5) == {KEY}
-    assert not archive_keys(6)
-    assert archive_keys(5, 5) == {KEY}, "of the other partition no epoch has been checked"
-    assert archive_keys(-1, -1) == {KEY, other}, "nothing to check"
-    assert not archive_keys(4, 4)
+    assert kept_from_broker(5) == {KEY}
+    assert not kept_from_broker(6)
+    assert kept_from_broker(5, 5) == {KEY}, "of the other partition no epoch has been checked"
+    assert kept_from_broker(-1, -1) == {KEY, other}, "nothing to check"
+    assert not kept_from_broker(4, 4)
     caught(6)
-    assert not archive_keys(5)
-    assert archive_keys(6) == {KEY}
+    assert not kept_from_broker(5)
+    assert kept_from_broker(6) == {KEY}
