@@ -41,7 +41,7 @@ class CompletenessCheck:
     async def check(self, lost: Sequence[Offsets] = ()) -> VerifyReport:
         """`lost`: offsets of segments that lack only metadata. Raises RemoteStorageError."""
         found, tp, records = VerifyReport(), self.tp, self.objects
-        in_topic = await self._in_topic(found)
+        in_topic = await self._segments_in_metadata_topic(found)
 
         def reported_holes() -> list[Offsets]:
             there = self._not_in_store(in_topic or ())
@@ -105,7 +105,9 @@ class CompletenessCheck:
         return [of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, what) for what in whats]
 
     # --- the metadata topic ---
-    async def _in_topic(self, found: VerifyReport) -> Sequence[RemoteLogSegmentMetadata] | None:
+    async def _segments_in_metadata_topic(
+        self, found: VerifyReport
+    ) -> Sequence[RemoteLogSegmentMetadata] | None:
         """The partition's segments in the metadata topic. None: no topic, or a fault was added."""
         if self.topic is None:
             return None
@@ -130,7 +132,7 @@ class CompletenessCheck:
 
     async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Condition]:
         """`before`: the topic's segments, read before the store. Reads the topic again after it."""
-        now = await self._in_topic(VerifyReport()) or ()
+        now = await self._segments_in_metadata_topic(VerifyReport()) or ()
         known = {s.segment_id: s for s in now}
         unchanged = [s for s in before if known.get(s.segment_id) == s]
         stored = {s.segment_id: s for s in self.stored.list_remote_log_segments(self.tp)}

@@ -75,7 +75,7 @@ async def verify_partition(
     check = _PartitionCheck(storage.rsm, storage.objects, rlmm, tp, on_progress, chunk_bytes)
     with each_object_alone():
         lost = await check.catalog()
-        check.progress(0)
+        check.add_progress(0)
         completeness = CompletenessCheck(storage.objects, rlmm, tp, metadata_topic)
         complete = await completeness.check(lost)
         for segments in by_history(rlmm, tp):
@@ -117,7 +117,7 @@ class _PartitionCheck:
     _checked: set[RemoteLogSegmentId] = field(default_factory=set)
     _unread_in_a_row: int = 0
 
-    def progress(self, more_bytes: int) -> None:
+    def add_progress(self, more_bytes: int) -> None:
         self.report.size_bytes += more_bytes
         self.on_progress(self.report.size_bytes, self.bytes_total)
 
@@ -154,7 +154,7 @@ class _PartitionCheck:
             txns = txns or TxnCheck()
             chains = {at: chain for at, chain in chains.items() if at >= start}
             chains[metadata.end_offset + 1] = txns
-            segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.progress)
+            segment = SegmentVerifier(self.rsm, metadata, txns, self.chunk_bytes, self.add_progress)
             if expected is not None and before is not None and start < expected:
                 self.report.segments_overlapping += 1
                 overlaps = overlap_faults(self.objects, before, metadata, settled)

@@ -166,17 +166,17 @@ class GroupMember:
             if joined is None:
                 continue
             self._member_id, self._generation = joined.member_id, joined.generation_id
-            parts: Mapping[str, bytes] = {}
+            assignments: Mapping[str, bytes] = {}
             if joined.leader == joined.member_id and not joined.skip_assignment:
                 members = {m.member_id: bytes(m.metadata or b"") for m in joined.members}
-                parts = self._duties.share_out(members)
+                assignments = self._duties.share_out(members)
             sent_at = asyncio.get_running_loop().time()
             each = SyncGroupRequest.SyncGroupRequestAssignment
             request = SyncGroupRequest(
                 **self._as_member(),
                 protocol_type=_PROTOCOL_TYPE,
                 protocol_name=_PROTOCOL,
-                assignments=[each(member_id=m, assignment=part) for m, part in parts.items()],
+                assignments=[each(member_id=m, assignment=part) for m, part in assignments.items()],
             )
             synced = await connection.call(request, SyncGroupResponse)
             if synced.error_code == ErrorCode.REBALANCE_IN_PROGRESS:

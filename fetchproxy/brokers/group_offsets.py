@@ -40,17 +40,17 @@ async def committed_offsets(cluster: Cluster) -> list[GroupOffset]:
     """Of all consumer groups, active ones too. Raises ClusterError, also if the groups of some
     coordinators cannot be listed now: a cluster in trouble would look like one with fewer groups.
     """
-    before = await _coordinators(cluster)
+    before = await _offsets_leaders(cluster)
     for _ in range(_LOOKS_MAX):
         found = await _listed_offsets(cluster)
-        after = await _coordinators(cluster)
+        after = await _offsets_leaders(cluster)
         if after == before:
             return found
         before = after
     raise ClusterError(f"the leaders of {_OFFSETS_TOPIC} move again and again: try it later")
 
 
-async def _coordinators(cluster: Cluster) -> Mapping[int, tuple[int, int]]:
+async def _offsets_leaders(cluster: Cluster) -> Mapping[int, tuple[int, int]]:
     """Leaders and their epochs; none if there are no groups, or without the right to see them."""
     topic = (await cluster.topics_by_name([_OFFSETS_TOPIC], max_age_ms=0))[_OFFSETS_TOPIC]
     if not isinstance(topic, TopicInfo):

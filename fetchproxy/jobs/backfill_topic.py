@@ -188,7 +188,7 @@ def copy_partition(target: TopicTarget, partition_task: PartitionTask) -> Copied
                         target.options, task, COLUMNS, skipped_records=skipped_records, exact=True
                     ):
                         copied.add(batch)
-                copied.end(end)
+                copied.commit_if_sent(end)
             except KafkaError as error:
                 raise producer.cause_of(error) from error
     except ClusterError as error:
@@ -383,7 +383,7 @@ class _Transactions:
         """The source's offset of the first record that the brokers have refused."""
         return next((offset for offset, sent in self._sent.items() if sent.failed()), None)
 
-    def end(self, next_offset: int) -> None:
+    def commit_if_sent(self, next_offset: int) -> None:
         if self._sent:
             self._commit(next_offset)
 

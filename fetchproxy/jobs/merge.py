@@ -130,5 +130,5 @@ async def _merge_partition(
         wall_clock_ms=wall_clock_ms,
         limits=WritingLimits(retention_clock_settle_ms=0),
     )
-    await expirer.tidy(tp)
+    await expirer.delete_all_due(tp)
     return done

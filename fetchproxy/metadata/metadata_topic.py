@@ -115,7 +115,7 @@ class KafkaMetadataLog:
             request = ProduceRequest(
                 transactional_id=None, acks=_ALL_REPLICAS, timeout_ms=wait_max_ms, topic_data=[data]
             )
-            return _produced_at(await connection.call(request, ProduceResponse, wait_max_ms))
+            return _produced_offset(await connection.call(request, ProduceResponse, wait_max_ms))
 
         with _as_storage_errors(f"append to {tp}"):
             return await self._cluster.ask_leader(tp, ask)
@@ -230,7 +230,7 @@ def settings_fault(name: str, settings: dict[str, str]) -> str | None:
     )
 
 
-def _produced_at(response: Any) -> int:
+def _produced_offset(response: Any) -> int:
     """The record's offset. Raises ClusterError; ClusterUnavailable for too few replicas."""
     for topic in response.responses:
         for partition in topic.partition_responses:

@@ -96,7 +96,7 @@ EVENT_LOOP_HELD_SECONDS = histogram(
     "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",
     buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
-EVENT_LOOP_CPU_HELD_SECONDS = histogram(
+EVENT_LOOP_CPU_SECONDS = histogram(
     "fetchproxy_event_loop_cpu_seconds",
     "CPU seconds of the same turns, without the CPU time of other threads and processes",
     buckets=(0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
@@ -182,7 +182,7 @@ RESPONSES_BYTES = MEMORY_USED_BYTES.labels("gateway.remote_answers_bytes_max")
 EVENT_LOOP_LONGEST_SECONDS = gauge(
     "fetchproxy_event_loop_longest_seconds", "The longest turn of the event loop in the last minute"
 )
-EVENT_LOOP_CPU_SECONDS = gauge(
+EVENT_LOOP_CPU_LONGEST_SECONDS = gauge(
     "fetchproxy_event_loop_cpu_longest_seconds",
     "The most CPU seconds of one turn of the event loop (of 1 ms or more) in the last minute, "
     "without the CPU time of other threads and processes",

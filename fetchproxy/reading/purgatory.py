@@ -289,7 +289,9 @@ class RemoteFetchPurgatory:
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
         self._reader = reader = SegmentReader(rlmm, memory, skips_gaps)
         self._entries: dict[DelayedRemoteFetch[Any], None] = {}
-        self._unwatched: dict[DelayedRemoteFetch[Any], None] = {}  # wait for a place, in order
+        self._waiting_for_place: dict[
+            DelayedRemoteFetch[Any], None
+        ] = {}  # wait for a place, in order
         self._tasks = asyncio.TaskGroup()
         self._closed = True
         self.steps = LoopSteps()
@@ -323,7 +325,7 @@ class RemoteFetchPurgatory:
     async def __aexit__(self, *_: object) -> None:
         """Fetches that still wait complete as cancelled. Every task has ended on return."""
         self._closed = True
-        for fetch in [*self._unwatched, *self._entries]:
+        for fetch in [*self._waiting_for_place, *self._entries]:
             self._complete(fetch, CompletionReason.CANCELLED, {})
         self._by_time.close()
         self._pending.cancel_all()
@@ -364,7 +366,7 @@ class RemoteFetchPurgatory:
                 self._register(fetch, now)
             else:
                 LIMITS_REACHED.labels("purgatory_entries_max").inc()
-                self._unwatched[fetch] = None
+                self._waiting_for_place[fetch] = None
         return fetch
 
     def warm(self, request: RemoteReadRequest) -> None:
@@ -509,7 +511,7 @@ class RemoteFetchPurgatory:
             del self._entries[fetch]
             PURGATORY_ENTRIES.set(len(self._entries))
         else:
-            self._unwatched.pop(fetch, None)
+            self._waiting_for_place.pop(fetch, None)
         fetch.complete(reason, results)
         if was_entry and not self._closed:
             self._promote()
@@ -517,9 +519,9 @@ class RemoteFetchPurgatory:
     def _promote(self) -> None:
         """Places are free: check the fetches that waited for one again, and register them."""
         now = asyncio.get_running_loop().time()
-        while self._unwatched and len(self._entries) < self._limits.purgatory_entries_max:
-            fetch = next(iter(self._unwatched))
-            del self._unwatched[fetch]
+        while self._waiting_for_place and len(self._entries) < self._limits.purgatory_entries_max:
+            fetch = next(iter(self._waiting_for_place))
+            del self._waiting_for_place[fetch]
             if not self._try_complete(fetch, now):
                 self._register(fetch, now)
 

@@ -25,21 +25,21 @@ class Range:
     """Both bounds are inclusive."""
 
     least: int = -(2**63)
-    most: int = 2**63 - 1
+    greatest: int = 2**63 - 1
 
     def narrow(self, comparison: str, lower: int, upper: int) -> None:
         """`lower`, `upper`: the whole numbers around the value; both equal a whole value."""
         if comparison in ("EqualTo", "GreaterThanOrEqual"):
             self.least = max(self.least, upper)
         if comparison in ("EqualTo", "LessThanOrEqual"):
-            self.most = min(self.most, lower)
+            self.greatest = min(self.greatest, lower)
         if comparison == "GreaterThan":
             self.least = max(self.least, lower + 1)
         if comparison == "LessThan":
-            self.most = min(self.most, upper - 1)
+            self.greatest = min(self.greatest, upper - 1)
 
     def has(self, number: int) -> bool:
-        return self.least <= number <= self.most
+        return self.least <= number <= self.greatest
 
 
 @dataclass(slots=True)

@@ -295,7 +295,7 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
 
     def _filtered(self) -> list[Selection]:
         filters = self._filters
-        least, end = filters.offset.least, filters.offset.most + 1
+        least, end = filters.offset.least, filters.offset.greatest + 1
         return [
             (view, OffsetSpan(max(span.start, least), min(span.end, end)))
             for view, span in plan_input(self._options)
@@ -304,7 +304,7 @@ class RemoteLogReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         times = self._filters.timestamp
-        rows = RowLimits(timestamp_min=times.least, timestamp_max=times.most)
+        rows = RowLimits(timestamp_min=times.least, timestamp_max=times.greatest)
         return rows_of(partition.value, self._options, self._columns, rows)
 
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from fetchproxy.observability.metrics import (
     EVENT_LOOP_BUSY_SECONDS,
-    EVENT_LOOP_CPU_HELD_SECONDS,
+    EVENT_LOOP_CPU_LONGEST_SECONDS,
     EVENT_LOOP_CPU_SECONDS,
     EVENT_LOOP_HELD_SECONDS,
     EVENT_LOOP_LONGEST_SECONDS,
@@ -65,7 +65,7 @@ class TurnTimes:
             self.cpu_longest_s = cpu_s
         if held_s >= HELD_S_MIN:
             EVENT_LOOP_HELD_SECONDS.observe(held_s)
-            EVENT_LOOP_CPU_HELD_SECONDS.observe(cpu_s)
+            EVENT_LOOP_CPU_SECONDS.observe(cpu_s)
 
     def publish(self) -> None:
         """Update the metrics; called once every PUBLISH_INTERVAL_S."""
@@ -76,7 +76,7 @@ class TurnTimes:
         self._recent.append((self.longest_s, self.cpu_longest_s))
         self.longest_s = self.cpu_longest_s = 0.0
         EVENT_LOOP_LONGEST_SECONDS.set(max(longest_s for longest_s, _ in self._recent))
-        EVENT_LOOP_CPU_SECONDS.set(max(cpu_s for _, cpu_s in self._recent))
+        EVENT_LOOP_CPU_LONGEST_SECONDS.set(max(cpu_s for _, cpu_s in self._recent))
 
 
 class FewAtOnce(selectors.DefaultSelector):

@@ -409,7 +409,7 @@ def layout_text(version: int = LAYOUT_VERSION) -> bytes:
     return b"remote-log-layout %d\n" % version
 
 
-def parse_layout_text(content: bytes) -> int | None:
+def parse_layout_version(content: bytes) -> int | None:
     match = _LAYOUT.fullmatch(content)
     return int(match.group(1)) if match else None
 

@@ -34,7 +34,7 @@ from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     LAYOUT_VERSION,
     layout_text,
-    parse_layout_text,
+    parse_layout_version,
     parse_uuid,
     uuid_text,
 )
@@ -116,7 +116,7 @@ def encode_identity(identity: ArchiveIdentity) -> bytes:
 def parse_identity(content: bytes) -> ArchiveIdentity:
     """Ignores unknown lines, which later versions may add. Raises RemoteStorageError."""
     first, newline, rest = content.partition(b"\n")
-    version = parse_layout_text(first + newline)
+    version = parse_layout_version(first + newline)
     if version != LAYOUT_VERSION:
         named = "unknown" if version is None else f"version {version}"
         raise RemoteStorageError(

@@ -64,7 +64,7 @@ class KeyRing(ABC):
         """Whether there is a key for new segments."""
 
     @abstractmethod
-    def names(self, key_id: str) -> bool:
+    def may_have(self, key_id: str) -> bool:
         """Whether this ring's keys can have this id. Never blocks."""
 
     def asks_service(self, key_id: str) -> bool:
@@ -111,8 +111,8 @@ class KeyRings(KeyRing):
     def writes(self) -> bool:
         return self._rings[0].writes
 
-    def names(self, key_id: str) -> bool:
-        return any(ring.names(key_id) for ring in self._rings)
+    def may_have(self, key_id: str) -> bool:
+        return any(ring.may_have(key_id) for ring in self._rings)
 
     def asks_service(self, key_id: str) -> bool:
         return any(ring.asks_service(key_id) for ring in self._rings)
@@ -127,7 +127,7 @@ class KeyRings(KeyRing):
         """Decrypt with the first ring that can; two files may have a key with the same id."""
         refusals: list[str] = []
         for ring in self._rings:
-            if ring.names(wrapped.key_id):
+            if ring.may_have(wrapped.key_id):
                 try:
                     return await ring.unwrap(wrapped, context)
                 except SegmentLocked as error:
@@ -308,7 +308,7 @@ class FileKeyRing(KeyRing):
     def writes(self) -> bool:
         return self.keys.active is not None
 
-    def names(self, key_id: str) -> bool:
+    def may_have(self, key_id: str) -> bool:
         return _KEY_ID.fullmatch(key_id) is not None
 
     async def active_key_id(self) -> str:

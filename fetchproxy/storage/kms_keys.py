@@ -85,7 +85,7 @@ class KmsKeyRing(KeyRing):
     def writes(self) -> bool:
         return bool(self._place.key)
 
-    def names(self, key_id: str) -> bool:
+    def may_have(self, key_id: str) -> bool:
         """True for KMS ARNs of its region. The service names a ciphertext's key by its ARN."""
         parts = key_id.split(":")
         return len(parts) > 3 and (parts[0], parts[2], parts[3]) == (
@@ -95,7 +95,7 @@ class KmsKeyRing(KeyRing):
         )
 
     def asks_service(self, key_id: str) -> bool:
-        return self.names(key_id)
+        return self.may_have(key_id)
 
     async def active_key_id(self) -> str:
         """The key's ARN, even if the setting has an alias. KMS is asked once."""

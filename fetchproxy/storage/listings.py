@@ -163,11 +163,11 @@ async def take_topic_objects(
                 take_found(found)
                 number += 1
                 if page is not None and not number % page:
-                    reached, parts = divided(digits, found.key[len(folder) :])
-                    if parts:
-                        for part in parts:
+                    this_part, later_parts = divided(digits, found.key[len(folder) :])
+                    if later_parts:
+                        for part in later_parts:
                             listing.create_task(take_part(part, ""))
-                        listing.create_task(take_part(reached, found.key))
+                        listing.create_task(take_part(this_part, found.key))
                         break
                 if not number % _TAKEN_AT_ONCE:
                     await asyncio.sleep(0)
@@ -189,10 +189,11 @@ def divided(digits: str, key: str) -> tuple[str, list[str]]:
     are none if `key` lies in the partition `digits` itself, in the last part, or in a folder that
     is not a number. Such folders belong to no part.
     """
-    reached = key.partition("/")[0]
-    if not reached.isdecimal():
+    first_folder = key.partition("/")[0]
+    if not first_folder.isdecimal():
         return digits, []
-    if len(reached) == len(digits):
+    if len(first_folder) == len(digits):
         return digits, []
     at = len(digits)
-    return reached[: at + 1], [digits + str(digit) for digit in range(int(reached[at]) + 1, 10)]
+    next_digit = int(first_folder[at]) + 1
+    return first_folder[: at + 1], [digits + str(digit) for digit in range(next_digit, 10)]

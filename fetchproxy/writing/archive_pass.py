@@ -51,7 +51,7 @@ _DENIED = (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION
 @dataclass(frozen=True, slots=True)
 class NotArchived:
     """Records that a pass has not archived. `offsets`: first and last, inclusive; None: not known.
-    `failed`: False if nothing has gone wrong. `again`: the same pass may succeed later.
+    `failed`: False if nothing has gone wrong. `may_succeed_again`: the same pass may succeed later.
     """
 
     tp: TopicIdPartition
@@ -59,7 +59,7 @@ class NotArchived:
     cause: str
     remedy: str
     failed: bool = True
-    again: bool = False
+    may_succeed_again: bool = False
 
     def __str__(self) -> str:
         return f"{self.tp}: {self.what}"
@@ -77,7 +77,7 @@ class NotAllArchived(FetchProxyError):
     def __init__(self, found: Iterable[NotArchived]) -> None:
         found = tuple(found)
         super().__init__("; ".join(one.what for one in found))
-        self.retriable = all(one.again for one in found)
+        self.retriable = all(one.may_succeed_again for one in found)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -143,8 +143,8 @@ class ArchivePass(Archiver):
             await for_each(tps, partial(self._try, spool, this), self.config.workers_max)
             if this.crashes:
                 raise ExceptionGroup("partitions crashed", this.crashes)
-            found += [one for one in this.found if not one.again]
-            failures = [one for one in this.found if one.again]
+            found += [one for one in this.found if not one.may_succeed_again]
+            failures = [one for one in this.found if one.may_succeed_again]
             tps = [one.tp for one in failures]
             if not failures or number == self.tries_max:
                 return found + failures
@@ -188,9 +188,13 @@ class ArchivePass(Archiver):
             else _above(end, log_offsets, log_offsets.last_stable_offset)
         )
         # What a store denies, it denies a second later too.
-        again = may_pass(error) and getattr(error, "retriable", True)
+        may_succeed_again = may_pass(error) and getattr(error, "retriable", True)
         return NotArchived(
-            tp, offsets, str(error) or type(error).__name__, _remedy(error), again=again
+            tp,
+            offsets,
+            str(error) or type(error).__name__,
+            _remedy(error),
+            may_succeed_again=may_succeed_again,
         )
 
     async def _publish(self) -> None:
@@ -268,7 +272,7 @@ class _Round:
     def note(self, found: Iterable[NotArchived]) -> None:
         found = list(found)
         self.found += found
-        passing = next((one for one in found if one.again), None)
+        passing = next((one for one in found if one.may_succeed_again), None)
         self._in_a_row = 0 if passing is None else self._in_a_row + 1
         if self._in_a_row >= PARTITIONS_FAILED_IN_A_ROW_MAX:
             self.away = passing

@@ -86,7 +86,7 @@ class TopicDiscovery:
         topics = await self._cluster.topics(self._interval_ms // 2)
         archived: list[TopicInfo] = []
         refused: dict[str, str] = {}
-        configs: dict[UUID, dict[str, str]] = {}
+        found_configs: dict[UUID, dict[str, str]] = {}
         matching = matching_topics(self._pattern, topics, self._metadata_topic)
         self.internal = [
             topic.name
@@ -94,12 +94,12 @@ class TopicDiscovery:
             if is_internal(topic, self._metadata_topic) and self.names(topic.name)
         ]
         for topic in matching:
-            reason = await self._judge(topic, configs)
+            reason = await self._refusal_of(topic, found_configs)
             if reason is None:
                 archived.append(topic)
             else:
                 refused[topic.name] = reason
-        self._configs = configs
+        self._configs = found_configs
         self._publish(refused)
         return archived
 
@@ -118,7 +118,9 @@ class TopicDiscovery:
             f"archived: {', '.join(self.internal)}"
         )
 
-    async def _judge(self, topic: TopicInfo, configs: dict[UUID, dict[str, str]]) -> str | None:
+    async def _refusal_of(
+        self, topic: TopicInfo, found_configs: dict[UUID, dict[str, str]]
+    ) -> str | None:
         try:
             config = await self._cluster.topic_config(topic.name)
         except ClusterError as error:
@@ -129,7 +131,7 @@ class TopicDiscovery:
                 # Without its configuration the archiver cannot tell if the topic is compacted.
                 return f"its configuration cannot be read ({error})"
             config = known  # the configuration as last read
-        configs[topic.topic_id] = config
+        found_configs[topic.topic_id] = config
         return refusal(topic, config) or self._name_fault(topic.name, topic.topic_id)
 
     def _publish(self, refused: dict[str, str]) -> None:

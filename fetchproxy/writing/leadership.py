@@ -122,10 +122,10 @@ def _kept(
     owned: dict[str, list[Partition]] = {member_id: [] for member_id in members}
     for partition in sorted(owners):
         owned[owners[partition]].append(partition)
-    even, odd = divmod(count, len(members)) if members else (0, 0)
+    even, remainder = divmod(count, len(members)) if members else (0, 0)
     kept: dict[str, set[Partition]] = {}
     for rank, member_id in enumerate(sorted(owned, key=lambda m: (-len(owned[m]), m))):
-        kept[member_id] = set(owned[member_id][: even + (rank < odd)])
+        kept[member_id] = set(owned[member_id][: even + (rank < remainder)])
     return kept
 
 

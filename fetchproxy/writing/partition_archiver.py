@@ -158,7 +158,7 @@ class PartitionArchiver:
             try:
                 await self._accumulate(resumed, close_short)
             except LogTruncated:
-                return await self._cut_short(resumed)
+                return await self._log_ends_below(resumed)
             except CorruptSegment as error:
                 return await self._accumulate_anew(resumed, error)
         if self.accumulator.closed is None:
@@ -210,7 +210,7 @@ class PartitionArchiver:
         await self.truncation.truncate(await self._fresh_view())
         return True
 
-    async def _cut_short(self, resumed: Resumed) -> bool:
+    async def _log_ends_below(self, resumed: Resumed) -> bool:
         """The log ends below the position. Raises LogTruncated again if there is no remedy."""
         accumulated = self._accumulated
         if await self._truncate_if_parted(resumed) or accumulated:

@@ -217,7 +217,7 @@ class PartitionWatch:
             if copy_s is not None:
                 ages.append(copy_s)
             self._look_at_copy(status, watched, copy_s)
-            age_ms = self._oldest_age_ms(status, watched, now_ms)
+            age_ms = self._note_oldest_age_ms(status, watched, now_ms)
             self._look_at_margin(status, watched, age_ms, now_ms)
             self._look_at_transaction(status, watched, now_ms)
             self._look_at_losses(status, watched)
@@ -412,7 +412,7 @@ class PartitionWatch:
         )
         self._published_conditions.hold(deleted, status.tp, what, lost)
 
-    def _oldest_age_ms(
+    def _note_oldest_age_ms(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int
     ) -> int | None:
         """The age of the oldest unarchived record: by its timestamp if it was read, else since it

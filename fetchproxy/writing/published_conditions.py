@@ -42,7 +42,7 @@ class PublishedConditions:
         self._objects = objects
         self.health = Health()
         self._decided: defaultdict[str, set[Subject]] = defaultdict(set)
-        self._unsaid: set[tuple[Kind, Subject]] = set()
+        self._unpublished: set[tuple[Kind, Subject]] = set()
         self._stored: Mapping[ConditionsObject, Condition] = {}  # as last read
 
     def hold(
@@ -57,7 +57,7 @@ class PublishedConditions:
         """`what`: for people; may change at each look. It is logged when the condition begins."""
         condition = of_partition(kind, subject, what, offsets, until=until)
         if self._condition_of(kind, subject) != condition:
-            self._unsaid.add((kind, subject))
+            self._unpublished.add((kind, subject))
         self.health.report(condition, subject or "", **fields)
         self._decided[kind].add(subject)
 
@@ -65,14 +65,14 @@ class PublishedConditions:
         """The condition is over, or never was true."""
         if self.health.clear(kind, subject or "") or subject not in self._decided[kind]:
             self._decided[kind].add(subject)
-            self._unsaid.add((kind, subject))
+            self._unpublished.add((kind, subject))
 
     def forget(self, tp: TopicIdPartition, *kinds: Kind) -> None:
         """Another archiver, or none, checks the partition from now on."""
         for kind in kinds:
             self.health.forget(kind, tp)
             self._decided[kind].discard(tp)
-            self._unsaid.discard((kind, tp))
+            self._unpublished.discard((kind, tp))
 
     def merged(
         self, stored: Mapping[ConditionsObject, Condition], now: float
@@ -88,7 +88,7 @@ class PublishedConditions:
 
     async def publish(self) -> None:
         """Raises RemoteStorageError; the next call publishes the rest."""
-        if not self._unsaid or self._objects is None:
+        if not self._unpublished or self._objects is None:
             return
         async with within(PUBLISH_MAX_S, "put of concerns"):
             await self._publish(self._objects)
@@ -96,8 +96,8 @@ class PublishedConditions:
     async def _publish(self, objects: ArchiveObjects) -> None:
         self._stored = await read_published_conditions(objects, self._stored)
         stored = {(one.name, one.tp): condition for one, condition in self._stored.items()}
-        for kind, subject in list(self._unsaid):
-            if (kind, subject) not in self._unsaid:
+        for kind, subject in list(self._unpublished):
+            if (kind, subject) not in self._unpublished:
                 continue  # forgotten meanwhile: it is another archiver's
             condition_now = self._condition_of(kind, subject)
             condition = stored.get((kind, subject))
@@ -106,7 +106,7 @@ class PublishedConditions:
             elif condition_now is not None and condition != condition_now:
                 await objects.put_conditions(subject, kind, encode_conditions(condition_now))
             if self._condition_of(kind, subject) == condition_now:  # not changed meanwhile
-                self._unsaid.discard((kind, subject))
+                self._unpublished.discard((kind, subject))
 
     async def run(self) -> None:
         """Runs until cancelled. Logs an error once per outage and tries again."""

@@ -9,7 +9,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 
 class UnderWay(NamedTuple):
     entries: int  # waiting fetches
-    entries_unwatched: int  # fetches beyond purgatory_entries_max
+    fetches_waiting_for_place: int  # fetches beyond purgatory_entries_max
     pending_reads: int
     loads: int
     store_reads: int  # reads in the store now
@@ -24,7 +24,7 @@ def under_way(purgatory: RemoteFetchPurgatory) -> UnderWay:
     budget = purgatory._pool.budget
     return UnderWay(
         entries=len(purgatory._entries),
-        entries_unwatched=len(purgatory._unwatched),
+        fetches_waiting_for_place=len(purgatory._waiting_for_place),
         pending_reads=len(purgatory._pending),
         loads=len(purgatory._pool._loads),
         store_reads=budget.tasks_taken,

@@ -68,7 +68,7 @@ def test_a_full_purgatory_waits_and_does_not_fail() -> None:
             side.store.faults = SLOW
             waiting = [side.watch(side.request(40 * n), wait_s=3) for n in range(4)]
             status = under_way(side.purgatory)
-            assert (status.entries, status.entries_unwatched) == (2, 2)
+            assert (status.entries, status.fetches_waiting_for_place) == (2, 2)
             patient = side.watch(side.request(160), wait_s=60)
             for fetch in waiting:
                 await fetch.completed.wait()

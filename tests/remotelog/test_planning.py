@@ -168,8 +168,8 @@ def test_filters_become_ranges_and_the_rest_stays_with_spark() -> None:
     assert filters.takes_partition("orders", 2)
     assert not filters.takes_partition("orders", 3)
     assert not filters.takes_partition("payments", 0)
-    assert (filters.offset.least, filters.offset.most) == (11, 20)
-    assert (filters.timestamp.least, filters.timestamp.most) == (ms + 2, ms + 1)
+    assert (filters.offset.least, filters.offset.greatest) == (11, 20)
+    assert (filters.timestamp.least, filters.timestamp.greatest) == (ms + 2, ms + 1)
 
 
 def test_a_filter_on_timestamps_leaves_out_those_that_are_null() -> None:

@@ -16,7 +16,7 @@ from fetchproxy.segments.object_keys import (
     layout_text,
     log_start_key,
     normal_prefix,
-    parse_layout_text,
+    parse_layout_version,
     parse_log_start_key,
     parse_partition_folder,
     parse_segment_key,
@@ -180,10 +180,10 @@ def test_prefixes() -> None:
 
 
 def test_the_layout_object_says_its_version() -> None:
-    assert parse_layout_text(layout_text()) == 1
-    assert parse_layout_text(layout_text(12)) == 12
+    assert parse_layout_version(layout_text()) == 1
+    assert parse_layout_version(layout_text(12)) == 12
     for content in (b"", b"remote-log-layout", b"remote-log-layout x\n", b"remote-log-layout 1"):
-        assert parse_layout_text(content) is None
+        assert parse_layout_version(content) is None
 
 
 @pytest.mark.parametrize("cluster_id", ["MkU3OEVBNTcwNTJENDM2Qk", "a/../b c", "Ü" * 60])

@@ -53,7 +53,7 @@ async def merge_all(archive: Archive, spool_dir: Path, bytes_max: int, later_ms:
         )
         for tp in await archive.rlmm.list_partitions():
             merged += (await merger.merge(tp)).merged
-            await expirer.tidy(tp)
+            await expirer.delete_all_due(tp)
     return merged
 
 

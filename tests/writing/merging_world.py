@@ -103,7 +103,7 @@ class MergingWorld(World):
             async with AsyncExitStack() as opened:
                 expirer, _ = await self.start(opened)
                 assert isinstance(expirer, Expirer)
-                await expirer.tidy(TP)
+                await expirer.delete_all_due(TP)
 
     async def read(self) -> bytes:
         """The bytes that readers get from the archive's beginning to its end."""

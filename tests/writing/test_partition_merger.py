@@ -47,7 +47,7 @@ async def test_replaced_segments_stay_for_those_who_read_them(world: MergingWorl
     await world.merge()
     async with AsyncExitStack() as opened:
         expirer, _ = await world.start(opened)
-        await expirer.tidy(TP)  # nothing is old enough
+        await expirer.delete_all_due(TP)  # nothing is old enough
     assert world.bases() == [0, 10, 20, 30]
 
 

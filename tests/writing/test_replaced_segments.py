@@ -70,8 +70,8 @@ async def test_sources_that_are_hidden_already_stay_too(world: MergingWorld) -> 
     world.skew_ms += 10 * 60_000
     async with AsyncExitStack() as opened:
         expirer, rlmm = await world.start(opened)
-        await expirer.tidy(TP)
-        await expirer.tidy(TP)
+        await expirer.delete_all_due(TP)
+        await expirer.delete_all_due(TP)
         hidden = [s for s in rlmm.list_remote_log_segments(TP) if s.start_offset]
         assert {s.state for s in hidden} == {State.DELETE_SEGMENT_STARTED}
     await world.store.delete(key)
@@ -92,8 +92,8 @@ async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWo
     world.skew_ms += 10 * 60_000
     async with AsyncExitStack() as opened:
         expirer, _ = await world.start(opened)
-        await expirer.tidy(TP)
-        await expirer.tidy(TP)
+        await expirer.delete_all_due(TP)
+        await expirer.delete_all_due(TP)
     stem = key.removesuffix("log")
     for found in [found for found in world.store.objects() if found.startswith(stem)]:
         await world.store.delete(found)
@@ -114,8 +114,8 @@ async def test_nor_where_the_store_does_not_give_them_out_now(
     world.skew_ms += 10 * 60_000
     async with AsyncExitStack() as opened:
         expirer, _ = await world.start(opened)
-        await expirer.tidy(TP)
-        await expirer.tidy(TP)
+        await expirer.delete_all_due(TP)
+        await expirer.delete_all_due(TP)
     stem = key.removesuffix("log")
     for found in [found for found in world.store.objects() if found.startswith(stem)]:
         await world.store.delete(found)

@@ -370,7 +370,7 @@ class Expirer:
         partition.due_at = min(loop.time() + wait_s, partition.orphans_due_at)
         return wait_s <= 0
 
-    async def tidy(self, tp: TopicIdPartition) -> None:
+    async def delete_all_due(self, tp: TopicIdPartition) -> None:
         """Delete everything that may be deleted under any retention. Raises RemoteStorageError."""
         loop = asyncio.get_running_loop()
         while (now_ms := self._clock.now_ms(loop.time())) is not None:
@@ -570,9 +570,9 @@ class Expirer:
     async def _sweep(self, tp: TopicIdPartition, partition: _Partition) -> None:
         """Delete orphans. Their age is known only from a second look on."""
         now = asyncio.get_running_loop().time()
-        unnamed = await find_orphans(self.objects, self.rlmm, tp)
+        orphans = await find_orphans(self.objects, self.rlmm, tp)
         view = await self.rlmm.refresh(tp, now)
-        found = {i: o for i, o in unnamed.items() if is_worthless(self.rsm, view, o)}
+        found = {i: o for i, o in orphans.items() if is_worthless(self.rsm, view, o)}
         age_min_s = self.limits.orphan_age_min_ms / 1000
         old = partition.old_orphans(found, now, age_min_s)
         partition.orphan_kept = False
