@@ -10,18 +10,14 @@ NEVER_FLEXIBLE = 0x7FFF
 
 
 class WireError(Exception):
-    """The message names the fault and its place in the bytes.
+    """A peer's error on the wire; the message names the fault and its place in the bytes.
 
-    A peer's errors on the wire. All functions of `protocol` raise these and no others.
-
-    WireError ├── FrameTooLarge      a size prefix beyond a limit, or negative ├── Truncated
-    the bytes end before the message does └── MalformedMessage   a length, count or type that no
-    valid message has
+    All functions of `protocol` raise this error's subclasses and no others.
     """
 
 
 class FrameTooLarge(WireError):
-    """`limit`: the name of the exceeded limit."""
+    """A size prefix is beyond a limit, or negative. `limit`: the name of the exceeded limit."""
 
     def __init__(self, message: str, limit: str = "frame_bytes_max") -> None:
         super().__init__(message)
@@ -29,11 +25,11 @@ class FrameTooLarge(WireError):
 
 
 class Truncated(WireError):
-    pass
+    """The bytes end before the message does."""
 
 
 class MalformedMessage(WireError):
-    pass
+    """A length, count or type that no valid message has."""
 
 
 class ErrorCode(IntEnum):

@@ -7,7 +7,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from fetchproxy_protocol.apis import MalformedMessage, Truncated
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage, Truncated
 from fetchproxy_protocol.primitives import (
     INT16,
     INT32,
@@ -19,12 +19,11 @@ from fetchproxy_protocol.primitives import (
     encode_uvarint,
 )
 
-# FetchRequest v4–18. A partition entry is never re-encoded: the client's bytes (epochs, tags) reach
+# FetchRequest. A partition entry is never re-encoded: the client's bytes (epochs, tags) reach
 # the broker unchanged in any session. Only the offset is replaced if it was lost. Layout: Kafka's
 # FetchRequest.json.
 
-VERSION_MIN = 4
-FETCH_VERSION_MAX = 18
+FETCH_VERSION_MIN, FETCH_VERSION_MAX = PROXIED_VERSIONS[ApiKey.FETCH]
 FETCH_FLEXIBLE_FROM = 12
 TOPIC_IDS_FROM = 13
 SESSIONS_FROM = 7
@@ -131,7 +130,8 @@ class FetchRequest(NamedTuple):
 
 def parse_fetch_request(payload: Buffer, body_at: int) -> FetchRequest:
     """`payload`: a whole request without size prefix. `body_at`: the position where its header
-    ends. Raises WireError. The caller must refuse versions outside 4–18.
+    ends. Raises WireError. The caller must refuse versions outside FETCH_VERSION_MIN to
+    FETCH_VERSION_MAX.
     """
     version = INT16.unpack_from(payload, 2)[0]
     return plain_request(bytes(payload), body_at, version) or any_request(payload, body_at)
@@ -426,7 +426,7 @@ def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> 
     return bytes(out)
 
 
-# FetchResponse v4–18. This module never touches records: the caller puts them between
+# FetchResponse. This module never touches records: the caller puts them between
 # `encode_partition_start` and `no_tags`. Layout: Kafka's FetchResponse.json.
 
 

@@ -1,4 +1,4 @@
-"""FetchResponse v4–18 as a stream: read as it passes, patched in place, extended at its front.
+"""FetchResponse as a stream: read as it passes, patched in place, extended at its front.
 
 A response may be 50 MiB and more, so it is never held as a whole. `FetchResponseScan.feed` takes
 the bytes as they arrive and returns the bytes that may leave. It jumps over records. It also

@@ -19,9 +19,9 @@ from uuid import UUID
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, MalformedMessage
 from fetchproxy_protocol.fetch import (
     FETCH_VERSION_MAX,
+    FETCH_VERSION_MIN,
     SESSIONLESS_EPOCH,
     TOPIC_IDS_FROM,
-    VERSION_MIN,
     FetchRequest,
     PartitionKey,
     PartitionPatch,
@@ -256,4 +256,4 @@ def _in_rotation(
     yield from every[:first]
 
 
-FETCH_API = ServedApi(ApiKey.FETCH, VERSION_MIN, FETCH_VERSION_MAX, respond)
+FETCH_API = ServedApi(ApiKey.FETCH, FETCH_VERSION_MIN, FETCH_VERSION_MAX, respond)
