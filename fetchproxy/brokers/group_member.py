@@ -43,7 +43,8 @@ _GROUP = 0  # FindCoordinator's key type
 _PROTOCOL_TYPE = "consumer"
 _PROTOCOL = "cooperative-sticky"
 
-# As in Kafka's own consumers: the coordinator answers JoinGroup when the rebalance timeout ends.
+# Added to the rebalance timeout, because JoinGroup is answered only when that ends. As in Kafka's
+# own consumers.
 _JOIN_SLACK_MS = 5_000
 _PAUSES = Backoff(100, 5_000, 0.2)
 _LEAVE_MAX_S = 3.0

@@ -25,8 +25,7 @@ _HEADERS_END = b"\r\n\r\n"
 
 
 class ConnectionPlace(NamedTuple):
-    """What counts of an open connection when there is no place for another. `host`: the client's
-    address."""
+    """What `gives_way` needs to know of an open connection. `host`: the client's address."""
 
     host: str
     has_request: bool  # all headers have come

@@ -244,7 +244,7 @@ class ArchiverPositions:
         )
 
     async def _read(self, _: None, began_at: float) -> None:
-        async with within(self._read_max_ms / 1000, "what archivers gather"):
+        async with within(self._read_max_ms / 1000, "what archivers accumulate"):
             self._stored = await self._read_all(began_at)
             self._read_at = began_at
             self._failing = False

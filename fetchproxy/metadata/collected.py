@@ -57,8 +57,9 @@ _STRING_SIZE = Struct(">H")
 _DECODED_AT_ONCE = 500  # some 1 ms
 
 
-# By key: the version, and the entry without its length.
+# Version; entry without its length.
 CollectedEntry = tuple[str, bytes]
+# By the key in the store.
 Collected = Mapping[str, CollectedEntry]
 NOTHING_COLLECTED: Collected = {}
 Read = tuple[str, str, RemoteLogSegmentMetadata]  # key, version, content

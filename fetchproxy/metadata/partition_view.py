@@ -24,10 +24,10 @@ class PartitionView:
     """`segments`: finished segments, by offset. `read_at`: loop time (s).
 
     A segment's value is made anew each time: two values are the same segment if their ids are
-    equal. Starts and ends of segments both rise, with one exception: a segment that reaches over
-    `history.kept_below` may start below the segments before it, because it counts only from there
-    on. Two neighbours may overlap (`overlaps`). So a reader that goes on to the next looks up the
-    *offset* after the first segment, and never begins at the first byte of the next one.
+    equal. Starts and ends of segments both rise. Exception: a segment across `history.kept_below`
+    counts only from there on, so it may start lower than the segments before it. Two neighbours may
+    overlap (`overlaps`). So a reader that goes on to the next looks up the *offset* after the first
+    segment, and never begins at the first byte of the next one.
     """
 
     tp: TopicIdPartition

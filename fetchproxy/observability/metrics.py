@@ -435,7 +435,7 @@ REMOTE_COPY_ERRORS = counter(
 )
 REMOTE_COPY_LAG_BYTES = gauge(
     f"{_BTM}_remotecopylagbytes",
-    "Bytes that were gathered and are not copied yet (RemoteCopyLagBytes)",
+    "Bytes that were accumulated and are not copied yet (RemoteCopyLagBytes)",
     *_PARTITION,
 )
 REMOTE_COPY_LAG_SEGMENTS = gauge(

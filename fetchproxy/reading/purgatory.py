@@ -108,12 +108,8 @@ class DelayedRemoteFetch(Generic[K]):
 
 
 class PendingRead:
-    """`created_at` (loop time, s): only a view this recent may say "not archived".
-
-    Reads that memory cannot answer yet. One task drives each read until memory can. There is one
-    read per (partition, offset, isolation) for all clients, so a client's next poll finds the work
-    that its last poll began. A pending read outlives the fetches that watch it. It ends with data
-    in memory, with an error, or when no client has asked for it for a while.
+    """A read that memory cannot answer yet. `created_at` (loop time, s): only a view this recent
+    may say "not archived".
     """
 
     def __init__(self, request: RemoteReadRequest, now: float) -> None:
@@ -136,7 +132,13 @@ class PendingRead:
 
 @dataclass(eq=False, repr=False)
 class PendingReads:
-    """`_on_done` is called for each read that ends, while the read still has its watchers."""
+    """The reads that memory cannot answer yet. One task drives each read until memory can.
+
+    There is one read per (partition, offset, isolation) for all clients, so a client's next poll
+    finds the work that its last poll began. A pending read outlives the fetches that watch it. It
+    ends with data in memory, with an error, or when no client has asked for it for a while.
+    `_on_done` is called for each read that ends, while the read still has its watchers.
+    """
 
     _rlmm: PartitionViews
     _reader: SegmentReader

@@ -370,7 +370,9 @@ class SegmentReader:
             needs.append(NeedLayout(metadata))
             return needs, metadata.segment_size_bytes // self._memory.chunk_bytes + 1
         begin = layout.chunk_at_or_after(metadata.start_offset) if number < 0 else number
-        end = bisect_right(layout.first_offsets, metadata.end_offset)  # it may have been clipped
+        end = bisect_right(
+            layout.first_offsets, metadata.end_offset
+        )  # a clipped segment ends before its layout
         for ahead in range(begin, min(begin + count, end)):
             need = NeedChunk(metadata, layout, ahead)
             if not self._memory.chunks.holds(need.key):

@@ -1,8 +1,7 @@
 """A query's filters on topic, partition, offset and timestamp, as ranges for planner and reader.
 
 Spark passes them from 4.1 on (spark.sql.python.filterPushdown.enabled). The code knows Spark's
-filter classes by name, as older releases have none. Spark applies filters that no range expresses
-exactly.
+filter classes by name, as older releases have none. Filters that are not ranges are left to Spark.
 """
 
 from __future__ import annotations

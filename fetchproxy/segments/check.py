@@ -588,8 +588,8 @@ def first_newer(
 ) -> int | None:
     """The segment's first offset from `from_offset` on with a newer epoch in `lineage`.
 
-    None: there is none. The lineage says nothing below its first entry. A segment without epochs
-    is believed.
+    None: there is none. The lineage says nothing below its first entry, and nothing against a
+    segment without epochs.
     """
     if not lineage or not segment.segment_leader_epochs:
         return None

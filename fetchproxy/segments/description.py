@@ -40,6 +40,29 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 _State = RemoteLogSegmentState
 DeleteState = RemotePartitionDeleteState
+# The states of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState
+# and RemotePartitionDeleteState.
+#
+#       (new)
+#         │
+#         ▼
+#     COPY_SEGMENT_STARTED ─────────────┐      all objects but the metadata may be missing
+#         │                             │
+#         ▼                             │      a copy that failed or was left is deleted
+#     COPY_SEGMENT_FINISHED             │      readers see this state only
+#         │                             │
+#         ▼                             │
+#     DELETE_SEGMENT_STARTED ◄──────────┘      readers in flight get their grace
+#         │
+#         ▼
+#     DELETE_SEGMENT_FINISHED                  only this word is left
+#
+# The partitions of a deleted topic go through
+#
+#     (none) ─► DELETE_PARTITION_MARKED ─► DELETE_PARTITION_STARTED ─► DELETE_PARTITION_FINISHED
+#               found deleted              its segments go              nothing is left of it
+#
+# Every state may follow itself: an update whose response was lost is sent again.
 LEGAL_NEXT: dict[_State | None, frozenset[_State]] = {
     None: frozenset({_State.COPY_SEGMENT_STARTED}),
     _State.COPY_SEGMENT_STARTED: frozenset(
@@ -221,32 +244,8 @@ class JsonFields:
 def check_update(known: RemoteLogSegmentMetadata | None, new: RemoteLogSegmentMetadata) -> None:
     """Raises ValueError if `new` may not follow the `known` metadata of the segment.
 
-    Besides the table: a segment that was cut (unclean leader election) never grows again. So an
+    Besides `LEGAL_NEXT`: a segment that was cut (unclean leader election) never grows again. So an
     old message that arrives late or twice cannot bring a dead lineage back.
-
-    The states of a remote log segment and of a partition's deletion: Kafka's RemoteLogSegmentState
-    and RemotePartitionDeleteState.
-
-          (new)
-            │
-            ▼
-        COPY_SEGMENT_STARTED ─────────────┐      all objects but the metadata may be missing
-            │                             │
-            ▼                             │      a copy that failed or was left is deleted
-        COPY_SEGMENT_FINISHED             │      readers see this state only
-            │                             │
-            ▼                             │
-        DELETE_SEGMENT_STARTED ◄──────────┘      readers in flight get their grace
-            │
-            ▼
-        DELETE_SEGMENT_FINISHED                  only this word is left
-
-    The partitions of a deleted topic go through
-
-        (none) ─► DELETE_PARTITION_MARKED ─► DELETE_PARTITION_STARTED ─► DELETE_PARTITION_FINISHED
-                  found deleted              its segments go              nothing is left of it
-
-    Every state may follow itself: an update whose response was lost is sent again.
     """
     old = None if known is None else known.state
     if new.state is not old and new.state not in LEGAL_NEXT[old]:

@@ -116,8 +116,8 @@ class SegmentFile(StrEnum):
         <prefix>/collected-metadata/<topicId>
         <prefix>/topics/<topicId>
         <prefix>/mirrors/<id of a copy>
-        <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a concern>
-        <prefix>/concerns/<name of a concern>
+        <prefix>/concerns/<topic>-<topicId>/<partition>/<name of a condition>
+        <prefix>/concerns/<name of a condition>
 
     Both ids have the form of Kafka's Uuids: url-safe base64 of the 16 bytes without padding, 22
     characters, which may begin with or contain `-` and `_`. So names are parsed by fixed widths
@@ -346,15 +346,15 @@ def conditions_folder(prefix: str) -> str:
 
 
 def conditions_key(prefix: str, tp: TopicIdPartition | None, name: str) -> str:
-    """`tp` None: the concern is about the archive as a whole."""
+    """`tp` None: the condition is about the archive as a whole."""
     if not _CONDITIONS_KEY.fullmatch(name):
-        raise ValueError(f"invalid name of a concern {name!r}")
+        raise ValueError(f"invalid name of a condition {name!r}")
     folder = conditions_folder(prefix)
     return f"{folder if tp is None else partition_folder(folder, tp)}{name}"
 
 
 def parse_conditions_key(prefix: str, key: str) -> tuple[TopicIdPartition | None, str] | None:
-    """The concern's partition (None: the archive as a whole) and its name."""
+    """The condition's partition (None: the archive as a whole) and its name."""
     folder, slash, name = key.rpartition("/")
     if not _CONDITIONS_KEY.fullmatch(name):
         return None

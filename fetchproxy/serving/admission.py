@@ -317,7 +317,7 @@ class ClientQuota:
         partitions: Mapping[PartitionKey, FetchEntry],
         session_partitions: int = 0,
     ) -> float:
-        """A fetch has come. Returns how long it must wait, in s. See Reader.asked."""
+        """A fetch has come. Returns how long it must wait, in s: see `Reader.fetch_wait_s`."""
         if self._reader is None:
             self._reader = self._admission.consumer_paces.reader(
                 client(), node_id, partitions, self._software, paced=self._may_pause

@@ -65,7 +65,9 @@ class SessionOwner(Protocol):
         """The address advertised to a client that has reached us at the address `reached`."""
 
     def too_large(self, limit: str, what: str) -> None:
-        """A message was refused by its size: `what` names it, `limit` the setting or constant."""
+        """A message was refused by its size. `what` describes the message; `limit` is the name of
+        the setting or constant that it exceeds.
+        """
 
     def made(self, session: ClientSession) -> None:
         """The session's client has connected."""

@@ -293,7 +293,7 @@ class ArchiveObjects:
     async def delete_topic_description(self, topic_id: UUID) -> None:
         await self._store.delete(keys.topic_description_key(self._prefix, topic_id))
 
-    # --- concerns: problems that archivers report; the folder is usually empty --------------------
+    # --- conditions that archivers publish; the folder is usually empty ---------------------------
 
     @measured
     async def put_conditions(self, tp: TopicIdPartition | None, name: str, content: bytes) -> None:
@@ -313,7 +313,7 @@ class ArchiveObjects:
 
     @measured
     async def forget_published_conditions(self, tp: TopicIdPartition) -> None:
-        """Delete all concerns of a partition; may be repeated after a failure."""
+        """Delete all conditions of a partition; may be repeated after a failure."""
         for found in await self._published_conditions(
             keys.partition_folder(keys.conditions_folder(self._prefix), tp)
         ):

@@ -65,7 +65,7 @@ class KeyRing(ABC):
 
     @abstractmethod
     def may_have(self, key_id: str) -> bool:
-        """Whether this ring's keys can have this id. Never blocks."""
+        """False: no key of this ring has such an id. Never blocks."""
 
     def asks_service(self, key_id: str) -> bool:
         """Whether a service of others, which may be slow, unwraps data keys with this id."""

@@ -403,7 +403,7 @@ class PackedLogs:
             else:
                 cipher = AesGcm(await self._data_key(segment, packing, packing.key))
         except SegmentLocked:
-            self._locked.pop(number, None)  # it may be wrapped with another key by then
+            self._locked.pop(number, None)  # when it is unlocked, another key may wrap it
             raise
         self._locked.pop(number, None)
         opened = OpenedLog(packing, cipher)

@@ -117,7 +117,7 @@ class TlsAcceptor:
 class _Gate(asyncio.BufferedProtocol):
     """One connection from its acceptance to the end of its handshake, or to its failure.
 
-    It is the socket's protocol until the first bytes, and then the one above TLS.
+    Until the first bytes it is the raw socket's protocol; during the handshake it is TLS's.
     """
 
     def __init__(self, acceptor: TlsAcceptor, new_protocol: NewProtocol) -> None:

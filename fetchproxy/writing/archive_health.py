@@ -40,10 +40,10 @@ class NotHeld:
 def missing_offsets(
     coverage: Coverage, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
 ) -> NotHeld:
-    """`stated` None: the partition has no record.
+    """Finds which of the offsets that a partition's archive has to hold are not there. Pure.
 
-    Finds which of the offsets that a partition's archive has to hold are not there. Pure.
 
+    `stated` None: the partition has no record.
     A raised log start has deleted all offsets below it. From `recorded_from` up to the stated end,
     every offset was archived or is recorded as a gap. Below `recorded_from` no loss can be proved.
     """

@@ -80,9 +80,9 @@ class Member:
 def assign(
     members: Mapping[str, Member], partition_counts: Mapping[str, int]
 ) -> dict[str, set[Partition]]:
-    """Each member's partitions in this round: even if all want the same topics and none moves.
+    """Each member's partitions in this round. Pure.
 
-    Assignment of partitions to members: even parts, and no partition moves without need. Pure.
+    The parts are even if all members want the same topics. No partition moves without need.
 
     The cooperative protocol (KIP-429): a partition that is to move is first given back by its owner
     and assigned to the new one in the next round, so no two members are told to lead it. The

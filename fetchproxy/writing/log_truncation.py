@@ -211,7 +211,7 @@ class LogTruncation:
         end = segment.end_offset + 1
         shared, compared = await self._compare(segment.tp, whole, end, joints)
         if shared < end:
-            raise LogDiverged(f"{segment.tp}: gathered to {end}, the leader's log from {shared}")
+            raise LogDiverged(f"{segment.tp}: accumulated to {end}, the leader's log from {shared}")
         await self._check_same_leader(segment)
         return self._epoch_of(segment.tp, compared)
 

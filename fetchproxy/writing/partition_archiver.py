@@ -134,9 +134,9 @@ class PartitionArchiver:
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
-        """After an error the gatherer may hold half a batch, so the next turn resumes anew. After a
-        store or broker error the accumulated data stay: the copy begins with a new look at the
-        archive.
+        """After an error the accumulator may hold half a batch, so the next turn resumes anew.
+        After a store or broker error the accumulated data stay: the copy begins with a new look at
+        the archive.
         """
         try:
             yield

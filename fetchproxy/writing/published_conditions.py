@@ -90,7 +90,7 @@ class PublishedConditions:
         """Raises RemoteStorageError; the next call publishes the rest."""
         if not self._unpublished or self._objects is None:
             return
-        async with within(PUBLISH_MAX_S, "put of concerns"):
+        async with within(PUBLISH_MAX_S, "put of conditions"):
             await self._publish(self._objects)
 
     async def _publish(self, objects: ArchiveObjects) -> None:

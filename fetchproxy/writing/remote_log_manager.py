@@ -253,7 +253,7 @@ class RemoteLogManager(Archiver):
             tasks.create_task(self._watch_forever(), name="archive watch")
             tasks.create_task(self._deletion.run(), name="deleted topics")
             tasks.create_task(self.published_positions.run(), name="archive positions")
-            tasks.create_task(self.published_conditions.run(), name="archive concerns")
+            tasks.create_task(self.published_conditions.run(), name="published conditions")
             tasks.create_task(self._record_topics_forever(), name="archive topics")
             for number in range(self.config.workers_max):
                 tasks.create_task(self._work_forever(), name=f"archive worker {number}")

@@ -189,7 +189,7 @@ class FetchConversation:
     """One per connection. Each fetch is answered before the next one is taken in.
 
     `parked`: a poll at the broker that no fetch of the client has taken up yet.
-    `archive_has_next_turn`: the tail left no room for archived records.
+    `archive_has_next_turn`: the tail has left no room for archived records.
     `tail_is_read`: the broker's last response had no partition out of range.
     `throttle_time_ms`: the throttle time of responses that the client did not see.
     """

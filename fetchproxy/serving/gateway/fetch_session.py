@@ -3,8 +3,8 @@
 The client has one session with the proxy, the proxy has another with the broker. Each is an (id,
 epoch) pair with a set of partitions. While both agree (`in_lockstep`), requests pass unchanged and
 the mirror only remembers the partitions that the client last asked for. They part when the first
-partition is read from the archive. From then on the broker gets the difference between what it
-last asked for and what it should serve now, and answers carry the client's own session id. The cost
+partition is read from the archive. From then on the broker gets the difference between what it last
+asked for and what it should serve now, and responses carry the client's own session id. The cost
 per request is proportional to the changed partitions and those of the archive, not to the session.
 
 A session belongs to the connection that began it. A broker would serve it on any connection, but no
@@ -40,7 +40,6 @@ EPOCH_MAX = (1 << 31) - 1
 # Memory per partition: its key, its entry and its places in maps; and one more place in a map.
 PARTITION_BYTES = 300
 PLACE_BYTES = 50
-# The fields that `FetchSessionMirror.on_response` changes.
 
 
 class FetchKind(Enum):
@@ -208,7 +207,8 @@ class FetchSessionMirror:
                     self._upstream_partitions[key] = before
 
     def upstream_request(self, kept_from_broker: Set[PartitionKey]) -> UpstreamFetch | None:
-        """The request for the broker without `kept_from_broker`, which are all in `partitions`.
+        """Splits the request: the part for the broker, without `kept_from_broker`, which are all in
+        `partitions`.
 
         None: nothing is left to ask. An empty request closes the broker's session, so it is sent
         only if the client has emptied its own.

@@ -1,10 +1,10 @@
-"""The gateway looks up the archived topics before it listens.
+"""The gateway looks up the archived topics while it starts.
 
 A new process knows nothing of the archive. The first client that asks where thousands of
 partitions begin would wait for all the reads. So every archived topic is looked up once, in the
 same way as for a client's question, and later questions find the response in memory. The gateway
-waits for this until the first attempt ends, and at most `first_looks_max_s`. Then the look-ups go
-on while it serves, and a client's question shares the reads in progress. In an outage the
+listens when the first attempt has ended, at the latest after `first_looks_max_s`. Then the look-ups
+go on while it serves, and a client's question shares the reads in progress. In an outage the
 look-ups are tried again.
 """
 

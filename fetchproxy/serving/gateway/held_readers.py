@@ -1,4 +1,4 @@
-"""Readers at offsets that neither tier has yet: they wait there.
+"""Holds readers at offsets that neither tier has yet, most often until an archiver has copied them.
 
 One look a second for all of them. A reader goes on as soon as its offset is archived, an archiver
 has passed it over, no archiver accumulates it any more, or `held_max_ms` is over.

@@ -1,4 +1,10 @@
-"""A broker said OffsetOutOfRange. Is the offset in the archive, gone for good, or on its way?"""
+"""A broker said OffsetOutOfRange. Is the offset in the archive, gone for good, or on its way?
+
+A client that gets OffsetOutOfRange skips data for good, so the error is passed on only with fresh
+knowledge: the log's ends, the archivers' positions, and the view of the archive, each read *after*
+the broker answered and in this order. `decide` is the rule, pure; `RouteDecider` gets the
+knowledge, for all partitions of a fetch at once.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +31,6 @@ from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
 IDENTITY_AGE_MAX_MS = 1_000
 UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
-# A client that gets OffsetOutOfRange skips data for good, so the error is passed on only with fresh
-# knowledge: the log's ends, the archivers' positions, and the view of the archive, each read
-# *after* the broker answered and in this order. `decide` is the rule, pure; `RouteDecider` gets
-# the knowledge, for all partitions of a fetch at once.
-
 # How long a decision waits for a new leader's word about the archive.
 COMPARE_WAIT_MAX_S = 2.0
 # Maximum age of archivers' positions if the topic has no archive: a group with stale offsets on a
@@ -39,6 +40,10 @@ _Tps = Mapping[PartitionKey, TopicIdPartition]
 
 
 class Route(Enum):
+    """What the client gets for an offset that the broker calls out of range. The values are the
+    labels of a metric.
+    """
+
     REMOTE = "remote"  # the archive has it, or the records after its recorded gap
     LOCAL = "local"  # the broker has it (again): ask it
     RELAY_ERROR = "passed_on"  # above the end, below both tiers, never archived: the client's error
@@ -56,7 +61,7 @@ class Wait(Enum):
     """What a reader that is held waits for. A reader waits for nothing else."""
 
     RESPONSE = "brokers and store to answer"
-    ACCUMULATED = "an archiver to copy the records that it gathers"
+    ACCUMULATED = "an archiver to copy the records that it accumulates"
     POSITION = "an archiver to find out where it goes on"
     COPY = "a copy that no archiver claims"
     LEADER = "the leader to confirm what the archive has"
@@ -178,7 +183,7 @@ class RouteDecider:
     unlisted: set[UUID] = field(default_factory=set)
 
     async def run(self) -> dict[PartitionKey, RouteDecision]:
-        """Raises nothing: if store or cluster does not answer, nothing is known (HOLD)."""
+        """Raises nothing: if store or cluster does not answer, nothing is known (WAIT)."""
         tps = await self._identify()
         await self._from_memory(tps)
         left = self._left(tps)

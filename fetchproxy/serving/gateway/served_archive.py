@@ -28,13 +28,6 @@ from fetchproxy.runtime.cooperative import forget
 
 log = structlog.get_logger(__name__)
 
-# The list of topics that have an archive. All other topics behave as if there were no archive.
-#
-# The gateway has one list. It is read at the start and then at an interval, however much or little
-# callers ask, so a topic without an archive costs the store nothing. Nearly all callers use the
-# last list at once: even a long outage does not touch topics that were never archived. Only a
-# reader whose offset is out of range needs a list since then, as its client would skip records.
-
 # Another process may have begun to archive a topic this long ago, and nobody here knows it yet. An
 # archiver trims no log of a partition that it took up a moment ago (`LocalRetention`).
 LIST_INTERVAL_S = 4.0
@@ -57,7 +50,14 @@ StartOf = Callable[[int], tuple[int, int] | None]
 
 @dataclass(eq=False, repr=False)
 class ArchivedKnowledge:
-    """One per gateway, which runs `run` as a task; `clock` gives loop time in seconds."""
+    """The list of topics that have an archive. All other topics behave as if there were no archive.
+
+    The gateway has one list and runs `run` as a task. The list is read at the start and then at an
+    interval, however much or little callers ask, so a topic without an archive costs the store
+    nothing. Nearly all callers use the last list at once: even a long outage does not touch topics
+    that were never archived. Only a reader whose offset is out of range needs a list that was read
+    after that, because its client would skip records. `clock` gives loop time in seconds.
+    """
 
     _rlmm: RemoteLogMetadataManager
     _clock: Callable[[], float]

@@ -88,7 +88,7 @@ _ABSENT = frozenset(
 # (`dfs.namenode.fs-limits.max-component-length`).
 FILE_NAME_BYTES_MAX = 255
 
-# Objects with few values: `.metadata` with 10,000 leader epochs, notes, records, concerns.
+# Objects with few values: `.metadata` with 10,000 leader epochs, notes, records, conditions.
 SMALL_OBJECT_BYTES_MAX = MiB
 # Objects that name every topic of a cluster or partition of an archiver: about two million names.
 OBJECT_BYTES_MAX = 64 * MiB

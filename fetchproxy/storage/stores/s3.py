@@ -127,8 +127,8 @@ def _fields(element: ElementTree.Element) -> dict[str, str]:
 
 
 def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, bool, str]:
-    """(endpoint, whether its host name contains the bucket, region) of a server. `signed_url`: a
-    URL of the object `k`. `region`: as the client names it.
+    """(endpoint, whether its host name contains the bucket, region) of a server. `signed_url`:
+    presigned for the key `k`. `region`: as the client names it.
     """
     parts = urlsplit(signed_url)
     virtual = parts.path == "/k"
@@ -139,8 +139,8 @@ def s3_address(signed_url: str, bucket: str, region: str | None) -> tuple[str, b
 
 
 class _SameServer(AIOHTTPSession):  # type: ignore[misc]  # not typed
-    """A response that sends the client elsewhere is a response. The library's own session goes
-    there, without the signature, and then reports the other server's response or that it is away.
+    """Does not follow redirects: the caller sees the 3xx. The library's own session follows them
+    without the signature, and then reports the other server's response or that it is away.
     """
 
     async def _get_session(self, proxy_url: str | None) -> Any:

@@ -136,8 +136,9 @@ class _Connection(asyncio.BufferedProtocol):
         self.kept = False  # whether the connection may be reused
 
     def begin(self, request: bytes, part: PartRequest) -> asyncio.Future[bytearray]:
-        """The future raises OtherAnswer, or ConnectionError if the connection is lost. The call
-        raises ConnectionResetError if the connection was lost before.
+        """The future raises OtherAnswer, or ConnectionError if the connection is lost.
+
+        Raises ConnectionResetError at once if the connection was lost before.
         """
         self._part, self._head_bytes = part, 0
         self.heard = self.kept = False

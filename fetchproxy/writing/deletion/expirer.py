@@ -1,10 +1,9 @@
 """Deletes from the archive: step 1 of KIP-405's RemoteLogManager, for a partition's leader.
 
-A retention step that would hide much of a partition at once is announced first and done later.
-
-A mistyped retention or a wrong clock shows only in how much a step would hide. So a step of more
-than STEP_SHARE_MAX is announced, in the store too, and done after its grace, unless retention
-computed anew would not take it by then.
+A retention step that would hide much of a partition at once is announced first and done later,
+because a mistyped retention or a wrong clock shows only in how much a step would hide. So a step of
+more than STEP_SHARE_MAX is announced, in the store too. It is done after its grace, unless
+retention computed anew would not take it by then.
 """
 
 from __future__ import annotations
@@ -223,10 +222,8 @@ def _announcement(fields: JsonFields) -> Announcement:
 
 
 class SegmentProbe:
-    """One for each part that deletes.
-
-    Checks that segments are in the store as their metadata say, before segments that they replace
-    go.
+    """Checks that segments are in the store as their metadata say, before the segments that they
+    replace go. Each part that deletes has one.
 
     Metadata say what was copied. A lifecycle rule, a person or a mistyped prefix may remove objects
     but leave their metadata, and a listing may be old. So the checks request the objects in small

@@ -1,6 +1,4 @@
-"""Decides what retention has passed, which settings count, and if the clock is right. Pure.
-
-Decides which settings give a topic's retention in either tier. Pure.
+"""Decides which segments retention deletes, which settings count, and if the clock is right. Pure.
 
 Outside the brokers a topic's `retention.ms` is short because there is an archive. So the archive
 has settings of its own. The topic's settings count only if the operator says so
@@ -135,9 +133,8 @@ class Doubt:
 
 
 class ClockWitness:
-    """Pure: the caller passes the views and the time.
-
-    Checks the wall clock against the store's time and the producers' timestamps.
+    """Checks the wall clock against the store's time and the producers' timestamps. Pure: the
+    caller passes the views and the time.
 
     `SteadyClock` notices a clock that jumps; a clock that was wrong from the start runs evenly. A
     store that tells its own time settles the matter. Otherwise only the timestamps of records are

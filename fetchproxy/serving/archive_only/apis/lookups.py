@@ -41,8 +41,8 @@ _BROKERS = 1  # endpoint type; 2: controllers
 async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]:
     """The archive's topics under their true ids, on the only node.
 
-    Topics are never created. There is no leader, so there is no leader epoch (-1): clients then
-    neither fence nor validate positions, and an archive is never truncated under them.
+    Topics are never created. There is no leader, so there is no leader epoch (-1). So clients do
+    not fence or validate positions; archives are never truncated.
     """
     named = (await request.read())["topics"]
     catalogue = parts.archive.catalogue

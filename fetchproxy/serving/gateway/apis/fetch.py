@@ -357,7 +357,7 @@ class ServedFetch:
     ) -> None:
         """Stream the broker's response to the client, with the archive's part in front of it.
 
-        In PLANNING afterwards if it was dropped.
+        If that response was dropped, the state is PLANNING again afterwards.
         """
         on, conversation = self._on, self._conversation
         left = self._request.bytes_max - poll.frame_bytes
