@@ -325,12 +325,12 @@ def _purgatory(parts: Parts, views: PartitionViews) -> RemoteFetchPurgatory:
 
 
 def _positions(parts: Parts) -> ArchiverPositions:
-    accumulates = parts.serves and parts.config.archive.topics is not None
+    also_archives = parts.serves and parts.config.archive.topics is not None
     return ArchiverPositions(
         parts.storage.objects,
         parts.config.store.metadata_read_max_ms,
         asyncio.get_running_loop().time,
-        parts.archiver_position if accumulates else None,
+        parts.archiver_position if also_archives else None,
         parts.health,
         lambda: None if parts.manager is None else parts.manager.published_positions.key,
     )

@@ -93,16 +93,16 @@ class CompletenessCheck:
         return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, end)]
 
     def _unknown(self, look: OffsetsProbe) -> list[Condition]:
-        whats = [
+        unknowns = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in look.found.not_known
         ]
         segments = finished(self.stored.list_remote_log_segments(self.tp))
         if look.stated is None:
-            whats.append("at which offsets the archive began and ended")
+            unknowns.append("at which offsets the archive began and ended")
         elif any(s.start_offset < look.stated.recorded_from for s in segments):
-            whats.append(f"whether the archive began below offset {segments[0].start_offset}")
-        return [of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, what) for what in whats]
+            unknowns.append(f"whether the archive began below offset {segments[0].start_offset}")
+        return [of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, what) for what in unknowns]
 
     # --- the metadata topic ---
     async def _segments_in_metadata_topic(

@@ -137,13 +137,13 @@ class ToCopy:
 
 @dataclass(slots=True)
 class _Plan:
-    """`there`: the copy has each object, but small ones may differ. `others`, `extra`: keys below
-    the prefix.
+    """`there`: the copy has each object, but small ones may differ. `other_keys`, `extra`: keys
+    below the prefix.
     """
 
     copies: list[ToCopy] = field(default_factory=list)
     there: list[ToCopy] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)  # of no segment; compared by content
+    other_keys: list[str] = field(default_factory=list)  # of no segment; compared by content
     # Objects of the copy that the archive no longer has. For a segment, this run deletes only the
     # metadata; a later run deletes the other objects, which a reader may still be reading.
     extra: list[str] = field(default_factory=list)
@@ -166,9 +166,9 @@ def plan_mirror(
     for metadata in segments:
         objects = at_source.get(metadata.segment_id, {})
         whole = all(
-            (found := there.get(place)) is not None
+            (found := there.get(relative_key)) is not None
             and (file in REPLACEABLE or found.size_bytes == stored.size_bytes)
-            for file, (place, stored) in objects.items()
+            for file, (relative_key, stored) in objects.items()
             if file is not SegmentFile.METADATA
         )
         files = {file: stored for file, (_, stored) in objects.items()}
@@ -176,12 +176,14 @@ def plan_mirror(
         found_there = whole and copy.known is not None and not compare
         (plan.there if found_there else plan.copies).append(copy)
     kept = {segment.segment_id for segment in segments}
-    plan.others = [place for place in here if parse_segment_key("", place) is None]
+    plan.other_keys = [
+        relative_key for relative_key in here if parse_segment_key("", relative_key) is None
+    ]
     for segment_id, of_copy in by_segment(there).items():
         if segment_id not in kept:
             hidden = of_copy.get(SegmentFile.METADATA)
-            plan.extra += [hidden[0]] if hidden else [place for place, _ in of_copy.values()]
-    plan.extra += [p for p in there if p not in here and is_partition_object_key("", p)]
+            plan.extra += [hidden[0]] if hidden else [key for key, _ in of_copy.values()]
+    plan.extra += [key for key in there if key not in here and is_partition_object_key("", key)]
     return plan
 
 
@@ -189,10 +191,10 @@ def by_segment(
     objects: Mapping[str, StoredObject],
 ) -> dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]]:
     found: dict[RemoteLogSegmentId, dict[SegmentFile, tuple[str, StoredObject]]] = {}
-    for place, stored in objects.items():
-        key = parse_segment_key("", place)
+    for relative_key, stored in objects.items():
+        key = parse_segment_key("", relative_key)
         if key is not None:
-            found.setdefault(key.segment_id, {})[key.file] = (place, stored)
+            found.setdefault(key.segment_id, {})[key.file] = (relative_key, stored)
     return found
 
 
@@ -292,8 +294,8 @@ class PartitionMirror:
             self._advance(to_copy.metadata.segment_size_bytes)
 
         # The notes go first. They tell a reader which records are lost and which not copied yet.
-        for place in plan.others:
-            await self._copy_other(place)
+        for relative_key in plan.other_keys:
+            await self._copy_other(relative_key)
         await for_each(plan.there, renew, COMPARED_AT_ONCE)
         plan.copies.sort(key=lambda copy: copy.metadata.start_offset)
         await for_each(plan.copies, copy, SEGMENTS_AT_ONCE)
@@ -523,10 +525,10 @@ class PartitionMirror:
         self, stored: StoredObject, folder: Path, there: Mapping[str, StoredObject]
     ) -> bool:
         """True: the object was written. False: the target already has it, from an earlier run."""
-        place = stored.key[len(self.source.prefix) :]
-        store, key, path = self.target.store, self.target.prefix + place, folder / stored.key
+        relative_key = stored.key[len(self.source.prefix) :]
+        store, key, path = self.target.store, self.target.prefix + relative_key, folder / stored.key
         size = (await asyncio.to_thread(path.stat)).st_size
-        found = there.get(place)
+        found = there.get(relative_key)
         async with FilesystemObjectStore(folder) as local:
             is_there = found is not None and found.size_bytes == size
             if is_there and await same_objects(local, stored.key, store, key):
@@ -553,37 +555,37 @@ class PartitionMirror:
             return
         self._note_fault(copy, str(error))
 
-    async def _copy_other(self, place: str) -> None:
+    async def _copy_other(self, relative_key: str) -> None:
         try:
-            content = await self.source.store.get(self.source.prefix + place)
+            content = await self.source.store.get(self.source.prefix + relative_key)
         except ObjectNotFound:
             return  # deleted since it was listed
         except DamagedObject as error:  # not given out, or larger than any object of its kind
-            key = self.source.prefix + place
+            key = self.source.prefix + relative_key
             kind, again = Kind.OBJECT_NOT_READABLE, error.retriable
             self._add([of_object(kind, self.tp, key, str(error), retriable=again)])
             return
-        await self._put_if_other(place, content)
+        await self._put_if_other(relative_key, content)
 
-    async def _put_if_other(self, place: str, content: bytes) -> bool:
-        wrote = await put_if_other(self.target, place, content)
+    async def _put_if_other(self, relative_key: str, content: bytes) -> bool:
+        wrote = await put_if_other(self.target, relative_key, content)
         self._result.bytes_copied += len(content) if wrote else 0
         return wrote
 
     async def _remove(self, extra: Iterable[str]) -> None:
         """Deletes `extra` from the copy, unless the archive has faults: it may be the last copy."""
-        places = list(extra)
-        if not places:
+        relative_keys = list(extra)
+        if not relative_keys:
             return
         check = CompletenessCheck(self.source.objects, self.source.rlmm, self.tp)
         lost = await check.check()
         self._add(lost.faults)
         if self._result.faults or self._result.failed or lost.unread:
-            self._result.kept = places
+            self._result.kept = relative_keys
             return
-        for place in places:
-            await self.target.store.delete(self.target.prefix + place)
-        self._result.removed += len(places)
+        for relative_key in relative_keys:
+            await self.target.store.delete(self.target.prefix + relative_key)
+        self._result.removed += len(relative_keys)
 
 
 async def why_not_opened(
@@ -599,9 +601,9 @@ async def why_not_opened(
     return None
 
 
-async def put_if_other(target: MirrorSide, place: str, content: bytes) -> bool:
+async def put_if_other(target: MirrorSide, relative_key: str, content: bytes) -> bool:
     """True: `content` was written. False: it was there already. Raises RemoteStorageError."""
-    key = target.prefix + place
+    key = target.prefix + relative_key
     with suppress(ObjectNotFound, DamagedObject):
         if await target.store.get(key) == content:
             return False

@@ -123,22 +123,22 @@ async def _copy_folder(source: MirrorSide, target: MirrorSide, folder: str) -> N
     here = await source.objects_below(source.prefix + folder)
     there = await target.objects_below(target.prefix + folder)
     left = await _copy(source, target, here)
-    for place in there.keys() - here.keys():
-        await target.store.delete(target.prefix + place)
+    for relative_key in there.keys() - here.keys():
+        await target.store.delete(target.prefix + relative_key)
     return left
 
 
-async def _copy(source: MirrorSide, target: MirrorSide, places: Iterable[str]) -> NotCopied:
+async def _copy(source: MirrorSide, target: MirrorSide, relative_keys: Iterable[str]) -> NotCopied:
     left: NotCopied = []
-    for place in places:
+    for relative_key in relative_keys:
         try:
-            content = await source.store.get(source.prefix + place)
+            content = await source.store.get(source.prefix + relative_key)
         except ObjectNotFound:
             continue  # the topic's cluster was never recorded, or the object was deleted
         except DamagedObject as error:  # not given out, or larger than any object of its kind
-            left.append((source.prefix + place, error))
+            left.append((source.prefix + relative_key, error))
             continue
-        await put_if_other(target, place, content)
+        await put_if_other(target, relative_key, content)
     return left
 
 
@@ -154,7 +154,9 @@ async def check_nobody_archives(source: MirrorSide) -> None:
     before = await source.objects_below(folder)
     await asyncio.sleep(HEARD_WITHIN_S)
     after = await source.objects_below(folder)
-    heard = [place for place in after if before.get(place) != after[place]]
+    heard = [
+        relative_key for relative_key in after if before.get(relative_key) != after[relative_key]
+    ]
     if heard:
         raise ArchiveMismatch(
             f"an archiver is at work at --from ({', '.join(sorted(heard))}): stop it, and run this "
@@ -255,15 +257,17 @@ async def _delete_moved(
             result.kept += sorted(segment)
             continue
         # Delete the metadata first, so no reader looks for the other objects.
-        for place in sorted(segment, key=lambda p: not p.endswith(f".{SegmentFile.METADATA}")):
-            await source.store.delete(source.prefix + place)
+        for relative_key in sorted(
+            segment, key=lambda p: not p.endswith(f".{SegmentFile.METADATA}")
+        ):
+            await source.store.delete(source.prefix + relative_key)
             result.objects += 1
-            result.size_bytes += segment[place].size_bytes
+            result.size_bytes += segment[relative_key].size_bytes
         tell(result.size_bytes, total)
     if not result.kept:
-        for place in here:
-            if is_partition_object_key("", place):
-                await source.store.delete(source.prefix + place)
+        for relative_key in here:
+            if is_partition_object_key("", relative_key):
+                await source.store.delete(source.prefix + relative_key)
                 result.objects += 1
     return result
 
@@ -274,17 +278,21 @@ async def _may_go(
     segment: Mapping[str, StoredObject],
     there: Mapping[str, StoredObject],
 ) -> bool:
-    named = [place for place in segment if place.endswith(f".{SegmentFile.METADATA}")]
+    named = [
+        relative_key
+        for relative_key in segment
+        if relative_key.endswith(f".{SegmentFile.METADATA}")
+    ]
     if not named:
         return _is_worthless(target, segment)
     if named[0] not in there:
         return True  # the new place has no faults, so it has deleted this segment
     others = [
-        place
-        for place in segment
-        if place not in named
+        relative_key
+        for relative_key in segment
+        if relative_key not in named
         and not await same_objects(
-            source.store, source.prefix + place, target.store, target.prefix + place
+            source.store, source.prefix + relative_key, target.store, target.prefix + relative_key
         )
     ]
     return await _is_readable(target, named[0], others)
@@ -300,7 +308,7 @@ async def _is_readable(target: MirrorSide, named: str, others: Sequence[str]) ->
     assert key is not None
     segments = target.rlmm.list_remote_log_segments(key.segment_id.topic_id_partition)
     found = [segment for segment in segments if segment.segment_id == key.segment_id]
-    if not found or any(place.endswith(f".{SegmentFile.LOG}") for place in others):
+    if not found or any(relative_key.endswith(f".{SegmentFile.LOG}") for relative_key in others):
         return False
     if not others:
         error = await why_not_opened(target, found[0])
@@ -316,8 +324,8 @@ def _is_worthless(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bo
     """True: leftovers of a crash. A log without metadata is worthless only if its base offset was
     deleted or is in another segment.
     """
-    for place in segment:
-        key = parse_segment_key("", place)
+    for relative_key in segment:
+        key = parse_segment_key("", relative_key)
         if key is not None and key.file is SegmentFile.LOG:
             view = target.rlmm.view(key.segment_id.topic_id_partition)
             offset = key.base_offset
@@ -327,9 +335,9 @@ def _is_worthless(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bo
 
 async def delete_archive_wide(source: MirrorSide) -> None:
     """Run after all partitions are deleted. The object that marks the archive is deleted last."""
-    for place in await _topic_objects(source):
-        await source.store.delete(source.prefix + place)
+    for relative_key in await _topic_objects(source):
+        await source.store.delete(source.prefix + relative_key)
     for folder in (*archive_wide_folders(source.prefix), *own_folders(source.prefix)):
-        for place in await source.objects_below(folder):
-            await source.store.delete(source.prefix + place)
+        for relative_key in await source.objects_below(folder):
+            await source.store.delete(source.prefix + relative_key)
     await source.store.delete(source.prefix + LAYOUT_OBJECT)

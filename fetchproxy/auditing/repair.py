@@ -210,9 +210,9 @@ class _PartitionRepair:
             self._stated = await read_finished_offsets(self.objects, self.tp)
         except CorruptSegment as error:
             self.refusals.append(str(error))
-        stated = [s for s in self.rlmm.list_remote_log_segments(self.tp) if s.is_finished]
-        known = [await self._as_copied(s) for s in stated]
-        every = [*zip(known, stated, strict=True), *((s, None) for s in await self._lost(known))]
+        segments = [s for s in self.rlmm.list_remote_log_segments(self.tp) if s.is_finished]
+        known = [await self._as_copied(s) for s in segments]
+        every = [*zip(known, segments, strict=True), *((s, None) for s in await self._lost(known))]
         every.sort(key=lambda pair: (pair[0].start_offset, pair[1] is None))
         found_again = await self._find_again([s for s, known_as in every if not known_as], known)
         seen = SeenLog()

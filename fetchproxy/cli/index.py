@@ -59,7 +59,7 @@ def show(file: File, limit: Limit = None, as_json: AsJson = False) -> None:
     At a damaged entry the command stops with exit code 1 and names the entry's number and byte.
     """
     damage: list[CorruptSegment] = []
-    rows = islice(_sound(_reader(file)(file.read_bytes(), file), damage), limit)
+    rows = islice(_rows_before_damage(_reader(file)(file.read_bytes(), file), damage), limit)
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))
@@ -70,7 +70,7 @@ def show(file: File, limit: Limit = None, as_json: AsJson = False) -> None:
         raise typer.Exit(EXIT_FAULTS)
 
 
-def _sound(rows: Iterator[Row], damage: list[CorruptSegment]) -> Iterator[Row]:
+def _rows_before_damage(rows: Iterator[Row], damage: list[CorruptSegment]) -> Iterator[Row]:
     """The rows before the first damaged entry. Adds the error, if any, to `damage`."""
     try:
         yield from rows

@@ -25,7 +25,7 @@ from fetchproxy.model import RemoteLogSegmentMetadata
 from fetchproxy.observability.health import Condition
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.listings import Unlisted
-from fetchproxy.writing.archive_health import partition_health, with_stored
+from fetchproxy.writing.archive_health import partition_health, with_published_conditions
 from fetchproxy.writing.published_conditions import read_published_conditions
 
 AsJson = Annotated[
@@ -132,7 +132,7 @@ async def read_archive(
             name: error for name, error in (unlisted or {}).items() if topic in (None, name)
         }
     rows.sort(key=lambda row: (row["topic"], row["topic_id"], row["partition"], row["base_offset"]))
-    return rows, with_stored(found, stored.values(), topic)
+    return rows, with_published_conditions(found, stored.values(), topic)
 
 
 def _row(segment: RemoteLogSegmentMetadata, view: PartitionView) -> SegmentRow:

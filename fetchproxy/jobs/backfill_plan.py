@@ -56,7 +56,11 @@ async def _input(options: SourceOptions) -> BackfillInput:
             ItemFailure(str(tp), str(error), True) for tp, error in sorted(failing.items())
         ]
         topics = options.topics
-        chosen = [t for t in unlisted if t in (topics.assigned or ()) or topics.takes(t, -1)]
+        chosen = [
+            topic
+            for topic in unlisted
+            if topic in (topics.assigned or ()) or topics.takes(topic, -1)
+        ]
         failures += not_listed({topic: unlisted[topic] for topic in chosen})
         if not options.fail_on_data_loss:
             return selections, tuple(failures)

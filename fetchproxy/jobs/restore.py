@@ -70,7 +70,9 @@ def restore(
     there = in_loop(_metadata_topic(config, create=bool(tps) and not dry_run))
     groups = grouped(tps, config.metadata.topic_partitions)
     done = runner.each(groups, restore_work(config, dry_run, there), on_result)
-    partitions = tuple(sorted((p for g in done.results for p in g.partitions), key=lambda p: p.tp))
+    partitions = tuple(
+        sorted((p for group in done.results for p in group.partitions), key=lambda p: p.tp)
+    )
     unread = not_done(one for partition in partitions for one in partition.unread)
     failures = (*not_listed(unlisted), *done.failures, *unread)
     if not dry_run:

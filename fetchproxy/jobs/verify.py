@@ -44,7 +44,7 @@ from fetchproxy.observability.health import Condition
 from fetchproxy.storage.archive_identity import MIRROR
 from fetchproxy.storage.listings import Unlisted
 from fetchproxy.storage.stores.retries import each_object_alone
-from fetchproxy.writing.archive_health import mirror_in_words, with_stored
+from fetchproxy.writing.archive_health import mirror_in_words, with_published_conditions
 from fetchproxy.writing.published_conditions import read_published_conditions
 
 FAULT_SCHEMA = (
@@ -84,7 +84,9 @@ def verify(
 
     tps, unlisted = in_loop(_partitions(config, topic))
     done = runner.each(tps, verify_work(config), on_result)
-    report, other_manager = in_loop(_with_stored(config, topic, together(done.results)))
+    report, other_manager = in_loop(
+        _with_published_conditions(config, topic, together(done.results))
+    )
     faults = runner.frame(fault_rows(report.faults), FAULT_SCHEMA)
     failures = (*not_listed(unlisted), *done.failures, *not_done(report.unread))
     return Verified(report, faults, failures, other_manager)
@@ -139,7 +141,7 @@ async def _partitions(config: Config, topic: str | None) -> tuple[list[TopicIdPa
     return sorted(found), unlisted
 
 
-async def _with_stored(
+async def _with_published_conditions(
     config: Config, topic: str | None, report: VerifyReport
 ) -> tuple[VerifyReport, str | None]:
     """The report with the archivers' published conditions added, and `Verified.other_manager`."""
@@ -149,7 +151,7 @@ async def _with_stored(
     if identity is not None and identity.is_mirror:
         report.published_conditions.append(mirror_in_words(store_url(config)))
     report.published_conditions = list(
-        with_stored(report.published_conditions, stored.values(), topic)
+        with_published_conditions(report.published_conditions, stored.values(), topic)
     )
     other_manager = identity is not None and identity.manager not in (
         None,

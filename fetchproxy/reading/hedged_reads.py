@@ -25,7 +25,7 @@ TIMES_KEPT = 200
 TIMES_MIN = 20
 SLOW_QUANTILE = 0.95
 # Unused second requests are saved up to this number, so this many reads may be slow at once.
-SAVED_MAX = 10.0
+SECOND_REQUESTS_SAVED_MAX = 10.0
 
 _WON = HEDGED_READS.labels("won")
 _LOST = HEDGED_READS.labels("lost")
@@ -53,7 +53,7 @@ class HedgedReads:
         self._ceiling_s = limits.hedge_after_max_ms / 1000
         self._budget = budget
         self._times_s: deque[float] = deque(maxlen=TIMES_KEPT)
-        self._saved = SAVED_MAX  # second requests that may be made
+        self._saved = SECOND_REQUESTS_SAVED_MAX  # second requests that may be made
 
     async def read(
         self, begin: Callable[[], Awaitable[Content]], size_bytes: int, client: Hashable = None
@@ -61,7 +61,7 @@ class HedgedReads:
         """The content from `begin()`, or from a second one. Raises their RemoteStorageError."""
         if not self._share:
             return await begin()
-        self._saved = min(self._saved + self._share, SAVED_MAX)
+        self._saved = min(self._saved + self._share, SECOND_REQUESTS_SAVED_MAX)
         clock = asyncio.get_running_loop().time
         began_at = clock()
         hedge = Slot(size_bytes, False, client)

@@ -45,7 +45,7 @@ _PARTITIONS_MAX = 10_000
 CREDIT_WINDOWS = 2
 # A window grows up to this if its reader has other partitions to read meanwhile. They share the
 # line and the memory, and their one client takes no more than all of them together give.
-BESIDE_OTHERS_MAX = 4
+WINDOW_BESIDE_OTHERS_MAX = 4
 # The credit that each chunk that is read earns, in addition to its repayment.
 EARNED_PER_CHUNK = 0.25
 
@@ -129,7 +129,7 @@ class ReadAhead:
         log, partition = tp.topic_id.int, tp.partition
         stream = self._streams.get((log, partition, offsets[0]))
         if waited_beside and stream is not None:
-            waited = waited or stream.window < BESIDE_OTHERS_MAX
+            waited = waited or stream.window < WINDOW_BESIDE_OTHERS_MAX
         credit = self._credits.get((log, partition), float(CREDIT_WINDOWS * self._chunks_max))
         step = advance(stream, chunk, chunks, waited, credit, self._chunks_max)
         self._streams[log, partition, offsets[1]] = step.stream

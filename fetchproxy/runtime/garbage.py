@@ -1,6 +1,7 @@
 """A full collection of garbage visits every object that is not exempt, and all other work waits: 80
-ms with the descriptions of S3 alone, 70 ms with 100,000 committed offsets or with fetch sessions
-of 200,000 topics. So when one has taken _LONG_S, what has outlived it is exempt from the next.
+ms with the descriptions of S3 alone, 70 ms with 100,000 committed offsets or with fetch sessions of
+200,000 topics. So when one has taken _LONG_COLLECTION_S, what has outlived it is exempt from the
+next.
 
 Python counts how many objects more there are since the last collection. Where each new one
 replaces an old one, as in a refresh of 20,000 partitions, it counts none: the next collection
@@ -21,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-_LONG_S = 0.003  # of CPU: 15,000 objects or more
+_LONG_COLLECTION_S = 0.003  # of CPU: 15,000 objects or more
 _COLLECT_AFTER_S = 0.01
 _FULL_AFTER = 3  # collections of new objects
 _VISIT_AFTER_S = 6 * 3600.0
@@ -65,7 +66,7 @@ class _Exempting:
             return
         if phase == "start":
             self._began_at = time.thread_time()
-        elif time.thread_time() - self._began_at >= _LONG_S:
+        elif time.thread_time() - self._began_at >= _LONG_COLLECTION_S:
             gc.freeze()
 
 

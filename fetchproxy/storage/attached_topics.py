@@ -50,7 +50,7 @@ class AttachedTopic:
 @dataclass(frozen=True, slots=True)
 class _Mount:
     """`topic_id`: the id in the other archive. `here`, `there`: the topic's folders. `hidden`: the
-    key of an object that is not shown. `described`, `description_there`: of its description.
+    key of an object that is not shown. `description_here`, `description_there`: of its description.
     """
 
     attached: AttachedTopic
@@ -58,7 +58,7 @@ class _Mount:
     here: str
     there: str
     hidden: str
-    described: str
+    description_here: str
     description_there: str
 
     def key_there(self, key: str) -> str:
@@ -106,7 +106,7 @@ class AttachedObjectStore(ObjectStore):
             return await self._archive_store.get(key, bytes_max)
         if key == mount.hidden:
             raise ObjectNotFound(key)
-        if key == mount.described:
+        if key == mount.description_here:
             return await self._description(mount, bytes_max)
         there = await mount.attached.store.get(mount.key_there(key), bytes_max)
         return self._renamed(key, mount, there)
@@ -143,7 +143,7 @@ class AttachedObjectStore(ObjectStore):
             if prefix == keys.topics_folder(self._prefix):
                 for mount in self._mounts.values():
                     async for found in mount.attached.store.list(mount.description_there):
-                        yield replace(found, key=mount.described)
+                        yield replace(found, key=mount.description_here)
             return
         there = mount.key_there(start_after) if start_after.startswith(mount.here) else ""
         if not there and start_after > mount.here:
@@ -191,7 +191,7 @@ class AttachedObjectStore(ObjectStore):
                         there=f"{attached.prefix}{name}/",
                         # It names the topic's cluster there; here it would be wrong.
                         hidden=keys.topic_cluster_key(self._prefix, attached.name, own_id),
-                        described=keys.topic_description_key(self._prefix, own_id),
+                        description_here=keys.topic_description_key(self._prefix, own_id),
                         description_there=keys.topic_description_key(attached.prefix, topic[1]),
                     )
                 )
@@ -210,8 +210,10 @@ class AttachedObjectStore(ObjectStore):
         if not key.startswith(self._prefix):
             return None
         if (topic_id := keys.parse_topic_description_key(self._prefix, key)) is not None:
-            described = keys.topic_description_key(self._prefix, topic_id)
-            return next((m for m in self._mounts.values() if m.described == described), None)
+            description_here = keys.topic_description_key(self._prefix, topic_id)
+            return next(
+                (m for m in self._mounts.values() if m.description_here == description_here), None
+            )
         folder, slash, _ = key[len(self._prefix) :].partition("/")
         return self._mounts.get(f"{self._prefix}{folder}{slash}")
 

@@ -42,8 +42,8 @@ def missing_offsets(
 ) -> NotHeld:
     """Finds which of the offsets that a partition's archive has to hold are not there. Pure.
 
-
     `stated` None: the partition has no record.
+
     A raised log start has deleted all offsets below it. From `recorded_from` up to the stated end,
     every offset was archived or is recorded as a gap. Below `recorded_from` no loss can be proved.
     """
@@ -207,7 +207,7 @@ def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> l
     return found
 
 
-def with_stored(
+def with_published_conditions(
     found: Iterable[Condition], stored: Iterable[Condition], topic: str | None
 ) -> tuple[Condition, ...]:
     """`stored`: the archivers' conditions. `topic`: of it alone; None: all."""

@@ -63,8 +63,8 @@ class ClusterMetadata:
             topic_id = cursor.uuid() if api_version >= _TOPIC_ID_FROM else _ZERO
             leaders: dict[int, tuple[int, int]] = {}
             topic = TopicInfo(topic_id, name or "", cursor.boolean(), leaders)
-            for some in _leaders_in(cursor, api_version, flexible):
-                leaders.update(some)
+            for some_leaders in _leaders_in(cursor, api_version, flexible):
+                leaders.update(some_leaders)
                 yield
             if api_version >= _AUTHORIZED_OPERATIONS_FROM:
                 cursor.skip(4, "authorized operations")
@@ -112,7 +112,7 @@ def _leaders_in(
         while plain and left:
             plain, rows = cursor.rows(row, min(left, _LEADERS_AT_ONCE), lengths)
             # (error code, partition, leader[, epoch])
-            yield {each[1]: (each[2:] + _NO_EPOCH)[:2] for each in rows}
+            yield {fields[1]: (fields[2:] + _NO_EPOCH)[:2] for fields in rows}
             left -= plain
 
 

@@ -15,7 +15,7 @@ from virtual_loop import run_virtual
 from fetchproxy.model import IsolationLevel
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
-from fetchproxy.reading.read_ahead import BESIDE_OTHERS_MAX
+from fetchproxy.reading.read_ahead import WINDOW_BESIDE_OTHERS_MAX
 from fetchproxy.reading.segment_reader import CompletionReason
 
 ROUND_TRIP_S = 0.05
@@ -97,7 +97,7 @@ def test_a_reader_whose_fetches_others_answer_gets_its_window_too() -> None:
                     offset += CHUNK_OFFSETS
                     at.append(now())
                 await asyncio.sleep(0.001)
-            assert at[-1] - at[10] <= 100 / BESIDE_OTHERS_MAX * ROUND_TRIP_S / 0.85
+            assert at[-1] - at[10] <= 100 / WINDOW_BESIDE_OTHERS_MAX * ROUND_TRIP_S / 0.85
 
     run_virtual(main)
 

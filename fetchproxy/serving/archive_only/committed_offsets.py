@@ -230,10 +230,10 @@ def write_offsets(file: Path, offsets: _Offsets) -> None:
         [*key, str(value.topic_id), value.offset, value.leader_epoch, value.metadata]
         for key, value in sorted(offsets.items(), key=lambda item: item[0])
     ]
-    beside = file.with_name(file.name + ".new")
-    with open(beside, "w", encoding="utf-8", opener=_for_its_owner) as out:
+    new_file = file.with_name(file.name + ".new")
+    with open(new_file, "w", encoding="utf-8", opener=_for_its_owner) as out:
         json.dump({"format": FORMAT, "offsets": rows}, out)
         out.flush()
         os.fsync(out.fileno())
-    beside.replace(file)
+    new_file.replace(file)
     sync(file.parent)

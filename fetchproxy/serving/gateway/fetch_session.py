@@ -268,7 +268,9 @@ class FetchSessionMirror:
 
     def _local(self, kept_from_broker: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
         """All entries that the broker is asked for."""
-        local = {key: p for key, p in self.partitions.items() if key not in kept_from_broker}
+        local = {
+            key: entry for key, entry in self.partitions.items() if key not in kept_from_broker
+        }
         for key in self._ahead:
             if (entry := self._entry_for_broker(key, kept_from_broker)) is not None:
                 local[key] = entry
