@@ -57,11 +57,12 @@ class Around:
 def metadata_of_lost(
     stub: RemoteLogSegmentMetadata, derived: DerivedSegment, around: Around
 ) -> RemoteLogSegmentMetadata:
-    """`stub` has id and start offset. If a segment of a newer leader epoch begins inside it, the
-    log was cut there, so the segment is cut there too. Raises CorruptSegment if the segment must
-    not count.
+    """Derives a segment's metadata from its log if the `.metadata` object is lost or unreadable.
+    Pure.
 
-    Derives a segment's metadata from its log if the `.metadata` object is lost or unreadable. Pure.
+    `stub` has id and start offset. If a segment of a newer leader epoch begins inside it, the log
+    was cut there, so the segment is cut there too. Raises CorruptSegment if the segment must not
+    count.
 
     A log without metadata may be an abandoned copy, a half-deleted segment, or a log that was cut
     because a new leader's log differed. So it counts again only if no other segment has its
@@ -132,8 +133,8 @@ async def repair_archive(
     dry_run: bool = False,
     chunk_bytes: int = VERIFY_CHUNK_BYTES,
 ) -> RepairReport:
-    """`faults`: those that `verify` has just reported. `dry_run`: only report the repairs. Raises
-    RemoteStorageError; repairs made before it are complete, and the next run does the rest.
+    """Repairs what `verify` has just reported as `faults`. `dry_run`: only reports the repairs.
+    Raises RemoteStorageError; repairs made before it are complete, and the next run does the rest.
 
     Each repair is derived from a sound log. Log objects are neither written nor deleted: records
     lost from a log stay a fault. The caller verifies again after a repair. A partition with faults

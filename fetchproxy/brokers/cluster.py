@@ -52,7 +52,8 @@ _TOPIC_RESOURCE = 2  # of DescribeConfigs
 CONNECT_STAGGER_S = 1.0
 # Brokers and topics are asked for again after this age. A wrong leader is noticed at once.
 METADATA_AGE_MAX_MS = 30_000
-_REPLICAS_WAIT_MS = 5_000  # for all replicas to trim; after it the broker answers with an error
+# A broker waits so long for all replicas to trim, and then reports an error.
+_REPLICAS_WAIT_MS = 5_000
 
 
 class Cluster:
@@ -258,9 +259,9 @@ class Cluster:
     ) -> None:
         """Ask each leader, in one request, where one epoch of each partition ended in its log.
 
-        `tell` gets that end with the leader's own epoch; None: the leader has no such request or
-        reports no epochs. It is called for each partition as soon as its response is known, perhaps
-        twice. Raises nothing.
+        `tell` is called for each partition as soon as its response is known, perhaps twice. It gets
+        the offset at which the epoch ended, and the leader's own epoch. None: the leader does not
+        know this request or reports no epochs. Raises nothing.
         """
 
         async def ask(

@@ -65,7 +65,7 @@ class SaslCredentials:
         self._config = config
         self.mechanism: str = config.sasl_mechanism or ""
         self._tokens = _token_source(config)
-        self._refused: tuple[AuthenticationRefused, float] | None = None  # when: loop seconds
+        self._refused: tuple[AuthenticationRefused, float] | None = None  # and its loop time (s)
         self.health = Health()
         if self._tokens is None:
             self._password()

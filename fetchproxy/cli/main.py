@@ -84,7 +84,7 @@ def main() -> NoReturn:
 
 
 def end_process(end: SystemExit) -> NoReturn:
-    """End as Python does, but free no object. `end` has the exit code or a text."""
+    """End the process as Python does, but free no object. `end` has the exit code or a text."""
     atexit._run_exitfuncs()
     try:
         if isinstance(end.code, str):

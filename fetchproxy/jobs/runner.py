@@ -70,7 +70,7 @@ class ItemFailure:
 
 
 def not_listed(unlisted: Mapping[str, RemoteStorageError]) -> tuple[ItemFailure, ...]:
-    """`unlisted`: by topic, why its partitions are not known, so that none had its turn."""
+    """`unlisted`: by topic, why its partitions are not known. So none of them had its turn."""
     return tuple(
         ItemFailure(topic, str(error), error.retriable) for topic, error in sorted(unlisted.items())
     )
@@ -183,7 +183,7 @@ class Runner(ABC):
 
     @abstractmethod
     def frame(self, rows: Sequence[tuple[Any, ...]], schema: str) -> Any:
-        """A Spark DataFrame, or without Spark the rows themselves."""
+        """A Spark DataFrame of the rows; without Spark it returns `rows`."""
 
 
 class Here(Runner):

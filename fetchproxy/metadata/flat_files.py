@@ -11,7 +11,8 @@ the metadata topic up to which the file had all events when it was rewritten.
 Every write ends with a CacheFileCheckpointRecord: the offset up to which the file has all events
 now, and the CRC-32C of all bytes of the file before that checksum. Bytes after the last valid
 checkpoint do not count: a crash tore them before they were used, or the disk has lost something.
-The file stays damaged until the events from there on were read again and the file is replaced.
+Then the file stays damaged until the events after that checkpoint were read from the topic again
+and the file is replaced.
 Events may be read twice; that does no harm (`catalogue`).
 
 Blocking: call from threads, one at a time.

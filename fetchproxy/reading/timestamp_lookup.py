@@ -169,7 +169,7 @@ class TimestampLookup:
             if found is not None:
                 self._found[target] = found
                 return found
-            number += 1  # its records that are late enough lie below `from_offset`
+            number += 1  # all its records with such a timestamp lie below `from_offset`
         return None
 
     async def _search_at(

@@ -179,7 +179,7 @@ class _TaskReading:
         )
         self._skipped_records = skipped_records
         self._gone: set[bytes] = set()  # segments of which an object is missing
-        self._key = ""  # of the object whose content is being looked at
+        self._key = ""  # of the object that is being read
         self._faults: list[dict[str, Any]] = []
 
     def ranges(self) -> Iterator[_Range]:

@@ -87,7 +87,7 @@ class WatchedFile:
     """Tells whether a file has changed since the last call. `path` None: there is no such file.
     `seen`: its stamp from before it was read. Use it on one loop.
 
-    A thread looks, because the file's disk may hang. While it hangs it holds this one thread.
+    A thread looks, because the file's disk may hang. A disk that hangs holds up only this thread.
     """
 
     def __init__(self, path: Path | None, seen: Stamp) -> None:

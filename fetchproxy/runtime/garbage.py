@@ -3,9 +3,10 @@ ms with the descriptions of S3 alone, 70 ms with 100,000 committed offsets or wi
 200,000 topics. So when one has taken _LONG_COLLECTION_S, what has outlived it is exempt from the
 next.
 
-Python counts how many objects more there are since the last collection. Where each new one
-replaces an old one, as in a refresh of 20,000 partitions, it counts none: the next collection
-visited 170,000 of them. So the event loop also collects by its working time (`NewObjects`).
+Python counts how many more objects there are than at the last collection. If each new object
+replaces an old one, as in a refresh of 20,000 partitions, this number stays 0. The next collection
+then visited 170,000 new objects. So the event loop also collects by its working time
+(`NewObjects`).
 
 Exempt objects go when nothing refers to them. Only those that refer to each other would stay, so
 what ends again and again may not: sessions let go of their parts (`ClientSession`), connections
@@ -32,7 +33,7 @@ _VISIT_LOOK_S = 600.0  # to count a million takes 10 ms
 
 
 def spare_collections() -> None:
-    """Call once, when the objects that stay are there."""
+    """Call once, after the start has made the objects that stay until the end."""
     gc.collect()
     gc.freeze()
     gc.collect()  # Python puts off the next one until a quarter has come of what this one has left
@@ -54,8 +55,9 @@ def no_collections() -> Iterator[None]:
 
 
 class _Exempting:
-    """A callback of `gc`. It may not ask for the objects themselves (`gc.get_objects`): Python
-    cannot finish a tuple that it makes in another thread while somebody else refers to it.
+    """Called by `gc` before and after each collection. It may not ask for the objects themselves
+    (`gc.get_objects`): Python cannot finish a tuple that it makes in another thread while somebody
+    else refers to it.
     """
 
     def __init__(self) -> None:

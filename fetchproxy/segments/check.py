@@ -102,7 +102,8 @@ class TxnHistory:
     def aborted_in(self, first: int, last: int) -> tuple[AbortedTxn, ...]:
         """The transaction index entries of the segment `first` … `last`.
 
-        Raises CorruptSegment if the archive does not show all of them, or the end of one.
+        Raises CorruptSegment if the archive does not show all of these transactions, or not the end
+        of one.
         """
         for start, end in self._dark:
             if start <= last and end >= first:

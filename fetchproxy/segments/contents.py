@@ -205,7 +205,7 @@ class SegmentSummary:
     """Collects the data of metadata and indexes from batches in the order of the log. Pure.
 
     `add` raises CorruptSegment if a batch does not continue the log; then the summary is useless.
-    `first_timestamp_ms`: of the first record; None before it.
+    `first_timestamp_ms`: the timestamp of the first record; None: there is no record yet.
     """
 
     def __init__(self, tp: TopicIdPartition, start_offset: int) -> None:

@@ -161,7 +161,9 @@ class Described:
         return "; ".join(wrong)
 
     def clipped_as(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-        """The metadata as they should be. Their state and the offset of a cut are believed."""
+        """The metadata as they should be. Only the state and the offset of a cut are taken from
+        `metadata`.
+        """
         whole = replace(
             metadata,
             end_offset=self.end_offset,

@@ -98,7 +98,9 @@ class Holder(Protocol):
 
 
 class AccumulatedBytes:
-    """Memory of all incomplete requests and responses. Above `bytes_max` the largest gives up."""
+    """Memory of all incomplete requests and responses. Above `bytes_max`, the holder of most bytes
+    gives up.
+    """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

@@ -166,7 +166,7 @@ class ArchiveObjects:
 
     @measured
     async def delete_segment_object(self, stored: StoredObject) -> None:
-        """`stored`: from `list_segment_objects`, and no metadata may refer to it."""
+        """`stored`: an object of `list_segment_objects` to which no metadata refer any more."""
         await self._store.delete(stored.key)
 
     async def abort_stale_uploads(self, older_than_epoch_ms: int) -> int:

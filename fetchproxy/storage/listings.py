@@ -27,7 +27,9 @@ _TAKEN_AT_ONCE = 100
 
 @dataclass(frozen=True, slots=True)
 class LogStartObject:
-    """DeleteRecords deleted the records before `offset`, in the log history after that epoch."""
+    """DeleteRecords has deleted the records before `offset`. The log history is the one that begins
+    after `after_epoch`.
+    """
 
     offset: int
     after_epoch: int = -1

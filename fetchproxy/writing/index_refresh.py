@@ -58,7 +58,7 @@ class LocalIndexRefresher:
         self._left_out: dict[TopicIdPartition, set[UUID]] = {}
 
     async def refresh(self, tp: TopicIdPartition, view: PartitionView) -> bool:
-        """True: more to fetch. Raises RemoteStorageError, OSError; the next turn goes on."""
+        """True: not all is fetched. Raises RemoteStorageError, OSError; the next turn goes on."""
         index = self._local.partition(tp)
         last = view.segments[-1].segment_id if view.segments else None
         # Enough to notice a change of the archive without a look at every segment.

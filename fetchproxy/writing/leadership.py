@@ -267,9 +267,10 @@ def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]
 
 
 class LogDirsLeadership(Leadership):
-    """`node_ids`: the ids of the brokers whose log directories this instance reads.
+    """Leadership with the `log-dirs` source: an instance leads the partitions that its broker
+    leads.
 
-    Leadership with the `log-dirs` source: an instance leads the partitions that its broker leads.
+    `node_ids`: the ids of the brokers whose log directories this instance reads.
 
     With a sidecar beside every broker each partition has one leader, which moves with the broker's
     leadership, so no group is needed. The state is as old as the last discovery; the source asks

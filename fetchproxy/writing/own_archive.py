@@ -39,7 +39,8 @@ from fetchproxy.writing.discovery import matching_topics, partitions_of
 log = structlog.get_logger(__name__)
 
 _NAME_START = "fetchproxy-archive-seen-"
-# The listener waits at most this time (s), because clients wait for it. `run` does the rest.
+# The listener waits at most this time (s), because clients wait for it. If the check takes longer,
+# `run` ends it.
 AT_START_MAX_S = 3.0
 _RETRY_PAUSE_S = 1.0
 # Time (s) within which the writer notices a lost archive. Each check is one small read.
@@ -148,14 +149,14 @@ class OwnArchive:
         self.confirmed.set()
 
     async def at_start(self) -> None:
-        """Errors that may pass are left to `run`. Raises ConfigError, ArchiveMismatch."""
+        """Leaves errors that may pass to `run`. Raises ConfigError, ArchiveMismatch."""
         try:
             async with asyncio.timeout(AT_START_MAX_S):
                 await self.confirm()
         except ArchiveMismatch:
             raise
         except (RemoteStorageError, ClusterError, TimeoutError):
-            return  # `run` reports it
+            return  # `run` tries again and reports the error
 
     async def run(self) -> None:
         """Confirms the archive, then checks for ever that it is there. Raises as `at_start`."""

@@ -119,7 +119,7 @@ class CommittedOffsets:
         commit = _Commit(changes)
         self._waiting.append(commit)
         async with self._writing:
-            # Not done: it was not written yet, or the writing task was cancelled.
+            # The task that held the lock before may have written this commit, too.
             if not commit.done:
                 await self._write(list(self._waiting))
         if commit.failure is not None:

@@ -70,7 +70,9 @@ def _malformed(what: str) -> LoginRefused:
 
 @dataclass(frozen=True, slots=True)
 class ScramCredential:
-    """Derived from one password. A reader of it cannot log in with it, but can test guesses."""
+    """What the server keeps of one password. Who reads it cannot log in with it, but can test
+    guesses.
+    """
 
     salt: bytes = field(repr=False)
     stored_key: bytes = field(repr=False)
@@ -398,7 +400,7 @@ class Logins:
     async def has_password(
         self, credential: ScramCredential, mechanism: str, password: bytes
     ) -> bool:
-        """See the function of this name."""
+        """As the function `has_password`, on a thread."""
         check = partial(has_password, credential, mechanism, password)
         return await asyncio.get_running_loop().run_in_executor(self._checker, check)
 

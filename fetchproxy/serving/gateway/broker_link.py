@@ -60,7 +60,9 @@ class ExpectedResponse:
         """The whole response has left."""
 
     def passes(self, frame: memoryview) -> bool:
-        """True: `frame`, the whole response, may leave. It was patched in place if necessary."""
+        """True: the client may get `frame`, which is the whole response. Patches it in place if
+        needed.
+        """
         return True
 
 

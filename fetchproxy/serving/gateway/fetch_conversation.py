@@ -385,7 +385,7 @@ class FetchConversation:
         self._shell.responded()
 
     def may_read(self, key: PartitionKey, now: float) -> bool:
-        """The broker has lately answered the partition, without error."""
+        """True: the broker has answered this partition lately, without an error."""
         return key in self._readable and now < self._readable_until
 
     # -- a fetch that is served --------------------------------------------------------------------
@@ -413,7 +413,7 @@ class FetchConversation:
         return self.parked
 
     def step(self, tiers: TiersSoFar) -> float | None:
-        """Go to the next state. Returns until when to wait, in WAITING; None: without an end."""
+        """Go to the next state. Returns the time until which WAITING lasts; None: it has no end."""
         state, until = next_state(tiers, self.clock())
         if state is not self.state:
             self.move(state)

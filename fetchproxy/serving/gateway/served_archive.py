@@ -152,9 +152,10 @@ def _not_known(partition: int) -> int:
 
 @dataclass(eq=False, repr=False)
 class ArchivedTopics:
-    """One per gateway; `run` looks topics up. `max_age_s`: time between two look-ups of a topic.
+    """The log start offsets of both tiers, which relayed Fetch responses show for topics of the
+    tail.
 
-    The log start offsets of both tiers, which relayed Fetch responses show for topics of the tail.
+    One per gateway; `run` looks topics up. `max_age_s`: time between two look-ups of a topic.
 
     A Kafka with tiered storage shows the log start offset of both tiers. So does the proxy, if it
     knows it: it looks up in the archive the topics that clients read at the tail. It does so
@@ -359,7 +360,7 @@ class TopicsOfConnection:
         self._starts: LogStarts | None = None
 
     def note(self, keys: Set[PartitionKey], by_id: bool, only_these: bool) -> None:
-        """`only_these`: the client now reads no other partitions."""
+        """`keys`: partitions that the client reads. `only_these`: it reads no others any more."""
         topics = {topic for topic, _ in keys}
         if not only_these and by_id is self._by_id:
             topics |= self._topics

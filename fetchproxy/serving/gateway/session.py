@@ -493,11 +493,10 @@ class GatewaySession(ClientSession):
 
 
 class SaslProgress:
-    """One per connection. `accepted`: the broker has answered a SaslAuthenticate without an error.
+    """A client's progress with SASL, if the brokers' listener requires it. One per connection.
 
-    The mechanism may need another round, but from then on the proxy reads all requests.
-
-    A client's progress with SASL, if the brokers' listener requires it.
+    `accepted`: the broker has answered a SaslAuthenticate without an error. The mechanism may need
+    another round, but from then on the proxy reads all requests.
 
     The broker authenticates its clients, and does not tell the proxy when that is done. Until the
     broker has answered a SaslAuthenticate without an error, a client may only send

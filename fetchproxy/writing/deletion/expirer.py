@@ -510,7 +510,9 @@ class Expirer:
         segment: RemoteLogSegmentMetadata,
         removals: Removals,
     ) -> bool:
-        """False: the segment stays, because no sound segment has its offsets. That is reported."""
+        """False: the segment stays, because no sound segment has its offsets. A condition
+        says so.
+        """
         stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
         damage = await self._looks.damage([segment] if stand_ins is None else stand_ins)
         # Without stand-ins it may go only if it is damaged itself.

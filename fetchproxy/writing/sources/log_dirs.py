@@ -162,15 +162,14 @@ def _topic_id(content: str) -> UUID | None:
     return None
 
 
+# What follows reads a broker's rolled segment file once from end to end, checks it, and keeps it
+# for a copy. The broker may delete, rename or truncate its files at any time, so everything is read
+# through one open file. The later copy uses a hard link to that file, or a copy of it if no link
+# can be made or only a part is wanted. All functions block.
+
+
 class Stopped(Exception):
-    """`go_on` returned False.
-
-    Reads a broker's rolled segment file once from end to end, checks it, and keeps it for a copy.
-
-    The broker may delete, rename or truncate its files at any time, so everything is read through
-    one open file. The later copy uses a hard link to that file, or a copy of it if no link can be
-    made or only a part is wanted. All functions block.
-    """
+    """`go_on` returned False."""
 
 
 class EndsEarly(LogDirUnusable):
@@ -416,10 +415,10 @@ def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
     """The aborted transactions that overlap the wanted offsets (Kafka's
     collectAbortedTransactions).
 
-    An entry is in the index of the segment that holds its marker, so this also reads later indexes,
-    until an entry says that everything up to this segment's end was decided by then. A broker
-    deletes its oldest segments first, and of each the log first. This segment's log could be opened
-    after the listing, so the listing has every later index.
+    An entry is in the index of the segment that holds the transaction's marker, so this also reads
+    later indexes. It stops at an entry by which all transactions up to this segment's end were
+    decided. A broker deletes its oldest segments first, and of each the log first. This segment's
+    log could be opened after the listing, so the listing has every later index.
     """
     end_offset = rolled.next_base_offset - 1
     found: list[AbortedTxn] = []

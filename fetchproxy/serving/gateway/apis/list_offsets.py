@@ -324,7 +324,7 @@ async def _respond(
         view = _usable(question.view_result)
         response = await _search(archive, question, view, client)
         if response is question.result and not _reaches(question, view):
-            # The response may be in records that the archive got since then.
+            # The record may be one that was archived after this view was read.
             raise question.view_result.failure or ClusterUnavailable(f"{view.tp}: log start")
         return response
     except (RemoteStorageError, ClusterError, CorruptSegment):
