@@ -120,8 +120,8 @@ async def open_place(
 
 @dataclass(frozen=True, slots=True)
 class ToCopy:
-    """`objects`: the segment's objects by file. `known`: what the copy's metadata say of it; None:
-    no reader of the copy sees it yet.
+    """A segment that may have to be copied. `objects`: the segment's objects by file. `known`: what
+    the copy's metadata say of it; None: no reader of the copy sees it yet.
     """
 
     metadata: RemoteLogSegmentMetadata
@@ -137,8 +137,8 @@ class ToCopy:
 
 @dataclass(slots=True)
 class _Plan:
-    """`there`: the copy has each object, but small ones may differ. `other_keys`, `extra`: keys
-    below the prefix.
+    """What a run has to copy, to compare and to delete. `there`: the copy has each object, but
+    small ones may differ. `other_keys`, `extra`: keys below the prefix.
     """
 
     copies: list[ToCopy] = field(default_factory=list)
@@ -230,7 +230,9 @@ class MirroredPartition:
 
 @dataclass(eq=False, repr=False)
 class PartitionMirror:
-    """One run over one partition. `tell(done, all)`: log bytes."""
+    """Copies one partition of an archive to another store. One run over one partition. `tell(done,
+    all)`: log bytes.
+    """
 
     source: MirrorSide
     target: MirrorSide

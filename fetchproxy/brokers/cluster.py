@@ -57,8 +57,8 @@ _REPLICAS_WAIT_MS = 5_000
 
 
 class Cluster:
-    """`async with Cluster(config) as cluster`. Connects at the first request, never over a client's
-    connection.
+    """The proxy's own requests to the brokers. `async with Cluster(config) as cluster`. Connects at
+    the first request, never over a client's connection.
 
     Raises `ClusterUnavailable` if no broker answered in time, `ClusterError` with Kafka's code if
     a broker refused.

@@ -89,7 +89,9 @@ class GroupDuties(ABC):
 
 @dataclass(eq=False, repr=False)
 class GroupMember:
-    """`await member.run()` in a TaskGroup. If cancelled, it leaves (a static member stays)."""
+    """A member of a consumer group that consumes no records. `await member.run()` in a TaskGroup.
+    If cancelled, it leaves (a static member stays).
+    """
 
     _cluster: Cluster
     _settings: GroupSettings

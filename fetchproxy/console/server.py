@@ -179,7 +179,9 @@ async def _in_steps(
 
 
 class ConsoleServer:
-    """`async with ConsoleServer(...)` listens at `address`. Raises ConfigError."""
+    """The console's HTTP server. `async with ConsoleServer(...)` listens at `address`. Raises
+    ConfigError.
+    """
 
     def __init__(
         self, config: ConsoleConfig, source: StatusSource, registry: CollectorRegistry

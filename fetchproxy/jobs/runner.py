@@ -147,7 +147,9 @@ AnyWork = Work[T, R] | StoreWork[Any, T, R]
 
 
 class Runner(ABC):
-    """`log`: the log settings of the worker processes."""
+    """Runs a job's work on its items, on this machine or on Spark. `log`: the log settings of the
+    worker processes.
+    """
 
     def __init__(
         self, on_progress: OnProgress = lambda progress: None, log: LogConfig | None = None

@@ -412,7 +412,9 @@ class _Pending:
 
 
 class KeptEvents:
-    """`async with` owns the writing. `directory` None: keeps no events, no method does anything."""
+    """Keeps the metadata topic's events in flat files. `async with` owns the writing. `directory`
+    None: keeps no events, no method does anything.
+    """
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -32,7 +32,9 @@ class TopicTable(Protocol):
 
 @dataclass(eq=False, repr=False)
 class Forgetting:
-    """`cluster` None: archive-only. `tables`: all that the process has now."""
+    """Forgets topics that no longer exist, in all tables and metrics. `cluster` None: archive-only.
+    `tables`: all that the process has now.
+    """
 
     rlmm: RemoteLogMetadataManager
     cluster: Cluster | None

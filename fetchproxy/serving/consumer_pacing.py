@@ -206,7 +206,9 @@ class Lately:
 
 
 class ConsumerPace:
-    """One per consumer. Pure: the caller passes times in s that never fall; rates are records/s."""
+    """Learns how fast one consumer takes records. Pure: the caller passes times in s that never
+    fall; rates are records/s.
+    """
 
     def __init__(self, now: float, known: float = 0.0) -> None:
         """`known`: the consumer's pace when it left before; 0: not known."""

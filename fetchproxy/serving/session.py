@@ -80,7 +80,9 @@ class _SessionOver(Exception):
 
 
 class ClientSession(asyncio.BufferedProtocol):
-    """`steps`: awaited before each step of a large response, as readers of the tail come first."""
+    """One client's connection: reads its requests and sends the responses in their order. `steps`:
+    awaited before each step of a large response, as readers of the tail come first.
+    """
 
     requests: RequestFraming[Any]
 

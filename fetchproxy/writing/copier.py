@@ -60,7 +60,9 @@ class CopyProgress:
 
 @dataclass(eq=False, repr=False)
 class SegmentCopier:
-    """`wall_clock_ms` stamps the metadata; `uuid_factory` makes segment ids."""
+    """Copies segments to the store in two phases. `wall_clock_ms` stamps the metadata;
+    `uuid_factory` makes segment ids.
+    """
 
     rsm: RemoteStorageManager
     rlmm: RemoteLogMetadataManager

@@ -15,7 +15,9 @@ _ACCUMULATE_MAX_S = 60.0
 
 
 class CopyPace:
-    """One for all partitions of an archiver; first come, first served. 0: no limit."""
+    """Limits how fast an archiver reads from the brokers. One for all partitions of an archiver;
+    first come, first served. 0: no limit.
+    """
 
     def __init__(self, bytes_per_s_max: int) -> None:
         self._bytes_per_s_max = bytes_per_s_max

@@ -48,7 +48,9 @@ def open_local_indexes(
 
 
 class LocalIndexRefresher:
-    """One for all partitions. Each partition is refreshed by one task at a time."""
+    """Keeps the local index files in step with the archive. One for all partitions. Each partition
+    is refreshed by one task at a time.
+    """
 
     def __init__(self, local_indexes: LocalIndexes, rsm: RemoteStorageManager) -> None:
         self._local = local_indexes

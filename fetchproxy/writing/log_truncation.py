@@ -184,7 +184,9 @@ class Resumed:
 
 @dataclass(eq=False, repr=False)
 class LogTruncation:
-    """One for all partitions."""
+    """Clips and drops segments that the leader's log does not have any more. One for all
+    partitions.
+    """
 
     leader: LeaderLog
     rsm: RemoteStorageManager

@@ -281,7 +281,8 @@ class MergedPartition:
 
 @dataclass(eq=False, repr=False)
 class PartitionMerger:
-    """One for any number of partitions, one task at a time for each.
+    """Merges adjacent small segments of a partition into one. One for any number of partitions, one
+    task at a time for each.
 
     The archiver's own copier copies the merged segment. Until FINISHED is recorded nothing changes
     for others. Then the view has the merged segment after the first one that it replaces, and

@@ -52,9 +52,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(eq=False, repr=False)
 class PartitionArchiver:
-    """`may_go_on` is called before each copy. A copy that has begun may finish. `on_lost` is called
-    with offsets that were lost before they could be copied, once for each, from `log_start_offset`
-    on if nothing is archived. None: from the log start at the first turn on.
+    """Archives one partition in turns. `may_go_on` is called before each copy. A copy that has
+    begun may finish. `on_lost` is called with offsets that were lost before they could be copied,
+    once for each, from `log_start_offset` on if nothing is archived. None: from the log start at
+    the first turn on.
     """
 
     tp: TopicIdPartition

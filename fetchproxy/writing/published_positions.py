@@ -41,8 +41,9 @@ _WITHDRAW_MAX_S = 2.0
 
 @dataclass(eq=False, repr=False)
 class PublishedPositions:
-    """One per archiver. `tps` are its partitions; `archiver_position` as in ArchiverPositions.
-    `operator_notes`: texts about this archiver, given the topics that it accumulates.
+    """Publishes from which offset on this archiver accumulates each partition. One per archiver.
+    `tps` are its partitions; `archiver_position` as in ArchiverPositions. `operator_notes`: texts
+    about this archiver, given the topics that it accumulates.
     """
 
     objects: ArchiveObjects

@@ -199,7 +199,9 @@ class Archiver:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class RemoteLogManager(Archiver):
-    """`run` ends only by cancellation. `leadership`: None for the one that `config` names."""
+    """Finds the topics to archive and archives all their partitions. `run` ends only by
+    cancellation. `leadership`: None for the one that `config` names.
+    """
 
     rng: random.Random
     leadership: Leadership | None = None

@@ -25,8 +25,9 @@ _LOCK = "lock"
 
 
 class Spool:
-    """`async with`: creates the folder and removes leftovers; on exit it removes the folder with
-    its files. `encrypted`: each file is encrypted with its own key, which never leaves the memory.
+    """The folder where this process accumulates segments. `async with`: creates the folder and
+    removes leftovers; on exit it removes the folder with its files. `encrypted`: each file is
+    encrypted with its own key, which never leaves the memory.
     """
 
     def __init__(self, spool_dir: Path | None, *, encrypted: bool = False) -> None:

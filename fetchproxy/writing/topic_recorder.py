@@ -22,7 +22,9 @@ _LOG_OFFSETS_AGE_MAX_S = 30.0
 
 
 class TopicRecorder:
-    """One per archiver. `wall_clock_ms`: epoch ms."""
+    """Writes the descriptions of archived topics to the store. One per archiver. `wall_clock_ms`:
+    epoch ms.
+    """
 
     def __init__(
         self,

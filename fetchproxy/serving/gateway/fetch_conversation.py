@@ -186,7 +186,8 @@ class FetchShell(Protocol):
 
 
 class FetchConversation:
-    """One per connection. Each fetch is answered before the next one is taken in.
+    """The fetches of one connection, as a state machine. Each fetch is answered before the next one
+    is taken in.
 
     `parked`: a poll at the broker that no fetch of the client has taken up yet.
     `archive_has_next_turn`: the tail has left no room for archived records.

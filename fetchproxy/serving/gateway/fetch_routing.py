@@ -14,7 +14,7 @@ connection reads. A topic that is deleted and created again keeps its name, and 
 nothing about partitions for which it was not asked. So before a connection reads the archive, it
 looks at Metadata, unless it did so a short while ago.
 
-`FetchRouter` decides the routes of partitions for which the broker answers out of range. The
+`FetchRouter` decides the routes of partitions that the broker calls out of range. The
 decisions are made in parallel with the client's fetches, which read the routes and wait only for
 `decided`. It reads no records, but the purgatory warms what it found in the archive.
 """
@@ -79,7 +79,8 @@ Spawn = Callable[[Coroutine[None, None, object], str], None]
 
 @dataclass(frozen=True, slots=True)
 class SharedByFetches:
-    """One per process. `refuses_lost`: see `RouteDecider`.
+    """What the fetches of all connections share. One per process. `refuses_lost`: see
+    `RouteDecider`.
 
     `topics`: the log starts of archived topics that clients read at the tail.
     `permit_ttl_s`: how long a broker's permission for a client to read a topic is valid.
@@ -134,7 +135,8 @@ class SharedByFetches:
 
 @dataclass(slots=True)
 class PartitionRoute:
-    """`decision` is about `offset`; it is None while the route for `offset` is being decided.
+    """The route of one partition at one offset. `decision` is about `offset`; it is None while the
+    route for `offset` is being decided.
 
     `caught` is the highest offset that the broker called out of range (-1: none). The broker's log
     start is above it, even if older log offsets say otherwise.
@@ -149,9 +151,9 @@ class PartitionRoute:
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """`remote` and `undecided` are `kept_from_broker` from the broker; it is asked for the rest of
-    `partitions`.
+    """Which partitions of a fetch the archive serves.
 
+    `kept_from_broker`: those in `remote` and `undecided`. The broker is asked for all others.
     `remote` has the views at the time of the plan; a read that begins at once uses them.
     For partitions in `ahead`, the broker is asked from the first offset after the lost ones.
     """
@@ -397,7 +399,9 @@ def _serving(
 
 
 class TopicIdentities:
-    """One per connection; `clock` gives loop time in seconds."""
+    """Finds out whether a topic's name still stands for the same topic id. One per connection;
+    `clock` gives loop time in seconds.
+    """
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -445,8 +449,8 @@ class TopicIdentities:
 
 
 class DecisionsSoFar(NamedTuple):
-    """`remote`: partitions found in the archive. `has_error`: the client must get an error for
-    some.
+    """What is decided of a plan's undecided partitions. `remote`: partitions found in the archive.
+    `has_error`: the client must get an error for some.
 
     `ask_broker`: the broker must answer for some. `undecided`: some are still being decided.
     """
@@ -458,7 +462,8 @@ class DecisionsSoFar(NamedTuple):
 
 
 class FetchRouter:
-    """`by_id`: the client's last fetch named topics by id (v13+).
+    """Decides which tier serves each partition of one connection's fetches. `by_id`: the client's
+    last fetch named topics by id (v13+).
 
     `node_id` is the broker's; None if the client connected to the bootstrap address.
     """

@@ -65,7 +65,9 @@ class _Waiting:
 
 
 class HeldReaders:
-    """One per gateway; `run` decides. `clock` gives loop seconds."""
+    """Holds readers at offsets that neither tier has yet. One per gateway; `run` decides. `clock`
+    gives loop seconds.
+    """
 
     def __init__(self, clock: Callable[[], float], held_max_ms: int) -> None:
         self._clock = clock

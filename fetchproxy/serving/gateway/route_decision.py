@@ -89,7 +89,9 @@ UNCERTAIN_WAITS = frozenset(wait for wait, (_, limit) in ENDS.items() if limit =
 
 @dataclass(frozen=True, slots=True)
 class RouteDecision:
-    """`forward_to`: the broker's log start, for LOST. `waits_for`: for WAITING_ROUTES."""
+    """What the client gets for one partition at one offset, and why. `forward_to`: the broker's log
+    start, for LOST. `waits_for`: for WAITING_ROUTES.
+    """
 
     outcome: Route
     tp: TopicIdPartition | None = None
@@ -166,7 +168,8 @@ def _is_more_coming(
 
 @dataclass(slots=True)
 class RouteDecider:
-    """One look for all of `offsets`: brokers and store are not asked partition by partition.
+    """Decides the routes of partitions that a broker has called out of range. One look for all of
+    `offsets`: brokers and store are not asked partition by partition.
 
     `refuses_lost`: a reader of lost offsets gets an error instead of going on after them.
     `caught_at` (loop time): knowledge must not be older. `impatient`: held for too long.

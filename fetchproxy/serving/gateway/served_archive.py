@@ -432,7 +432,9 @@ class _Topic:
 
 
 class ArchiveStarts:
-    """One per gateway. `views`: the views of `rlmm` that clients may see."""
+    """The first archived offset of each partition, for clients that ask where a log begins. One per
+    gateway. `views`: the views of `rlmm` that clients may see.
+    """
 
     def __init__(self, cluster: Cluster, rlmm: PartitionViews, views: LeaderViews) -> None:
         self._cluster = cluster

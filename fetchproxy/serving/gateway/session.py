@@ -230,7 +230,8 @@ class Gateway:
 
 
 class GatewaySession(ClientSession):
-    """`connect(factory)` connects to the broker that this listener stands for, or raises OSError.
+    """One client's connection to the gateway, and its connection to a broker. `connect(factory)`
+    connects to the broker that this listener stands for, or raises OSError.
 
     `addresses`: the broker addresses that this client is told. `node_id` is the broker's; None at
     the bootstrap address.

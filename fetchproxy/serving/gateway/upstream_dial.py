@@ -31,7 +31,9 @@ _API_VERSIONS = Struct(">ihhih").pack(10, 18, 0, 0, -1)
 
 
 class UpstreamDial:
-    """`tls`: the context for TLS to brokers; None: plaintext."""
+    """Connects to a given broker, or to any broker that answers. `tls`: the context for TLS to
+    brokers; None: plaintext.
+    """
 
     def __init__(
         self,

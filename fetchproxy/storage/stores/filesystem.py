@@ -557,8 +557,8 @@ def storage_error(
 
 
 class FilesystemObjectStore(ObjectStore):
-    """`create`: the first put makes `root`. Without it a missing root raises StorageUnavailable, as
-    does a root that disappears later.
+    """Objects as files below a folder. `create`: the first put makes `root`. Without it a missing
+    root raises StorageUnavailable, as does a root that disappears later.
 
     Names longer than the file system allows (`part_bytes_max`) raise
     RemoteStorageError.

@@ -69,7 +69,9 @@ _CHILDREN_IN_DOUBT_MAX = 64
 
 
 class HdfsObjectStore(ObjectStore):
-    """`create`: the first put makes the location's folder; then its absence is an outage."""
+    """Objects as files in HDFS, over WebHDFS. `create`: the first put makes the location's folder;
+    then its absence is an outage.
+    """
 
     def __init__(
         self,

@@ -205,7 +205,9 @@ class Renewal(NamedTuple):
 
 
 class ObstoreObjectStore(ObjectStore):
-    """`clients`: of one bucket or container. `page_objects`: objects per request of a listing."""
+    """A bucket or container that is read and written by obstore. `clients`: of one bucket or
+    container. `page_objects`: objects per request of a listing.
+    """
 
     def __init__(
         self,

@@ -136,7 +136,9 @@ def plan_step(
 
 @dataclass(eq=False, repr=False)
 class RetentionBrake:
-    """One for all partitions. Each method raises RemoteStorageError."""
+    """Announces a step of retention that would hide much at once, and releases it later. One for
+    all partitions. Each method raises RemoteStorageError.
+    """
 
     objects: ArchiveObjects
     published_conditions: PublishedConditions
@@ -322,7 +324,8 @@ class _Partition:
 
 @dataclass(eq=False, repr=False)
 class Expirer:
-    """One for all partitions. `topic_config`: a topic's settings as last read. None: not known.
+    """Deletes from the archive what retention has passed, and what no reader needs. One for all
+    partitions. `topic_config`: a topic's settings as last read. None: not known.
 
     The order keeps every reader safe, and a crash may follow any step:
 

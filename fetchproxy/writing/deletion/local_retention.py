@@ -85,7 +85,9 @@ def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
 
 @dataclass(eq=False, repr=False)
 class LocalRetention:
-    """One for all partitions. `topic_config`: a topic's settings as last read. None: not known."""
+    """Deletes archived records from the brokers. One for all partitions. `topic_config`: a topic's
+    settings as last read. None: not known.
+    """
 
     config: ArchiveConfig
     cluster: Cluster

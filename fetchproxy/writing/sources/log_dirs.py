@@ -497,7 +497,9 @@ def _link(file: IO[bytes], name: Path, path: Path) -> bool:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LogDirsAccumulator(SegmentAccumulator):
-    """`log_dirs`: of one or several brokers of the cluster."""
+    """Takes each segment from a rolled segment file of a broker on this host. `log_dirs`: of one or
+    several brokers of the cluster.
+    """
 
     log_dirs: Sequence[LogDir]
 

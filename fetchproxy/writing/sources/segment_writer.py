@@ -26,7 +26,9 @@ class SpoolFull(OSError):
 
 
 class SegmentWriter:
-    """`began_at` is the loop time (s) of the first append, None before it."""
+    """Writes one segment's batches to a spool file. `began_at` is the loop time (s) of the first
+    append, None before it.
+    """
 
     def __init__(self, tp: TopicIdPartition, start_offset: int, spool: Spool) -> None:
         self.summary = SegmentSummary(tp, start_offset)
