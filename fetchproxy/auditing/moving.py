@@ -72,7 +72,7 @@ async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> Archi
         raise ArchiveMismatch(f"the archive at --from has moved to {identity.moved.to}")
     target_identity = await read_identity(target.store, target.prefix)
     if target_identity is None:
-        target_identity = await _made_mirror(target, identity)
+        target_identity = await _make_mirror(target, identity)
     if _differ(identity.generation, target_identity.generation) or _differ(
         identity.cluster_id, target_identity.cluster_id
     ):
@@ -88,7 +88,7 @@ def _differ(one: object, other: object) -> bool:
     return None not in (one, other) and one != other
 
 
-async def _made_mirror(target: MirrorSide, identity: ArchiveIdentity) -> ArchiveIdentity:
+async def _make_mirror(target: MirrorSide, identity: ArchiveIdentity) -> ArchiveIdentity:
     async for name in target.store.list_folders(target.prefix):
         if parse_topic_folder(name) is not None:
             raise ArchiveMismatch(
@@ -149,7 +149,7 @@ async def _topic_objects(at: MirrorSide) -> list[str]:
 
 
 async def check_nobody_archives(source: MirrorSide) -> None:
-    """Raises ArchiveMismatch if an archiver is active. Takes HEARD_WITHIN_S."""
+    """Raises ArchiveMismatch if an archiver is active. It takes HEARD_WITHIN_S to find out."""
     folder = archivers_folder(source.prefix)
     before = await source.objects_below(folder)
     await asyncio.sleep(HEARD_WITHIN_S)
@@ -171,7 +171,7 @@ async def mark_moved(
     moved = replace(identity, manager=None, moved=Moved(to, now_ms, identity.manager))
     await source.store.put(source.prefix + LAYOUT_OBJECT, encode_identity(moved))
     await asyncio.sleep(CREATION_SETTLE_S)
-    return await _as_marked(source, moved)
+    return await _check_marked(source, moved)
 
 
 async def take_back(at: MirrorSide, moved: ArchiveIdentity) -> None:
@@ -183,7 +183,7 @@ async def take_back(at: MirrorSide, moved: ArchiveIdentity) -> None:
 
 async def hand_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdentity) -> None:
     """Mark the target as the archive, with the same identity. It knows the other copies, too."""
-    await _as_marked(source, moved)
+    await _check_marked(source, moved)
     assert moved.moved is not None
     for url, _ in await source.objects.list_mirrors():
         if not same_place(url, moved.moved.to):
@@ -191,7 +191,7 @@ async def hand_over(source: MirrorSide, target: MirrorSide, moved: ArchiveIdenti
     await take_back(target, moved)
 
 
-async def _as_marked(source: MirrorSide, moved: ArchiveIdentity) -> ArchiveIdentity:
+async def _check_marked(source: MirrorSide, moved: ArchiveIdentity) -> ArchiveIdentity:
     if await read_identity(source.store, source.prefix) != moved:
         raise ArchiveMismatch(
             f"another process has written the {LAYOUT_OBJECT} of --from: stop it, and run this "

@@ -23,7 +23,7 @@ from fetchproxy.archive import (
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ClusterUnavailable, ConfigError
-from fetchproxy.jobs.runner import Done, ItemFailure, Report, Runner, StoreWork, attempted
+from fetchproxy.jobs.runner import Done, ItemFailure, Report, Runner, StoreWork, attempt_async
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.writing.archive_pass import (
@@ -164,7 +164,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
         async def look(tp: TopicIdPartition) -> None:
             if not found and len(failed) >= PARTITIONS_FAILED_IN_A_ROW_MAX:
                 raise ClusterUnavailable(f"no partition can be looked at: {failed[0]}")
-            outcome = await attempted(planned(tp), str(tp))
+            outcome = await attempt_async(planned(tp), str(tp))
             if isinstance(outcome, ItemFailure):
                 failed.append(outcome)
             else:
@@ -179,7 +179,7 @@ def describe_topics(config: Config, topics: Sequence[TopicInfo]) -> tuple[ItemFa
     """Runs on the driver. Writes the topics' numbers of partitions, and which are empty, as an
     archiver does.
     """
-    outcome = in_loop(attempted(_describe(config, topics), "the descriptions of the topics"))
+    outcome = in_loop(attempt_async(_describe(config, topics), "the descriptions of the topics"))
     return (outcome,) if isinstance(outcome, ItemFailure) else ()
 
 

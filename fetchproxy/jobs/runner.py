@@ -257,7 +257,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
                 cause = f"not tried, as others failed before: {in_a_row[0].error}"
                 doing.add(number, replace(in_a_row[0], name=name, error=cause))
                 continue
-            outcome = await attempted(work.do(opened, item, partial(doing.tell, number)), name)
+            outcome = await attempt_async(work.do(opened, item, partial(doing.tell, number)), name)
             doing.add(number, outcome)
             if isinstance(outcome, ItemFailure) and outcome.retriable:
                 in_a_row.append(outcome)
@@ -365,7 +365,7 @@ def attempt(work: Callable[[T], R], item: T, name: str) -> R | ItemFailure:
     return failures[0]
 
 
-async def attempted(work: Coroutine[Any, Any, R], name: str) -> R | ItemFailure:
+async def attempt_async(work: Coroutine[Any, Any, R], name: str) -> R | ItemFailure:
     """As `attempt`."""
     with _errors_of(name) as failures:
         return await work

@@ -226,7 +226,8 @@ def compare(
 
 
 def begins_again(lineage: Sequence[EpochStart], end_offset: int, found: Comparison) -> bool:
-    """No part of the copy is in the leader's log; arguments and result are those of `compare`.
+    """True: no part of the copy is in the leader's log. `found` is the result of `compare` for the
+    other arguments.
 
     It looks like this if a follower that lacked everything leads, or a disk was replaced: then the
     copy is the last one. Offsets below the copy's start do not count as shared.

@@ -240,7 +240,7 @@ class PartitionRead:
         """The new view. `cached`: the last view, with the loop time at which its listing began."""
         partition = self.partition
         if cached is not None and cached[0] > self._began_at:
-            return cached[1]  # a later listing was faster
+            return cached[1]  # a listing that began later has ended before
         gaps = tuple(self._gaps) if self._of_mirror else None
         # A rebuild of thousands of segments holds the loop, and usually nothing has changed.
         if (
@@ -330,7 +330,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
         """`collects`: reads and writes the collected metadata of topics (`collected`).
-        `plans`: only reads it, for partitions that are read for the first time.
+        `plans`: only reads the collected metadata, for partitions that are read for the first time.
         `serves`: for readers who must not skip what a mirror does not have yet.
         """
         super().__init__()

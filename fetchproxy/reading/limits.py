@@ -41,8 +41,8 @@ class ReadingLimits:
     # Share of range reads that may be sent a second time when they are slow; the faster answer
     # counts. The store gets, and charges for, at most this share of extra requests. 0: none.
     hedged_reads_share_max: float = 0.05
-    # A read is slow after the 95th percentile of the last reads' times, bounded by these two. The
-    # maximum applies while too few times are known.
+    # A read is slow after the 95th percentile of the last reads' times, bounded by these two. As
+    # long as too few times are known, only a read above the maximum is slow.
     hedge_after_min_ms: int = 20
     hedge_after_max_ms: int = 2_000
     # Fetches that wait for archived records; further fetches wait for a place. A connection has one

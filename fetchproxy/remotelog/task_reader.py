@@ -183,7 +183,7 @@ class _TaskReading:
         self._faults: list[dict[str, Any]] = []
 
     def ranges(self) -> Iterator[_Range]:
-        """The read of each range has begun."""
+        """The ranges of the task. The read of each has begun when it is returned."""
         for part in self._task.parts:
             yield from self._ranges_of(part)
 
@@ -346,7 +346,7 @@ class _TaskReading:
         """
         damaged = isinstance(error, CorruptSegment)
         may_skip = damaged and self._options.skip_corrupt
-        # Of a DamagedObject the store gives nothing, as of one that is missing.
+        # The store gives nothing of a DamagedObject, so it is lost like a missing object.
         may_lose = isinstance(error, RemoteStorageError) and not self._options.fail_on_data_loss
         if not (may_skip or may_lose):
             way = "corruptBatches=skip leaves its offsets out" if damaged else SKIPPED_RECORDS

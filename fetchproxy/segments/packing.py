@@ -76,7 +76,7 @@ BLOCK_BYTES = 256 * 1024
 BLOCK_BYTES_MAX = 16 * 1024 * 1024
 ZSTD_LEVEL = 1  # level 3 takes half as much time again, and gains a few percent
 # A block that compression leaves above this share of its size is stored as it is, for fast reads.
-_WORTH_IT = 7 / 8
+_COMPRESSED_SHARE_MAX = 7 / 8
 
 _AS_IT_IS, _ZSTD = 0, 1
 _LABEL = Struct(">16sI16sQII")
@@ -249,7 +249,7 @@ def packed_blocks(
         codec, body = _AS_IT_IS, part
         if compress:
             smaller = memoryview(cramjam.zstd.compress(part, level=ZSTD_LEVEL))
-            if len(smaller) < _WORTH_IT * len(part):
+            if len(smaller) < _COMPRESSED_SHARE_MAX * len(part):
                 codec, body = _ZSTD, smaller
         head = bytes([codec])
         if cipher is not None:

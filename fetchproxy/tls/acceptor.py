@@ -170,7 +170,7 @@ class _Gate(asyncio.BufferedProtocol):
         tls.buffer_updated(nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Before its first bytes, or after `_hand_over` was refused."""
+        """Called if the client goes before its first bytes, or after `_hand_over` was refused."""
         self._finish(ConnectionResetError("closed without a byte"))
 
     def send(self, data: bytes) -> None:

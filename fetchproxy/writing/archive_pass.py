@@ -32,7 +32,7 @@ from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.writing.discovery import partitions_of
 from fetchproxy.writing.partition_archiver import PartitionArchiver, may_pass
 from fetchproxy.writing.published_positions import PublishedPositions
-from fetchproxy.writing.remote_log_manager import Archiver
+from fetchproxy.writing.remote_log_manager import ArchiverParts
 from fetchproxy.writing.spool import Spool
 
 log = structlog.get_logger(__name__)
@@ -81,11 +81,12 @@ class NotAllArchived(FetchProxyError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class ArchivePass(Archiver):
-    """For cron, jobs and tests. It uses the same PartitionArchiver as a running archiver, so it
-    resumes where any archiver stopped, even beside another archiver. `topic_configs`: None for the
-    brokers' answer at `run`. `tries_max`: how often a partition is tried. `log_starts`: log start
-    offsets from which on a loss counts, if nothing is archived yet; others are read at the turn.
+class ArchivePass(ArchiverParts):
+    """Archives all that is there now, and ends. For cron, jobs and tests. It uses the same
+    PartitionArchiver as a running archiver, so it resumes where any archiver stopped, even beside
+    another archiver. `topic_configs`: None for the brokers' answer at `run`. `tries_max`: how often
+    a partition is tried. `log_starts`: log start offsets from which on a loss counts, if nothing is
+    archived yet. A log start that is not given is read at the partition's turn.
     """
 
     topic_configs: Mapping[UUID, Mapping[str, str] | None] | None = None

@@ -107,7 +107,7 @@ def buried_copies(
 def joints_of(
     lineage: Sequence[EpochStart], archive_end: int | None, segment: AccumulatedSegment
 ) -> tuple[tuple[EpochStart, ...], tuple[Joint, ...]]:
-    """(the lineage with `segment` after the archive, the joints where epochs meet). Records that
+    """Returns the lineage of archive and `segment`, and the joints where epochs meet. Records that
     were read from several leaders are of one log only if the leader has these joints at the same
     offsets.
     """

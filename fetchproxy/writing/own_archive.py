@@ -145,7 +145,7 @@ class OwnArchive:
             )
         if self.archives:
             await asyncio.to_thread(_remember, marker)
-        self._tell_mirror()
+        self._report_mirror()
         self.confirmed.set()
 
     async def at_start(self) -> None:
@@ -175,10 +175,10 @@ class OwnArchive:
         """A mirror becomes the archive when the archive moves."""
         if self._identity.is_mirror:
             await self._identity.look()
-            self._tell_mirror()
+            self._report_mirror()
         await self._identity.check_still_there()
 
-    def _tell_mirror(self) -> None:
+    def _report_mirror(self) -> None:
         found = [mirror_in_words(self._place)] if self._identity.is_mirror else []
         self.health.keep(Kind.MIRROR_READ, found)
 

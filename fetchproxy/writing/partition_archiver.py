@@ -521,7 +521,7 @@ class ManagedPartition:
         if self.leads:
             self.published_conditions.release(Kind.PARTITION_STOPPED, self.tp)
             self.published_conditions.release(Kind.LOG_DAMAGED, self.tp)
-        else:  # its leader's report stands
+        else:  # only the leader ends these conditions
             self.published_conditions.forget(self.tp, Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED)
         self.last_error = None
         self.last_success_ms = now_ms

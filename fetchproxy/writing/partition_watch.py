@@ -452,8 +452,8 @@ class PartitionWatch:
         return None
 
     async def ask(self, cluster: Cluster) -> None:
-        """Asks the brokers what the last look did not know; the next look uses it. Takes no longer
-        than the time between two looks.
+        """Asks the brokers for what the last look did not know. The next look uses their answers.
+        Takes no longer than the time between two looks.
         """
 
         async def read(tp: TopicIdPartition) -> None:

@@ -113,7 +113,7 @@ def open_leadership(
 
 
 @dataclass(eq=False, repr=False)
-class Archiver:
+class ArchiverParts:
     """The parts that all partitions share. `log_dirs`: from `open_log_dirs`, which the loop does
     not wait for. Raises ValueError without archive.topics.
     """
@@ -198,7 +198,7 @@ class Archiver:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class RemoteLogManager(Archiver):
+class RemoteLogManager(ArchiverParts):
     """Finds the topics to archive and archives all their partitions. `run` ends only by
     cancellation. `leadership`: None for the one that `config` names.
     """

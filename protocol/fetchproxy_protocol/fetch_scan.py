@@ -50,8 +50,8 @@ from fetchproxy_protocol.primitives import INT16, INT32, Buffer, decode_uvarint,
 NODE_ENDPOINTS_FROM = 16
 LOG_START_FROM = 5
 
-# Errors come in small responses. Answers up to this size are held so that endpoints can be
-# rewritten.
+# A response with an error is small. Responses up to this size are held, so that the endpoints in
+# them can be rewritten.
 SMALL_RESPONSE_BYTES_MAX = 16 * 1024
 
 # A response without records is kept up to this size: one for about 25,000 partitions is not larger.

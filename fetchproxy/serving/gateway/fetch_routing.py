@@ -189,7 +189,7 @@ class RouteTable:
     # The leader epoch that the broker last checked, for partitions of permitted topics.
     epochs: dict[PartitionKey, int] = field(default_factory=dict)
     # Permitted topics with news: the next plan looks at all their partitions.
-    learned: set[TopicRef] = field(default_factory=set)
+    topics_with_news: set[TopicRef] = field(default_factory=set)
     # Readers that have passed lost offsets: (partition, first, last); the owner empties this list.
     led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
 
@@ -216,7 +216,7 @@ class RouteTable:
         Otherwise returns the new or renewed route, which must be decided if its decision is None.
         """
         if key[0] not in self.permits:
-            self.learned.add(key[0])
+            self.topics_with_news.add(key[0])
         self.permits[key[0]] = now + self.permit_ttl_s
         self.epochs[key] = leader_epoch
         route = self.routes.get(key)
@@ -265,7 +265,9 @@ class RouteTable:
         """True: the plan takes more than one step of the loop."""
         if not (self.routes or self.permits):
             return False
-        return len(self.routes) + len(partitions if self.learned else changed) >= PLAN_AT_ONCE
+        return (
+            len(self.routes) + len(partitions if self.topics_with_news else changed) >= PLAN_AT_ONCE
+        )
 
     def plan_in_steps(
         self,
@@ -362,9 +364,9 @@ class RouteTable:
         The broker itself reports the others as out of range.
         """
         checked = 0
-        if self.learned:
-            changed = [*changed, *(key for key in partitions if key[0] in self.learned)]
-            self.learned.clear()
+        if self.topics_with_news:
+            changed = [*changed, *(key for key in partitions if key[0] in self.topics_with_news)]
+            self.topics_with_news.clear()
         for key in changed:
             if key[0] not in self.permits or key in self.routes:
                 continue
@@ -672,7 +674,7 @@ class FetchRouter:
         self.decided.set()
         if remote:
             await self._ask_log_offsets(remote, not_older_than=caught_at)
-            table.learned.update(key[0] for key in batch)
+            table.topics_with_news.update(key[0] for key in batch)
 
     def _warm(self, tp: TopicIdPartition, key: PartitionKey, offset: int) -> None:
         entry = self._mirror.partitions.get(key)

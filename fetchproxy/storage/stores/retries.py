@@ -32,8 +32,8 @@ PAUSES_S = (0.03, 0.3, 1.5)
 REQUEST_TRIES_MAX = len(PAUSES_S) + 1
 # A store that refuses too many requests counts them by the second.
 THROTTLED_PAUSE_S = 1.0
-# A store may ask for a longer pause (Retry-After). Above this, the caller's own back-off decides. A
-# header that asks for more counts as this: MinIO asks for a minute, whatever the cause.
+# A store may ask for a longer pause (Retry-After). Above this, the caller's own back-off decides.
+# If a header asks for more, the pause is this: MinIO asks for a minute, whatever the cause.
 RETRY_AFTER_MAX_S = 5.0
 _HEADER_CHARS_MAX = 100
 # One further try always begins. More begin only within this time: a request that ends by its

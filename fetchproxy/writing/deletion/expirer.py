@@ -151,7 +151,9 @@ class RetentionBrake:
     async def released(
         self, view: PartitionView, start: int | None, now_ms: int, *, doubtful: bool
     ) -> int | None:
-        """As `plan_step`, but None also while the step waits. Call `done` after the step."""
+        """The log start that retention may raise to now. None: there is nothing to do, or the step
+        was announced and still waits. Call `done` after the step.
+        """
         announced = await self._announced(view.tp)
         step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
         if isinstance(step, Announcement):

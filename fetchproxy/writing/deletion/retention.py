@@ -256,8 +256,8 @@ def passed_up_to(
 def stopped_by(
     oldest_first: Iterable[RemoteLogSegmentMetadata], age_max_ms: int, now_ms: int
 ) -> RemoteLogSegmentMetadata | None:
-    """The first segment, if only its timestamp in the future keeps retention by time from segments
-    behind it that have passed. `oldest_first`: the segments that retention keeps.
+    """The first segment, if its timestamp lies in the future and so keeps retention by time from
+    older segments behind it. None: it does not. `oldest_first`: the segments that retention keeps.
     """
     segments = iter(oldest_first)
     first = next(segments, None)

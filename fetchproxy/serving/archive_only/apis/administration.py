@@ -8,7 +8,7 @@ with the archive's sizes. A change gets POLICY_VIOLATION with the reason, if the
 
 Two errors are others, as clients retry POLICY_VIOLATION there: InitProducerId gets
 CLUSTER_AUTHORIZATION_FAILED, and FindCoordinator for a transaction
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Every client's producer fails at once with these.
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED. With these two errors every client's producer fails at once.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class _Fetch:
                 for key, tp in self.tps.items()
                 if tp is not None and key not in self._at_end and key not in self._errors
             }
-            for piece in _in_rotation(reads, clock()):
+            for piece in _pieces_in_turn(reads, clock()):
                 # One partition's error does not wait while the store is slow with another one.
                 await self._read_archive(piece, clock() if self._errors else read_deadline)
                 if self._records or clock() >= read_deadline:
@@ -244,7 +244,7 @@ def _name(ref: TopicRef) -> str:
         raise MalformedMessage(f"topic name is not UTF-8: {error}") from None
 
 
-def _in_rotation(
+def _pieces_in_turn(
     reads: Mapping[PartitionKey, TopicIdPartition], now: float
 ) -> Iterator[Mapping[PartitionKey, TopicIdPartition]]:
     """Pieces of PARTITIONS_READ_MAX. Another piece comes first in each half second, so that all
