@@ -141,8 +141,8 @@ class RemoteLogSegmentMetadata:
     segment_size_bytes: int
     state: RemoteLogSegmentState
     has_aborted_txns: bool  # False: no .txn object exists
-    # Set if an unclean leader election has cut the log below the copied end. `end_offset` is then
-    # the last valid offset, and this is the last offset that the objects hold (inclusive).
+    # Set if an unclean leader election has cut the log below the copied end. Then `end_offset`
+    # is the last valid offset, and `copied_end_offset` is the last that the objects hold.
     copied_end_offset: int | None = None
     # True: the `.log` object holds pieces of the log that are compressed, encrypted or both. The
     # `.packing` object beside it says how.

@@ -63,9 +63,10 @@ class Leaders:
         """`ask` each partition's leader. If it is wrong or lost: look it up again, back off, retry.
 
         The brokers are asked in parallel. No try begins later than request_max_ms after the first,
-        so the whole takes up to twice that. If Metadata itself says that a topic is gone, that is
-        believed at once. Raises no ClusterError: each partition has its own. `tell` is called for
-        each partition as soon as it is settled, while others are still asked; perhaps twice.
+        so the whole takes up to twice that. If the Metadata response says that a topic is gone, the
+        topic is not looked up again. Raises no ClusterError: each partition has its own. `tell` is
+        called for each partition as soon as it is settled, while others are still asked; perhaps
+        twice.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
@@ -196,7 +197,9 @@ class LogOffsetsReads:
     async def get(
         self, tps: Collection[TopicIdPartition], not_older_than: float
     ) -> FoundLogOffsets:
-        """Edges from that loop time (s) or later; the future means now. Raises no ClusterError."""
+        """Log offsets that were read at that loop time (s) or later. A time in the future means
+        now. Raises no ClusterError.
+        """
         oldest = min(not_older_than, asyncio.get_running_loop().time())
         failed: FoundLogOffsets = {}
 
@@ -281,7 +284,7 @@ class LogOffsetsReads:
 
 
 def _log_offsets_of(*results: OffsetResult | ClusterError | None) -> LogOffsets | ClusterError:
-    """Edges from the log start, the last stable offset and the high watermark."""
+    """Log offsets, made of the log start, the last stable offset and the high watermark."""
     known: list[OffsetResult] = []
     for result in results:
         if isinstance(result, ClusterError):

@@ -415,7 +415,7 @@ def _by_name(tp: TopicIdPartition) -> tuple[str, int, int]:
 def _by_name_if_new(
     tps: Iterable[TopicIdPartition], known: Mapping[TopicIdPartition, object]
 ) -> list[TopicIdPartition] | None:
-    """`tps` by name, as readers look for names and ids are random; None: they equal `known`.
+    """`tps` in the order of their names, because people look for names. None: they equal `known`.
 
     For a thread. While this runs, the event loop does not change `known`.
     """

@@ -151,8 +151,8 @@ class StoredPartition:
     def build(
         self, contents: Contents, began_at: float, gaps: tuple[_Offsets, ...] | None = None
     ) -> None:
-        """Build `table` from `contents`, which a listing that began at `began_at` found. `gaps`: of
-        a mirror.
+        """Build `table` from `contents`, which a listing that began at `began_at` found. `gaps`:
+        what a mirror lacks.
         """
         self.built_at, self.built, self.objects = began_at, contents, dict(contents)
         found = [content for _, content in contents.values()]
@@ -251,7 +251,7 @@ class PartitionRead:
             and partition.gaps == gaps
         ):
             return replace(cached[1], read_at=self._began_at)
-        # In a plain function no put can come between the build and the view.
+        # This function does not await, so no put comes between the build and the view.
         partition.build(self._contents, self._began_at, gaps)
         return partition.view(self._began_at)
 

@@ -93,7 +93,7 @@ class Load:
         default_factory=lambda: StorageUnavailable("the read side is closed")
     )
     chunk: Chunk | None = None
-    permit: Slot | None = None
+    slot: Slot | None = None
     corrupt_reads: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -144,10 +144,10 @@ class FetcherPool:
             load.ahead = False
             self.ahead_bytes -= load.size_bytes
             load.client = client
-            if load.permit is not None:
-                self.budget.promote(load.permit, client)
-        elif load.permit is not None:
-            self.budget.join(load.permit, client)
+            if load.slot is not None:
+                self.budget.promote(load.slot, client)
+        elif load.slot is not None:
+            self.budget.join(load.slot, client)
         if load.opening is not None:
             load.opening.join(client)
 
@@ -237,11 +237,11 @@ class FetcherPool:
     async def _at_store(
         self, load: Load, work: Callable[[], Awaitable[Chunk | None]], size_bytes: int
     ) -> FetchProxyError | None:
-        """Under a permit and a time-out."""
-        permit = load.permit = Slot(size_bytes, load.ahead, load.client)
+        """Under a slot and a time-out."""
+        slot = load.slot = Slot(size_bytes, load.ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
-            await self.budget.acquire(permit)
+            await self.budget.acquire(slot)
         finally:
             REMOTE_LOG_READER_TASK_QUEUE_SIZE.dec()
         began_at = asyncio.get_running_loop().time()
@@ -250,8 +250,8 @@ class FetcherPool:
             failure = await self._try(load, work, StorageUnavailable)
         finally:
             REMOTE_READS_IN_FLIGHT.dec()
-            load.permit = None
-            self.budget.release(permit)
+            load.slot = None
+            self.budget.release(slot)
         self._note(load, failure, began_at)
         return failure
 

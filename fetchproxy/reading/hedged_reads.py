@@ -86,11 +86,11 @@ class HedgedReads:
         self._times_s.append(clock() - began_at)
         return content
 
-    def _may_hedge(self, permit: Slot) -> bool:
+    def _may_hedge(self, slot: Slot) -> bool:
         if self._saved < 1:
             _LIMITED.inc()
             return False
-        if not self._budget.try_acquire(permit):
+        if not self._budget.try_acquire(slot):
             _REFUSED.inc()
             return False
         self._saved -= 1

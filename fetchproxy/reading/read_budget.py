@@ -49,50 +49,50 @@ class ReadBudget:
     def waiting(self) -> int:
         return len(self._queue) + len(self._ahead)
 
-    async def acquire(self, permit: Slot) -> None:
+    async def acquire(self, slot: Slot) -> None:
         """Wait for a place; clients take turns. If cancelled, it passes the place on."""
-        self._enter_queue(permit)
+        self._enter_queue(slot)
         self._grant()
         try:
-            await permit.granted
+            await slot.granted
         except asyncio.CancelledError:
-            if permit.taken:
-                self.release(permit)
+            if slot.taken:
+                self.release(slot)
             else:
-                self._leave_queue(permit)
+                self._leave_queue(slot)
                 self._grant()
             raise
 
-    def try_acquire(self, permit: Slot) -> bool:
+    def try_acquire(self, slot: Slot) -> bool:
         """Take a place without waiting. False: none is free, or another read waits for one."""
-        if self.waiting or not self._fits(permit):
+        if self.waiting or not self._fits(slot):
             return False
-        self._take(permit)
+        self._take(slot)
         return True
 
-    def release(self, permit: Slot) -> None:
+    def release(self, slot: Slot) -> None:
         self.tasks_taken -= 1
-        self.bytes_taken -= permit.size_bytes
-        self._ahead_taken -= permit.ahead
+        self.bytes_taken -= slot.size_bytes
+        self._ahead_taken -= slot.ahead
         self._grant()
 
-    def join(self, permit: Slot, client: Hashable) -> None:
+    def join(self, slot: Slot, client: Hashable) -> None:
         """Another client waits for the same read, which goes at the first turn of any of them. Does
-        nothing if the permit is not in the queue.
+        nothing if the slot is not in the queue.
         """
-        (self._ahead if permit.ahead else self._queue).join(permit, client)
+        (self._ahead if slot.ahead else self._queue).join(slot, client)
 
-    def promote(self, permit: Slot, client: Hashable = None) -> None:
+    def promote(self, slot: Slot, client: Hashable = None) -> None:
         """A fetch of `client` now waits for this read, which began as a read ahead."""
-        if not permit.ahead:
+        if not slot.ahead:
             return
-        permit.client = client
-        if permit.taken:
+        slot.client = client
+        if slot.taken:
             self._ahead_taken -= 1
-        elif self._leave_queue(permit):
-            permit.ahead = False
-            self._enter_queue(permit)
-        permit.ahead = False
+        elif self._leave_queue(slot):
+            slot.ahead = False
+            self._enter_queue(slot)
+        slot.ahead = False
         self._grant()
 
     def _grant(self) -> None:
@@ -103,30 +103,30 @@ class ReadBudget:
         INFLIGHT_BYTES.set(self.bytes_taken)
 
     def _grant_from(self, queue: FairQueue[Slot]) -> None:
-        """A permit that does not fit keeps its turn, or large reads would starve."""
-        while (permit := queue.head()) is not None and self._fits(permit):
-            if permit.ahead and self._ahead_taken >= self._ahead_max:
+        """A slot that does not fit keeps its turn, or large reads would starve."""
+        while (slot := queue.head()) is not None and self._fits(slot):
+            if slot.ahead and self._ahead_taken >= self._ahead_max:
                 return
             self._take(queue.pop())
 
-    def _fits(self, permit: Slot) -> bool:
+    def _fits(self, slot: Slot) -> bool:
         """A read larger than the whole budget runs alone, or it would wait for ever."""
         if self.tasks_taken >= self._tasks_max:
             return False
-        return not self.bytes_taken or self.bytes_taken + permit.size_bytes <= self._bytes_max
+        return not self.bytes_taken or self.bytes_taken + slot.size_bytes <= self._bytes_max
 
-    def _enter_queue(self, permit: Slot) -> None:
-        queue = self._ahead if permit.ahead else self._queue
-        queue.push(permit.client, permit, max(permit.size_bytes, COST_BYTES_MIN))
+    def _enter_queue(self, slot: Slot) -> None:
+        queue = self._ahead if slot.ahead else self._queue
+        queue.push(slot.client, slot, max(slot.size_bytes, COST_BYTES_MIN))
 
-    def _leave_queue(self, permit: Slot) -> bool:
-        return (self._ahead if permit.ahead else self._queue).remove(permit)
+    def _leave_queue(self, slot: Slot) -> bool:
+        return (self._ahead if slot.ahead else self._queue).remove(slot)
 
-    def _take(self, permit: Slot) -> None:
-        if permit.granted.cancelled():
+    def _take(self, slot: Slot) -> None:
+        if slot.granted.cancelled():
             return  # its task was cancelled and has not run since
-        permit.taken = True
+        slot.taken = True
         self.tasks_taken += 1
-        self.bytes_taken += permit.size_bytes
-        self._ahead_taken += permit.ahead
-        permit.granted.set_result(None)
+        self.bytes_taken += slot.size_bytes
+        self._ahead_taken += slot.ahead
+        slot.granted.set_result(None)

@@ -34,7 +34,7 @@ T = TypeVar("T")
 _KAFKA = "kafka."
 # Kafka's own default is a minute, during which the client reports nothing.
 _PATIENCE = {"default.api.timeout.ms": "15000", "request.timeout.ms": "10000"}
-_CHOICE = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
+_TOPIC_OPTIONS = ("topics", "subscribe", "topicpattern", "subscribepattern", "assign")
 _BOUNDS = ("startingoffsets", "endingoffsets")
 # Options that both sources take. The Kafka source also takes those of `is_live_only`.
 _SHARED = (
@@ -252,7 +252,7 @@ def _history_options(options: Mapping[str, str], history: Half) -> dict[str, str
     chosen = {
         name: value
         for name, value in options.items()
-        if name.lower() not in (*_CHOICE, *_BOUNDS) and not is_live_only(name)
+        if name.lower() not in (*_TOPIC_OPTIONS, *_BOUNDS) and not is_live_only(name)
     }
     return {
         **chosen,

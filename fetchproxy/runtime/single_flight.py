@@ -2,7 +2,8 @@
 
 An error refers, by its traceback, to each function that it has left. A function that still refers
 to the error would stay in memory, with all that its callers know, until a collection of garbage
-finds both (`garbage.spare_collections`). So functions in which many wait for one error forget it.
+finds both (`garbage.spare_collections`). So a function in which many wait for
+one error deletes its reference to the error.
 """
 
 from __future__ import annotations

@@ -123,7 +123,9 @@ class AccumulatedBytes:
 
 
 def to_close(sizes: Collection[tuple[int, T]], bytes_max: int) -> list[T]:
-    """Of pairs (bytes, connection), the largest ones: as few as bring the rest within the limit."""
+    """The connections to close, so that the rest is within the limit: the largest, and as few as
+    possible. `sizes`: pairs (bytes, connection).
+    """
     above = sum(size for size, _ in sizes) - bytes_max
     closed: list[T] = []
     if above <= 0:

@@ -275,7 +275,7 @@ class MergedPartition:
     size_bytes: int = 0
     overtaken: int = 0  # merges given up because their sources changed
     refused: list[str] = field(default_factory=list)  # merges that failed, and why
-    # Merges of segments that could not be read now, though all others could, twice.
+    # Merges of segments that could not be read at two tries, while all others could.
     unread: list[str] = field(default_factory=list)
 
 
@@ -338,14 +338,16 @@ class PartitionMerger:
         return groups, list(plain.values())
 
     async def _any_encrypted(self, segments: Sequence[RemoteLogSegmentMetadata]) -> bool:
-        """Looks at the newest first, which probably is."""
+        """Looks at the newest first: it is the most likely one."""
         for segment in reversed(segments):
             if await self._is_encrypted(segment):
                 return True
         return False
 
     async def _is_encrypted(self, segment: RemoteLogSegmentMetadata) -> bool:
-        """True also if its packing is missing or does not open: then the merge says so."""
+        """True also if its packing is missing or does not open: then the merge fails and says
+        why.
+        """
         try:
             return await self.rsm.check_metadata(segment)
         except (CorruptSegment, ObjectNotFound):

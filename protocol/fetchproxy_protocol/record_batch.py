@@ -308,7 +308,7 @@ def cut(buf: Buffer, from_offset: int, bytes_max: int, min_one: bool) -> tuple[i
     """(start, end) of the batches that response a fetch at `from_offset`, as LogSegment.read does.
 
     They begin with the first batch whose last offset is at or above `from_offset` (its first
-    records may lie below it: clients skip those) and end at the last batch edge within
+    records may lie below it: clients skip those) and end at the last batch border within
     `bytes_max` bytes. With `min_one` the first batch comes whole even if it alone is larger
     (KIP-74). start == end: no batch found. Raises as `walk` for the bytes that it passes.
     """

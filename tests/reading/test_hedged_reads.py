@@ -162,8 +162,8 @@ def test_only_where_the_budget_has_a_place() -> None:
     async def test(budget: ReadBudget) -> None:
         _, read = await hedging(budget)
         taken = [Slot(SIZE, False), Slot(SIZE, False)]
-        for permit in taken:
-            await budget.acquire(permit)
+        for slot in taken:
+            await budget.acquire(slot)
         line = Line(0.3)
         await read(line)
         assert line.begun == 1

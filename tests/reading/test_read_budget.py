@@ -14,27 +14,27 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def granted(*permits: Slot) -> list[bool]:
-    return [permit.taken for permit in permits]
+def granted(*slots: Slot) -> list[bool]:
+    return [slot.taken for slot in slots]
 
 
 def test_tasks_and_bytes_are_limited_and_the_queue_is_fair() -> None:
     async def main() -> None:
         budget = ReadBudget(tasks_max=2, bytes_max=100)
         async with asyncio.TaskGroup() as group:
-            permits = [Slot(size, ahead=False) for size in (60, 50, 30, 40)]
-            for permit in permits:
-                group.create_task(budget.acquire(permit))
+            slots = [Slot(size, ahead=False) for size in (60, 50, 30, 40)]
+            for slot in slots:
+                group.create_task(budget.acquire(slot))
             await turns()
             # 30 would fit, but 50 asked before it.
-            assert granted(*permits) == [True, False, False, False]
+            assert granted(*slots) == [True, False, False, False]
             assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (1, 60, 3)
-            budget.release(permits[0])
-            assert granted(*permits) == [True, True, True, False]
-            budget.release(permits[1])
-            assert granted(*permits)[3]
-            for permit in permits[2:]:
-                budget.release(permit)
+            budget.release(slots[0])
+            assert granted(*slots) == [True, True, True, False]
+            budget.release(slots[1])
+            assert granted(*slots)[3]
+            for slot in slots[2:]:
+                budget.release(slot)
         assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
 
     run_virtual(main)
@@ -46,8 +46,8 @@ def test_a_read_above_the_budget_goes_alone(size: int) -> None:
         budget = ReadBudget(tasks_max=9, bytes_max=100)
         async with asyncio.TaskGroup() as group:
             small, large, after = Slot(1, False), Slot(size, False), Slot(1, False)
-            for permit in (small, large, after):
-                group.create_task(budget.acquire(permit))
+            for slot in (small, large, after):
+                group.create_task(budget.acquire(slot))
             await turns()
             assert granted(small, large, after) == [True, False, False]
             budget.release(small)
@@ -63,13 +63,13 @@ def test_reads_ahead_come_last_and_take_half_of_the_places() -> None:
         budget = ReadBudget(tasks_max=4, bytes_max=1000)
         async with asyncio.TaskGroup() as group:
             ahead = [Slot(1, ahead=True) for _ in range(4)]
-            for permit in ahead:
-                group.create_task(budget.acquire(permit))
+            for slot in ahead:
+                group.create_task(budget.acquire(slot))
             await turns()
             assert granted(*ahead) == [True, True, False, False]
             asked = [Slot(1, ahead=False) for _ in range(3)]
-            for permit in asked:
-                group.create_task(budget.acquire(permit))
+            for slot in asked:
+                group.create_task(budget.acquire(slot))
             await turns()
             assert granted(*asked) == [True, True, False]
             # A fetch now waits for the last read ahead, which then queues behind the third.
@@ -82,8 +82,8 @@ def test_reads_ahead_come_last_and_take_half_of_the_places() -> None:
             budget.promote(ahead[0])
             budget.release(asked[2])
             assert granted(ahead[2]) == [True]
-            for permit in ahead:
-                budget.release(permit)
+            for slot in ahead:
+                budget.release(slot)
         assert (budget.tasks_taken, budget.bytes_taken, budget.waiting) == (0, 0, 0)
 
     run_virtual(main)
@@ -96,16 +96,16 @@ def test_cancelled_at_any_moment_nothing_is_lost(seed: int) -> None:
         budget = ReadBudget(tasks_max=3, bytes_max=50)
 
         async def reader() -> None:
-            permit = Slot(rng.randint(1, 60), ahead=rng.random() < 0.5)
-            await budget.acquire(permit)
+            slot = Slot(rng.randint(1, 60), ahead=rng.random() < 0.5)
+            await budget.acquire(slot)
             try:
                 await asyncio.sleep(rng.choice([0, 0, 1]))
                 if rng.random() < 0.3:
-                    budget.promote(permit)
+                    budget.promote(slot)
                 assert budget.tasks_taken <= 3
                 assert budget.bytes_taken <= 50 or budget.tasks_taken == 1
             finally:
-                budget.release(permit)
+                budget.release(slot)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(reader()) for _ in range(60)]

@@ -402,7 +402,7 @@ class ClassicGroup:
         reply = self._joined(member)._replace(
             # An older client that read its own id here would assign again, and wait for syncs.
             leader=(self.leader if request.can_skip_assignment else former_leader) or "",
-            members=self._roll() if leads else (),
+            members=self._member_rows() if leads else (),
             skip_assignment=leads,
         )
         respond(reply)
@@ -503,10 +503,10 @@ class ClassicGroup:
             protocol_type=self.protocol_type,
             protocol_name=self.protocol_name,
             leader=self.leader or "",
-            members=self._roll() if member.member_id == self.leader else (),
+            members=self._member_rows() if member.member_id == self.leader else (),
         )
 
-    def _roll(self) -> Sequence[Mapping[str, object]]:
+    def _member_rows(self) -> Sequence[Mapping[str, object]]:
         return [
             {
                 "member_id": m.member_id,

@@ -38,8 +38,8 @@ class ClientSockets:
         return made
 
     async def shut(self) -> None:
-        for left in self._made:
+        for made in self._made:
             with suppress(OSError):
-                left.shutdown(socket.SHUT_RDWR)
+                made.shutdown(socket.SHUT_RDWR)
         for _ in range(_CLOSING_TURNS):
             await asyncio.sleep(0)

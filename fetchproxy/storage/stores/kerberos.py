@@ -51,8 +51,8 @@ class Negotiation:
         self._host = host
         name = gssapi.Name(f"HTTP@{host}", gssapi.NameType.hostbased_service)
         with self._explained():
-            # First with Kerberos alone: this gets the ticket, and only its errors have codes that
-            # show the cause. Within SPNEGO the codes differ from process to process.
+            # The first step uses Kerberos alone. It gets the ticket, and only its errors have codes
+            # that show the cause. Within SPNEGO the codes differ from process to process.
             kerberos = gssapi.MechType.kerberos
             gssapi.SecurityContext(name=name, mech=kerberos, usage="initiate").step()
             self._context = gssapi.SecurityContext(

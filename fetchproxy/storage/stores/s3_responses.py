@@ -54,7 +54,7 @@ _DENIED = (
 
 
 def object_length(response: S3Response, what: str) -> int:
-    """Bytes of a whole object. Raises StorageUnavailable if the response does not say."""
+    """Bytes of a whole object. Raises StorageUnavailable if the response does not name it."""
     length = response.get("ContentLength")
     if response["ResponseMetadata"]["HTTPStatusCode"] != 200 or length is None:
         raise StorageUnavailable(f"{what}: no whole object of a stated length")

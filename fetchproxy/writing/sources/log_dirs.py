@@ -445,19 +445,19 @@ def _kafka_files(rolled: RolledSegment, segment: AccumulatedSegment, *, whole: b
     base, end = rolled.base_offset, segment.end_offset
     size_bytes, newest_ms = segment.size_bytes, segment.max_timestamp_ms
 
-    def sound(offset: int, suffix: str, fault_of: Callable[[bytes], str]) -> bytes | None:
+    def sound_file(offset: int, suffix: str, fault_of: Callable[[bytes], str]) -> bytes | None:
         raw = read_file(rolled.folder, offset, suffix)
         if raw is None or not (fault := fault_of(raw)):
             return raw
         log.warning("kafka_file_left_out", **rolled.tp.logged, base_offset=base, error=fault)
         return None
 
-    snapshot = sound(rolled.next_base_offset, SNAPSHOT, side_files.snapshot_fault)
+    snapshot = sound_file(rolled.next_base_offset, SNAPSHOT, side_files.snapshot_fault)
     if not whole or segment.start_offset != base:
         return KafkaFiles(producer_snapshot=snapshot)
     offset_fault, time_fault = side_files.offset_index_fault, side_files.time_index_fault
-    offsets = sound(base, _OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
-    times = sound(base, _TIME_INDEX, lambda raw: time_fault(raw, base, end, newest_ms))
+    offsets = sound_file(base, _OFFSET_INDEX, lambda raw: offset_fault(raw, base, end, size_bytes))
+    times = sound_file(base, _TIME_INDEX, lambda raw: time_fault(raw, base, end, newest_ms))
     return KafkaFiles(offsets, times, snapshot)
 
 

@@ -409,7 +409,7 @@ def _known(question: _Question) -> LogOffsets:
     if isinstance(question.log_offsets, LogOffsets):
         return question.log_offsets
     raise question.log_offsets or ClusterUnavailable(
-        f"{question.tp}: the log's edges are not known"
+        f"{question.tp}: the log's offsets are not known"
     )
 
 
