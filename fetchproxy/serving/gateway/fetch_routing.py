@@ -183,6 +183,8 @@ class Knowledge:
 
 @dataclass(slots=True)
 class RouteTable:
+    """The routes of one connection's partitions, and its permits. Pure."""
+
     permit_ttl_s: float
     routes: dict[PartitionKey, PartitionRoute] = field(default_factory=dict)
     permits: dict[TopicRef, float] = field(default_factory=dict)  # loop time of expiry
