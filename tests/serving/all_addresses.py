@@ -37,7 +37,8 @@ class OnAllAddresses(ProxyProcess):
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         for key, value in (settings or {}).items():
             command += ["--set", f"{key}={value}"]
-        env = {"PYTHONPATH": str(PROJECT)}  # so that this program finds the project
+        # So that this program finds the project and its protocol package.
+        env = {"PYTHONPATH": f"{PROJECT}:{PROJECT / 'protocol'}"}
         self._process = ServerProcess("fetchproxy", command, self.log, env=env, cwd=PROJECT)
 
     def _responses(self) -> bool:
