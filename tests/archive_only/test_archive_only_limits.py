@@ -22,7 +22,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.metrics import LIMITS_REACHED, TIMESTAMP_SEARCHES
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX
-from fetchproxy.serving.archive_only.apis.fetch import _in_rotation
+from fetchproxy.serving.archive_only.apis.fetch import _pieces_in_turn
 
 
 def api_versions() -> ApiVersionsRequest:
@@ -311,9 +311,9 @@ def test_a_wide_fetch_reads_others_first_in_each_half_second() -> None:
     tps = {(b"t", n): TopicIdPartition(UUID(int=1), "t", n) for n in range(450)}
     starts = []
     for now in (0.0, 0.4, 0.5, 1.0, 1.5):
-        every = list(_in_rotation(tps, now))
+        every = list(_pieces_in_turn(tps, now))
         assert max(map(len, every)) == PARTITIONS_READ_MAX
         assert {key for piece in every for key in piece} == tps.keys()
         starts.append(min(every[0])[1])
     assert starts == [0, 0, 200, 400, 0]
-    assert list(_in_rotation({}, 0.7)) == []
+    assert list(_pieces_in_turn({}, 0.7)) == []
