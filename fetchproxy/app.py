@@ -24,6 +24,7 @@ from fetchproxy.brokers.broker_watch import BrokerWatch
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.schema import Config
+from fetchproxy.console.archived_records import ArchivedRecords, masked_names
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, StatusSources
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN, ArchiverPositions
@@ -106,6 +107,7 @@ class Parts:
     gateway: Listener | None = None
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
+    records: ArchivedRecords | None = None  # for the console; None: nothing is read here
     brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # views of the archive that clients may see
 
@@ -216,6 +218,7 @@ async def serve(parts: Parts) -> None:
         asyncio.TaskGroup() as tasks,
     ):
         parts.gateway = gateway
+        parts.records = _records(parts, purgatory, parts.views, collector)
         if archives:
             tasks.create_task(_keep_archiving(parts, positions), name="archiver")
         tasks.create_task(parts.own_archive.run(), name="own archive")
@@ -234,6 +237,7 @@ async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
     ):
         tasks.create_task(parts.own_archive.run(), name="own archive")
         _keep_up(parts, collector, tasks)
+        parts.records = _records(parts, purgatory, parts.rlmm, collector)
         # The console opens first, so it can show that the listener waits for the store.
         async with _archive_only(parts, purgatory) as parts.gateway:
             await asyncio.Event().wait()
@@ -363,8 +367,22 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     collector = StatusCollector(
         parts.config, parts.storage, parts.rlmm, cluster, around, limits=parts.limits.console
     )
-    async with ConsoleServer(parts.config.console, collector, REGISTRY):
+    console = parts.config.console
+    async with ConsoleServer(console, collector, REGISTRY, lambda: parts.records):
         yield collector
+
+
+def _records(
+    parts: Parts,
+    purgatory: RemoteFetchPurgatory,
+    views: PartitionViews,
+    collector: StatusCollector | None,
+) -> ArchivedRecords | None:
+    console = parts.config.console
+    if collector is None or not console.show_records:
+        return None
+    masked = masked_names(console.masked_fields)
+    return ArchivedRecords(views, purgatory, collector.archived_partition, masked)
 
 
 def _gateway(

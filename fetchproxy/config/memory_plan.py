@@ -45,6 +45,9 @@ TLS_BROKER_BYTES = 44 * KiB
 # round trip has nothing to fear.
 TLS_HANDSHAKE_BYTES = 48 * KiB
 TLS_HANDSHAKES_MAX = 1_000
+# What a batch may unpack to for a person who looks at its records in the console. Two of them are
+# in memory at most: the records, and what was read of the store.
+SHOWN_BATCH_BYTES_MAX = 16 * MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ def memory_parts(config: Config) -> dict[str, int]:
     remote, archive = config.remote_fetch, config.archive
     if config.gateway.tls_certificate_file is not None:
         parts["tls handshakes"] = TLS_HANDSHAKES_MAX * TLS_HANDSHAKE_BYTES
+    if config.console.show_records:
+        parts["console.show_records"] = 2 * SHOWN_BATCH_BYTES_MAX
     if remote.disk_cache_dir is not None:
         parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
     if archive.topics is not None:

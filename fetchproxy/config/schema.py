@@ -403,6 +403,14 @@ class ConsoleConfig(Section):
     listener's own name and loopback are always allowed. The console refuses other names, because of
     DNS rebinding.
     """
+    show_records: bool = False
+    """Whether the console shows archived records to everybody who reaches it. The brokers' ACLs do
+    not apply to them.
+    """
+    masked_fields: str = ""
+    """Names of JSON fields and of headers, separated by commas, whose content the console does not
+    show, at any depth. If it is set, keys and values that are not JSON are not shown at all.
+    """
 
 
 class ProcessConfig(Section):

@@ -204,6 +204,7 @@ class StatusCollector:
             condition_counts=found.counts,
             clients=clients,
             clients_total=clients_total,
+            shows_records=self.config.console.show_records,
         )
 
     async def run(self) -> None:
@@ -281,6 +282,14 @@ class StatusCollector:
             await self._partitions.look(self._tps, self._has_holes)
         except RemoteStorageError as error:
             self._note_archive(error)
+
+    def archived_partition(self, topic: str, partition: int) -> TopicIdPartition | None:
+        """The partition of that name at the last look at the archive; of several topics that had
+        the name, the one whose archive ends last.
+        """
+        found = [tp for tp in self._tps if tp.partition == partition and tp.topic == topic]
+        ends = {tp: view.log_end_offset or 0 for tp in found if (view := self.rlmm.view(tp))}
+        return max(found, key=lambda tp: ends.get(tp, -1), default=None)
 
     def _has_holes(self, tp: TopicIdPartition) -> bool:
         """Whether the partition's line on the page shows gaps."""

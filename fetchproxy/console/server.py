@@ -30,9 +30,10 @@ from prometheus_client.exposition import choose_encoder
 
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import HostPort, is_loopback, parse_host_port
+from fetchproxy.console.archived_records import ArchivedRecords, BadQuery, NothingThere, query_of
 from fetchproxy.console.limited_connections import LimitedConnection
 from fetchproxy.console.status import NO_PARTITIONS, PartitionQuery, Status, StatusSource
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, FetchProxyError
 from fetchproxy.observability.health import Kind
 from fetchproxy.runtime.cooperative import cooperative
 
@@ -61,6 +62,7 @@ _PAGE_FILES = {
     "/": ("index.html", "text/html"),
     "/console.css": ("console.css", "text/css"),
     "/console.js": ("console.js", "text/javascript"),
+    "/records.js": ("records.js", "text/javascript"),
 }
 _http_log = logging.getLogger("fetchproxy.console.http")
 
@@ -184,13 +186,19 @@ class ConsoleServer:
     """
 
     def __init__(
-        self, config: ConsoleConfig, source: StatusSource, registry: CollectorRegistry
+        self,
+        config: ConsoleConfig,
+        source: StatusSource,
+        registry: CollectorRegistry,
+        records: Callable[[], ArchivedRecords | None] = lambda: None,
     ) -> None:
+        """`records`: None while this process does not read the archive, or may not show it."""
         if config.listen is None:
             raise ConfigError("console.listen is not set")
         self._listen = config.listen
         self._source = source
         self._registry = registry
+        self._may_show_records, self._archived_records = config.show_records, records
         self._turn = asyncio.Lock()
         self._server: asyncio.Server | None = None
         names = allowed_names(config.listen, config.allowed_hosts)
@@ -200,6 +208,7 @@ class ConsoleServer:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/api/status", self._status)
+        app.router.add_get("/api/records", self._records)
         static = resources.files("fetchproxy.console") / "static"
         for path, (name, content_type) in _PAGE_FILES.items():
             content = (static / name).read_text(encoding="utf-8")
@@ -283,6 +292,29 @@ class ConsoleServer:
         query = PartitionQuery(int(rows) if rows else None, request.query.get("name_part", ""))
         text = await _as_json(await self._source(query))
         return web.Response(body=text, content_type="application/json", charset="utf-8")
+
+    async def _records(self, request: web.Request) -> web.Response:
+        """`?topic=orders&partition=0&offset=12&count=20&as=hex`: archived records from an offset,
+        or from the first one at or after `timestamp_ms`.
+        """
+        if not self._may_show_records:
+            text = "The console shows no records: console.show_records is not set.\n"
+            return web.Response(status=403, text=text)
+        records = self._archived_records()
+        if records is None:
+            text = "This process does not read the archive (yet). Ask one that serves clients.\n"
+            return web.Response(status=404, text=text)
+        try:
+            page = await records.page(query_of(request.query))
+        except BadQuery as error:
+            return web.Response(status=400, text=f"{error}\n")
+        except NothingThere as error:
+            return web.Response(status=404, text=f"{error}\n")
+        except (FetchProxyError, TimeoutError) as error:
+            return web.Response(status=503, text=f"The archive cannot be read: {error}\n")
+        items = [_json(item) async for item in cooperative(page.pop("records"), ITEMS_A_STEP)]
+        text = f'{_json(page)[:-1]},"records":[{",".join(items)}]}}'
+        return web.Response(text=text, content_type="application/json")
 
 
 async def _page_file(content: str, content_type: str, _request: web.Request) -> web.Response:

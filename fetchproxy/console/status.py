@@ -141,7 +141,8 @@ class Status:
     sentence for each kind on which a person has to act. Both are derived from the conditions.
     `archiver`: None if this process does not archive. `partitions`: those asked for, faulty ones
     first, then by topic and partition. `topics` and the totals cover all partitions. `clients`: up
-    to CLIENTS_MAX clients, those that read most bytes.
+    to CLIENTS_MAX clients, those that read most bytes. `shows_records`: whether `/api/records`
+    answers.
     """
 
     version: str
@@ -166,6 +167,7 @@ class Status:
     partitions_matching: int = 0
     clients: tuple[ClientStatus, ...] = ()
     clients_total: int = 0
+    shows_records: bool = False
 
 
 @dataclass(frozen=True, slots=True)

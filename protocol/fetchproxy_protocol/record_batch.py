@@ -247,6 +247,11 @@ class BatchHeader(NamedTuple):
         return self.position + self.size
 
     @property
+    def records_at(self) -> int:
+        """The position of its records, which may be compressed."""
+        return self.position + HEADER_BYTES
+
+    @property
     def last_offset(self) -> int:
         """Compaction keeps this offset, so it may be above the last record's offset."""
         return self.base_offset + self.last_offset_delta
@@ -357,19 +362,19 @@ def _raw_varlong(buf: Buffer, pos: int) -> tuple[int, int]:
     raise Truncated(f"varint in a record at byte {pos} has no end")
 
 
-def _varlong(buf: Buffer, pos: int) -> tuple[int, int]:
+def varlong(buf: Buffer, pos: int) -> tuple[int, int]:
     """(value, position after it) of a zigzag varint or varlong."""
     value, after = _raw_varlong(buf, pos)
     return (value >> 1) ^ -(value & 1), after
 
 
-def _int64(value: int) -> int:
+def wrapped_int64(value: int) -> int:
     """As it overflows in Java: any two timestamps may be in one batch, their delta is an int64."""
     return (value + 2**63) % 2**64 - 2**63
 
 
 def _stored_records(buf: Buffer, header: BatchHeader) -> Buffer:
-    return memoryview(buf)[header.position + HEADER_BYTES : header.position + header.size]
+    return memoryview(buf)[header.records_at : header.position + header.size]
 
 
 def control_type(buf: Buffer, header: BatchHeader) -> int:
@@ -385,12 +390,12 @@ def control_type(buf: Buffer, header: BatchHeader) -> int:
         return CONTROL_EMPTY
     stored = _stored_records(buf, header)
     records, _ = unpack_up_to(header.compression, stored, _FIRST_ROOM_BYTES)
-    size, body = _varlong(records, 0)
+    size, body = varlong(records, 0)
     if size < 0 or body + size > len(records):
         raise Truncated(f"control record claims {size} bytes")
-    _, at = _varlong(records, body + 1)  # the timestamp
-    _, at = _varlong(records, at)  # the offset
-    key_bytes, key = _varlong(records, at)
+    _, at = varlong(records, body + 1)  # the timestamp
+    _, at = varlong(records, at)  # the offset
+    key_bytes, key = varlong(records, at)
     if key_bytes < _CONTROL_KEY.size or key + _CONTROL_KEY.size > len(records):
         raise Truncated(f"control record key of {key_bytes} bytes")
     kind: int = _CONTROL_KEY.unpack_from(records, key)[1]
@@ -468,7 +473,7 @@ class BatchSearch:
     def _first_unread(self, records: Buffer) -> int:
         unread = self._header.base_offset
         if self._offset_at >= 0:
-            unread += _varlong(records, self._offset_at)[0] + 1
+            unread += varlong(records, self._offset_at)[0] + 1
         return max(self._from_offset, min(unread, self._header.last_offset))
 
     def _look(self, records: Buffer, count: int) -> bool:
@@ -511,12 +516,12 @@ class BatchSearch:
         return False
 
     def _fits(self, records: Buffer, timestamp_delta: int, at: int, end: int) -> bool:
-        offset_delta, after = _varlong(records, at)
+        offset_delta, after = varlong(records, at)
         if after > end:
             raise MalformedMessage(f"record that ends at byte {end} of its batch is too short")
         header = self._header
         offset = header.base_offset + offset_delta
-        timestamp = _int64(header.base_timestamp + timestamp_delta)
+        timestamp = wrapped_int64(header.base_timestamp + timestamp_delta)
         if header.is_log_append_time:
             timestamp = header.max_timestamp
         if timestamp < self._timestamp_ms or offset < self._from_offset:

@@ -128,6 +128,7 @@ STATUS = Status(
         ClientStatus("", "", "10.0.0.9", 1, 4_000, None, 1_200_000, 0, None, 0.0),
     ),
     clients_total=51,
+    shows_records=True,
     topics=(
         TopicStatus("payments.settled.v2", 1, faulty=1, lag_offsets=758, size_bytes=8_221_118),
         TopicStatus("orders", 2, lag_offsets=92_470, size_bytes=28_106_237_984),

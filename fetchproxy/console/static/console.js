@@ -213,8 +213,16 @@ function cell(name, text, alarm) {
 
 function row(p) {
   const tr = make("tr");
-  const head = make("th", "", `${p.topic}-${p.partition}`);
+  const head = make("th");
   head.scope = "row";
+  const name = `${p.topic}-${p.partition}`;
+  if (latest.status.shows_records && p.archived.length) {
+    const button = make("button", "link", name);
+    button.dataset.topic = p.topic;
+    button.dataset.partition = p.partition;
+    button.title = "show its archived records";
+    head.append(button);
+  } else head.append(name);
   if (p.role === "follower") head.append(" ", make("small", "quiet", "follower"));
   if (p.copy_seconds !== null) head.append(" ", make("small", "quiet", "copying"));
   const offsets = make("td", "wide");
@@ -357,6 +365,7 @@ function draw(now) {
   drawTiles(now, previous);
   drawTopics(status.topics);
   drawPartitions(status);
+  $("records-part").hidden = !status.shows_records;
   drawClients(status);
   drawEvents(status.events);
 }
