@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from lab import cache
+from lab import cache, debian
 from lab.errors import PartMissing
 
 KCAT_ENTRY = "kcat-debian"
@@ -26,13 +26,7 @@ def find_kcat() -> Path:
 
 
 def _unpack(folder: Path) -> None:
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise PartMissing("kcat", "it is not on PATH and this is not Debian", _HOW)
-    cache.say("kcat: unpacking Debian's packages into the cache")
-    _run(["apt-get", "download", *_PACKAGES], folder)
-    for package in folder.glob("*.deb"):
-        _run(["dpkg-deb", "-x", package.name, "tree"], folder)
-        package.unlink()
+    debian.unpack("kcat", _PACKAGES, folder)
     libraries = sorted({str(path.parent.relative_to(folder)) for path in folder.rglob("*.so.*")})
     # The script finds its own folder, because the entry is renamed into place after it is built.
     path_list = ":".join(f"$here/{library}" for library in libraries)

@@ -14,7 +14,7 @@ import tempfile
 from itertools import count
 from pathlib import Path
 
-from lab import cache
+from lab import cache, debian
 from lab.errors import PartFailed, PartMissing
 from lab.process import OneProcess, ServerProcess, free_port, port_responses
 
@@ -41,15 +41,10 @@ def gssapi_folder() -> Path:
 
 
 def _build(folder: Path) -> None:
-    for program in ("apt-get", "dpkg-deb", "cc"):
-        if shutil.which(program) is None:
-            raise PartMissing("kerberos", f"{program} is not on PATH", _HOW)
-    cache.say("kerberos: unpacking Debian's packages and building gssapi (about a minute)")
-    _run(["apt-get", "download", *_PACKAGES], folder)
-    for package in folder.glob("*.deb"):
-        _run(["dpkg-deb", "-x", package.name, "tree"], folder)
-        package.unlink()
-    tree = folder / "tree"
+    if shutil.which("cc") is None:
+        raise PartMissing("kerberos", "cc is not on PATH", _HOW)
+    tree = debian.unpack("kerberos", _PACKAGES, folder)
+    cache.say("kerberos: building gssapi (about a minute)")
     libraries = _library_folder(tree)
     environment = {
         "GSSAPI_COMPILER_ARGS": f"-I{tree}/usr/include -DHAS_GSSAPI_EXT_H",

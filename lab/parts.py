@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lab import (
+    balancers,
     browser,
     cache,
     clouds,
@@ -107,6 +108,10 @@ def set_up_browser() -> str:
     return f"the machine's own browser, {browser.find_browser()}"
 
 
+def set_up_balancers() -> str:
+    return balancers.balancers_version()
+
+
 def set_up_rust() -> str:
     return f"rust-rdkafka {rust_client.rust_rdkafka_versions()[0]} at {rust_client.rust_rdkafka()}"
 
@@ -189,6 +194,12 @@ PARTS: dict[str, Part] = {
             "Kafka Streams, Kafka Connect and MirrorMaker 2, for the matrix of clients and brokers",
             frameworks.FRAMEWORKS_ENTRY,
             set_up_frameworks,
+        ),
+        Part(
+            "balancers",
+            "HAProxy and nginx, in front of two proxies",
+            balancers.BALANCERS_ENTRY,
+            set_up_balancers,
         ),
         Part(
             "browser",

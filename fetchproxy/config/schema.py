@@ -21,6 +21,7 @@ from fetchproxy.config.values import (
     OptionalHostPortText,
     OptionalHttpUrl,
     OptionalKeyRing,
+    OptionalNetworks,
     OptionalNodeMap,
     OptionalNodeNames,
     OptionalPaths,
@@ -329,6 +330,12 @@ class GatewayConfig(Section):
     of `gateway.advertise_host` and that port. Brokers that are not in the map get ports as without
     a map. In archive-only mode the node listens on these ports, too, for clients that come from a
     proxy and know its nodes alone.
+    """
+    proxy_protocol_from: OptionalNetworks = None
+    """Addresses or networks of load balancers that send the PROXY protocol (version 1 or 2), such
+    as `10.0.0.0/24,10.0.1.7`. Each connection from there has to begin with its header, and the
+    address in it counts as the client's. Name balancers only: whoever connects from there chooses
+    his address. Connections from elsewhere must not send a header.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
     """Largest request of a client (socket.request.max.bytes). Responses of brokers that the proxy

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from socket import inet_aton
 from typing import Annotated
@@ -420,6 +420,11 @@ def parse_paths(text: str) -> tuple[Path, ...]:
     return paths
 
 
+def parse_networks(text: str) -> tuple[IPv4Network | IPv6Network, ...]:
+    """Addresses and networks, separated by commas. Raises ValueError."""
+    return tuple(ip_network(part.strip()) for part in text.split(",") if text.strip())
+
+
 def _parse_url(text: str) -> object:
     scheme, separator, rest = text.partition("://")
     if not (separator and scheme and rest):
@@ -473,6 +478,11 @@ OptionalAdvertisedHost = Annotated[
         "a host name or an IP address that clients can dial (not 0.0.0.0 or ::), without a port: "
         "each broker has its own port (see gateway.node_map, or gateway.sni_node_pattern for TLS)"
     ),
+]
+OptionalNetworks = Annotated[
+    str | None,
+    _checked_by(parse_networks),
+    TextForm("IP addresses or networks such as 10.0.0.0/24, separated by commas"),
 ]
 OptionalNodeMap = Annotated[
     str | None,

@@ -221,13 +221,16 @@ class ResponseTurns:
         self._grant()
 
 
-def payer_of(transport: asyncio.BaseTransport) -> str:
-    """The payer for archived bytes on this connection. Only a verified certificate counts."""
+def payer_of(transport: asyncio.BaseTransport, host: str | None = None) -> str:
+    """The payer for archived bytes on this connection. Only a verified certificate counts.
+
+    `host`: the client's address if it is not the socket's.
+    """
     certificate = transport.get_extra_info("peercert") or {}
     names = certificate.get("subject") or certificate.get("subjectAltName")
     if names:
         return repr(names)
-    peer = transport.get_extra_info("peername")
+    peer = (host,) if host is not None else transport.get_extra_info("peername")
     return host_of(str(peer[0])) if peer else "unknown"
 
 

@@ -23,6 +23,8 @@ class ServingLimits:
     half_frame_max_ms: int = 30_000
     # A handshake takes a few round trips. Meanwhile the client counts as connected.
     tls_handshake_max_ms: int = 10_000
+    # A load balancer sends its header (`gateway.proxy_protocol_from`) before all else.
+    proxy_header_max_ms: int = 10_000
     # Handshakes that have begun and not ended. The memory plan counts with the default.
     tls_handshakes_max: int = TLS_HANDSHAKES_MAX
     # A client that takes none of its unsent bytes is closed after this: a consumer may stay away

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import structlog
 
 from fetchproxy.config.schema import GatewayConfig
-from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port
+from fetchproxy.config.values import is_any_address, is_loopback, parse_host_port, parse_networks
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.forgetting import TopicTable
 from fetchproxy.observability.health import Condition, Health, Kind
@@ -33,9 +33,10 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits, to_close
+from fetchproxy.serving.proxy_acceptor import ProxyAcceptor
 from fetchproxy.serving.session import Address, ClientSession
 from fetchproxy.serving.transport import ReceiveBuffer
-from fetchproxy.tls.acceptor import TlsAcceptor, ip_of
+from fetchproxy.tls.acceptor import ClientProtocol, TlsAcceptor, ip_of
 from fetchproxy.tls.reloading import ReloadingContext
 
 log = structlog.get_logger(__name__)
@@ -107,6 +108,7 @@ class Listener:
         if health is not None:
             health.watch(self.conditions)
         self._acceptor: TlsAcceptor | None = None
+        self._balanced = self._proxy_acceptor()
         self._sessions: set[ClientSession] = set()
         self._by_ip: Counter[str] = Counter()  # handshakes included
         self._empty = asyncio.Event()
@@ -142,6 +144,8 @@ class Listener:
             self._server.close()
         for task in self._part_tasks:
             task.cancel()
+        if self._balanced is not None:
+            self._balanced.close()
         if self._acceptor is not None:
             self._acceptor.close()
         for session in list(self._sessions):
@@ -212,11 +216,7 @@ class Listener:
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """Open a further server socket; the caller closes it. Raises OSError."""
-        factory: Callable[[], asyncio.BaseProtocol]
-        if self._acceptor is None:
-            factory = lambda: new_session(None)  # noqa: E731
-        else:
-            factory = self._acceptor.protocol_factory(new_session)
+        factory: Callable[[], asyncio.BaseProtocol] = self._protocol_factory(new_session)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(factory, self.host, port, backlog=_ACCEPTED_AT_ONCE)
         for listening in server.sockets:
@@ -226,34 +226,69 @@ class Listener:
                     same.listen(_BACKLOG)
         return server
 
+    def _proxy_acceptor(self) -> ProxyAcceptor | None:
+        balancers = parse_networks(self.config.proxy_protocol_from or "")
+        if not balancers:
+            return None
+        limit_ms = self.limits.proxy_header_max_ms
+        return ProxyAcceptor(balancers, limit_ms, self.receive, self._has_room, self.warnings)
+
+    def _protocol_factory(self, new_session: NewSession) -> Callable[[], asyncio.BaseProtocol]:
+        """A connection is balanced first, if balancers are known, then encrypted, then served."""
+        served: Callable[[], ClientProtocol]
+        if self._acceptor is None:
+            served = lambda: new_session(None)  # noqa: E731
+        else:
+            served = self._acceptor.protocol_factory(new_session)
+        if self._balanced is None:
+            return served
+
+        def begin(client: Address | None) -> ClientProtocol:
+            protocol = served()
+            protocol.peer = client
+            return protocol
+
+        return self._balanced.protocol_factory(begin)
+
     @property
     def connections(self) -> int:
-        """All connections, also those still in the TLS handshake."""
-        return len(self._sessions) + (0 if self._acceptor is None else len(self._acceptor))
+        """All connections, also those still in the TLS handshake or without a PROXY header yet."""
+        shaking = 0 if self._acceptor is None else len(self._acceptor)
+        waiting = 0 if self._balanced is None else len(self._balanced.waiting)
+        return len(self._sessions) + shaking + waiting
+
+    def _has_room(self, client: str) -> bool:
+        """True: one more connection is within `connections_max`. Otherwise logs the limit."""
+        limit = self.config.connections_max
+        return self._is_within("connections_max", self.connections, limit, client)
 
     def _admit(self, client: str) -> bool:
         """True: one more connection of `client` (`address:port`) is within the limits, and is now
         counted. Otherwise logs the limit.
         """
         ip = ip_of(client)
-        limits = (
-            ("connections_max", self.connections, self.config.connections_max),
-            ("connections_per_ip_max", self._by_ip[ip], self.config.connections_per_ip_max),
-        )
-        for reason, count, limit in limits:
-            if count >= limit:
-                LIMITS_REACHED.labels(reason).inc()
-                CONNECTIONS_REFUSED.labels("limit").inc()
-                self.warnings.warn(
-                    "client_connection_closed",
-                    (reason, ip),
-                    client=client,
-                    reason=reason,
-                    limit=limit,
-                )
-                return False
+        per_ip_max = self.config.connections_per_ip_max
+        if not (
+            self._has_room(client)
+            and self._is_within("connections_per_ip_max", self._by_ip[ip], per_ip_max, client)
+        ):
+            return False
         self._by_ip[ip] += 1
         return True
+
+    def _is_within(self, reason: str, count: int, limit: int, client: str) -> bool:
+        if count < limit:
+            return True
+        LIMITS_REACHED.labels(reason).inc()
+        CONNECTIONS_REFUSED.labels("limit").inc()
+        self.warnings.warn(
+            "client_connection_closed",
+            (reason, ip_of(client)),
+            client=client,
+            reason=reason,
+            limit=limit,
+        )
+        return False
 
     def _uncount(self, client: str) -> None:
         ip = ip_of(client)

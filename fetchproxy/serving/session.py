@@ -36,7 +36,8 @@ from fetchproxy.runtime.cooperative import MESSAGES_A_TURN, LoopSteps, a_turn
 from fetchproxy.serving.admission import Admission, ClientQuota, payer_of
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
-from fetchproxy.tls.handshake_errors import other_protocol
+from fetchproxy.tls.acceptor import ClientProtocol
+from fetchproxy.tls.handshake_errors import hint_for, other_protocol
 
 Address = tuple[str, int]
 Handling = TypeVar("Handling")  # how a server handles a request
@@ -75,11 +76,20 @@ class SessionOwner(Protocol):
     def lost(self, session: ClientSession) -> None: ...
 
 
+class OtherProtocol(MalformedMessage):
+    """The client does not speak Kafka's protocol, but one that is known."""
+
+    def __init__(self, other: str) -> None:
+        plaintext = ", and this listener plaintext" if other == "TLS" else ""
+        super().__init__(f"the client speaks {other}{plaintext}")
+        self.hint = hint_for(other)
+
+
 class _SessionOver(Exception):
     """Ends the session's task group."""
 
 
-class ClientSession(asyncio.BufferedProtocol):
+class ClientSession(ClientProtocol):
     """One client's connection: reads its requests and sends the responses in their order. `steps`:
     awaited before each step of a large response, as readers of the tail come first.
     """
@@ -111,9 +121,8 @@ class ClientSession(asyncio.BufferedProtocol):
     # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        self.share.payer = payer_of(transport)
+        self.client = self.address_of_client(transport)
+        self.share.payer = payer_of(transport, None if self.peer is None else self.peer[0])
         self._transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         self._owner.made(self)
 
@@ -267,8 +276,9 @@ class ClientSession(asyncio.BufferedProtocol):
         WIRE_ERRORS.labels(type(error).__name__).inc()
         if isinstance(error, FrameTooLarge):
             LIMITS_REACHED.labels(error.limit).inc()
+        hint = {"hint": error.hint} if isinstance(error, OtherProtocol) else {}
         (self.close_late if side == "client" else self.close)(
-            "wire_error", error=str(error), kind=type(error).__name__, side=side
+            "wire_error", error=str(error), kind=type(error).__name__, side=side, **hint
         )
 
     def refused_as_too_large(self, limit: str, what: str) -> None:
@@ -561,8 +571,7 @@ class RequestFraming(ABC, Generic[Handling]):
         other = other_protocol(size)
         if other is None:
             return MalformedMessage(f"{size} is not the size of a request")
-        plaintext = ", and this listener plaintext" if other == "TLS" else ""
-        return MalformedMessage(f"the client speaks {other}{plaintext}")
+        return OtherProtocol(other)
 
     def _too_large(
         self, size: int, head: RequestHead | None, limit: str, most: int

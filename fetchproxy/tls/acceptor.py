@@ -16,17 +16,39 @@ import structlog
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, TLS_HANDSHAKES_FAILED
 from fetchproxy.tls.alerts import SHAKING
-from fetchproxy.tls.handshake_errors import HandshakesMax, handshake_error_in_words, reason_of
+from fetchproxy.tls.handshake_errors import (
+    HandshakesMax,
+    NotTls,
+    handshake_error_in_words,
+    other_protocol,
+    reason_of,
+)
 from fetchproxy.tls.reloading import ReloadingContext
 
 log = structlog.get_logger(__name__)
 
-NewProtocol = Callable[[str | None], asyncio.BufferedProtocol]  # takes the server name (SNI)
+Peer = tuple[str, int]
 
 
 def ip_of(client: str) -> str:
     """The address of an `address:port`."""
     return client.rpartition(":")[0]
+
+
+class ClientProtocol(asyncio.BufferedProtocol):
+    """`peer`: the client's own address, if a load balancer in front of it has named it. It is set
+    before `connection_made`. None: the socket's other side is the client.
+    """
+
+    peer: Peer | None = None
+
+    def address_of_client(self, transport: asyncio.BaseTransport) -> str:
+        """As `address:port`."""
+        peer = self.peer or transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if peer else "unknown"
+
+
+NewProtocol = Callable[[str | None], ClientProtocol]  # takes the server name (SNI)
 
 
 @dataclass(eq=False, repr=False)
@@ -53,7 +75,7 @@ class TlsAcceptor:
         """The number of connections whose handshake has not ended."""
         return len(self._silent) + len(self._shaking)
 
-    def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], asyncio.BaseProtocol]:
+    def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], ClientProtocol]:
         return lambda: _Gate(self, new_protocol)
 
     def close(self) -> None:
@@ -111,10 +133,11 @@ class TlsAcceptor:
             server_name=server_name,
             reason=reason,
             error=handshake_error_in_words(error),
+            **({"hint": error.hint} if isinstance(error, NotTls) else {}),
         )
 
 
-class _Gate(asyncio.BufferedProtocol):
+class _Gate(ClientProtocol):
     """One connection from its acceptance to the end of its handshake, or to its failure.
 
     Until the first bytes it is the raw socket's protocol; during the handshake it is TLS's.
@@ -135,8 +158,7 @@ class _Gate(asyncio.BufferedProtocol):
             self._hand_over(cast(asyncio.Transport, transport))
             return
         self._raw = cast(asyncio.Transport, transport)
-        peer = transport.get_extra_info("peername")
-        self.client = f"{peer[0]}:{peer[1]}" if peer else "unknown"
+        self.client = self.address_of_client(transport)
         if not self._acceptor.accepted(self):
             self._over = True
             self._raw.abort()
@@ -154,6 +176,11 @@ class _Gate(asyncio.BufferedProtocol):
             return
         assert self._raw is not None
         assert self._ends is not None
+        first = int.from_bytes(self._acceptor.source.receive[:4], signed=True)
+        other = other_protocol(first) if nbytes >= 4 else None
+        if other not in (None, "TLS"):
+            self._fail(NotTls(other))
+            return
         loop = asyncio.get_running_loop()
         left_s = self._ends.when() - loop.time()
         self._ends.cancel()
@@ -209,5 +236,6 @@ class _Gate(asyncio.BufferedProtocol):
             return
         self._finish(None)
         protocol = self._new_protocol(self.server_name)
+        protocol.peer = self.peer
         transport.set_protocol(protocol)
         protocol.connection_made(transport)

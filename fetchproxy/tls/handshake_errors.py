@@ -39,7 +39,7 @@ _WORDS = {
     "closed": "closed within the handshake",
 }
 # The first four bytes of what people connect to a Kafka port by mistake.
-_PROXY_PROTOCOL = "the PROXY protocol, which its load balancer must not add"
+_PROXY_PROTOCOL = "the PROXY protocol"
 _FIRST_BYTES = {
     b"\r\n\r\n": _PROXY_PROTOCOL,  # version 2
     b"PROX": _PROXY_PROTOCOL,  # version 1
@@ -48,6 +48,22 @@ _FIRST_BYTES = {
     **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"CONN", b"DELE"), "HTTP"),
     b"HTTP": "HTTP",  # a response
 }
+_HTTP_HINT = "the page, metrics and health checks have a port of their own: console.listen"
+_HINTS = {
+    "TLS": "set gateway.tls_certificate_file, or a security.protocol without SSL at the client",
+    _PROXY_PROTOCOL: "add the load balancer's address to gateway.proxy_protocol_from, or switch "
+    "its PROXY protocol off",
+    "HTTP": _HTTP_HINT,
+    "HTTP/2": _HTTP_HINT,
+}
+
+
+class NotTls(OSError):
+    """The other side begins as another protocol does."""
+
+    def __init__(self, other: str) -> None:
+        super().__init__(f"the client speaks {other}, and this listener TLS")
+        self.hint = hint_for(other)
 
 
 class HandshakesMax(OSError):
@@ -62,6 +78,8 @@ def reason_of(error: OSError) -> str:
         return _REASONS.get(error.reason or "", "other")
     if isinstance(error, HandshakesMax):
         return "too_many"
+    if isinstance(error, NotTls):
+        return "plaintext"
     if isinstance(error, ConnectionAbortedError | TimeoutError):
         return "timeout"  # as asyncio reports a handshake that takes too long
     return "other"
@@ -85,3 +103,8 @@ def other_protocol(size: int) -> str | None:
     if size >> 8 in _RECORD_STARTS:
         return "TLS"
     return _FIRST_BYTES.get((size & 0xFFFFFFFF).to_bytes(4))
+
+
+def hint_for(other: str) -> str:
+    """What to do if a client speaks `other`, a name from `other_protocol`."""
+    return _HINTS.get(other, "this is the port of a Kafka broker: correct the client")
