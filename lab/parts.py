@@ -16,6 +16,7 @@ from lab import (
     frameworks,
     go_client,
     hdfs,
+    helm,
     java,
     kafka_versions,
     kcat,
@@ -112,6 +113,11 @@ def set_up_balancers() -> str:
     return balancers.balancers_version()
 
 
+def set_up_helm() -> str:
+    program = helm.kubeconform_command()[0]
+    return f"Helm {helm.HELM_VERSION} at {helm.helm()}; kubeconform at {program}"
+
+
 def set_up_rust() -> str:
     return f"rust-rdkafka {rust_client.rust_rdkafka_versions()[0]} at {rust_client.rust_rdkafka()}"
 
@@ -201,6 +207,7 @@ PARTS: dict[str, Part] = {
             balancers.BALANCERS_ENTRY,
             set_up_balancers,
         ),
+        Part("helm", "Helm and kubeconform, for the chart", helm.HELM_ENTRY, set_up_helm),
         Part(
             "browser",
             "a real Chromium, for tests of the console's page",

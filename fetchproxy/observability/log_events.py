@@ -22,6 +22,8 @@ NONE = "none"
 DEFECT = "report it as a defect, with the traceback of the line"
 # Of the event `client_connection_closed`.
 CLOSE_REASONS: Mapping[str, str] = {
+    "bad_proxy_header": "a connection from `gateway.proxy_protocol_from` does not begin with a "
+    "PROXY header: `error` says what is there instead, and `hint` what to do",
     "broker_moved": "another broker has the address now; the client connects again",
     "client_stall_max_ms": "the client took no bytes of its response; its machine may be gone",
     "connection_buffers_bytes_max": "the connection held too much of the memory that all "
@@ -35,10 +37,11 @@ CLOSE_REASONS: Mapping[str, str] = {
     "login_refused": "unknown user or wrong password (archive-only)",
     "no_listener_for_broker": "a response names a broker for which the proxy has no port: see "
     "`node_listener_not_opened`",
+    "proxy_header_max_ms": "a load balancer did not send its PROXY header in time; see `hint`",
     "request_refused": "archive-only does not serve this request; the `hint` says why",
     "user_changed": "the user was removed, or got a new password (archive-only)",
-    "wire_error": "`side` sent what is not Kafka's protocol: TLS on a plaintext port, or another "
-    "program",
+    "wire_error": "`side` sent what is not Kafka's protocol. If `error` names TLS, HTTP or the "
+    "PROXY protocol, `hint` says what to do",
 }
 
 
@@ -595,7 +598,8 @@ EVENTS: Mapping[str, LogEvent] = dict(
         _warning(
             "tls_handshake_failed",
             "a client could not connect by TLS, as `error` says",
-            "none for a stranger; otherwise correct the client, or `gateway.tls_certificate_file`",
+            "none for a stranger; otherwise correct the client, or `gateway.tls_certificate_file`; "
+            "if `error` names another protocol, see `hint`",
         ),
         _warning(
             "topic_description_unreadable",

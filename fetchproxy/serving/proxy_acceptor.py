@@ -60,16 +60,6 @@ class ProxyAcceptor:
         mapped = getattr(address, "ipv4_mapped", None)
         return any((mapped or address) in balancer for balancer in self.balancers)
 
-    def refuse(self, balancer: str, reason: str, error: str) -> None:
-        self.warnings.warn(
-            "client_connection_closed",
-            (ip_of(balancer), reason),
-            client=balancer,
-            reason=reason,
-            error=error,
-            hint=_HINT,
-        )
-
 
 class _Gate(asyncio.BufferedProtocol):
     """One connection until its header is whole."""
@@ -141,10 +131,8 @@ class _Gate(asyncio.BufferedProtocol):
 
     def _too_late(self) -> None:
         LIMITS_REACHED.labels("proxy_header_max_ms").inc()
-        limit = self._acceptor.header_max_ms
-        self._acceptor.refuse(
-            self._balancer, "proxy_header_max_ms", f"no whole PROXY header in {limit} ms"
-        )
+        waited_ms = self._acceptor.header_max_ms
+        self._say_closed("proxy_header_max_ms", error=f"no whole PROXY header in {waited_ms} ms")
         self.abort()
 
     def _refuse(self, error: BadProxyHeader) -> None:
@@ -152,11 +140,21 @@ class _Gate(asyncio.BufferedProtocol):
         assert self._transport is not None
         assert self._ends is not None
         WIRE_ERRORS.labels("BadProxyHeader").inc()
-        self._acceptor.refuse(self._balancer, "bad_proxy_header", str(error))
+        self._say_closed("bad_proxy_header", error=str(error))
         self._over, self._data = True, b""
         self._transport.pause_reading()
         self._ends.cancel()
         self._ends = asyncio.get_running_loop().call_later(CLOSE_DELAY_S, self.abort)
+
+    def _say_closed(self, reason: str, error: str) -> None:
+        self._acceptor.warnings.warn(
+            "client_connection_closed",
+            (ip_of(self._balancer), reason),
+            client=self._balancer,
+            reason=reason,
+            error=error,
+            hint=_HINT,
+        )
 
 
 def _give(transport: asyncio.Transport, protocol: asyncio.BufferedProtocol, data: bytes) -> None:

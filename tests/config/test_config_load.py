@@ -59,6 +59,7 @@ def test_every_key_can_be_set_by_its_variable(tmp_path: Path) -> None:
     forms_of_their_own = {
         "console.listen": "127.0.0.1:1",
         "gateway.node_map": "1=9301",
+        "gateway.proxy_protocol_from": "10.0.0.0/24,2001:db8::1",
         "archive.log_dirs": "/a,/b",
         "gateway.advertise_host": "proxy.example",
         "archive.retention_overrides": '{"t": {"local_retention_ms": 5}}',
