@@ -1,4 +1,4 @@
-"""Helm, and kubeconform with schemas of Kubernetes and of the custom resources that the chart has.
+"""Helm, and kubeconform with the schemas of what the chart makes.
 
 kubeconform would download schemas. Here those of Kubernetes come from a Python package, and those
 of custom resources are made of the definitions (CRDs) in the Go modules of their projects.
@@ -7,6 +7,7 @@ of custom resources are made of the definitions (CRDs) in the Go modules of thei
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ HELM_ENTRY = f"helm-{HELM_VERSION}"
 KUBECONFORM_VERSION = "0.7.0"
 KUBERNETES_VERSION = "1.37.0"
 _KUBERNETES = f"kubernetes-validate=={KUBERNETES_VERSION}"
+_KINDS = (
+    *("deployment-apps-v1", "statefulset-apps-v1", "service-v1", "serviceaccount-v1"),
+    *("poddisruptionbudget-policy-v1", "networkpolicy-networking-v1"),
+)
 # A module of Go, and the definitions in it that the chart needs.
 _DEFINITIONS = {
     "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
@@ -30,7 +35,8 @@ _DEFINITIONS = {
         "deploy/crds/cert-manager.io_certificates.yaml",
     ),
 }
-_SCHEMAS_ENTRY = "custom-resources-prometheus-0.85.0-cert-manager-1.21.2"
+_SCHEMAS_ENTRY = f"schemas-{KUBERNETES_VERSION}-prometheus-0.85.0-cert-manager-1.21.2"
+_REFERENCE = re.compile(r'"(?:/api/_definitions.json)?#/\$defs/([^"]+)"')
 
 
 def helm() -> Path:
@@ -44,21 +50,23 @@ def kubeconform_command() -> list[str]:
     program = go.install_module(
         entry, f"github.com/yannh/kubeconform/cmd/kubeconform@v{KUBECONFORM_VERSION}"
     )
-    package = python_packages.install(_KUBERNETES) / "kubernetes_validate/kubernetes-json-schema"
-    of_kubernetes = package / f"v{KUBERNETES_VERSION}-local-strict"
-    of_custom = custom_resources()
+    folder = schemas()
     return [
         *(str(program), "-strict", "-summary", "-output", "json"),
-        *("-schema-location", f"{of_kubernetes}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"),
-        *("-schema-location", f"{of_custom}/{{{{.Group}}}}-{{{{.ResourceKind}}}}-"
+        *("-schema-location", f"{folder}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"),
+        *("-schema-location", f"{folder}/{{{{.Group}}}}-{{{{.ResourceKind}}}}-"
           "{{.ResourceAPIVersion}}.json"),
     ]  # fmt: skip
 
 
-def custom_resources() -> Path:
-    """A folder with a JSON schema for each custom resource. Raises PartMissing."""
+def schemas() -> Path:
+    """A folder with a JSON schema for each kind. Raises PartMissing."""
 
     def build(folder: Path) -> None:
+        package = python_packages.install(_KUBERNETES) / "kubernetes_validate"
+        source = package / "kubernetes-json-schema" / f"v{KUBERNETES_VERSION}-local-strict"
+        for kind in _KINDS:
+            (folder / f"{kind}.json").write_text(_standalone(source, kind), encoding="utf-8")
         for module, definitions in _DEFINITIONS.items():
             source = go.download_module(_SCHEMAS_ENTRY, module, folder / "modules")
             for definition in definitions:
@@ -67,6 +75,19 @@ def custom_resources() -> Path:
         shutil.rmtree(folder / "modules")
 
     return cache.build_once(_SCHEMAS_ENTRY, build)
+
+
+def _standalone(source: Path, kind: str) -> str:
+    """The schema with the definitions that it needs: the package has them in another file."""
+    shared = json.loads((source / "_definitions.json").read_text("utf-8"))["$defs"]
+    schema = json.loads((source / f"{kind}.json").read_text("utf-8"))
+    needed: dict[str, object] = {}
+    missing = set(_REFERENCE.findall(json.dumps(schema)))
+    while missing:
+        name = missing.pop()
+        needed[name] = shared[name]
+        missing |= set(_REFERENCE.findall(json.dumps(shared[name]))) - needed.keys()
+    return _REFERENCE.sub(r'"#/$defs/\1"', json.dumps({**schema, "$defs": needed}))
 
 
 def _write_schemas(definition: dict[str, Any], folder: Path) -> None:
