@@ -23,14 +23,14 @@ from fetchproxy.serving.proxy_header import (
 )
 from fetchproxy.serving.session import CLOSE_DELAY_S
 from fetchproxy.serving.transport import ReceiveBuffer
-from fetchproxy.tls.acceptor import Peer, ip_of
+from fetchproxy.tls.acceptor import ClientAddress, ip_of
 
 _HINT = (
     "let the balancer send the PROXY protocol (HAProxy: send-proxy-v2), or take its address out of "
     "gateway.proxy_protocol_from"
 )
 # Makes the protocol of a connection. It is told the client's address if that is not the socket's.
-Begin = Callable[[Peer | None], asyncio.BufferedProtocol]
+Begin = Callable[[ClientAddress | None], asyncio.BufferedProtocol]
 
 
 @dataclass(eq=False, repr=False)

@@ -27,7 +27,7 @@ from fetchproxy.tls.reloading import ReloadingContext
 
 log = structlog.get_logger(__name__)
 
-Peer = tuple[str, int]
+ClientAddress = tuple[str, int]
 
 
 def ip_of(client: str) -> str:
@@ -40,7 +40,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     before `connection_made`. None: the socket's other side is the client.
     """
 
-    peer: Peer | None = None
+    peer: ClientAddress | None = None
 
     def address_of_client(self, transport: asyncio.BaseTransport) -> str:
         """As `address:port`."""

@@ -1,8 +1,10 @@
-"""The manifests on docs/deploy/kubernetes.md: settings that load, ports that fit each other."""
+"""The manifests in deploy/kubernetes, as they are: settings that load, ports that fit each other.
+
+`test_helm_chart` says that they are those of the chart; it needs Helm.
+"""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,19 @@ from compose_file import ROOT
 from fetchproxy.config.load import load_config
 from fetchproxy.config.values import parse_node_map
 
-PAGE = ROOT / "docs" / "deploy" / "kubernetes.md"
-TEXT = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)[0]
-DEPLOYMENT, SERVICE, ARCHIVER = list(yaml.safe_load_all(TEXT))
+TEXT = (ROOT / "deploy" / "kubernetes" / "fetchproxy.yaml").read_text("utf-8")
+MANIFESTS = {
+    (each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(TEXT) if each
+}
+DEPLOYMENT = MANIFESTS["Deployment", "fetchproxy"]
+SERVICE = MANIFESTS["Service", "fetchproxy"]
+ARCHIVER = MANIFESTS["StatefulSet", "fetchproxy-archiver"]
+
+
+def test_the_page_shows_the_values_that_they_are_made_of() -> None:
+    page = (ROOT / "docs" / "deploy" / "kubernetes.md").read_text("utf-8")
+    values = ROOT / "deploy" / "helm" / "fetchproxy" / "ci" / "default-values.yaml"
+    assert f"```yaml\n{values.read_text('utf-8')}```\n" in page
 
 
 def container(workload: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +65,8 @@ def test_each_port_that_clients_learn_is_forwarded() -> None:
 
 
 def test_the_spool_is_where_the_image_has_it() -> None:
-    (mount,) = container(ARCHIVER)["volumeMounts"]
+    mounts = container(ARCHIVER)["volumeMounts"]
+    (mount,) = (each for each in mounts if each["name"] == "spool")
     dockerfile = (ROOT / "Dockerfile").read_text("utf-8")
     assert f"FETCHPROXY_ARCHIVE_SPOOL_DIR={mount['mountPath']}" in dockerfile
     user = ARCHIVER["spec"]["template"]["spec"]["securityContext"]["fsGroup"]
