@@ -1,5 +1,6 @@
 # fetchproxy as a container: the locked dependencies, the package, an unprivileged user.
 FROM python:3.11-slim AS build
+# By its tag: pin your own build by digest, FROM python:3.11-slim@sha256:…
 WORKDIR /src
 RUN python -m venv /opt/fetchproxy
 # The dependencies come first: they change less often than the code, so this layer stays cached.
@@ -26,5 +27,8 @@ ENV PATH=/opt/fetchproxy/bin:$PATH \
     FETCHPROXY_ARCHIVE_SPOOL_DIR=/var/lib/fetchproxy/spool
 USER fetchproxy
 EXPOSE 9192 8080
+# With the console, which the variable of its address switches on. Without it nothing can be asked.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=6 \
+    CMD ["python", "-c", "import os, urllib.request as web; at = os.environ.get('FETCHPROXY_CONSOLE_LISTEN'); print(web.urlopen('http://127.0.0.1:' + at.rpartition(':')[2] + '/healthz', timeout=4).status if at else 'not checked: FETCHPROXY_CONSOLE_LISTEN is not set')"]
 ENTRYPOINT ["fetchproxy"]
 CMD ["--help"]

@@ -19,7 +19,7 @@ UV := uv==0.13.8
 # Hundreds of processes would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos docs lock clean
+.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos docs sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -131,6 +131,9 @@ chaos: venv  ## three brokers, two archivers, two proxies and S3, broken by seed
 docs: $(DOCS_READY)  ## the documentation as static files in site/; no network once its tools are there
 	$(DOCS_VENV)/bin/mkdocs build
 
+sbom: venv  ## sbom.cdx.json: the image's Python packages as a CycloneDX bill of materials
+	$(BIN)/python -m lab.sbom > sbom.cdx.json
+
 # In a folder of their own: what the site's builder needs must not decide on versions of the product.
 $(DOCS_READY): requirements/docs.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
@@ -146,5 +149,5 @@ lock: venv  ## resolve pyproject.toml and requirements/docs.in anew into require
 	$(BIN)/uv pip compile requirements/docs.in --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command 'make lock' -o requirements/docs.txt
 
 clean:  ## remove .venv and everything that tools left in the tree (the lab's cache stays)
-	rm -rf $(VENV) $(DOCS_VENV) .demo build site dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DOCS_VENV) sbom.cdx.json .demo build site dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
