@@ -1,4 +1,4 @@
-"""What comes before a request is read: the console's HTTP, logins by SASL, and TLS."""
+"""What comes before a request is read: the console's HTTP, logins by SASL, TLS, PROXY headers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from attack_parts import (
 )
 from blown_messages import Shape
 from fetchproxy_protocol.headers import request_header
-from victims import Victim
+from victims import BALANCER, Victim
 
 _HOST = b"Host: localhost\r\n"
 
@@ -183,6 +183,18 @@ def _hello() -> bytes:
     return outgoing.read()
 
 
+async def _spoken(victim: Victim, pieces: Sequence[bytes], source: str | None = None) -> None:
+    """Sends the pieces on one connection, and listens for a moment."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(RESPONSE_S_MAX):
+            reader, writer = await victim.connected(victim.port, source=source)
+        await send(writer, pieces)
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await reader.read(1 << 16)
+        reset(writer)
+
+
 def tls(rng: random.Random, victim: Victim) -> Attack:
     hello = _hello()
     ways: dict[str, list[bytes]] = {
@@ -201,18 +213,39 @@ def tls(rng: random.Random, victim: Victim) -> Attack:
     name = rng.choice(list(ways))
     count = rng.choice((20, 200, 1_000)) if name == "silent" else rng.choice((20, 200))
 
-    async def one() -> None:
-        with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(RESPONSE_S_MAX):
-                reader, writer = await victim.connected(victim.port)
-            for piece in ways[name]:
-                await send(writer, [piece])
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await reader.read(1 << 16)
-            reset(writer)
-
     async def run(victim: Victim) -> None:
-        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*(_spoken(victim, ways[name]) for _ in range(count)))
 
     return Attack(f"TLS: {count} × {name}", run)
+
+
+# -- load balancers ----------------------------------------------------------------------------
+
+_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+
+
+def balancer(rng: random.Random, victim: Victim) -> Attack:
+    """Headers of the PROXY protocol, and what should be one."""
+    hello = _hello()
+    client = _SIGNATURE + b"\x21\x11\0\x0c" + rng.randbytes(12)
+    ways: dict[str, list[bytes]] = {
+        "silent": [],
+        "a header and silence": [client],
+        "a header, then junk": [client + rng.randbytes(20_000)],
+        "a header, then TLS": [client + hello],
+        "a header byte by byte": [client[at : at + 1] for at in range(len(client))],
+        "two headers": [client + client + hello],
+        "fields up to the bound": [_SIGNATURE + b"\x21\x11\x0f\xf0" + bytes(4_080) + hello],
+        "fields that never come": [_SIGNATURE + b"\x21\x11\x0f\xf0" + bytes(4_079)],
+        "a header of 64 KiB": [_SIGNATURE + b"\x21\x11\xff\xff" + bytes(65_535)],
+        "a line without end": [b"PROXY TCP4 " + b"1" * 100_000],
+        "a line in pieces": [b"P", b"R", b"OXY ", b" " * 200],
+        "no header": [hello],
+    }
+    name = rng.choice(list(ways))
+    count = rng.choice((20, 200))
+
+    async def run(victim: Victim) -> None:
+        await asyncio.gather(*(_spoken(victim, ways[name], BALANCER) for _ in range(count)))
+
+    return Attack(f"a load balancer: {count} × {name}", run)

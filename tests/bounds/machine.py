@@ -28,6 +28,7 @@ from bomb_archive import plant
 from certificates import Authority
 from hostile_broker import HostileBroker, serving
 from victims import (
+    BALANCER,
     BYSTANDER_S_MAX,
     MEMORY_BYTES_MAX,
     TURN_CPU_S_MAX,
@@ -64,7 +65,12 @@ FAMILIES: Mapping[str, tuple[Family, ...]] = {
         behind_attacks.store,
     ),
     "login": (front_attacks.logins, front_attacks.logins, front_attacks.before_login),
-    "tls": (front_attacks.tls, front_attacks.tls, wire_attacks.requests, wire_attacks.lies),
+    "tls": (
+        *(front_attacks.tls,) * 2,
+        wire_attacks.requests,
+        wire_attacks.lies,
+        front_attacks.balancer,
+    ),
 }
 
 
@@ -200,6 +206,7 @@ async def field_of_victims(folder: Path, names: set[str]) -> AsyncIterator[dict[
                 options += ["--set", f"archive_only.users_file={users_file(own)}"]
             if name == "tls":
                 options += ["--set", f"gateway.tls_certificate_file={certificate}"]
+                options += ["--set", f"gateway.proxy_protocol_from={BALANCER}"]
             victim = Victim(name, options, own, broker, tls=name == "tls", login=name == "login")
             victim.archive = archive
             stack.push_async_callback(victim.stop)

@@ -27,6 +27,8 @@ from lab.process import ServerProcess, free_port, free_ports
 MEMORY_BYTES_MAX = 512 * MiB  # a usual container
 TURN_CPU_S_MAX = 0.05
 BYSTANDER_S_MAX = 30.0  # an ordinary client's patience
+# Where connections with a PROXY header come from.
+BALANCER = "127.0.0.77"
 START_S_MAX = 120.0
 READY_S_MAX = 90.0
 _TURNS = 'fetchproxy_event_loop_cpu_seconds_bucket{le="'
@@ -103,10 +105,13 @@ class Victim:
         await self.start()
 
     async def connected(
-        self, port: int, context: ssl.SSLContext | None = None
+        self, port: int, context: ssl.SSLContext | None = None, source: str | None = None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Raises OSError."""
-        found = await asyncio.open_connection("127.0.0.1", port, ssl=context, limit=1 << 22)
+        """`source`: the address it comes from. Raises OSError."""
+        local = None if source is None else (source, 0)
+        found = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, limit=1 << 22, local_addr=local
+        )
         self._opened.add(found[1])
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from compose_file import image_environment
+from compose_file import ROOT, image_environment
 from helm_chart import CHART, VARIANTS, WRITTEN, manifests, render, values_of
 
 from fetchproxy.config.load import load_config
@@ -19,6 +19,7 @@ from fetchproxy.config.values import parse_node_map
 from lab.helm import helm, kubeconform_command
 
 Manifest = dict[str, Any]
+RULES = ROOT / "deploy" / "monitoring" / "prometheus-rules.yaml"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,3 +166,20 @@ def test_what_is_missing_is_named(says: str, values: list[str]) -> None:
 def test_the_manifests_are_those_of_the_chart(variant: str) -> None:
     """If not: `python tests/packaging/helm_chart.py`."""
     assert WRITTEN[variant].read_text("utf-8") == manifests(variant)
+
+
+def test_the_rules_of_alerts_are_in_the_chart(find_part: Callable[..., list[str]]) -> None:
+    """If deploy/monitoring has them: `ln -s ../../monitoring deploy/helm/fetchproxy/monitoring`."""
+    values = ("-f", str(values_of("monitoring")), "--set", "prometheusRule.enabled=true")
+    if not RULES.exists():
+        with pytest.raises(subprocess.CalledProcessError) as refusal:
+            render(*values)
+        assert "packed without monitoring/prometheus-rules.yaml" in refusal.value.stderr
+        return
+    assert (CHART / "monitoring").resolve() == RULES.parent
+    text = render(*values)
+    rule = kinds(text)["PrometheusRule", "fetchproxy"]
+    assert rule["spec"] == yaml.safe_load(RULES.read_text("utf-8"))
+    command = find_part("helm", kubeconform_command)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
