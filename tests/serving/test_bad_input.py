@@ -103,6 +103,13 @@ SAYS = {
 }
 
 
+HINTS = {
+    "garbage": "console.listen",
+    "PROXY protocol 1": "gateway.proxy_protocol_from",
+    "PROXY protocol 2": "gateway.proxy_protocol_from",
+}
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_peer_is_closed_with_one_line(proxy: ProxyProcess, name: str) -> None:
     before = len(proxy.logged("client_connection_closed"))
@@ -120,6 +127,7 @@ def test_a_broken_peer_is_closed_with_one_line(proxy: ProxyProcess, name: str) -
     lines = proxy.logged("client_connection_closed")[before:]
     assert len(lines) == 1, lines
     assert SAYS.get(name, "") in lines[0]["error"]
+    assert HINTS.get(name, "") in lines[0].get("hint", "")
     assert lines[0]["side"] == "client"
 
 

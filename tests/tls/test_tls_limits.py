@@ -238,7 +238,9 @@ def test_a_tls_client_on_a_plaintext_listener(authority: Authority, tmp_path: Pa
         with pytest.raises((ssl.SSLError, ConnectionError)):  # closed or reset, as it comes
             tls_connection(process, authority)
         wait_for("log", lambda: process.logged("client_connection_closed"))
-        assert "the client speaks TLS" in process.logged("client_connection_closed")[0]["error"]
+        line = process.logged("client_connection_closed")[0]
+        assert "the client speaks TLS" in line["error"]
+        assert "gateway.tls_certificate_file" in line["hint"]
 
 
 @pytest.mark.parametrize("how", ["close_notify", "FIN"])
