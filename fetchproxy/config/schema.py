@@ -334,8 +334,8 @@ class GatewayConfig(Section):
     proxy_protocol_from: OptionalNetworks = None
     """Addresses or networks of load balancers that send the PROXY protocol (version 1 or 2), such
     as `10.0.0.0/24,10.0.1.7`. Each connection from there has to begin with its header, and the
-    address in it counts as the client's. Name balancers only: whoever connects from there chooses
-    his address. Connections from elsewhere must not send a header.
+    address in it counts as the client's. Name balancers only: whoever connects from there can claim
+    any address. Connections from elsewhere must not send a header.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
     """Largest request of a client (socket.request.max.bytes). Responses of brokers that the proxy

@@ -112,7 +112,7 @@ def test_a_stranger_needs_no_header_and_may_not_send_one(proxy: ProxyProcess) ->
         assert is_closed(peer)
     wait_for("log", lambda: closed(proxy, "wire_error"))
     (line,) = closed(proxy, "wire_error")
-    assert line["client"].startswith(STRANGER), "a stranger has chosen his address"
+    assert line["client"].startswith(STRANGER), "a stranger has claimed an address"
     assert line["error"] == "the client speaks the PROXY protocol"
     assert "gateway.proxy_protocol_from" in line["hint"]
 
