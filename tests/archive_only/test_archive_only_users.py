@@ -456,3 +456,20 @@ async def test_a_password_in_clear_is_taken_under_tls_or_from_this_machine(
         )
         assert (await plain(client, "alice", SECRETS["alice"])).error_code == NONE
         await client.close()
+
+
+@pytest.mark.parametrize(("source", "allowed"), [("192.0.2.7", False), ("127.0.0.9", True)])
+async def test_a_load_balancer_on_this_machine_has_clients_elsewhere(
+    file: Path, source: str, allowed: bool
+) -> None:
+    settings: dict[str, dict[str, object]] = {
+        "archive_only": {"users_file": str(file)},
+        "gateway": {"proxy_protocol_from": "127.0.0.1"},
+    }
+    async with serve_archive(await plant(), settings) as served:
+        client = await served.client()
+        client.writer.write(f"PROXY TCP4 {source} 127.0.0.1 4711 9192\r\n".encode())
+        response = await handshake(client, "PLAIN")
+        assert ("PLAIN" in response.mechanisms) == allowed
+        assert response.error_code == (NONE if allowed else 33)
+        await client.close()

@@ -64,7 +64,9 @@ class ArchiveOnlySession(ClientSession):
         super().connection_made(transport)
         if self._logins is not None:
             tls = transport.get_extra_info("sslcontext") is not None
-            secret_path = tls or is_loopback(str(local[0]))
+            # Behind a load balancer on this machine, the client may be elsewhere.
+            here = is_loopback(str(local[0])) and is_loopback(self.client_host)
+            secret_path = tls or here
             self._login = Login(self._logins, host_of(self.client_host), secret_path)
 
     @property
