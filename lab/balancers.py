@@ -39,7 +39,9 @@ def balancers_version() -> str:
 
 
 class _Balancer(OneProcess):
-    """`configuration` is the text of its file; `port`: one on which it listens then."""
+    """A load balancer in one process. `configuration` is the text of its file; `port`: one on which
+    it listens then.
+    """
 
     name: str
 

@@ -35,7 +35,8 @@ Begin = Callable[[ClientAddress | None], asyncio.BufferedProtocol]
 
 @dataclass(eq=False, repr=False)
 class ProxyAcceptor:
-    """Pass `protocol_factory(begin)` to `loop.create_server`.
+    """The load balancers' connections until each has named its client. Pass
+    `protocol_factory(begin)` to `loop.create_server`.
 
     `admit()` returns False, and reports it, if there is one connection too many.
     """

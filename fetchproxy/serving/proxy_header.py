@@ -36,8 +36,8 @@ class BadProxyHeader(Exception):
 
 
 class ProxyHeader(NamedTuple):
-    """`client`: its address and port. None: the balancer speaks for itself (a health check), or
-    does not know. `size`: bytes of the header.
+    """What a header says. `client`: its address and port. None: the balancer speaks for itself (a
+    health check), or does not know. `size`: bytes of the header.
     """
 
     client: tuple[str, int] | None

@@ -36,8 +36,10 @@ def ip_of(client: str) -> str:
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
-    """`peer`: the client's own address, if a load balancer in front of it has named it. It is set
-    before `connection_made`. None: the socket's other side is the client.
+    """The protocol of a connection whose client may be behind a load balancer.
+
+    `peer`: the client's own address, if the balancer has named it. It is set before
+    `connection_made`. None: the socket's other side is the client.
     """
 
     peer: ClientAddress | None = None

@@ -31,7 +31,7 @@ ServePart = Callable[[str, Balancer], Iterator[Balancer]]
 
 
 class Scene:
-    """`settings`: for the proxies, beside their file."""
+    """A balancer before two proxies. `settings`: for the proxies, beside their file."""
 
     def __init__(
         self,
