@@ -56,7 +56,9 @@ def _bomb(codec: str) -> bytes:
 
 
 def http(rng: random.Random, victim: Victim) -> Attack:
-    path = rng.choice(("/healthz", "/metrics", "/api/status", "/api/partitions", "/api/records", "/", "/no"))
+    path = rng.choice(
+        ("/healthz", "/metrics", "/api/status", "/api/partitions", "/api/records", "/", "/no")
+    )
     get = b"GET " + path.encode() + b" HTTP/1.1\r\n" + _HOST
     count = rng.choice((1, 8, 64))
 
