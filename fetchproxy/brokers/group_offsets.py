@@ -127,7 +127,7 @@ async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) 
         retention_time_ms=-1,
         topics=[of_topic(name=name, partitions=places) for name, places in topics.items()],
     )
-    async with cluster.exclusive(await _coordinator(cluster, group)) as connection:
+    async with cluster.exclusive(await coordinator_of(cluster, group)) as connection:
         response = await connection.call(request, OffsetCommitResponse)
     for topic in response.topics:
         for place in topic.partitions:
@@ -137,7 +137,9 @@ async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) 
             raise_for(place.error_code, what)
 
 
-async def _coordinator(cluster: Cluster, group: str) -> HostPort:
+async def coordinator_of(cluster: Cluster, group: str) -> HostPort:
+    """Raises ClusterError."""
+
     async def ask(connection: BrokerConnection) -> Any:
         request = FindCoordinatorRequest(key=group, key_type=_GROUP, coordinator_keys=[group])
         return await connection.call(request, FindCoordinatorResponse)

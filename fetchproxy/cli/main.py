@@ -17,6 +17,7 @@ from fetchproxy import __version__
 COMMANDS = (
     *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "mirror"),
     *("report", "backfill", "resolve", "index", "user", "groups", "keys", "config"),
+    *("doctor", "completion"),
 )
 # The commands whose module has another name.
 _MODULES = {"merge": "verify", "reindex": "verify", "report": "segments", "restore": "verify"}
@@ -48,7 +49,8 @@ app = typer.Typer(
     name="fetchproxy",
     help="Tiered storage (KIP-405) for any Kafka cluster, from outside the broker.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=False,  # `fetchproxy completion` writes it, without a process for each TAB
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,  # they print local variables, which may be secrets
 )
 

@@ -92,6 +92,14 @@ class KafkaMetadataLog:
         self._topic = topic
         return topic
 
+    async def check(self) -> bool:
+        """As `open`, but creates nothing. False: the topic is absent."""
+        with _as_storage_errors(f"topic {self._config.topic_name}"):
+            topic = await self._find()
+            if topic is not None:
+                await self._check(topic)
+            return topic is not None
+
     async def exists(self) -> bool:
         """Whether the topic exists; creates none. Raises RemoteStorageError."""
         with _as_storage_errors(f"topic {self._config.topic_name}"):

@@ -43,17 +43,22 @@ def make_own_folder(folder: Path, config_key: str) -> None:
     """
     folder.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     status = folder.stat()
-    if status.st_uid not in (ROOT_UID, os.geteuid()):
-        raise ConfigError(
-            f"{config_key} = {folder}: it belongs to user {status.st_uid}, who could change what "
-            f"is kept there; give it to user {os.geteuid()} (chown), or name another folder"
-        )
+    check_own_folder(folder, config_key, status)
     if status.st_mode & stat.S_IWOTH:
         log.warning(
             "folder_writable_by_everybody",
             key=config_key,
             path=str(folder),
             hint="chmod o-w",
+        )
+
+
+def check_own_folder(folder: Path, config_key: str, status: os.stat_result) -> None:
+    """Raises ConfigError with `config_key` if the folder belongs to another user."""
+    if status.st_uid not in (ROOT_UID, os.geteuid()):
+        raise ConfigError(
+            f"{config_key} = {folder}: it belongs to user {status.st_uid}, who could change what "
+            f"is kept there; give it to user {os.geteuid()} (chown), or name another folder"
         )
 
 

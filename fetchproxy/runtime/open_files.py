@@ -22,6 +22,11 @@ def clients_that_fit(open_files_max: int, connections_max: int) -> int:
     return max(1, min(connections_max, (open_files_max - reserved) // _FILES_A_CLIENT))
 
 
+def open_files_for(connections_max: int) -> int:
+    """The limit of open files below which so many clients may connect."""
+    return _FILES_A_CLIENT * connections_max + _FILES_OF_OUR_OWN
+
+
 def raise_open_files_max(connections_max: int) -> int:
     """Raise the soft limit, often 1,024, to the hard limit, as the JVM and Go do. Returns the limit
     that applies now.

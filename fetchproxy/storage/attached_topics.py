@@ -29,6 +29,7 @@ from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
+    Hazard,
     ObjectStore,
     StoredObject,
 )
@@ -169,6 +170,9 @@ class AttachedObjectStore(ObjectStore):
             names.sort(key=lambda name: f"{name}/")
         for name in names:
             yield name
+
+    async def hazards(self, prefix: str) -> Sequence[Hazard]:
+        return await self._archive_store.hazards(prefix)
 
     async def close(self) -> None:
         for store in self._stores():

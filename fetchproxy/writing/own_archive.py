@@ -78,6 +78,17 @@ def _remember(marker: Path) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """`there`: the archive's identity; None: there is none, and this process may make it or does
+    without. `here`: the identity that this process gives a new archive.
+    """
+
+    there: ArchiveIdentity | None
+    here: ArchiveIdentity
+    marker: Path
+
+
 @dataclass(eq=False, repr=False)
 class OwnArchive:
     """One for each process; `run` is its task. `archives`: this process writes to the archive.
@@ -109,44 +120,51 @@ class OwnArchive:
         is not: then no process should run; ArchiveMissing if there is none; RemoteStorageError,
         ClusterError while the store or the brokers do not answer.
         """
-        identity = await self._identity.look()
-        if identity is None and not self.archives:
-            await self._identity.check()
+        found = await self.examine()
+        if found.there is None and not self.archives:
             log.warning("archive_missing", error=f"there is no archive at {self._place}")
             self.confirmed.set()  # archive-only starts without an archive
             return
+        if found.there is None:
+            if await self._identity.create(found.here) == found.here:
+                self._log("archive_created", found.here)
+            found = await self.examine()  # a faster process may have made it
+        there, here = found.there, found.here
+        if self.archives and there is not None and there.completed(here) != there:
+            await self._identity.state(there.completed(here))
+            self._log("archive_claimed", here)
+        if self.archives:
+            await asyncio.to_thread(_remember, found.marker)
+        self._report_mirror()
+        self.confirmed.set()
+
+    async def examine(self) -> _Examined:
+        """What is there, and whether it is our own. Writes nothing. Raises as `confirm`."""
+        there = await self._identity.look()
+        if there is None and not self.archives:
+            await self._identity.check()
         by_cluster = not self.config.archive_only.enabled
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
-        identity_here = ArchiveIdentity(
-            self.uuid_factory(), cluster_id, self.config.metadata.ruling
-        )
-        marker = await asyncio.to_thread(
-            _marker, self.config.archive.spool_dir, cluster_id, self._place
-        )
+        here = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.ruling)
+        spool_dir = self.config.archive.spool_dir
+        marker = await asyncio.to_thread(_marker, spool_dir, cluster_id, self._place)
         was_seen = self.archives and await asyncio.to_thread(_was_seen, marker)
-        if identity is None:
-            await self._check_none_expected(was_seen)
-            identity = await self._identity.create(identity_here)
-            if identity == identity_here:
-                log.info(
-                    "archive_created", cluster_id=cluster_id, metadata_manager=identity_here.manager
-                )
-        if None not in (identity.cluster_id, cluster_id) and identity.cluster_id != cluster_id:
+        if there is None:
+            if self.archives:
+                await self._check_none_expected(was_seen)
+            return _Examined(None, here, marker)
+        if None not in (there.cluster_id, cluster_id) and there.cluster_id != cluster_id:
             raise ArchiveMismatch(
                 f"cluster.bootstrap: the archive at store.url belongs to the cluster "
-                f"{identity.cluster_id}, and the brokers are of the cluster {cluster_id}"
+                f"{there.cluster_id}, and the brokers are of the cluster {cluster_id}"
             )
         if self.archives and not self.create and not was_seen:
             await self._check_has_what_was_trimmed()
-        if self.archives and identity.completed(identity_here) != identity:
-            await self._identity.state(identity.completed(identity_here))
-            log.info(
-                "archive_claimed", cluster_id=cluster_id, metadata_manager=identity_here.manager
-            )
-        if self.archives:
-            await asyncio.to_thread(_remember, marker)
-        self._report_mirror()
-        self.confirmed.set()
+        return _Examined(there, here, marker)
+
+    @staticmethod
+    def _log(event: str, identity: ArchiveIdentity) -> None:
+        log.info(event, cluster_id=identity.cluster_id, metadata_manager=identity.manager)
 
     async def at_start(self) -> None:
         """Leaves errors that may pass to `run`. Raises ConfigError, ArchiveMismatch."""

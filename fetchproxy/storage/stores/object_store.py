@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from fetchproxy.config.schema import KiB, MiB
 from fetchproxy.errors import (
@@ -106,6 +106,14 @@ _EPOCHS_BYTES = 8 * MiB
 # `index.interval.bytes = 0` each batch has an entry: 12 bytes for a batch of at least 61.
 _KAFKA_INDEX_BYTES = 16 * MiB
 Content = bytes | bytearray  # an object's bytes, as received; never modified
+
+
+class Hazard(NamedTuple):
+    """A setting of the store. `loses`: segments are deleted or become unreadable by it."""
+
+    what: str
+    remedy: str
+    loses: bool
 
 
 def http_date_ms(date: str | None) -> int | None:
@@ -319,6 +327,12 @@ class ObjectStore(ABC):
         """
         return None
 
+    async def hazards(self, prefix: str) -> Sequence[Hazard]:
+        """Settings of the store that would harm an archive below `prefix`, as far as the store
+        tells them. Raises StorageDenied if the process may not read the settings.
+        """
+        return ()
+
 
 class WrappedObjectStore(ObjectStore):
     """Another store, with the context manager `around` each call of it."""
@@ -399,3 +413,7 @@ class WrappedObjectStore(ObjectStore):
     async def clock_ms(self, prefix: str) -> int | None:
         async with self.around("clock_ms"):
             return await self.inner.clock_ms(prefix)
+
+    async def hazards(self, prefix: str) -> Sequence[Hazard]:
+        async with self.around("hazards"):
+            return await self.inner.hazards(prefix)

@@ -34,6 +34,7 @@ from fetchproxy.storage.stores.locations import S3Location
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
     Content,
+    Hazard,
     ObjectStore,
     StoredObject,
     http_date_ms,
@@ -41,6 +42,7 @@ from fetchproxy.storage.stores.object_store import (
 )
 from fetchproxy.storage.stores.obstore_store import ObstoreObjectStore, make_clients, obstore_code
 from fetchproxy.storage.stores.retries import retried
+from fetchproxy.storage.stores.s3_hazards import NOT_SET, bucket_hazards
 from fetchproxy.storage.stores.s3_ranges import PartRequest, S3RangeReads, open_range_reads
 from fetchproxy.storage.stores.s3_responses import (
     S3Response,
@@ -326,6 +328,23 @@ class S3ObjectStore(ObjectStore):
                 Bucket=self._bucket, Prefix=prefix, MaxKeys=1
             )
         return http_date_ms(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
+
+    async def hazards(self, prefix: str) -> Sequence[Hazard]:
+        client = await self._opened()
+        with translated_s3_error(f"read the settings of bucket {self._bucket}"):
+            lifecycle = await self._setting(client.get_bucket_lifecycle_configuration)
+            lock = await self._setting(client.get_object_lock_configuration)
+            versioning = await self._setting(client.get_bucket_versioning)
+        return bucket_hazards(self._bucket, prefix, lifecycle, lock, versioning)
+
+    async def _setting(self, call: Callable[..., Awaitable[S3Response]]) -> S3Response:
+        """{}: it is not set, or this server has no such setting."""
+        try:
+            return await call(Bucket=self._bucket)
+        except ClientError as error:
+            if error_code(error) not in NOT_SET:
+                raise
+            return {}
 
     async def close(self) -> None:
         self._closed = True

@@ -1,0 +1,163 @@
+"""`fetchproxy doctor`: finds out what is wrong with an installation, and says what mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fetchproxy.archive import wall_clock_ms
+from fetchproxy.cli import options
+from fetchproxy.cli.running import EXIT_USER_ERROR, run_to_end, users_errors
+from fetchproxy.config.load import Loaded, load
+from fetchproxy.config.schema import LogConfig
+from fetchproxy.config.values import DURATION
+from fetchproxy.doctor.catalogue import CHECKS, Category
+from fetchproxy.doctor.machine import read_machine
+from fetchproxy.doctor.report import as_json, as_text
+from fetchproxy.doctor.runner import Examination, examine, unusable
+from fetchproxy.doctor.scene import Scene
+from fetchproxy.errors import ConfigError
+from fetchproxy.observability.logs import configure_logging
+
+_PAUSE_S = 2.0
+
+Before = Annotated[
+    bool,
+    typer.Option(
+        "--before",
+        envvar="FETCHPROXY_BEFORE",
+        help="Nothing runs yet: the ports have to be free. Without it, a proxy that runs is "
+        "dialed at each address that it advertises.",
+    ),
+]
+Wait = Annotated[
+    str | None,
+    typer.Option(
+        envvar="FETCHPROXY_WAIT",
+        metavar="DURATION",
+        help="Try again until nothing is fatal, for so long, such as 2m.",
+    ),
+]
+Present = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="FETCHPROXY_PRESENT",
+        metavar="FILE",
+        help="The file of the process that runs now: also say what a change to --config does.",
+    ),
+]
+Skip = Annotated[
+    list[str] | None,
+    typer.Option(
+        envvar="FETCHPROXY_SKIP",
+        metavar="WHAT",
+        help="Leave out a check (FP0404) or a category (store); may be repeated.",
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", envvar="FETCHPROXY_JSON", help="Print the result as JSON.")
+]
+Plain = Annotated[
+    bool, typer.Option("--plain", envvar="FETCHPROXY_PLAIN", help="Print ASCII only.")
+]
+
+
+@options.shares("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only")
+def doctor(
+    context: typer.Context,
+    before: Before = False,
+    wait: Wait = None,
+    present: Present = None,
+    skip: Skip = None,
+    json: AsJson = False,
+    plain: Plain = False,
+) -> None:
+    """Check the settings, brokers, topics, store, addresses, certificates, keys and the machine.
+
+    For each fault it prints the cause, the command that mends it, and its heading in
+    docs/operate/doctor.md. It changes nothing: it writes a probe object and removes it.
+
+    Exit codes: 0 nothing was found; 1 only warnings; 2 something is fatal, or the command line is
+    wrong; 130 interrupted.
+    """
+    with users_errors():
+        left_out = _left_out(skip or [])
+        wait_ms = 0 if wait is None else _duration_ms(wait)
+    configure_logging(LogConfig(level="error"), sys.stderr)
+    found = run_to_end(_until_nothing_is_fatal(context, left_out, wait_ms / 1000))
+    _print(found, json, plain)
+    raise typer.Exit(found.exit_code)
+
+
+async def _until_nothing_is_fatal(
+    context: typer.Context, skip: frozenset[str], wait_s: float
+) -> Examination:
+    """The last examination. Each reads the settings anew."""
+    clock = asyncio.get_running_loop().time
+    ends_at = clock() + wait_s
+    while True:
+        found = await _once(context, skip)
+        if found.exit_code < EXIT_USER_ERROR or clock() + _PAUSE_S > ends_at:
+            return found
+        fatal = ", ".join(result.id for result in found.results if result.is_fatal)
+        typer.echo(f"fatal: {fatal}; trying again for {ends_at - clock():.0f} s", err=True)
+        await asyncio.sleep(_PAUSE_S)
+
+
+async def _once(context: typer.Context, skip: frozenset[str]) -> Examination:
+    file = context.params["config_file"]
+    try:
+        loaded = options.read_settings(context, file)
+        present = _present(context, file)
+    except ConfigError as error:
+        return unusable(error)
+    scene = Scene(
+        loaded=loaded,
+        machine=await asyncio.to_thread(read_machine),
+        wall_clock_ms=wall_clock_ms,
+        before=context.params["before"],
+        present=present,
+        file=file,
+    )
+    return await examine(scene, skip)
+
+
+def _present(context: typer.Context, file: Path | None) -> Loaded | None:
+    """The settings of the process that runs now, if `--config` names others. Raises ConfigError."""
+    running: Path | None = context.params["present"]
+    of_environment = os.environ.get("FETCHPROXY_CONFIG")
+    if running is None and of_environment and options.is_given(context, "config_file"):
+        running = Path(of_environment)
+    return None if running in (None, file) else load(running, os.environ)
+
+
+def _left_out(skip: list[str]) -> frozenset[str]:
+    """Raises ConfigError."""
+    known = {*CHECKS, *Category}
+    for one in skip:
+        if one not in known:
+            names = ", ".join(f"'{category}'" for category in Category)
+            raise ConfigError(f"--skip {one!r}: expected the id of a check, or one of {names}")
+    return frozenset(skip)
+
+
+def _duration_ms(text: str) -> int:
+    """Raises ConfigError."""
+    try:
+        return int(str(DURATION.read(text)))
+    except ValueError:
+        raise ConfigError(f"--wait {text!r}: expected {DURATION.expected}") from None
+
+
+def _print(found: Examination, as_json_text: bool, plain: bool) -> None:
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+    plain = plain or encoding != "utf8"
+    text = as_json(found) if as_json_text else as_text(found, plain=plain)
+    if plain:
+        text = text.encode("ascii", "backslashreplace").decode()
+    typer.echo(text, nl=False)

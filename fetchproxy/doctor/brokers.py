@@ -1,0 +1,286 @@
+"""Checks of the brokers: addresses, TLS, protocol, login, versions, rights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, error_text
+from kafka.protocol.consumer.group import HeartbeatRequest, HeartbeatResponse
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+
+from fetchproxy.brokers.connections import BrokerConnection
+from fetchproxy.brokers.group_offsets import coordinator_of
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import HostPort, parse_bootstrap
+from fetchproxy.doctor.scene import NOTHING, DoesNotApply, Finding, Look, Passed, Scene, brokers_say
+from fetchproxy.errors import AuthenticationRefused, ClusterError
+from fetchproxy.tls.dial import dial
+from fetchproxy.tls.handshake_errors import handshake_error_in_words
+from fetchproxy.tls.reloading import ReloadingContext, upstream_context
+from fetchproxy.writing.deletion.retention import effective_retention
+from fetchproxy.writing.discovery import matching_topics
+
+# Bits of the rights in a broker's response (KIP-430), by Kafka's AclOperation, as the command
+# kafka-acls.sh names them.
+_OPERATIONS = {
+    3: "Read",
+    4: "Write",
+    5: "Create",
+    6: "Delete",
+    8: "Describe",
+    10: "DescribeConfigs",
+}
+_READ, _WRITE, _DELETE, _DESCRIBE, _DESCRIBE_CONFIGS = 3, 4, 6, 8, 10
+_NOT_TOLD = -(1 << 31)
+_RIGHTS_FROM_VERSION = 8  # of Metadata
+# More topics without a right are counted, and not named.
+NAMED_MAX = 5
+_NO_MEMBER = "fetchproxy-doctor"
+
+_ALWAYS = (ApiKey.METADATA, ApiKey.FETCH, ApiKey.LIST_OFFSETS)
+_OF_GROUPS = (ApiKey.FIND_COORDINATOR, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT)
+_TOPIC_IDS_FROM = 10  # of Metadata: Kafka 2.8
+
+
+async def dialed(address: HostPort, tls: ReloadingContext | None = None) -> OSError | None:
+    """Connect and close again; the error, or None."""
+    try:
+        transport, _ = await dial(asyncio.Protocol, address.host, address.port, tls)
+    except OSError as error:
+        return error
+    transport.abort()
+    return None
+
+
+async def dial_each(
+    addresses: Sequence[HostPort], most_ms: int, tls: ReloadingContext | None = None
+) -> dict[HostPort, str]:
+    """The errors in words, by address; all are dialed at once."""
+    faults: dict[HostPort, str] = {}
+
+    async def one(address: HostPort) -> None:
+        try:
+            async with asyncio.timeout(most_ms / 1000):
+                error = await dialed(address, tls)
+        except TimeoutError:
+            error = OSError(f"no connection within {most_ms} ms")
+        if error is not None:
+            faults[address] = f"{address}: {handshake_error_in_words(error)}"
+
+    async with asyncio.TaskGroup() as tasks:
+        for address in addresses:
+            tasks.create_task(one(address))
+    return faults
+
+
+def _about(address: HostPort, reason: str) -> Finding:
+    words = {"host": address.host, "port": address.port, "address": address}
+    return Finding(reason, words)
+
+
+async def _one_takes_connections(scene: Scene) -> Sequence[Finding]:
+    faults = await _dial_bootstrap(scene)
+    every = parse_bootstrap(scene.config.cluster.bootstrap)
+    return [_about(*one) for one in faults.items()] if len(faults) == len(set(every)) else NOTHING
+
+
+async def _each_takes_connections(scene: Scene) -> Sequence[Finding]:
+    return [_about(*one) for one in (await _dial_bootstrap(scene)).items()]
+
+
+async def _dial_bootstrap(scene: Scene) -> dict[HostPort, str]:
+    scene.cluster()
+    config = scene.config.cluster
+    return await dial_each(parse_bootstrap(config.bootstrap), config.connect_max_ms)
+
+
+async def _tls_works(scene: Scene) -> Sequence[Finding]:
+    scene.cluster()
+    config = scene.config.cluster
+    tls = upstream_context(config, scene.config.tls)
+    if tls is None:
+        raise DoesNotApply(f"cluster.security_protocol = {config.security_protocol}")
+    away = await _dial_bootstrap(scene)
+    there = [a for a in parse_bootstrap(config.bootstrap) if a not in away]
+    faults = await dial_each(there, config.connect_max_ms, tls)
+    return [_about(*one) for one in faults.items()]
+
+
+async def _speak_kafka(scene: Scene) -> Passed | Sequence[Finding]:
+    try:
+        brokers = await scene.cluster().brokers(0)
+    except AuthenticationRefused:
+        return NOTHING  # the next check says so
+    return Passed(f"{len(brokers)} brokers")
+
+
+async def _accept_our_user(scene: Scene) -> Sequence[Finding]:
+    await scene.cluster().brokers()
+    return NOTHING
+
+
+async def _have_the_requests(scene: Scene) -> Sequence[Finding]:
+    needs = _needs(scene.config)
+
+    async def ask(connection: BrokerConnection) -> list[Finding]:
+        missing = []
+        for key in needs:
+            try:
+                connection.version_of(key)
+            except ClusterError as error:
+                missing.append(Finding(f"broker {connection.address}: {key.name}: {error}"))
+        highest = connection.versions.get(ApiKey.METADATA, (0, 0))[1]
+        if not missing and highest < _TOPIC_IDS_FROM:
+            missing.append(Finding(f"broker {connection.address} has no topic ids (Kafka 2.8)"))
+        return missing
+
+    return await scene.cluster().ask_any(ask)
+
+
+def _needs(config: Config) -> list[ApiKey]:
+    needs = list(_ALWAYS)
+    if config.archive.topics is not None:
+        needs += [ApiKey.DESCRIBE_CONFIGS, ApiKey.OFFSET_FOR_LEADER_EPOCH]
+        if config.archive.group_id is not None:
+            needs += _OF_GROUPS
+        if effective_retention(config.archive, "", None).trims_locally:
+            needs.append(ApiKey.DELETE_RECORDS)
+    if config.metadata.manager == "topic":
+        needs += [ApiKey.PRODUCE, ApiKey.CREATE_TOPICS]
+    return needs
+
+
+async def _broker_faults(scene: Scene) -> tuple[dict[HostPort, str], int]:
+    """The errors of brokers that do not answer, and how many brokers there are."""
+    cluster = scene.cluster()
+    addresses = list(dict.fromkeys((await cluster.brokers()).values()))
+    faults: dict[HostPort, str] = {}
+
+    async def one(address: HostPort) -> None:
+        try:
+            await cluster.greet(address)
+        except ClusterError as error:
+            faults[address] = str(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        for address in addresses:
+            tasks.create_task(one(address))
+    return faults, len(addresses)
+
+
+async def _can_be_reached(scene: Scene) -> Sequence[Finding]:
+    faults, count = await _broker_faults(scene)
+    return [_about(*one) for one in faults.items()] if len(faults) == count else NOTHING
+
+
+async def _each_answers(scene: Scene) -> Sequence[Finding]:
+    faults, _ = await _broker_faults(scene)
+    return [_about(*one) for one in faults.items()]
+
+
+# --- the rights of the proxy's own user ---
+
+
+async def topic_rights(scene: Scene) -> dict[str, int]:
+    """The rights on each visible topic, as bits. {}: the brokers do not tell (before Kafka 2.3)."""
+    request = MetadataRequest(
+        topics=None,
+        allow_auto_topic_creation=False,
+        include_cluster_authorized_operations=False,
+        include_topic_authorized_operations=True,
+    )
+
+    async def ask(connection: BrokerConnection) -> dict[str, int]:
+        if connection.version_of(ApiKey.METADATA) < _RIGHTS_FROM_VERSION:
+            return {}
+        response = await connection.call(request, MetadataResponse)
+        rights = {topic.name: topic.topic_authorized_operations for topic in response.topics}
+        return {name: bits for name, bits in rights.items() if bits != _NOT_TOLD}
+
+    return await scene.cluster().ask_any(ask)
+
+
+async def _has_topic_rights(scene: Scene) -> Sequence[Finding]:
+    config = scene.config
+    if not scene.archives and config.metadata.manager == "store":
+        raise DoesNotApply("a process that does not archive asks for DESCRIBE alone")
+    rights = await topic_rights(scene)
+    if not rights and not await scene.cluster().topics(0):
+        return NOTHING
+    findings = []
+    for operation, topics in _missing_rights(config, rights, await _matching(scene)).items():
+        more = f" and {len(topics) - NAMED_MAX} more" if len(topics) > NAMED_MAX else ""
+        reason = f"{operation} is missing on {', '.join(topics[:NAMED_MAX])}{more}"
+        findings.append(Finding(reason, {"operation": operation, "topic": topics[0]}))
+    return findings
+
+
+async def _matching(scene: Scene) -> list[str]:
+    topics = await scene.cluster().topics(0)
+    pattern, metadata_topic = scene.config.archive.topics, scene.config.metadata.topic_name
+    return [] if pattern is None else [
+        topic.name for topic in matching_topics(pattern, topics, metadata_topic)
+    ]  # fmt: skip
+
+
+def _missing_rights(
+    config: Config, rights: Mapping[str, int], matching: Sequence[str]
+) -> dict[str, list[str]]:
+    """The topics by the operation that is missing there."""
+    missing: dict[str, list[str]] = {}
+
+    def need(topic: str, *operations: int) -> None:
+        for operation in operations:
+            if topic in rights and not rights[topic] & 1 << operation:
+                missing.setdefault(_OPERATIONS[operation], []).append(topic)
+
+    for topic in matching:
+        need(topic, _READ, _DESCRIBE_CONFIGS)
+        if effective_retention(config.archive, topic, None).trims_locally:
+            need(topic, _DELETE)
+    if config.metadata.manager == "topic":
+        need(config.metadata.topic_name, _READ, _WRITE, _DESCRIBE_CONFIGS)
+    return missing
+
+
+async def _may_join_the_group(scene: Scene) -> Sequence[Finding]:
+    """A heartbeat of a member that does not exist: READ on the group is checked before the member,
+    and no group learns of it.
+    """
+    group = scene.config.archive.group_id
+    if group is None or not scene.archives:
+        raise DoesNotApply("`archive.group_id` is not set")
+    cluster = scene.cluster()
+    request = HeartbeatRequest(
+        group_id=group, generation_id=0, member_id=_NO_MEMBER, group_instance_id=None
+    )
+    try:
+        async with cluster.exclusive(await coordinator_of(cluster, group)) as connection:
+            response: Any = await connection.call(request, HeartbeatResponse)
+    except ClusterError as error:
+        if error.error_code != ErrorCode.GROUP_AUTHORIZATION_FAILED:
+            return await brokers_say(_raised(error))
+        return [Finding(str(error))]
+    if response.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
+        return [Finding(f"group {group}: {error_text(response.error_code)}")]
+    return NOTHING
+
+
+async def _raised(error: ClusterError) -> Sequence[Finding]:
+    raise error
+
+
+LOOKS: Mapping[str, Look] = {
+    "FP0101": _one_takes_connections,
+    "FP0102": _each_takes_connections,
+    "FP0103": _tls_works,
+    "FP0104": _speak_kafka,
+    "FP0105": _accept_our_user,
+    "FP0106": _have_the_requests,
+    "FP0107": _can_be_reached,
+    "FP0108": _each_answers,
+    "FP0109": _has_topic_rights,
+    "FP0110": _may_join_the_group,
+}

@@ -1,0 +1,146 @@
+"""What a change of the settings would do, before it is made: in thought, against the live cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fetchproxy.config.load import Loaded, all_keys
+from fetchproxy.config.memory_plan import memory_parts
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import MASK, mask_text
+from fetchproxy.doctor.scene import (
+    NOTHING,
+    DoesNotApply,
+    Finding,
+    Look,
+    NotChecked,
+    Scene,
+    brokers_say,
+)
+from fetchproxy.doctor.topics import archived_after_ms
+from fetchproxy.storage.stores.registry import same_place, without_secrets
+from fetchproxy.writing.deletion.retention import effective_retention
+from fetchproxy.writing.discovery import matching_topics
+
+_OF_THE_MANAGER = ("manager", "topic_name", "topic_partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`settings`: (key, now, then). `gained`, `lost`: topics that are archived; None: the brokers
+    do not tell. `margin_ms`: by gained topic, how long the brokers keep a record after it must have
+    been archived; None: for ever. `memory_bytes`: (now, then).
+    """
+
+    settings: Sequence[tuple[str, str, str]]
+    memory_bytes: tuple[int, int]
+    gained: Sequence[str] | None = None
+    lost: Sequence[str] | None = None
+    margin_ms: Mapping[str, int | None] = field(default_factory=dict)
+
+
+def changed_settings(now: Loaded, then: Loaded) -> list[tuple[str, str, str]]:
+    """Without secrets, which count as changed if they are."""
+    changed: list[tuple[str, str, str]] = []
+    for key in all_keys().values():
+        before, after = now.value_of(key), then.value_of(key)
+        if before == after:
+            continue
+        texts = [_shown(key.as_text(value), key.is_secret) for value in (before, after)]
+        changed.append((key.dotted, texts[0], texts[1]))
+    return changed
+
+
+def _shown(text: str, is_secret: bool) -> str:
+    return MASK if is_secret else without_secrets(mask_text(text))
+
+
+async def examine_change(scene: Scene) -> Change | None:
+    """None: the settings of the present process are not given."""
+    if scene.present is None:
+        return None
+    now, then = scene.present.config, scene.config
+    change = Change(
+        changed_settings(scene.present, scene.loaded),
+        (sum(memory_parts(now).values()), sum(memory_parts(then).values())),
+    )
+    try:
+        before, after = await _topics(scene, now), await _topics(scene, then)
+        gained = sorted(after - before)
+        margins = {topic: await _margin_ms(scene, topic) for topic in gained}
+    except NotChecked:
+        return change
+    lost = sorted(before - after)
+    return Change(change.settings, change.memory_bytes, gained, lost, margins)
+
+
+async def _margin_ms(scene: Scene, topic: str) -> int | None:
+    settings = await brokers_say(scene.cluster().topic_config(topic))
+    kept_ms = int(settings.get("retention.ms", -1))
+    return None if kept_ms < 0 else kept_ms - archived_after_ms(scene.config.archive)
+
+
+async def _topics(scene: Scene, config: Config) -> set[str]:
+    """The topics that these settings archive, of those that the cluster has now."""
+    if config.archive.topics is None:
+        return set()
+    topics = await brokers_say(scene.cluster().topics())
+    matching = matching_topics(config.archive.topics, topics, config.metadata.topic_name)
+    return {topic.name for topic in matching}
+
+
+def _present(scene: Scene) -> Config:
+    if scene.present is None:
+        raise DoesNotApply("no other settings are in force")
+    return scene.present.config
+
+
+async def _keeps_its_topics(scene: Scene) -> Sequence[Finding]:
+    lost = await _topics(scene, _present(scene)) - await _topics(scene, scene.config)
+    return [Finding(f"no longer archived: {', '.join(sorted(lost))}")] if lost else NOTHING
+
+
+async def _stays_where_it_is(scene: Scene) -> Sequence[Finding]:
+    now, then = _present(scene).store.url, scene.config.store.url
+    if now is None or then is None or same_place(now, then):
+        return NOTHING
+    return [Finding(f"store.url: {without_secrets(now)} becomes {without_secrets(then)}")]
+
+
+async def _keeps_its_manager(scene: Scene) -> Sequence[Finding]:
+    now, then = _present(scene).metadata, scene.config.metadata
+    if now.manager == then.manager == "store":
+        return NOTHING
+    return [
+        Finding(f"metadata.{name}: {getattr(now, name)} becomes {getattr(then, name)}")
+        for name in _OF_THE_MANAGER
+        if getattr(now, name) != getattr(then, name)
+    ]
+
+
+async def _deletes_no_more(scene: Scene) -> Sequence[Finding]:
+    now, then = _present(scene), scene.config
+    topics = await _topics(scene, now) & await _topics(scene, then)
+    shorter: dict[tuple[str, int, int], list[str]] = {}
+    for topic in sorted(topics):
+        before = effective_retention(now.archive, topic, None)
+        after = effective_retention(then.archive, topic, None)
+        for what, kept, keeps in (
+            ("ms", before.remote_ms, after.remote_ms),
+            ("bytes", before.remote_bytes, after.remote_bytes),
+        ):
+            if keeps >= 0 and not 0 <= kept <= keeps:
+                shorter.setdefault((what, kept, keeps), []).append(topic)
+    return [
+        Finding(f"remote_log_retention_{what}: {kept} becomes {keeps} for {', '.join(names)}")
+        for (what, kept, keeps), names in shorter.items()
+    ]
+
+
+LOOKS: Mapping[str, Look] = {
+    "FP0601": _keeps_its_topics,
+    "FP0602": _stays_where_it_is,
+    "FP0603": _keeps_its_manager,
+    "FP0604": _deletes_no_more,
+}

@@ -1,0 +1,259 @@
+"""Checks of the proxy's addresses: free before it starts, and as clients see them while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.config.schema import ClusterConfig, Config
+from fetchproxy.config.values import (
+    HostPort,
+    is_any_address,
+    is_loopback,
+    parse_host_port,
+    parse_node_map,
+)
+from fetchproxy.doctor.brokers import dial_each
+from fetchproxy.doctor.scene import (
+    NOTHING,
+    DoesNotApply,
+    Finding,
+    Look,
+    NotChecked,
+    Passed,
+    Scene,
+    brokers_say,
+)
+from fetchproxy.errors import ClusterError
+from fetchproxy.serving.gateway.addresses import PORTS, ServerNames
+from fetchproxy.tls.contexts import LoadedContext
+from fetchproxy.tls.reloading import ReloadingContext
+
+_CONNECT_MAX_MS = 3_000
+_REQUEST_MAX_MS = 10_000
+_READYZ_MAX_S = 5.0
+_READYZ_BYTES_MAX = 64 * 1024
+_PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
+
+
+async def _ports_are_free(scene: Scene) -> Sequence[Finding]:
+    if not scene.before:
+        raise DoesNotApply("only with --before")
+    findings: list[Finding] = []
+    for key, address in await _ports_to_open(scene):
+        try:
+            await _bind(address)
+        except OSError as error:
+            words = {"key": f"`{key}`", "port": address.port, "address": address}
+            findings.append(Finding(f"{key}: {address}: {error.strerror or error}", words))
+    return findings
+
+
+async def _bind(address: HostPort) -> None:
+    """As the listener does, but nobody is accepted."""
+    loop = asyncio.get_running_loop()
+    host, port = address.host, address.port
+    server = await loop.create_server(asyncio.Protocol, host, port, start_serving=False)
+    server.close()
+
+
+async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
+    config = scene.config
+    listen = parse_host_port(config.gateway.listen)
+    ports = [("gateway.listen", listen)]
+    for place in parse_node_map(config.gateway.node_map or "").values():
+        ports.append(("gateway.node_map", HostPort(listen.host, place.listen_port)))
+    base = config.gateway.node_port_base
+    if base and not config.archive_only.enabled:
+        mapped = parse_node_map(config.gateway.node_map or "")
+        nodes = await brokers_say(scene.cluster().brokers())
+        for node in sorted(nodes.keys() - mapped.keys()):
+            if base + node < PORTS:
+                ports.append(("gateway.node_port_base", HostPort(listen.host, base + node)))
+    if config.console.listen is not None:
+        ports.append(("console.listen", parse_host_port(config.console.listen)))
+    return ports
+
+
+async def _names_resolve(scene: Scene) -> Sequence[Finding]:
+    loop = asyncio.get_running_loop()
+    findings: list[Finding] = []
+    for host in dict.fromkeys(advertised_hosts(scene.config)):
+        try:
+            await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            findings.append(Finding(f"{host}: {error}", {"host": host}))
+    return findings
+
+
+def advertised_hosts(config: Config) -> Iterator[str]:
+    """The hosts that clients dial. Of the server names (SNI), that of node 0 stands for all."""
+    gateway = config.gateway
+    if gateway.sni_bootstrap_host is not None:
+        yield gateway.sni_bootstrap_host
+    elif not is_any_address(host := gateway.advertise_host or parse_host_port(gateway.listen).host):
+        yield host
+    if (names := ServerNames.of(gateway)) is not None:
+        yield names.host_of(0)
+    for place in parse_node_map(gateway.node_map or "").values():
+        if place.host is not None:
+            yield place.host
+
+
+async def _no_loopback_for_others(scene: Scene) -> Sequence[Finding]:
+    listen = parse_host_port(scene.config.gateway.listen).host
+    if is_loopback(listen):
+        return NOTHING
+    told = [host for host in advertised_hosts(scene.config) if is_loopback(host)]
+    return [
+        Finding(f"the listener is at {listen}, and clients are told {host}", {"host": host})
+        for host in told
+    ]
+
+
+# --- a proxy that runs ---
+
+
+def _runs(scene: Scene) -> HostPort:
+    """Where it should take connections. Raises NotChecked."""
+    if scene.before:
+        raise DoesNotApply("--before: nothing runs yet")
+    address = scene.clients_address()
+    if not address.port:
+        raise NotChecked(f"gateway.listen = {scene.config.gateway.listen}: any port")
+    return address
+
+
+async def _takes_connections(scene: Scene) -> Sequence[Finding]:
+    faults = await dial_each([_runs(scene)], _CONNECT_MAX_MS)
+    return [Finding(reason, {"address": address}) for address, reason in faults.items()]
+
+
+@asynccontextmanager
+async def _through(scene: Scene) -> AsyncIterator[Cluster]:
+    """The cluster as a client sees it through the proxy. Raises NotChecked."""
+    address = _runs(scene)
+    config = scene.config
+    gateway, tls = config.gateway, None
+    if gateway.tls_client_auth == "required":
+        raise NotChecked("clients need a certificate, and doctor has none")
+    if config.archive_only.users_file is not None:
+        raise NotChecked("clients need a password, and doctor has none")
+    if gateway.tls_certificate_file is not None:
+        own = gateway.tls_certificate_file
+        tls = ReloadingContext("doctor", lambda: LoadedContext(trusting(own), None), ())
+    async with Cluster(_as_client(config, address), tls=tls) as cluster:
+        yield cluster
+
+
+def _as_client(config: Config, address: HostPort) -> ClusterConfig:
+    has_sasl = config.cluster.security_protocol.startswith("SASL_") and (
+        not config.archive_only.enabled
+    )
+    has_tls = config.gateway.tls_certificate_file is not None
+    protocol = "SSL" if has_tls else "PLAINTEXT"
+    changed = {
+        "bootstrap": str(address),
+        "security_protocol": f"SASL_{protocol}" if has_sasl else protocol,
+        "request_max_ms": _REQUEST_MAX_MS,
+    }
+    if not has_sasl:
+        return ClusterConfig.model_validate(changed)
+    return config.cluster.model_copy(update=changed)
+
+
+def trusting(file: Path, *, last_only: bool = False) -> ssl.SSLContext:
+    """A client that trusts the certificates in `file` and the system's authorities. `last_only`: of
+    the file, only the last one, so that the others have to lead to it. Raises OSError, ValueError.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if last_only:
+        _, begin, last = file.read_text(encoding="utf-8").rpartition(_PEM_BEGIN)
+        context.load_verify_locations(cadata=f"{begin}{last}")
+    else:
+        context.load_verify_locations(cafile=file)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+async def _answers_clients(scene: Scene) -> Passed | Sequence[Finding]:
+    async with _through(scene) as proxy:
+        try:
+            told = await proxy.brokers(0)
+        except ClusterError as error:
+            await _unless_brokers_are_away(scene)
+            return [Finding(str(error))]
+    if not scene.config.archive_only.enabled:
+        direct = await brokers_say(scene.cluster().brokers())
+        if told and set(told.values()) == set(direct.values()):
+            return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]
+    return Passed(", ".join(str(address) for _, address in sorted(told.items())))
+
+
+async def _unless_brokers_are_away(scene: Scene) -> None:
+    if not scene.config.archive_only.enabled:
+        await brokers_say(scene.cluster().brokers(0))
+
+
+async def _advertises_what_works(scene: Scene) -> Sequence[Finding]:
+    findings: list[Finding] = []
+    async with _through(scene) as proxy:
+        addresses = (await brokers_say(proxy.brokers())).values()
+        away = await dial_each(list(dict.fromkeys(addresses)), _CONNECT_MAX_MS)
+        for address in dict.fromkeys(addresses):
+            reason = away.get(address)
+            if reason is None:
+                reason = await _greeted(proxy, address)
+            if reason is not None:
+                findings.append(Finding(reason, {"address": address, "host": address.host}))
+    return findings
+
+
+async def _greeted(proxy: Cluster, address: HostPort) -> str | None:
+    try:
+        await proxy.greet(address)
+    except ClusterError as error:
+        return str(error)
+    return None
+
+
+async def _is_ready(scene: Scene) -> Sequence[Finding]:
+    if scene.before:
+        raise DoesNotApply("--before: nothing runs yet")
+    if scene.config.console.listen is None:
+        raise DoesNotApply("`console.listen` is not set")
+    address = parse_host_port(scene.config.console.listen)
+    host = "127.0.0.1" if is_any_address(address.host) else address.host
+    try:
+        status, text = await asyncio.to_thread(_readyz, host, address.port)
+    except (OSError, http.client.HTTPException) as error:
+        return [Finding(f"{address}: {error or type(error).__name__}")]
+    return NOTHING if status == http.HTTPStatus.OK else [Finding(f"{status}: {text}")]
+
+
+def _readyz(host: str, port: int) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host, port, timeout=_READYZ_MAX_S)
+    try:
+        connection.request("GET", "/readyz")
+        response = connection.getresponse()
+        return response.status, response.read(_READYZ_BYTES_MAX).decode(errors="replace")
+    finally:
+        connection.close()
+
+
+LOOKS: Mapping[str, Look] = {
+    "FP0301": _ports_are_free,
+    "FP0302": _names_resolve,
+    "FP0303": _no_loopback_for_others,
+    "FP0304": _takes_connections,
+    "FP0305": _answers_clients,
+    "FP0306": _advertises_what_works,
+    "FP0307": _is_ready,
+}

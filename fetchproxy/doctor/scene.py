@@ -1,0 +1,163 @@
+"""What the checks look at: the settings, this machine, and the opened parts of the installation.
+
+Everything is opened by the functions that `fetchproxy serve` and `archive` start with, and once for
+all checks. A `Look` is the code of one check. It returns what is wrong, or raises: an error of the
+domain is what is wrong, in its own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from fetchproxy.archive import open_cluster, store_url
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.brokers.topic_writers import own_principal
+from fetchproxy.config.load import Loaded
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import HostPort, is_any_address, parse_bootstrap, parse_host_port
+from fetchproxy.doctor.machine import Machine
+from fetchproxy.errors import ClusterError, LogDirUnusable, RemoteStorageError
+from fetchproxy.segments import object_keys as keys
+from fetchproxy.storage.attached_topics import open_archive
+from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.storage.stores.registry import open_object_store, without_secrets
+from fetchproxy.storage.stores.retries import tried_once
+
+# Parts that hang at their end do not hang the command.
+_CLOSE_MAX_S = 2.0
+
+T = TypeVar("T")
+
+
+class Finding(NamedTuple):
+    """`words`: fill the remedy, beside those of `Scene.words`."""
+
+    reason: str
+    words: Mapping[str, object] = {}
+
+
+class NotChecked(Exception):
+    """The check cannot tell; its text says why."""
+
+
+class DoesNotApply(NotChecked):
+    """These settings do not need what the check is about."""
+
+
+class Passed(NamedTuple):
+    """Nothing is wrong. `note` is shown behind the check."""
+
+    note: str = ""
+
+
+@dataclass(kw_only=True)
+class Scene:
+    """One examination. `before`: nothing runs yet. `present`: the settings of the process that runs
+    now, if another file is examined. `file`: the settings' file.
+    """
+
+    loaded: Loaded
+    machine: Machine
+    wall_clock_ms: Callable[[], int]
+    before: bool = False
+    present: Loaded | None = None
+    file: Path | None = None
+    resources: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _cluster: Cluster | None = None
+    _storage: RemoteStorage | None = None
+    _storage_opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
+
+    def cluster(self) -> Cluster:
+        """Raises ConfigError, DoesNotApply in archive-only mode."""
+        if self.config.archive_only.enabled:
+            raise DoesNotApply("in archive-only mode there are no brokers")
+        if self._cluster is None:
+            self._cluster = open_cluster(self.config)
+            self.resources.push_async_callback(self._cluster.__aexit__, None, None, None)
+        return self._cluster
+
+    async def storage(self) -> RemoteStorage:
+        """Raises ConfigError, RemoteStorageError."""
+        async with self._storage_opening:
+            if self._storage is None:
+                storage = open_archive(self.config)
+                self.resources.push_async_callback(storage.__aexit__, None, None, None)
+                with tried_once():
+                    await storage.__aenter__()
+                self._storage = storage
+        return self._storage
+
+    @property
+    def prefix(self) -> str:
+        """Of the archive in its store."""
+        return keys.normal_prefix(open_object_store(store_url(self.config), self.config.store)[1])
+
+    @property
+    def archives(self) -> bool:
+        return self.config.archive.topics is not None
+
+    def matches(self, topic: str) -> bool:
+        return re.fullmatch(self.config.archive.topics or "", topic) is not None
+
+    def clients_address(self) -> HostPort:
+        """Where a client on this machine begins."""
+        gateway = self.config.gateway
+        listen = parse_host_port(gateway.listen)
+        host = gateway.sni_bootstrap_host or gateway.advertise_host or listen.host
+        if is_any_address(host):
+            host = "::1" if ":" in host else "127.0.0.1"
+        return HostPort(host, listen.port)
+
+    def words(self) -> dict[str, object]:
+        """For remedies: what commands are called with."""
+        config = self.config
+        first = parse_bootstrap(config.cluster.bootstrap)[0]
+        return {
+            "bootstrap": config.cluster.bootstrap,
+            "host": first.host,
+            "port": first.port,
+            "address": self.clients_address(),
+            "console": config.console.listen or "CONSOLE",
+            "principal": own_principal(config.cluster) or "User:NAME",
+            "group": config.archive.group_id or "GROUP",
+            "user": os.geteuid(),
+            "store": without_secrets(config.store.url or ""),
+        }
+
+    async def close(self) -> None:
+        with suppress(TimeoutError):  # what cannot close in time is left to the process's end
+            async with asyncio.timeout(_CLOSE_MAX_S):
+                await self.resources.aclose()
+
+
+Look = Callable[[Scene], Awaitable[Passed | Sequence[Finding]]]
+NOTHING: Sequence[Finding] = ()
+
+
+async def brokers_say(call: Awaitable[T]) -> T:
+    """The result of a request to the brokers, for checks about something else than the brokers.
+    Raises NotChecked while these do not answer, since checks of their own say so.
+    """
+    try:
+        return await call
+    except ClusterError as error:
+        raise NotChecked(f"the brokers do not tell ({error})") from error
+
+
+async def store_says(call: Awaitable[T]) -> T:
+    """As `brokers_say`, for the store."""
+    try:
+        return await call
+    except (RemoteStorageError, LogDirUnusable) as error:
+        raise NotChecked(f"the store does not tell ({error})") from error

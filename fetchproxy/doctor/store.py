@@ -1,0 +1,234 @@
+"""Checks of the store, by a probe object of doctor's own that it removes again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from statistics import median
+from uuid import uuid4
+
+from fetchproxy.archive import metadata_manager, store_url
+from fetchproxy.doctor.scene import (
+    NOTHING,
+    DoesNotApply,
+    Finding,
+    Look,
+    NotChecked,
+    Passed,
+    Scene,
+    store_says,
+)
+from fetchproxy.doctor.topics import CLOCK_DIFFERS_MAX_MS
+from fetchproxy.errors import (
+    ArchiveMissing,
+    ClusterError,
+    ObjectNotFound,
+    RemoteStorageError,
+)
+from fetchproxy.model import ByteRange
+from fetchproxy.storage.archive_identity import check_listings, read_identity
+from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.storage.stores.locations import FileLocation
+from fetchproxy.storage.stores.object_store import ObjectStore
+from fetchproxy.storage.stores.registry import parse_store_url
+from fetchproxy.storage.stores.retries import tried_once
+from fetchproxy.writing.own_archive import OwnArchive
+
+# Not all bytes alike, so that a wrong range shows.
+_PROBE = bytes(range(256)) * 16
+_RANGE = ByteRange(300, 2_000)
+_LATENCY_READS = 5
+_LATENCY_MAX_MS = 1_000
+_CLEAN_UP_MAX_S = 5.0
+
+
+async def _answers(scene: Scene) -> Passed | Sequence[Finding]:
+    storage = await _opened(scene)
+    with tried_once():
+        there = await read_identity(storage.store, scene.prefix)
+    return NOTHING if there is not None else Passed("no archive is there yet")
+
+
+def _is_to_be_made(url: str) -> bool:
+    """Whether the folder is absent, and the first write can make it. Blocks for the disk."""
+    location = parse_store_url(url)
+    if not isinstance(location, FileLocation) or location.root.exists():
+        return False
+    return can_make(location.root)
+
+
+async def _opened(scene: Scene) -> RemoteStorage:
+    """Raises NotChecked while only a write could make the store's folder."""
+    storage = await scene.storage()
+    if scene.archives and await asyncio.to_thread(_is_to_be_made, store_url(scene.config)):
+        raise NotChecked("its folder does not exist yet; the first archiver makes it")
+    return storage
+
+
+def can_make(folder: Path) -> bool:
+    """Whether this user can make the folder, or write in it. Blocks for the disk."""
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+async def _is_our_own(scene: Scene) -> Sequence[Finding]:
+    storage = await _opened(scene)
+    cluster = None if scene.config.archive_only.enabled else scene.cluster()
+    if cluster is None:
+        await storage.identity.look()
+        return NOTHING
+    # Only `look` of the manager is used here: nothing is entered, and nothing is written.
+    rlmm = metadata_manager(scene.config, storage, cluster, scene.wall_clock_ms)
+    own = OwnArchive(scene.config, storage, rlmm, cluster, uuid4, archives=scene.archives)
+    try:
+        with tried_once():
+            await own.examine()
+    except ArchiveMissing:
+        return NOTHING  # the next check says so
+    except ClusterError as error:
+        raise NotChecked(f"the brokers do not tell which cluster they are ({error})") from error
+    return NOTHING
+
+
+async def _is_there(scene: Scene) -> Sequence[Finding]:
+    storage = await _opened(scene)
+    if scene.archives:
+        raise DoesNotApply("the first archiver makes it")
+    if await store_says(read_identity(storage.store, scene.prefix)) is not None:
+        return NOTHING
+    return [Finding(f"there is no archive at {scene.words()['store']}")]
+
+
+# --- what needs the right to write ---
+
+
+@asynccontextmanager
+async def _probe(scene: Scene) -> AsyncIterator[tuple[ObjectStore, str]]:
+    """The store, and the key of an object that is removed afterwards. Raises NotChecked for a
+    process that only reads.
+    """
+    if not scene.archives:
+        raise DoesNotApply("a process that does not archive only reads")
+    store = (await _opened(scene)).store
+    key = f"{scene.prefix}doctor.{uuid4().hex}/probe"
+    try:
+        with tried_once():
+            yield store, key
+    finally:
+        # The check of deletions says if this fails.
+        with suppress(RemoteStorageError, TimeoutError):
+            async with asyncio.timeout(_CLEAN_UP_MAX_S):
+                await store.delete(key)
+
+
+async def _can_be_written(scene: Scene) -> Sequence[Finding]:
+    async with _probe(scene) as (store, key):
+        await store.put(key, _PROBE)
+        content = await store.get(key)
+    same = content == _PROBE
+    return NOTHING if same else [Finding(f"{len(content)} other bytes came back than were written")]
+
+
+async def _ranges_are_exact(scene: Scene) -> Sequence[Finding]:
+    async with _probe(scene) as (store, key):
+        await store.put(key, _PROBE)
+        content = await store.get_range(key, _RANGE)
+    if content == _PROBE[_RANGE.start : _RANGE.end]:
+        return NOTHING
+    return [Finding(f"a read of {_RANGE.length} bytes gave {len(content)}, or others")]
+
+
+async def _listings_are_complete(scene: Scene) -> Sequence[Finding]:
+    async with _probe(scene) as (store, _):
+        await check_listings(store, scene.prefix)
+    return NOTHING
+
+
+async def _keeps_what_is_there(scene: Scene) -> Sequence[Finding]:
+    async with _probe(scene) as (store, key):
+        first = await store.put_new(key, _PROBE)
+        second = await store.put_new(key, b"another")
+        content = await store.get(key)
+    if first and not second and content == _PROBE:
+        return NOTHING
+    return [Finding("the second of two conditional writes replaced the first")]
+
+
+async def _can_be_deleted(scene: Scene) -> Sequence[Finding]:
+    async with _probe(scene) as (store, key):
+        await store.put(key, _PROBE)
+        await store.delete(key)
+        try:
+            await store.get(key)
+        except ObjectNotFound:
+            return NOTHING
+    return [Finding("the object is still there after its deletion was confirmed")]
+
+
+# --- what the store tells ---
+
+
+async def _clocks_agree(scene: Scene) -> Sequence[Finding]:
+    store = (await _opened(scene)).store
+    before_ms = scene.wall_clock_ms()
+    stores_ms = await store_says(store.clock_ms(scene.prefix))
+    if stores_ms is None:
+        raise DoesNotApply("this store does not tell the time")
+    after_ms = scene.wall_clock_ms()
+    # The response says a time between the two, in whole seconds.
+    ahead_ms = before_ms - stores_ms if before_ms > stores_ms else min(after_ms - stores_ms, 0)
+    if abs(ahead_ms) <= CLOCK_DIFFERS_MAX_MS:
+        return NOTHING
+    side = "ahead of" if ahead_ms > 0 else "behind"
+    return [Finding(f"this machine's clock is {abs(ahead_ms) // 1000} s {side} the store's")]
+
+
+async def _is_fast(scene: Scene) -> Passed | Sequence[Finding]:
+    store = (await _opened(scene)).store
+    clock = asyncio.get_running_loop().time
+    times_ms: list[float] = []
+    for _ in range(_LATENCY_READS):
+        begun = clock()
+        await store_says(read_identity(store, scene.prefix))
+        times_ms.append((clock() - begun) * 1000)
+        if sum(times_ms) > _LATENCY_READS * _LATENCY_MAX_MS:
+            break
+    middle = median(times_ms)
+    if middle <= _LATENCY_MAX_MS:
+        return Passed(f"{middle:.0f} ms")
+    return [Finding(f"a small read takes {middle:.0f} ms (the median of {len(times_ms)})")]
+
+
+async def _hazards(scene: Scene, loses: bool) -> Sequence[Finding]:
+    store = (await _opened(scene)).store
+    hazards = await store_says(store.hazards(scene.prefix))
+    return [
+        Finding(one.what, {"remedy": f"`{one.remedy}`"}) for one in hazards if one.loses is loses
+    ]
+
+
+async def _no_rule_deletes(scene: Scene) -> Sequence[Finding]:
+    return await _hazards(scene, True)
+
+
+async def _nothing_keeps(scene: Scene) -> Sequence[Finding]:
+    return await _hazards(scene, False)
+
+
+LOOKS: Mapping[str, Look] = {
+    "FP0201": _answers,
+    "FP0202": _is_our_own,
+    "FP0203": _is_there,
+    "FP0204": _can_be_written,
+    "FP0205": _ranges_are_exact,
+    "FP0206": _listings_are_complete,
+    "FP0207": _keeps_what_is_there,
+    "FP0208": _can_be_deleted,
+    "FP0209": _clocks_agree,
+    "FP0210": _is_fast,
+    "FP0211": _no_rule_deletes,
+    "FP0212": _nothing_keeps,
+}
