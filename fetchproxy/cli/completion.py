@@ -98,6 +98,10 @@ def _settings() -> str:
     return " ".join(f"{name}=" for name in all_keys())
 
 
+def _alternatives(paths: list[str]) -> str:
+    return "|".join(map(quote, paths))
+
+
 def _bash(commands: list[CommandWords]) -> Iterator[str]:
     files, settings, others = _values(commands)
     paths = [command.path for command in commands if command.path]
@@ -108,7 +112,7 @@ def _bash(commands: list[CommandWords]) -> Iterator[str]:
     yield "    COMPREPLY=()"
     yield "    for ((i = 1; i < COMP_CWORD; i++)); do"
     yield '        case "${path:+$path }${COMP_WORDS[i]}" in'
-    yield f'            {"|".join(map(quote, paths))}) path="${{path:+$path }}${{COMP_WORDS[i]}}" ;;'
+    yield f'            {_alternatives(paths)}) path="${{path:+$path }}${{COMP_WORDS[i]}}" ;;'
     yield "        esac"
     yield "    done"
     yield '    case "$previous" in'
@@ -139,7 +143,7 @@ def _zsh(commands: list[CommandWords]) -> Iterator[str]:
     yield "    local -a found"
     yield "    for ((i = 2; i < CURRENT; i++)); do"
     yield '        case "${place:+$place }${words[i]}" in'
-    yield f'            {"|".join(map(quote, paths))}) place="${{place:+$place }}${{words[i]}}" ;;'
+    yield f'            {_alternatives(paths)}) place="${{place:+$place }}${{words[i]}}" ;;'
     yield "        esac"
     yield "    done"
     yield '    case "$previous" in'

@@ -15,25 +15,22 @@ from fetchproxy.brokers.group_offsets import coordinator_of
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, parse_bootstrap
 from fetchproxy.doctor.scene import NOTHING, DoesNotApply, Finding, Look, Passed, Scene, brokers_say
-from fetchproxy.errors import AuthenticationRefused, ClusterError
+from fetchproxy.errors import AuthenticationRefused, ClusterError, ConfigError
 from fetchproxy.tls.dial import dial
 from fetchproxy.tls.handshake_errors import handshake_error_in_words
-from fetchproxy.tls.reloading import ReloadingContext, upstream_context
+from fetchproxy.tls.reloading import ReloadingContext
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics
 
-# Bits of the rights in a broker's response (KIP-430), by Kafka's AclOperation, as the command
-# kafka-acls.sh names them.
+# Rights in a broker's response (KIP-430): the numbers of Kafka's AclOperation, and the names that
+# kafka-acls.sh gives them.
+_READ, _WRITE, _DELETE, _DESCRIBE_CONFIGS = 3, 4, 6, 10
 _OPERATIONS = {
-    3: "Read",
-    4: "Write",
-    5: "Create",
-    6: "Delete",
-    8: "Describe",
-    10: "DescribeConfigs",
+    _READ: "Read",
+    _WRITE: "Write",
+    _DELETE: "Delete",
+    _DESCRIBE_CONFIGS: "DescribeConfigs",
 }
-_READ, _WRITE, _DELETE, _DESCRIBE, _DESCRIBE_CONFIGS = 3, 4, 6, 8, 10
-_NOT_TOLD = -(1 << 31)
 _RIGHTS_FROM_VERSION = 8  # of Metadata
 # More topics without a right are counted, and not named.
 NAMED_MAX = 5
@@ -91,15 +88,14 @@ async def _each_takes_connections(scene: Scene) -> Sequence[Finding]:
 
 
 async def _dial_bootstrap(scene: Scene) -> dict[HostPort, str]:
-    scene.cluster()
+    scene.check_has_brokers()
     config = scene.config.cluster
     return await dial_each(parse_bootstrap(config.bootstrap), config.connect_max_ms)
 
 
 async def _tls_works(scene: Scene) -> Sequence[Finding]:
-    scene.cluster()
-    config = scene.config.cluster
-    tls = upstream_context(config, scene.config.tls)
+    scene.check_has_brokers()
+    config, tls = scene.config.cluster, scene.upstream()
     if tls is None:
         raise DoesNotApply(f"cluster.security_protocol = {config.security_protocol}")
     away = await _dial_bootstrap(scene)
@@ -111,7 +107,7 @@ async def _tls_works(scene: Scene) -> Sequence[Finding]:
 async def _speak_kafka(scene: Scene) -> Passed | Sequence[Finding]:
     try:
         brokers = await scene.cluster().brokers(0)
-    except AuthenticationRefused:
+    except (AuthenticationRefused, ConfigError):
         return NOTHING  # the next check says so
     return Passed(f"{len(brokers)} brokers")
 
@@ -142,7 +138,6 @@ async def _have_the_requests(scene: Scene) -> Sequence[Finding]:
 def _needs(config: Config) -> list[ApiKey]:
     needs = list(_ALWAYS)
     if config.archive.topics is not None:
-        needs += [ApiKey.DESCRIBE_CONFIGS, ApiKey.OFFSET_FOR_LEADER_EPOCH]
         if config.archive.group_id is not None:
             needs += _OF_GROUPS
         if effective_retention(config.archive, "", None).trims_locally:
@@ -183,8 +178,8 @@ async def _each_answers(scene: Scene) -> Sequence[Finding]:
 # --- the rights of the proxy's own user ---
 
 
-async def topic_rights(scene: Scene) -> dict[str, int]:
-    """The rights on each visible topic, as bits. {}: the brokers do not tell (before Kafka 2.3)."""
+async def topic_rights(scene: Scene) -> dict[str, set[int]]:
+    """The rights on each visible topic. {}: the brokers do not tell (before Kafka 2.3)."""
     request = MetadataRequest(
         topics=None,
         allow_auto_topic_creation=False,
@@ -192,12 +187,12 @@ async def topic_rights(scene: Scene) -> dict[str, int]:
         include_topic_authorized_operations=True,
     )
 
-    async def ask(connection: BrokerConnection) -> dict[str, int]:
+    async def ask(connection: BrokerConnection) -> dict[str, set[int]]:
         if connection.version_of(ApiKey.METADATA) < _RIGHTS_FROM_VERSION:
             return {}
         response = await connection.call(request, MetadataResponse)
-        rights = {topic.name: topic.topic_authorized_operations for topic in response.topics}
-        return {name: bits for name, bits in rights.items() if bits != _NOT_TOLD}
+        rights = {topic.name: topic.authorized_operations for topic in response.topics}
+        return {name: allowed for name, allowed in rights.items() if allowed is not None}
 
     return await scene.cluster().ask_any(ask)
 
@@ -226,14 +221,14 @@ async def _matching(scene: Scene) -> list[str]:
 
 
 def _missing_rights(
-    config: Config, rights: Mapping[str, int], matching: Sequence[str]
+    config: Config, rights: Mapping[str, set[int]], matching: Sequence[str]
 ) -> dict[str, list[str]]:
     """The topics by the operation that is missing there."""
     missing: dict[str, list[str]] = {}
 
     def need(topic: str, *operations: int) -> None:
         for operation in operations:
-            if topic in rights and not rights[topic] & 1 << operation:
+            if topic in rights and operation not in rights[topic]:
                 missing.setdefault(_OPERATIONS[operation], []).append(topic)
 
     for topic in matching:

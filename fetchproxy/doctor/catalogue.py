@@ -258,20 +258,22 @@ _CHECKS = (
     _fatal_store(
         "0205",
         "a range read gives exactly these bytes",
-        "use a server, or a version of it, that honours `Range`; caches and proxies in front of it "
-        "must pass it",
+        "set `store.url` to a server that honours `Range`, or to the server itself behind a cache "
+        "or proxy that drops it",
         "Readers read segments in chunks by ranges.",
     ),
     _fatal_store(
         "0206",
         "listings show what was written",
-        "give the right to list (s3:ListBucket), or use a server whose listings are complete",
+        "give the right to list (s3:ListBucket), or set `store.url` to a server whose listings are "
+        "complete",
         "An object that no listing shows is not found by readers.",
     ),
     _warn_store(
         "0207",
         "a conditional write keeps what is there",
-        "use a server that supports `If-None-Match`, and start only one archiver at first",
+        "set `store.url` to a server that supports `If-None-Match`; else start one archiver alone "
+        "at first",
         "Two archivers that begin an archive at once rely on it.",
     ),
     _warn_store(

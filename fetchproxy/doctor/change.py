@@ -1,4 +1,4 @@
-"""What a change of the settings would do, before it is made: in thought, against the live cluster."""
+"""What a change of the settings would do, in thought, against the live cluster."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from fetchproxy.doctor.scene import (
     Scene,
     brokers_say,
 )
+from fetchproxy.doctor.settings import own_addresses
 from fetchproxy.errors import ClusterError
 from fetchproxy.serving.gateway.addresses import PORTS, ServerNames
 from fetchproxy.tls.contexts import LoadedContext
@@ -184,13 +185,16 @@ def trusting(file: Path, *, last_only: bool = False) -> ssl.SSLContext:
 
 
 async def _answers_clients(scene: Scene) -> Passed | Sequence[Finding]:
+    archive_only = scene.config.archive_only.enabled
+    if not archive_only and own_addresses(scene):
+        raise NotChecked("`cluster.bootstrap` is the proxy's own address")
     async with _through(scene) as proxy:
         try:
             told = await proxy.brokers(0)
         except ClusterError as error:
             await _unless_brokers_are_away(scene)
             return [Finding(str(error))]
-    if not scene.config.archive_only.enabled:
+    if not archive_only:
         direct = await brokers_say(scene.cluster().brokers())
         if told and set(told.values()) == set(direct.values()):
             return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]

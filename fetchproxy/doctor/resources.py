@@ -137,8 +137,10 @@ def _unusable(key: str, folder: Path) -> Iterator[Finding]:
         except ConfigError as error:
             yield Finding(str(error), words)
             return
-    if not can_make(folder):
-        yield Finding(f"{key} = {folder}: this user cannot write there", words)
+    try:
+        _try_to_write(folder)
+    except OSError as error:
+        yield Finding(f"{key} = {folder}: {error.strerror}", words)
 
 
 async def _disk_cache_fits(scene: Scene) -> Sequence[Finding]:

@@ -16,19 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from fetchproxy.archive import open_cluster, store_url
+from fetchproxy.archive import store_url
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.topic_writers import own_principal
 from fetchproxy.config.load import Loaded
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, is_any_address, parse_bootstrap, parse_host_port
 from fetchproxy.doctor.machine import Machine
-from fetchproxy.errors import ClusterError, LogDirUnusable, RemoteStorageError
+from fetchproxy.errors import ClusterError, ConfigError, LogDirUnusable, RemoteStorageError
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.storage.attached_topics import open_archive
-from fetchproxy.storage.remote_storage import RemoteStorage
-from fetchproxy.storage.stores.registry import open_object_store, without_secrets
+from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
+from fetchproxy.storage.stores.registry import open_object_store, parse_store_url, without_secrets
 from fetchproxy.storage.stores.retries import tried_once
+from fetchproxy.tls.reloading import ReloadingContext, upstream_context
 
 # Parts that hang at their end do not hang the command.
 _CLOSE_MAX_S = 2.0
@@ -78,19 +79,38 @@ class Scene:
     def config(self) -> Config:
         return self.loaded.config
 
-    def cluster(self) -> Cluster:
-        """Raises ConfigError, DoesNotApply in archive-only mode."""
+    def check_has_brokers(self) -> None:
+        """Raises DoesNotApply in archive-only mode."""
         if self.config.archive_only.enabled:
             raise DoesNotApply("in archive-only mode there are no brokers")
+
+    def cluster(self) -> Cluster:
+        """Raises ConfigError, NotChecked."""
+        self.check_has_brokers()
         if self._cluster is None:
-            self._cluster = open_cluster(self.config)
+            tls = self.upstream()
+            self._cluster = Cluster(self.config.cluster, tls=tls)
             self.resources.push_async_callback(self._cluster.__aexit__, None, None, None)
         return self._cluster
 
+    def upstream(self) -> ReloadingContext | None:
+        """TLS with the brokers. Raises NotChecked, as another check says what is wrong with it."""
+        try:
+            return upstream_context(self.config.cluster, self.config.tls)
+        except ConfigError as error:
+            raise NotChecked("the files for TLS with brokers cannot be used") from error
+
     async def storage(self) -> RemoteStorage:
-        """Raises ConfigError, RemoteStorageError."""
+        """Raises ConfigError, RemoteStorageError, NotChecked."""
+        if self.config.store.url is None:
+            raise NotChecked("`store.url` is not set")
+        parse_store_url(self.config.store.url)
         async with self._storage_opening:
             if self._storage is None:
+                try:
+                    await asyncio.to_thread(at_rest_of, self.config.store)
+                except ConfigError as error:
+                    raise NotChecked("the key ring cannot be used") from error
                 storage = open_archive(self.config)
                 self.resources.push_async_callback(storage.__aexit__, None, None, None)
                 with tried_once():

@@ -33,12 +33,16 @@ async def _has_a_store(scene: Scene) -> Sequence[Finding]:
 
 
 async def _not_itself(scene: Scene) -> Sequence[Finding]:
+    return [Finding(f"{address} is `gateway.listen`") for address in own_addresses(scene)]
+
+
+def own_addresses(scene: Scene) -> list[HostPort]:
+    """The bootstrap addresses that are the listener's. Raises DoesNotApply."""
     config = scene.config
     if config.archive_only.enabled:
         raise DoesNotApply("in archive-only mode there are no brokers")
     listen = parse_host_port(config.gateway.listen)
-    own = [a for a in parse_bootstrap(config.cluster.bootstrap) if _is_same(a, listen)]
-    return [Finding(f"{a} is `gateway.listen`") for a in own]
+    return [a for a in parse_bootstrap(config.cluster.bootstrap) if _is_same(a, listen)]
 
 
 def _is_same(address: HostPort, listen: HostPort) -> bool:

@@ -19,6 +19,7 @@ from fetchproxy.doctor.scene import (
     NotChecked,
     Passed,
     Scene,
+    brokers_say,
     store_says,
 )
 from fetchproxy.doctor.topics import CLOCK_DIFFERS_MAX_MS
@@ -35,7 +36,7 @@ from fetchproxy.storage.stores.locations import FileLocation
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.registry import parse_store_url
 from fetchproxy.storage.stores.retries import tried_once
-from fetchproxy.writing.own_archive import OwnArchive
+from fetchproxy.writing.own_archive import OwnArchive, check_is_of_cluster
 
 # Not all bytes alike, so that a wrong range shows.
 _PROBE = bytes(range(256)) * 16
@@ -76,11 +77,16 @@ def can_make(folder: Path) -> bool:
 
 async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     storage = await _opened(scene)
-    cluster = None if scene.config.archive_only.enabled else scene.cluster()
-    if cluster is None:
-        await storage.identity.look()
+    with tried_once():
+        there = await storage.identity.look()
+    if scene.config.archive_only.enabled:
         return NOTHING
-    # Only `look` of the manager is used here: nothing is entered, and nothing is written.
+    cluster = scene.cluster()
+    cluster_id = await brokers_say(cluster.cluster_id())
+    if there is not None:
+        check_is_of_cluster(there, cluster_id)
+    if scene.config.metadata.manager == "topic":  # whose manager would make its topic
+        return NOTHING
     rlmm = metadata_manager(scene.config, storage, cluster, scene.wall_clock_ms)
     own = OwnArchive(scene.config, storage, rlmm, cluster, uuid4, archives=scene.archives)
     try:
@@ -89,7 +95,7 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     except ArchiveMissing:
         return NOTHING  # the next check says so
     except ClusterError as error:
-        raise NotChecked(f"the brokers do not tell which cluster they are ({error})") from error
+        raise NotChecked(f"the brokers do not tell what they have ({error})") from error
     return NOTHING
 
 

@@ -153,11 +153,7 @@ class OwnArchive:
             if self.archives:
                 await self._check_none_expected(was_seen)
             return _Examined(None, here, marker)
-        if None not in (there.cluster_id, cluster_id) and there.cluster_id != cluster_id:
-            raise ArchiveMismatch(
-                f"cluster.bootstrap: the archive at store.url belongs to the cluster "
-                f"{there.cluster_id}, and the brokers are of the cluster {cluster_id}"
-            )
+        check_is_of_cluster(there, cluster_id)
         if self.archives and not self.create and not was_seen:
             await self._check_has_what_was_trimmed()
         return _Examined(there, here, marker)
@@ -290,6 +286,15 @@ class OwnArchive:
         if archive.follow_topic_retention:
             settings = await self.cluster.topic_config(topic.name)
         return effective_retention(archive, topic.name, settings).trims_locally
+
+
+def check_is_of_cluster(identity: ArchiveIdentity, cluster_id: str | None) -> None:
+    """Raises ArchiveMismatch if the archive is another cluster's."""
+    if None not in (identity.cluster_id, cluster_id) and identity.cluster_id != cluster_id:
+        raise ArchiveMismatch(
+            f"cluster.bootstrap: the archive at store.url belongs to the cluster "
+            f"{identity.cluster_id}, and the brokers are of the cluster {cluster_id}"
+        )
 
 
 async def state_metadata_topic(identity: OwnIdentity, topic_name: str) -> None:

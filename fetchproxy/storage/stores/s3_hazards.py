@@ -60,8 +60,8 @@ def _applies(rule: Mapping[str, Any], prefix: str) -> bool:
 def _of_rule(bucket: str, rule: Mapping[str, Any]) -> Iterator[Hazard]:
     name = rule.get("ID") or "without an id"
     remedy = (
-        f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket}, with a Filter in the rule "
-        f"{name} that leaves the archive out"
+        f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket}, with a Filter in the "
+        f"rule {name} that leaves the archive out"
     )
     ends = rule.get("Expiration", {})
     if "Days" in ends or "Date" in ends:

@@ -1,0 +1,238 @@
+"""The command: output, exit codes, waiting, what hangs, what is secret, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from fetchproxy_command import Ended, fetchproxy
+from set_up import SetUp, a_server, findings, new_set_up
+
+from fetchproxy.doctor.catalogue import CHECKS, Category
+from fetchproxy.doctor.report import as_text
+from fetchproxy.doctor.runner import LOOKS, unusable
+from fetchproxy.errors import ConfigError
+from lab.limited import options as as_options
+from lab.mock_cluster import MockCluster
+from lab.process import free_port
+
+SECRET = "5ecret-of-this-test"
+
+
+def doctor(setup: SetUp, *arguments: str, **environment: str) -> Ended:
+    given = {key: value for key, value in setup.values.items() if value is not None}
+    variables = {"NO_COLOR": "1", "PYTHONIOENCODING": "utf-8", **environment}
+    return fetchproxy("doctor", *as_options(given), *arguments, environment=variables)
+
+
+def test_a_sound_set_up_ends_with_0(plain: SetUp) -> None:
+    done = doctor(plain, "--before", "--skip", "FP0501", "--skip", "FP0502")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "√ FP0101 a bootstrap address takes connections\n" in done.stdout
+    assert "\nbrokers and topics\n------------------\n" in done.stdout
+    assert "exit code 0" in done.stdout
+    assert "FP0402" not in done.stdout  # there is no TLS with the brokers
+
+
+def test_a_warning_ends_with_1_and_says_what_to_do(plain: SetUp) -> None:
+    setup = plain.having({"archive.topics": "nothing-of-this-name"})
+    done = doctor(setup, "--before", "--skip", "machine")
+    assert done.returncode == 1, done.stdout
+    lines = done.stdout.splitlines()
+    at = lines.index("‼ FP0112 `archive.topics` matches topics")
+    assert "nothing-of-this-name" in lines[at + 1]
+    assert lines[at + 2].startswith("    -> correct `archive.topics` (`kafka-topics.sh")
+    assert lines[at + 3] == "    see docs/operate/doctor.md#fp0112"
+
+
+def test_what_is_fatal_ends_with_2_and_ends_its_category(plain: SetUp) -> None:
+    setup = plain.having({"cluster.bootstrap": f"127.0.0.1:{free_port()}"})
+    done = doctor(setup, "--before", "--plain")
+    assert done.returncode == 2
+    assert "XX  FP0101" in done.stdout
+    assert "FP0102" not in done.stdout
+    assert done.stdout.isascii()
+    assert "FP0503" in done.stdout  # other categories go on
+
+
+def test_a_terminal_without_utf_8_gets_ascii(plain: SetUp) -> None:
+    done = doctor(plain, "--before", "--skip", "store", PYTHONIOENCODING="ascii")
+    assert done.stdout.isascii()
+    assert "ok  FP0101" in done.stdout
+
+
+def test_as_json(plain: SetUp) -> None:
+    setup = plain.having({"cluster.bootstrap": f"127.0.0.1:{free_port()}"})
+    done = doctor(setup, "--before", "--json")
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == done.returncode == 2
+    [found] = [check for check in document["checks"] if check["state"] == "fatal"]
+    assert (found["id"], found["category"]) == ("FP0101", "brokers and topics")
+    [finding] = found["findings"]
+    assert "Connect call failed" in finding["reason"]
+    assert finding["see"] == "docs/operate/doctor.md#fp0101"
+
+
+def test_settings_that_cannot_be_used_are_findings_too(tmp_path: Path) -> None:
+    file = tmp_path / "f.toml"
+    file.write_text('[gateway]\nlistn = "x"\n[store]\ntimeout_ms = "soon"\n')
+    done = fetchproxy("doctor", "--config", str(file), "--plain")
+    assert done.returncode == 2
+    assert f"unknown key gateway.listn ({file}:2)" in done.stdout
+    assert f"({file}:4): expected a duration" in done.stdout
+    assert "fetchproxy config --check" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(("--skip", "FP9999"), "expected the id of a check"), (("--wait", "soon"), "a duration")],
+)
+def test_a_wrong_command_line_ends_with_2(arguments: tuple[str, ...], says: str) -> None:
+    done = fetchproxy("doctor", *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_wait_goes_on_until_nothing_is_fatal(tmp_path: Path) -> None:
+    """The store's folder appears while doctor waits."""
+    import subprocess
+    import sys
+
+    with MockCluster() as cluster:
+        setup = new_set_up(tmp_path, cluster.bootstrap)
+        store = tmp_path / "store"
+        store.rename(tmp_path / "later")
+        given = {**setup.values, "archive.topics": None}
+        options = as_options({k: v for k, v in given.items() if v is not None})
+        command = [sys.executable, "-m", "fetchproxy", "doctor", *options, "--before"]
+        command += ["--wait", "10m", "--skip", "machine"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+            assert waiting.stderr is not None
+            assert waiting.stdout is not None
+            assert b"fatal: FP0201; trying again" in waiting.stderr.readline()
+            (tmp_path / "later").rename(store)
+            output = waiting.stdout.read().decode()
+        assert waiting.returncode == 1, output  # FP0203: there is no archive yet
+        assert "FP0203" in output
+
+
+async def test_nothing_hangs(plain: SetUp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers, store, key service and proxy take connections and say nothing."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    async with a_server(None) as port:
+        endpoint = f"http%3A%2F%2F127.0.0.1%3A{port}"
+        setup = plain.having(
+            {
+                "cluster.bootstrap": f"127.0.0.1:{port}",
+                "store.url": f"s3://bucket/a?endpoint_url={endpoint}&region=us-east-1",
+                "store.encryption_keys": f"aws-kms://eu-central-1/k?endpoint_url={endpoint}",
+                "gateway.listen": f"localhost:{port}",
+                "console.listen": f"127.0.0.1:{port}",
+            },
+            before=False,
+            check_max_s=1.0,
+        )
+        begun = time.process_time()
+        async with asyncio.timeout(60):
+            examination = await setup.examined("FP0003")
+    assert set(findings(examination)) == {"FP0104", "FP0201", "FP0305", "FP0408"}
+    assert "no answer within 1 s" in findings(examination)["FP0201"]
+    assert time.process_time() - begun < 10
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """A file that is a pipe: who opens it waits for a writer."""
+    pipe = tmp_path / "certificate.pem"
+    os.mkfifo(pipe)
+    code = (
+        "import fetchproxy.doctor.runner as runner; runner.examine.__defaults__ = ((), 1.0)\n"
+        "import sys; from fetchproxy.cli.main import main\n"
+        "sys.argv = ['fetchproxy', *sys.argv[1:]]; main()"
+    )
+    import subprocess
+    import sys
+
+    arguments = ["doctor", "--before", "--store", tmp_path.as_uri(), "--skip", "brokers and topics"]
+    arguments += ["--set", f"gateway.tls_certificate_file={pipe}"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "FP0401" in done.stdout
+    assert "no answer within 1 s" in done.stdout
+
+
+async def test_secrets_never_show(plain: SetUp) -> None:
+    async with a_server(lambda heard: b"HTTP/1.1 400 no\r\n\r\n") as port:
+        setup = plain.having(
+            {
+                "cluster.bootstrap": f"127.0.0.1:{port}",
+                "cluster.security_protocol": "SASL_PLAINTEXT",
+                "cluster.sasl_mechanism": "PLAIN",
+                "cluster.sasl_username": "proxy",
+                "cluster.sasl_password": SECRET,
+                "gateway.tls_certificate_file": str(plain.folder / "nothing.pem"),
+                "gateway.tls_key_password": SECRET,
+            }
+        )
+        now = setup.having({"cluster.sasl_password": f"old-{SECRET}"}).loaded()
+        examination = await setup.having(present=now).examined()
+    text = as_text(examination)
+    assert SECRET not in text
+    assert "cluster.sasl_password: *** becomes ***" in text
+    assert "FP0104" in findings(examination)
+    with pytest.raises(ConfigError) as refused:
+        plain.having({"cluster.sasl_password": SECRET}).loaded()
+    assert SECRET not in as_text(unusable(refused.value))
+
+
+async def test_nothing_is_left_behind(plain: SetUp) -> None:
+    await plain.examined()
+    assert not list((plain.folder / "store").rglob("*"))
+    assert not list((plain.folder / "spool").iterdir())
+
+
+async def test_a_store_that_the_first_archiver_makes_is_not_made(plain: SetUp) -> None:
+    store = plain.folder / "new" / "store"
+    examination = await plain.having({"store.url": store.as_uri()}).examined()
+    assert findings(examination) == {}
+    assert not store.exists()
+
+
+async def test_a_change_says_what_it_would_do(plain: SetUp) -> None:
+    changes = {"archive.topics": "orders-2", "gateway.connections_max": 500}
+    changed = plain.having(changes, present=plain.having({"archive.topics": "orders-1"}).loaded())
+    examination = await changed.examined()
+    change = examination.change
+    assert change is not None
+    assert (change.gained, change.lost) == (["orders-2"], ["orders-1"])
+    assert ("archive.topics", "orders-1", "orders-2") in change.settings
+    assert change.memory_bytes[0] > change.memory_bytes[1]
+    assert set(findings(examination)) == {"FP0601"}
+    text = as_text(examination)
+    assert "gateway.connections_max: 20000 becomes 500\n" in text
+    assert "topics gained: orders-2\ntopics lost: orders-1\n" in text
+
+
+def test_the_present_file_is_that_of_the_environment(plain: SetUp, tmp_path: Path) -> None:
+    now, then = tmp_path / "now.toml", tmp_path / "then.toml"
+    for file, topics in ((now, "orders-1"), (then, "orders-.*")):
+        file.write_text(f'[archive]\ntopics = "{topics}"\n')
+    setup = plain.having({"archive.topics": None})
+    arguments = ("--before", "--config", str(then), "--skip", "machine")
+    done = doctor(setup, *arguments, FETCHPROXY_CONFIG=str(now))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "archive.topics: orders-1 becomes orders-.*\n" in done.stdout
+    assert "topics gained: orders-2\ntopics lost: none\n" in done.stdout
+
+
+def test_each_check_has_its_look() -> None:
+    assert list(LOOKS) == list(CHECKS)
+    digits = {category: {id[2:4] for id in CHECKS if CHECKS[id].category is category}
+              for category in Category}  # fmt: skip
+    assert all(len(numbers) == 1 for numbers in digits.values())
