@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, error_text
 from kafka.protocol.consumer.group import HeartbeatRequest, HeartbeatResponse
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.brokers.connections import BrokerConnection
 from fetchproxy.brokers.group_offsets import coordinator_of
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, parse_bootstrap
-from fetchproxy.doctor.scene import NOTHING, DoesNotApply, Finding, Look, Passed, Scene, brokers_say
+from fetchproxy.doctor.scene import (
+    NOTHING,
+    DoesNotApply,
+    Finding,
+    Look,
+    NotChecked,
+    Passed,
+    Scene,
+)
 from fetchproxy.errors import AuthenticationRefused, ClusterError, ConfigError
 from fetchproxy.tls.dial import dial
 from fetchproxy.tls.handshake_errors import handshake_error_in_words
@@ -35,6 +43,13 @@ _RIGHTS_FROM_VERSION = 8  # of Metadata
 # More topics without a right are counted, and not named.
 NAMED_MAX = 5
 _NO_MEMBER = "fetchproxy-doctor"
+# A new cluster makes the topic of the groups when it is first asked for a coordinator.
+_NO_COORDINATOR_YET = (
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+)
+_COORDINATOR_TRIES_MAX, _COORDINATOR_PAUSE_S = 50, 0.2
 
 _ALWAYS = (ApiKey.METADATA, ApiKey.FETCH, ApiKey.LIST_OFFSETS)
 _OF_GROUPS = (ApiKey.FIND_COORDINATOR, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.HEARTBEAT)
@@ -247,24 +262,28 @@ async def _may_join_the_group(scene: Scene) -> Sequence[Finding]:
     group = scene.config.archive.group_id
     if group is None or not scene.archives:
         raise DoesNotApply("`archive.group_id` is not set")
-    cluster = scene.cluster()
+    for _ in range(_COORDINATOR_TRIES_MAX):
+        code = await _heartbeat_code(scene.cluster(), group)
+        if code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
+            return [Finding(f"group {group}: {error_text(code)}")]
+        if code not in _NO_COORDINATOR_YET:
+            return NOTHING
+        await asyncio.sleep(_COORDINATOR_PAUSE_S)
+    raise NotChecked(f"group {group} has no coordinator yet")
+
+
+async def _heartbeat_code(cluster: Cluster, group: str) -> int:
+    """Kafka's code in the coordinator's response, or in that of the look-up. Raises NotChecked."""
     request = HeartbeatRequest(
         group_id=group, generation_id=0, member_id=_NO_MEMBER, group_instance_id=None
     )
     try:
         async with cluster.exclusive(await coordinator_of(cluster, group)) as connection:
-            response: Any = await connection.call(request, HeartbeatResponse)
+            return int((await connection.call(request, HeartbeatResponse)).error_code)
     except ClusterError as error:
-        if error.error_code != ErrorCode.GROUP_AUTHORIZATION_FAILED:
-            return await brokers_say(_raised(error))
-        return [Finding(str(error))]
-    if response.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
-        return [Finding(f"group {group}: {error_text(response.error_code)}")]
-    return NOTHING
-
-
-async def _raised(error: ClusterError) -> Sequence[Finding]:
-    raise error
+        if error.error_code is None:
+            raise NotChecked(str(error)) from error
+        return error.error_code
 
 
 LOOKS: Mapping[str, Look] = {

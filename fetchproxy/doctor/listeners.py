@@ -142,6 +142,8 @@ async def _through(scene: Scene) -> AsyncIterator[Cluster]:
     address = _runs(scene)
     config = scene.config
     gateway, tls = config.gateway, None
+    if not config.archive_only.enabled and own_addresses(scene):
+        raise NotChecked("`cluster.bootstrap` is the proxy's own address")
     if gateway.tls_client_auth == "required":
         raise NotChecked("clients need a certificate, and doctor has none")
     if config.archive_only.users_file is not None:
@@ -185,16 +187,13 @@ def trusting(file: Path, *, last_only: bool = False) -> ssl.SSLContext:
 
 
 async def _answers_clients(scene: Scene) -> Passed | Sequence[Finding]:
-    archive_only = scene.config.archive_only.enabled
-    if not archive_only and own_addresses(scene):
-        raise NotChecked("`cluster.bootstrap` is the proxy's own address")
     async with _through(scene) as proxy:
         try:
             told = await proxy.brokers(0)
         except ClusterError as error:
             await _unless_brokers_are_away(scene)
             return [Finding(str(error))]
-    if not archive_only:
+    if not scene.config.archive_only.enabled:
         direct = await brokers_say(scene.cluster().brokers())
         if told and set(told.values()) == set(direct.values()):
             return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]

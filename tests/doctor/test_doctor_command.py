@@ -12,6 +12,7 @@ import pytest
 from fetchproxy_command import Ended, fetchproxy
 from set_up import SetUp, a_server, findings, new_set_up
 
+from fetchproxy.config.values import MASK
 from fetchproxy.doctor.catalogue import CHECKS, Category
 from fetchproxy.doctor.report import as_text
 from fetchproxy.doctor.runner import LOOKS, unusable
@@ -124,24 +125,24 @@ async def test_nothing_hangs(plain: SetUp, monkeypatch: pytest.MonkeyPatch) -> N
     """Brokers, store, key service and proxy take connections and say nothing."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
-    async with a_server(None) as port:
+    async with a_server(None) as port, a_server(None) as other:
         endpoint = f"http%3A%2F%2F127.0.0.1%3A{port}"
         setup = plain.having(
             {
                 "cluster.bootstrap": f"127.0.0.1:{port}",
                 "store.url": f"s3://bucket/a?endpoint_url={endpoint}&region=us-east-1",
                 "store.encryption_keys": f"aws-kms://eu-central-1/k?endpoint_url={endpoint}",
-                "gateway.listen": f"localhost:{port}",
+                "gateway.listen": f"localhost:{other}",
                 "console.listen": f"127.0.0.1:{port}",
             },
             before=False,
-            check_max_s=1.0,
+            check_max_s=5.0,
         )
         begun = time.process_time()
         async with asyncio.timeout(60):
-            examination = await setup.examined("FP0003")
+            examination = await setup.examined()
     assert set(findings(examination)) == {"FP0104", "FP0201", "FP0305", "FP0408"}
-    assert "no answer within 1 s" in findings(examination)["FP0201"]
+    assert "no answer within 5 s" in findings(examination)["FP0201"]
     assert time.process_time() - begun < 10
 
 
@@ -184,7 +185,7 @@ async def test_secrets_never_show(plain: SetUp) -> None:
         examination = await setup.having(present=now).examined()
     text = as_text(examination)
     assert SECRET not in text
-    assert "cluster.sasl_password: *** becomes ***" in text
+    assert f"cluster.sasl_password: {MASK} becomes {MASK}" in text
     assert "FP0104" in findings(examination)
     with pytest.raises(ConfigError) as refused:
         plain.having({"cluster.sasl_password": SECRET}).loaded()

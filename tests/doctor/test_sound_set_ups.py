@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -43,7 +42,7 @@ async def test_nothing_is_found(base: str, build: Callable, request: pytest.Fixt
     assert examination.exit_code == 0
     states = [state(result) for result in examination.results]
     assert states.count("ok") > 15, states
-    assert "not checked" not in states, examination.results
+    assert [one for one in examination.results if state(one) == "not checked"] == []
 
 
 def test_there_are_ten() -> None:
@@ -182,17 +181,30 @@ async def _a_proxy_that_runs_before_a_broker_with_users(
 
 @sound()
 async def _an_archive_without_its_cluster(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
-    changes = {"archive_only.enabled": True}
-    async with _running(setup.having({"cluster.bootstrap": None}), changes) as running:
-        yield running
+    """Before its start."""
+    identified(setup)
+    yield setup.having(
+        {
+            "cluster.bootstrap": None,
+            "archive.topics": None,
+            "archive_only.enabled": True,
+            "archive_only.offsets_file": str(setup.folder / "offsets" / "file"),
+        }
+    )
+
+
+def identified(setup: SetUp) -> None:
+    """There is an archive in the set-up's store."""
+    identity = encode_identity(ArchiveIdentity(uuid4(), None, "store"))
+    (setup.folder / "store" / "remote-log-layout").write_bytes(identity)
 
 
 @asynccontextmanager
 async def _running(setup: SetUp, values: dict[str, object]) -> AsyncIterator[SetUp]:
     """A proxy with an archive, that does not archive itself."""
-    identity = encode_identity(ArchiveIdentity(uuid4(), None, "store"))
-    (setup.folder / "store" / "remote-log-layout").write_bytes(identity)
-    proxy = _process(setup, values)
+    identified(setup)
+    bootstrap, store = str(setup.values["cluster.bootstrap"]), str(setup.values["store.url"])
+    proxy = ProxyProcess(bootstrap, store, setup.folder, settings=values)
     try:
         await asyncio.to_thread(proxy.start)
         yield setup.having(
@@ -206,11 +218,3 @@ async def _running(setup: SetUp, values: dict[str, object]) -> AsyncIterator[Set
         )
     finally:
         await asyncio.to_thread(proxy.stop)
-
-
-def _process(setup: SetUp, values: dict[str, object]) -> ProxyProcess:
-    folder: Path = setup.folder
-    bootstrap = setup.values["cluster.bootstrap"]
-    if bootstrap is None:  # the variable of an option that is given is read before it
-        return ProxyProcess("", str(setup.values["store.url"]), folder, settings=values)
-    return ProxyProcess(str(bootstrap), str(setup.values["store.url"]), folder, settings=values)
