@@ -41,7 +41,7 @@ async def test_nothing_is_found(base: str, build: Callable, request: pytest.Fixt
     assert findings(examination) == {}
     assert examination.exit_code == 0
     states = [state(result) for result in examination.results]
-    assert states.count("ok") > 15, states
+    assert states.count("ok") >= 12, states
     assert [one for one in examination.results if state(one) == "not checked"] == []
 
 
