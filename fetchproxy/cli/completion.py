@@ -60,8 +60,11 @@ def script(shell: Shell) -> str:
 
 
 def _commands() -> Iterator[CommandWords]:
-    own = (OptionWord("--help", "", "Show help."), OptionWord("--version", "", "Show the version."))
-    yield CommandWords("", "", own, cli.COMMANDS)
+    of_all = (
+        OptionWord("--help", "", "Show help."),
+        OptionWord("--version", "", "Show the version."),
+    )
+    yield CommandWords("", "", of_all, cli.COMMANDS)
     for name in cli.COMMANDS:
         yield from _below(name, cli.loaded(name))
 

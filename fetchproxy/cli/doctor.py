@@ -18,7 +18,7 @@ from fetchproxy.config.schema import LogConfig
 from fetchproxy.config.values import DURATION
 from fetchproxy.doctor.catalogue import CHECKS, Category
 from fetchproxy.doctor.machine import read_machine
-from fetchproxy.doctor.report import as_json, as_text
+from fetchproxy.doctor.report import report_json, report_text
 from fetchproxy.doctor.runner import Examination, examine, unusable
 from fetchproxy.doctor.scene import Scene
 from fetchproxy.errors import ConfigError
@@ -30,15 +30,13 @@ Before = Annotated[
     bool,
     typer.Option(
         "--before",
-        envvar="FETCHPROXY_BEFORE",
         help="Nothing runs yet: the ports have to be free. Without it, a proxy that runs is "
         "dialed at each address that it advertises.",
     ),
 ]
-Wait = Annotated[
+WaitFor = Annotated[
     str | None,
     typer.Option(
-        envvar="FETCHPROXY_WAIT",
         metavar="DURATION",
         help="Try again until nothing is fatal, for so long, such as 2m.",
     ),
@@ -46,7 +44,6 @@ Wait = Annotated[
 Present = Annotated[
     Path | None,
     typer.Option(
-        envvar="FETCHPROXY_PRESENT",
         metavar="FILE",
         help="The file of the process that runs now: also say what a change to --config does.",
     ),
@@ -54,7 +51,6 @@ Present = Annotated[
 Skip = Annotated[
     list[str] | None,
     typer.Option(
-        envvar="FETCHPROXY_SKIP",
         metavar="WHAT",
         help="Leave out a check (FP0404) or a category (store); may be repeated.",
     ),
@@ -62,20 +58,18 @@ Skip = Annotated[
 AsJson = Annotated[
     bool, typer.Option("--json", envvar="FETCHPROXY_JSON", help="Print the result as JSON.")
 ]
-Plain = Annotated[
-    bool, typer.Option("--plain", envvar="FETCHPROXY_PLAIN", help="Print ASCII only.")
-]
+PlainText = Annotated[bool, typer.Option("--plain", help="Print ASCII only.")]
 
 
 @options.shares("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only")
 def doctor(
     context: typer.Context,
     before: Before = False,
-    wait: Wait = None,
+    wait: WaitFor = None,
     present: Present = None,
     skip: Skip = None,
     json: AsJson = False,
-    plain: Plain = False,
+    plain: PlainText = False,
 ) -> None:
     """Check the settings, brokers, topics, store, addresses, certificates, keys and the machine.
 
@@ -157,7 +151,7 @@ def _duration_ms(text: str) -> int:
 def _print(found: Examination, as_json_text: bool, plain: bool) -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     plain = plain or encoding != "utf8"
-    text = as_json(found) if as_json_text else as_text(found, plain=plain)
+    text = report_json(found) if as_json_text else report_text(found, plain=plain)
     if plain:
         text = text.encode("ascii", "backslashreplace").decode()
     typer.echo(text, nl=False)

@@ -185,7 +185,7 @@ async def _can_be_reached(scene: Scene) -> Sequence[Finding]:
     return [_about(*one) for one in faults.items()] if len(faults) == count else NOTHING
 
 
-async def _each_answers(scene: Scene) -> Sequence[Finding]:
+async def _each_responds(scene: Scene) -> Sequence[Finding]:
     faults, _ = await _broker_faults(scene)
     return [_about(*one) for one in faults.items()]
 
@@ -286,7 +286,7 @@ async def _heartbeat_code(cluster: Cluster, group: str) -> int:
         return error.error_code
 
 
-LOOKS: Mapping[str, Look] = {
+BROKER_LOOKS: Mapping[str, Look] = {
     "FP0101": _one_takes_connections,
     "FP0102": _each_takes_connections,
     "FP0103": _tls_works,
@@ -294,7 +294,7 @@ LOOKS: Mapping[str, Look] = {
     "FP0105": _accept_our_user,
     "FP0106": _have_the_requests,
     "FP0107": _can_be_reached,
-    "FP0108": _each_answers,
+    "FP0108": _each_responds,
     "FP0109": _has_topic_rights,
     "FP0110": _may_join_the_group,
 }

@@ -12,6 +12,8 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
+PAGE = "docs/operate/doctor.md"
+
 
 class Category(StrEnum):
     """In the order of the output. The ids of a category share their first two digits."""
@@ -468,8 +470,8 @@ _CHECKS = (
     _fatal_machine(
         "0508",
         "the broker's log directories can be read",
-        "set `archive.log_dirs` to all `log.dirs` of the broker on this host, and let this user "
-        "read them",
+        "set `archive.log_dirs` to all log directories of the broker on this host, and let this "
+        "user read them",
         "With `archive.log_dirs` the archiver copies segment files.",
     ),
     _warn_change(
@@ -501,4 +503,3 @@ _CHECKS = (
     ),
 )
 CHECKS: Mapping[str, CheckMeaning] = dict(_CHECKS)
-PAGE = "docs/operate/doctor.md"

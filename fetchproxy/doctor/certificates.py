@@ -218,7 +218,7 @@ async def _users_can_be_read(scene: Scene) -> Passed | Sequence[Finding]:
     return Passed(f"{len(logins.users)} users")
 
 
-LOOKS: Mapping[str, Look] = {
+CERTIFICATE_LOOKS: Mapping[str, Look] = {
     "FP0401": _listener_loads,
     "FP0402": _upstream_loads,
     "FP0403": _none_has_ended,

@@ -47,12 +47,12 @@ def changed_settings(now: Loaded, then: Loaded) -> list[tuple[str, str, str]]:
         before, after = now.value_of(key), then.value_of(key)
         if before == after:
             continue
-        texts = [_shown(key.as_text(value), key.is_secret) for value in (before, after)]
+        texts = [_value_text(key.as_text(value), key.is_secret) for value in (before, after)]
         changed.append((key.dotted, texts[0], texts[1]))
     return changed
 
 
-def _shown(text: str, is_secret: bool) -> str:
+def _value_text(text: str, is_secret: bool) -> str:
     return MASK if is_secret else without_secrets(mask_text(text))
 
 
@@ -138,7 +138,7 @@ async def _deletes_no_more(scene: Scene) -> Sequence[Finding]:
     ]
 
 
-LOOKS: Mapping[str, Look] = {
+CHANGE_LOOKS: Mapping[str, Look] = {
     "FP0601": _keeps_its_topics,
     "FP0602": _stays_where_it_is,
     "FP0603": _keeps_its_manager,

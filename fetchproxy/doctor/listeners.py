@@ -149,8 +149,8 @@ async def _through(scene: Scene) -> AsyncIterator[Cluster]:
     if config.archive_only.users_file is not None:
         raise NotChecked("clients need a password, and doctor has none")
     if gateway.tls_certificate_file is not None:
-        own = gateway.tls_certificate_file
-        tls = ReloadingContext("doctor", lambda: LoadedContext(trusting(own), None), ())
+        certificate = gateway.tls_certificate_file
+        tls = ReloadingContext("doctor", lambda: LoadedContext(trusting(certificate), None), ())
     async with Cluster(_as_client(config, address), tls=tls) as cluster:
         yield cluster
 
@@ -186,7 +186,7 @@ def trusting(file: Path, *, last_only: bool = False) -> ssl.SSLContext:
     return context
 
 
-async def _answers_clients(scene: Scene) -> Passed | Sequence[Finding]:
+async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
     async with _through(scene) as proxy:
         try:
             told = await proxy.brokers(0)
@@ -251,12 +251,12 @@ def _readyz(host: str, port: int) -> tuple[int, str]:
         connection.close()
 
 
-LOOKS: Mapping[str, Look] = {
+LISTENER_LOOKS: Mapping[str, Look] = {
     "FP0301": _ports_are_free,
     "FP0302": _names_resolve,
     "FP0303": _no_loopback_for_others,
     "FP0304": _takes_connections,
-    "FP0305": _answers_clients,
+    "FP0305": _responds_to_clients,
     "FP0306": _advertises_what_works,
     "FP0307": _is_ready,
 }

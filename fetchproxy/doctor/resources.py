@@ -25,14 +25,14 @@ _CLIENTS_EXPECTED = 1_000
 
 
 async def _files_suffice(scene: Scene) -> Passed | Sequence[Finding]:
-    wanted, limit = scene.config.gateway.connections_max, scene.machine.open_files_max
+    clients, limit = scene.config.gateway.connections_max, scene.machine.open_files_max
     if "gateway.connections_max" not in scene.loaded.chosen:
-        wanted = min(wanted, _CLIENTS_EXPECTED)
-    room = clients_that_fit(limit, wanted)
-    if room >= wanted:
+        clients = min(clients, _CLIENTS_EXPECTED)
+    room = clients_that_fit(limit, clients)
+    if room >= clients:
         return NOTHING
-    reason = f"of {wanted} clients (gateway.connections_max), {room} fit below {limit} open files"
-    return [Finding(reason, {"files": open_files_for(wanted)})]
+    reason = f"of {clients} clients (gateway.connections_max), {room} fit below {limit} open files"
+    return [Finding(reason, {"files": open_files_for(clients)})]
 
 
 async def _memory_suffices(scene: Scene) -> Passed | Sequence[Finding]:
@@ -170,7 +170,7 @@ async def _log_dirs_can_be_read(scene: Scene) -> Sequence[Finding]:
     return NOTHING
 
 
-LOOKS: Mapping[str, Look] = {
+RESOURCE_LOOKS: Mapping[str, Look] = {
     "FP0501": _files_suffice,
     "FP0502": _memory_suffices,
     "FP0503": _spool_can_be_written,

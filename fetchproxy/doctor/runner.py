@@ -14,32 +14,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from fetchproxy.config.values import harmless, mask_text
-from fetchproxy.doctor import (
-    brokers,
-    certificates,
-    change,
-    listeners,
-    resources,
-    settings,
-    store,
-    topics,
-)
+from fetchproxy.doctor.brokers import BROKER_LOOKS
 from fetchproxy.doctor.catalogue import CHECKS, PAGE, Category, CheckMeaning, Severity
-from fetchproxy.doctor.change import Change, examine_change
+from fetchproxy.doctor.certificates import CERTIFICATE_LOOKS
+from fetchproxy.doctor.change import CHANGE_LOOKS, Change, examine_change
+from fetchproxy.doctor.listeners import LISTENER_LOOKS
+from fetchproxy.doctor.resources import RESOURCE_LOOKS
 from fetchproxy.doctor.scene import DoesNotApply, Finding, Look, NotChecked, Passed, Scene
+from fetchproxy.doctor.settings import SETTINGS_LOOKS
+from fetchproxy.doctor.store import STORE_LOOKS
+from fetchproxy.doctor.topics import TOPIC_LOOKS
 from fetchproxy.errors import ConfigError, FetchProxyError
 
 # Seconds. A broker has ten to answer by default, and a store twenty; what takes longer is broken.
 CHECK_MAX_S = 20.0
 LOOKS: Mapping[str, Look] = {
-    **settings.LOOKS,
-    **brokers.LOOKS,
-    **topics.LOOKS,
-    **store.LOOKS,
-    **listeners.LOOKS,
-    **certificates.LOOKS,
-    **resources.LOOKS,
-    **change.LOOKS,
+    **SETTINGS_LOOKS,
+    **BROKER_LOOKS,
+    **TOPIC_LOOKS,
+    **STORE_LOOKS,
+    **LISTENER_LOOKS,
+    **CERTIFICATE_LOOKS,
+    **RESOURCE_LOOKS,
+    **CHANGE_LOOKS,
 }
 _SETTINGS_CHECK = "FP0001"
 

@@ -33,6 +33,7 @@ from fetchproxy.tls.reloading import ReloadingContext, upstream_context
 
 # Parts that hang at their end do not hang the command.
 _CLOSE_MAX_S = 2.0
+NOTHING: Sequence[Finding] = ()
 
 T = TypeVar("T")
 
@@ -162,7 +163,6 @@ class Scene:
 
 
 Look = Callable[[Scene], Awaitable[Passed | Sequence[Finding]]]
-NOTHING: Sequence[Finding] = ()
 
 
 async def brokers_say(call: Awaitable[T]) -> T:

@@ -85,7 +85,7 @@ def _open_to_others(files: Mapping[Path, str]) -> Iterator[Finding]:
             yield Finding(reason, {"file": path})
 
 
-LOOKS: Mapping[str, Look] = {
+SETTINGS_LOOKS: Mapping[str, Look] = {
     "FP0001": _can_be_used,
     "FP0002": _has_a_store,
     "FP0003": _not_itself,

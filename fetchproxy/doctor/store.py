@@ -46,7 +46,7 @@ _LATENCY_MAX_MS = 1_000
 _CLEAN_UP_MAX_S = 5.0
 
 
-async def _answers(scene: Scene) -> Passed | Sequence[Finding]:
+async def _responds(scene: Scene) -> Passed | Sequence[Finding]:
     storage = await _opened(scene)
     with tried_once():
         there = await read_identity(storage.store, scene.prefix)
@@ -77,8 +77,9 @@ def can_make(folder: Path) -> bool:
 
 async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     storage = await _opened(scene)
+    identity = storage.identity
     with tried_once():
-        there = await storage.identity.look()
+        there = await identity.look()
     if scene.config.archive_only.enabled:
         return NOTHING
     cluster = scene.cluster()
@@ -88,10 +89,10 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     if scene.config.metadata.manager == "topic":  # whose manager would make its topic
         return NOTHING
     rlmm = metadata_manager(scene.config, storage, cluster, scene.wall_clock_ms)
-    own = OwnArchive(scene.config, storage, rlmm, cluster, uuid4, archives=scene.archives)
+    own_archive = OwnArchive(scene.config, storage, rlmm, cluster, uuid4, archives=scene.archives)
     try:
         with tried_once():
-            await own.examine()
+            await own_archive.examine()
     except ArchiveMissing:
         return NOTHING  # the next check says so
     except ClusterError as error:
@@ -224,8 +225,8 @@ async def _nothing_keeps(scene: Scene) -> Sequence[Finding]:
     return await _hazards(scene, False)
 
 
-LOOKS: Mapping[str, Look] = {
-    "FP0201": _answers,
+STORE_LOOKS: Mapping[str, Look] = {
+    "FP0201": _responds,
     "FP0202": _is_our_own,
     "FP0203": _is_there,
     "FP0204": _can_be_written,

@@ -132,7 +132,7 @@ async def _refuse_the_future(scene: Scene) -> Sequence[Finding]:
     return findings
 
 
-async def _answers_fit(scene: Scene) -> Sequence[Finding]:
+async def _responses_fit(scene: Scene) -> Sequence[Finding]:
     frame = scene.config.cluster.frame_bytes_max
     findings: list[Finding] = []
     for topic, settings in await _archived(scene):
@@ -211,12 +211,12 @@ def _number(settings: Mapping[str, str], key: str, default: int) -> int:
         return default
 
 
-LOOKS: Mapping[str, Look] = {
+TOPIC_LOOKS: Mapping[str, Look] = {
     "FP0111": _metadata_topic_keeps,
     "FP0112": _match,
     "FP0113": _none_from_the_future,
     "FP0114": _refuse_the_future,
-    "FP0115": _answers_fit,
+    "FP0115": _responses_fit,
     "FP0116": _can_trim,
     "FP0117": _keep_until_archived,
     "FP0118": _keep_enough_bytes,

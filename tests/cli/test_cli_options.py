@@ -36,7 +36,18 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = ["archive", "backfill", "config", "groups", "index", "keys", "merge", "mirror"]
+    names = [
+        "archive",
+        "backfill",
+        "completion",
+        "config",
+        "doctor",
+        "groups",
+        "index",
+        "keys",
+        "merge",
+        "mirror",
+    ]
     names += ["reindex", "report"]
     names += ["resolve", "restore", "segments", "serve", "user", "verify"]
     assert sorted(COMMANDS) == names
@@ -67,7 +78,10 @@ def test_every_option_has_help_and_a_variable(option: Any) -> None:
         # A person's word, said once: none is left in the environment for the next start.
         assert option.envvar is None
         return
-    if option.name in ("user_name", "topic_patterns", "group_patterns", "check", "show"):
+    if option.name in (
+        *("user_name", "topic_patterns", "group_patterns", "check", "show"),
+        *("before", "wait", "present", "skip", "plain", "shell"),
+    ):
         assert option.envvar is None  # for what is printed: no process is started with it
         return
     variables = {key.variable for key in all_keys().values()} | OPTION_VARIABLES
