@@ -40,6 +40,9 @@ class CommandWords(NamedTuple):
     commands: tuple[str, ...] = ()
 
 
+_HELP = OptionWord("--help", "", "Show help.")
+
+
 def completion(
     shell: Annotated[Shell, typer.Argument(help="The shell that completes.")],
 ) -> None:
@@ -84,7 +87,7 @@ def _options(command: Any) -> Iterator[OptionWord]:
             meaning = (parameter.help or "").replace("\\[", "[")
             for name in parameter.opts:
                 yield OptionWord(name, value, " ".join(meaning.split()))
-    yield OptionWord("--help", "", "Show help.")
+    yield _HELP
 
 
 def _values(commands: list[CommandWords]) -> tuple[list[str], list[str], list[str]]:

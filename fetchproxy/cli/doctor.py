@@ -18,7 +18,7 @@ from fetchproxy.config.schema import LogConfig
 from fetchproxy.config.values import DURATION
 from fetchproxy.doctor.catalogue import CHECKS, Category
 from fetchproxy.doctor.machine import read_machine
-from fetchproxy.doctor.report import report_json, report_text
+from fetchproxy.doctor.report import examination_json, examination_text
 from fetchproxy.doctor.runner import Examination, examine, unusable
 from fetchproxy.doctor.scene import Scene
 from fetchproxy.errors import ConfigError
@@ -151,7 +151,7 @@ def _duration_ms(text: str) -> int:
 def _print(found: Examination, as_json_text: bool, plain: bool) -> None:
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     plain = plain or encoding != "utf8"
-    text = report_json(found) if as_json_text else report_text(found, plain=plain)
+    text = examination_json(found) if as_json_text else examination_text(found, plain=plain)
     if plain:
         text = text.encode("ascii", "backslashreplace").decode()
     typer.echo(text, nl=False)

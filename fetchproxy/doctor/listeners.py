@@ -111,10 +111,10 @@ async def _no_loopback_for_others(scene: Scene) -> Sequence[Finding]:
     listen = parse_host_port(scene.config.gateway.listen).host
     if is_loopback(listen):
         return NOTHING
-    told = [host for host in advertised_hosts(scene.config) if is_loopback(host)]
+    hosts = [host for host in advertised_hosts(scene.config) if is_loopback(host)]
     return [
         Finding(f"the listener is at {listen}, and clients are told {host}", {"host": host})
-        for host in told
+        for host in hosts
     ]
 
 
@@ -189,15 +189,15 @@ def trusting(file: Path, *, last_only: bool = False) -> ssl.SSLContext:
 async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
     async with _through(scene) as proxy:
         try:
-            told = await proxy.brokers(0)
+            nodes = await proxy.brokers(0)
         except ClusterError as error:
             await _unless_brokers_are_away(scene)
             return [Finding(str(error))]
     if not scene.config.archive_only.enabled:
         direct = await brokers_say(scene.cluster().brokers())
-        if told and set(told.values()) == set(direct.values()):
+        if nodes and set(nodes.values()) == set(direct.values()):
             return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]
-    return Passed(", ".join(str(address) for _, address in sorted(told.items())))
+    return Passed(", ".join(str(address) for _, address in sorted(nodes.items())))
 
 
 async def _unless_brokers_are_away(scene: Scene) -> None:

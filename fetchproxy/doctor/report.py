@@ -23,7 +23,7 @@ def state(result: CheckResult) -> str:
     return result.meaning.severity.value if result.troubles else "ok"
 
 
-def report_text(examination: Examination, *, plain: bool = False) -> str:
+def examination_text(examination: Examination, *, plain: bool = False) -> str:
     """Without the checks that do not apply."""
     lines: list[str] = []
     signs = _PLAIN_SIGNS if plain else _SIGNS
@@ -81,7 +81,7 @@ def _summary(examination: Examination) -> str:
     return f"{', '.join(words)}: exit code {examination.exit_code}"
 
 
-def report_json(examination: Examination) -> str:
+def examination_json(examination: Examination) -> str:
     document: dict[str, object] = {
         "exit_code": examination.exit_code,
         "checks": [

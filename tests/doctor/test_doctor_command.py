@@ -14,7 +14,7 @@ from set_up import SetUp, a_server, findings, new_set_up
 
 from fetchproxy.config.values import MASK
 from fetchproxy.doctor.catalogue import CHECKS, Category
-from fetchproxy.doctor.report import report_text
+from fetchproxy.doctor.report import examination_text
 from fetchproxy.doctor.runner import LOOKS, unusable
 from fetchproxy.errors import ConfigError
 from lab.limited import options as as_options
@@ -183,13 +183,13 @@ async def test_secrets_never_show(plain: SetUp) -> None:
         )
         now = setup.having({"cluster.sasl_password": f"old-{SECRET}"}).loaded()
         examination = await setup.having(present=now).examined()
-    text = report_text(examination)
+    text = examination_text(examination)
     assert SECRET not in text
     assert f"cluster.sasl_password: {MASK} becomes {MASK}" in text
     assert "FP0104" in findings(examination)
     with pytest.raises(ConfigError) as refused:
         plain.having({"cluster.sasl_password": SECRET}).loaded()
-    assert SECRET not in report_text(unusable(refused.value))
+    assert SECRET not in examination_text(unusable(refused.value))
 
 
 async def test_nothing_is_left_behind(plain: SetUp) -> None:
@@ -215,7 +215,7 @@ async def test_a_change_says_what_it_would_do(plain: SetUp) -> None:
     assert ("archive.topics", "orders-1", "orders-2") in change.settings
     assert change.memory_bytes[0] > change.memory_bytes[1]
     assert set(findings(examination)) == {"FP0601"}
-    text = report_text(examination)
+    text = examination_text(examination)
     assert "gateway.connections_max: 20000 becomes 500\n" in text
     assert "topics gained: orders-2\ntopics lost: orders-1\n" in text
 
