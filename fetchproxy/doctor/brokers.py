@@ -110,7 +110,7 @@ async def _dial_bootstrap(scene: Scene) -> dict[HostPort, str]:
 
 async def _tls_works(scene: Scene) -> Sequence[Finding]:
     scene.check_has_brokers()
-    config, tls = scene.config.cluster, scene.upstream()
+    config, tls = scene.config.cluster, await scene.upstream()
     if tls is None:
         raise DoesNotApply(f"cluster.security_protocol = {config.security_protocol}")
     away = await _dial_bootstrap(scene)
@@ -121,14 +121,14 @@ async def _tls_works(scene: Scene) -> Sequence[Finding]:
 
 async def _speak_kafka(scene: Scene) -> Passed | Sequence[Finding]:
     try:
-        brokers = await scene.cluster().brokers(0)
+        brokers = await (await scene.cluster()).brokers(0)
     except (AuthenticationRefused, ConfigError):
         return NOTHING  # the next check says so
     return Passed(f"{len(brokers)} brokers")
 
 
 async def _accept_our_user(scene: Scene) -> Sequence[Finding]:
-    await scene.cluster().brokers()
+    await (await scene.cluster()).brokers()
     return NOTHING
 
 
@@ -147,7 +147,7 @@ async def _have_the_requests(scene: Scene) -> Sequence[Finding]:
             missing.append(Finding(f"broker {connection.address} has no topic ids (Kafka 2.8)"))
         return missing
 
-    return await scene.cluster().ask_any(ask)
+    return await (await scene.cluster()).ask_any(ask)
 
 
 def _needs(config: Config) -> list[ApiKey]:
@@ -164,7 +164,7 @@ def _needs(config: Config) -> list[ApiKey]:
 
 async def _broker_faults(scene: Scene) -> tuple[dict[HostPort, str], int]:
     """The errors of brokers that do not answer, and how many brokers there are."""
-    cluster = scene.cluster()
+    cluster = await scene.cluster()
     addresses = list(dict.fromkeys((await cluster.brokers()).values()))
     faults: dict[HostPort, str] = {}
 
@@ -209,7 +209,7 @@ async def topic_rights(scene: Scene) -> dict[str, set[int]]:
         rights = {topic.name: topic.authorized_operations for topic in response.topics}
         return {name: allowed for name, allowed in rights.items() if allowed is not None}
 
-    return await scene.cluster().ask_any(ask)
+    return await (await scene.cluster()).ask_any(ask)
 
 
 async def _has_topic_rights(scene: Scene) -> Sequence[Finding]:
@@ -217,7 +217,7 @@ async def _has_topic_rights(scene: Scene) -> Sequence[Finding]:
     if not scene.archives and config.metadata.manager == "store":
         raise DoesNotApply("a process that does not archive asks for DESCRIBE alone")
     rights = await topic_rights(scene)
-    if not rights and not await scene.cluster().topics(0):
+    if not rights and not await (await scene.cluster()).topics(0):
         return NOTHING
     findings = []
     for operation, topics in _missing_rights(config, rights, await _matching(scene)).items():
@@ -228,7 +228,7 @@ async def _has_topic_rights(scene: Scene) -> Sequence[Finding]:
 
 
 async def _matching(scene: Scene) -> list[str]:
-    topics = await scene.cluster().topics(0)
+    topics = await (await scene.cluster()).topics(0)
     pattern, metadata_topic = scene.config.archive.topics, scene.config.metadata.topic_name
     return [] if pattern is None else [
         topic.name for topic in matching_topics(pattern, topics, metadata_topic)
@@ -263,7 +263,7 @@ async def _may_join_the_group(scene: Scene) -> Sequence[Finding]:
     if group is None or not scene.archives:
         raise DoesNotApply("`archive.group_id` is not set")
     for _ in range(_COORDINATOR_TRIES_MAX):
-        code = await _heartbeat_code(scene.cluster(), group)
+        code = await _heartbeat_code((await scene.cluster()), group)
         if code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
             return [Finding(f"group {group}: {error_text(code)}")]
         if code not in _NO_COORDINATOR_YET:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,8 @@ from fetchproxy.doctor.scene import (
     Scene,
     brokers_say,
 )
-from fetchproxy.doctor.topics import archived_after_ms
+from fetchproxy.doctor.topics import archived_after_ms, number_in
+from fetchproxy.errors import FetchProxyError
 from fetchproxy.storage.stores.registry import same_place, without_secrets
 from fetchproxy.writing.deletion.retention import effective_retention
 from fetchproxy.writing.discovery import matching_topics
@@ -56,8 +58,8 @@ def _value_text(text: str, is_secret: bool) -> str:
     return MASK if is_secret else without_secrets(mask_text(text))
 
 
-async def examine_change(scene: Scene) -> Change | None:
-    """None: the settings of the present process are not given."""
+async def examine_change(scene: Scene, most_s: float) -> Change | None:
+    """Asks the brokers for `most_s` at most. None: no other settings are in force."""
     if scene.present is None:
         return None
     now, then = scene.present.config, scene.config
@@ -66,18 +68,19 @@ async def examine_change(scene: Scene) -> Change | None:
         (sum(memory_parts(now).values()), sum(memory_parts(then).values())),
     )
     try:
-        before, after = await _topics(scene, now), await _topics(scene, then)
-        gained = sorted(after - before)
-        margins = {topic: await _margin_ms(scene, topic) for topic in gained}
-    except NotChecked:
-        return change
+        async with asyncio.timeout(most_s):
+            before, after = await _topics(scene, now), await _topics(scene, then)
+            gained = sorted(after - before)
+            margins = {topic: await _margin_ms(scene, topic) for topic in gained}
+    except (NotChecked, FetchProxyError, TimeoutError):
+        return change  # the checks of the brokers say why
     lost = sorted(before - after)
     return Change(change.settings, change.memory_bytes, gained, lost, margins)
 
 
 async def _margin_ms(scene: Scene, topic: str) -> int | None:
-    settings = await brokers_say(scene.cluster().topic_config(topic))
-    kept_ms = int(settings.get("retention.ms", -1))
+    settings = await brokers_say((await scene.cluster()).topic_config(topic))
+    kept_ms = number_in(settings, "retention.ms", -1)
     return None if kept_ms < 0 else kept_ms - archived_after_ms(scene.config.archive)
 
 
@@ -85,7 +88,7 @@ async def _topics(scene: Scene, config: Config) -> set[str]:
     """The topics that these settings archive, of those that the cluster has now."""
     if config.archive.topics is None:
         return set()
-    topics = await brokers_say(scene.cluster().topics())
+    topics = await brokers_say((await scene.cluster()).topics())
     matching = matching_topics(config.archive.topics, topics, config.metadata.topic_name)
     return {topic.name for topic in matching}
 

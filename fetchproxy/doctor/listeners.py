@@ -73,7 +73,7 @@ async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
     base = config.gateway.node_port_base
     if base and not config.archive_only.enabled:
         mapped = parse_node_map(config.gateway.node_map or "")
-        nodes = await brokers_say(scene.cluster().brokers())
+        nodes = await brokers_say((await scene.cluster()).brokers())
         for node in sorted(nodes.keys() - mapped.keys()):
             if base + node < PORTS:
                 ports.append(("gateway.node_port_base", HostPort(listen.host, base + node)))
@@ -194,7 +194,7 @@ async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
             await _unless_brokers_are_away(scene)
             return [Finding(str(error))]
     if not scene.config.archive_only.enabled:
-        direct = await brokers_say(scene.cluster().brokers())
+        direct = await brokers_say((await scene.cluster()).brokers())
         if nodes and set(nodes.values()) == set(direct.values()):
             return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]
     return Passed(", ".join(str(address) for _, address in sorted(nodes.items())))
@@ -202,7 +202,7 @@ async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
 
 async def _unless_brokers_are_away(scene: Scene) -> None:
     if not scene.config.archive_only.enabled:
-        await brokers_say(scene.cluster().brokers(0))
+        await brokers_say((await scene.cluster()).brokers(0))
 
 
 async def _advertises_what_works(scene: Scene) -> Sequence[Finding]:

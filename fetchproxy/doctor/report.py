@@ -11,7 +11,7 @@ from fetchproxy.doctor.change import Change
 from fetchproxy.doctor.runner import CheckResult, Examination
 
 _SIGNS = {"ok": "√", "warning": "‼", "fatal": "×", "not checked": "-"}
-_PLAIN_SIGNS = {"ok": "ok ", "warning": "!! ", "fatal": "XX ", "not checked": "-- "}
+_PLAIN_SIGNS = {"ok": "ok", "warning": "!!", "fatal": "XX", "not checked": "--"}
 _NAMED_MAX = 20
 
 

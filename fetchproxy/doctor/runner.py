@@ -1,8 +1,8 @@
 """Runs the checks: categories at once, the checks of a category one after the other.
 
 A fatal finding ends its category, because what follows would fail for the same reason. Each check
-has a time limit. Errors of the domain are findings in their own words; anything else is a defect of
-fetchproxy and goes up.
+has a time limit. Errors of the domain and of the system are findings in their own words. Any other
+error is a defect of fetchproxy and goes up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from fetchproxy.config.values import harmless, mask_text
 from fetchproxy.doctor.brokers import BROKER_LOOKS
@@ -98,7 +97,7 @@ async def examine(
                 tasks.create_task(_examine_category(scene, category, skip, check_max_s))
                 for category in Category
             ]
-            changes = tasks.create_task(_within(examine_change(scene), check_max_s))
+            changes = tasks.create_task(examine_change(scene, check_max_s))
     finally:
         await scene.close()
     results = [result for task in categories for result in task.result()]
@@ -123,15 +122,6 @@ class _LeftBehind(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
-
-
-async def _within(work: Any, most_s: float) -> Any:
-    """The result of `work`; None: it takes longer."""
-    try:
-        async with asyncio.timeout(most_s):
-            return await work
-    except TimeoutError:
-        return None
 
 
 async def _examine_category(
@@ -159,11 +149,10 @@ async def _examine_one(
     except NotChecked as why:
         applies = not isinstance(why, DoesNotApply)
         return CheckResult(id, note=safe(str(why)), made=False, applies=applies)
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        found = [Finding(f"no answer within {check_max_s:g} s")]
-    except FetchProxyError as error:
+    except TimeoutError as error:
+        within = f"no answer within {check_max_s:g} s"
+        found = [Finding(within if limit.expired() else f"no answer in time: {error}")]
+    except (FetchProxyError, OSError) as error:
         found = [Finding(str(error), getattr(error, "words", {}))]
     if isinstance(found, Passed):
         return CheckResult(id, note=safe(found.note))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -23,11 +22,10 @@ from fetchproxy.config.load import Loaded
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort, is_any_address, parse_bootstrap, parse_host_port
 from fetchproxy.doctor.machine import Machine
-from fetchproxy.errors import ClusterError, ConfigError, LogDirUnusable, RemoteStorageError
-from fetchproxy.segments import object_keys as keys
+from fetchproxy.errors import ClusterError, ConfigError, RemoteStorageError
 from fetchproxy.storage.attached_topics import open_archive
 from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
-from fetchproxy.storage.stores.registry import open_object_store, parse_store_url, without_secrets
+from fetchproxy.storage.stores.registry import parse_store_url, without_secrets
 from fetchproxy.storage.stores.retries import tried_once
 from fetchproxy.tls.reloading import ReloadingContext, upstream_context
 
@@ -74,6 +72,7 @@ class Scene:
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
     _cluster: Cluster | None = None
     _storage: RemoteStorage | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _storage_opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -85,19 +84,21 @@ class Scene:
         if self.config.archive_only.enabled:
             raise DoesNotApply("in archive-only mode there are no brokers")
 
-    def cluster(self) -> Cluster:
+    async def cluster(self) -> Cluster:
         """Raises ConfigError, NotChecked."""
         self.check_has_brokers()
-        if self._cluster is None:
-            tls = self.upstream()
-            self._cluster = Cluster(self.config.cluster, tls=tls)
-            self.resources.push_async_callback(self._cluster.__aexit__, None, None, None)
+        async with self._opening:
+            if self._cluster is None:
+                self._cluster = Cluster(self.config.cluster, tls=await self.upstream())
+                self.resources.push_async_callback(self._cluster.__aexit__, None, None, None)
         return self._cluster
 
-    def upstream(self) -> ReloadingContext | None:
+    async def upstream(self) -> ReloadingContext | None:
         """TLS with the brokers. Raises NotChecked, as another check says what is wrong with it."""
         try:
-            return upstream_context(self.config.cluster, self.config.tls)
+            # On a thread, because the files' disk may hang.
+            config = self.config
+            return await asyncio.to_thread(upstream_context, config.cluster, config.tls)
         except ConfigError as error:
             raise NotChecked("the files for TLS with brokers cannot be used") from error
 
@@ -112,7 +113,8 @@ class Scene:
                     await asyncio.to_thread(at_rest_of, self.config.store)
                 except ConfigError as error:
                     raise NotChecked("the key ring cannot be used") from error
-                storage = open_archive(self.config)
+                # On a thread, as the client's modules take half a second to load.
+                storage = await asyncio.to_thread(open_archive, self.config)
                 self.resources.push_async_callback(storage.__aexit__, None, None, None)
                 with tried_once():
                     await storage.__aenter__()
@@ -122,14 +124,11 @@ class Scene:
     @property
     def prefix(self) -> str:
         """Of the archive in its store."""
-        return keys.normal_prefix(open_object_store(store_url(self.config), self.config.store)[1])
+        return str(getattr(parse_store_url(store_url(self.config)), "prefix", ""))
 
     @property
     def archives(self) -> bool:
         return self.config.archive.topics is not None
-
-    def matches(self, topic: str) -> bool:
-        return re.fullmatch(self.config.archive.topics or "", topic) is not None
 
     def clients_address(self) -> HostPort:
         """Where a client on this machine begins."""
@@ -179,5 +178,5 @@ async def store_says(call: Awaitable[T]) -> T:
     """As `brokers_say`, for the store."""
     try:
         return await call
-    except (RemoteStorageError, LogDirUnusable) as error:
+    except RemoteStorageError as error:
         raise NotChecked(f"the store does not tell ({error})") from error

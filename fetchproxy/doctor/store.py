@@ -82,7 +82,7 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
         there = await identity.look()
     if scene.config.archive_only.enabled:
         return NOTHING
-    cluster = scene.cluster()
+    cluster = await scene.cluster()
     cluster_id = await brokers_say(cluster.cluster_id())
     if there is not None:
         check_is_of_cluster(there, cluster_id)

@@ -40,7 +40,7 @@ async def discovery_of(scene: Scene) -> TopicDiscovery:
     if scene.config.archive.topics is None:
         raise DoesNotApply("`archive.topics` is not set")
     found = TopicDiscovery(
-        scene.cluster(),
+        (await scene.cluster()),
         scene.config.archive.topics,
         interval_ms=0,
         metadata_topic=scene.config.metadata.topic_name,
@@ -51,7 +51,7 @@ async def discovery_of(scene: Scene) -> TopicDiscovery:
 
 async def _archived(scene: Scene) -> list[_Archived]:
     discovery = await brokers_say(discovery_of(scene))
-    cluster, archived = scene.cluster(), []
+    cluster, archived = await scene.cluster(), []
     for topic in await brokers_say(cluster.topics()):
         settings = discovery.topic_config(topic.topic_id)
         if settings is not None and topic.name not in discovery.refused:
@@ -63,7 +63,7 @@ async def _metadata_topic_keeps(scene: Scene) -> Sequence[Finding]:
     metadata = scene.config.metadata
     if metadata.manager != "topic":
         raise DoesNotApply("`metadata.manager = store`")
-    cluster = scene.cluster()
+    cluster = await scene.cluster()
     topic = KafkaMetadataLog(cluster, scene.config.cluster, metadata, wall_clock_ms)
     brokers = len(await brokers_say(cluster.brokers()))
     if await topic.check() or metadata.topic_replication_factor <= brokers:
@@ -101,7 +101,7 @@ async def _none_from_the_future(scene: Scene) -> Sequence[Finding]:
 async def _newest_ms(scene: Scene, topic: TopicInfo) -> int | None:
     """The timestamp of the newest record in the topic's first partition. None: not known."""
     tp = TopicIdPartition(topic.topic_id, topic.name, min(topic.leaders, default=0))
-    cluster = scene.cluster()
+    cluster = await scene.cluster()
     try:
         offsets = await cluster.log_offsets(tp)
         if offsets.high_watermark <= offsets.log_start_offset:
@@ -123,7 +123,7 @@ async def _refuse_the_future(scene: Scene) -> Sequence[Finding]:
     for topic, settings in await _archived(scene):
         retention = effective_retention(scene.config.archive, topic.name, settings)
         by_time = retention.remote_ms >= 0 or retention.local_ms >= 0
-        limit_ms = _number(settings, "message.timestamp.after.max.ms", 0)
+        limit_ms = number_in(settings, "message.timestamp.after.max.ms", 0)
         by_producer = settings.get("message.timestamp.type") == "CreateTime"
         if by_time and by_producer and limit_ms > _FUTURE_MAX_MS:
             what = "none" if limit_ms == _NO_LIMIT_MS else f"{limit_ms} ms"
@@ -136,7 +136,7 @@ async def _responses_fit(scene: Scene) -> Sequence[Finding]:
     frame = scene.config.cluster.frame_bytes_max
     findings: list[Finding] = []
     for topic, settings in await _archived(scene):
-        largest = _number(settings, "max.message.bytes", 0)
+        largest = number_in(settings, "max.message.bytes", 0)
         needs = FETCH_BYTES_MAX + largest + _FRAME_OVERHEAD_BYTES
         if needs > frame:
             reason = (
@@ -174,7 +174,7 @@ def archived_after_ms(archive: ArchiveConfig) -> int:
 
 def retention_fault(archive: ArchiveConfig, settings: Mapping[str, str]) -> str | None:
     """Why the brokers may delete records before they are archived, as a clause."""
-    kept_ms = _number(settings, "retention.ms", -1)
+    kept_ms = number_in(settings, "retention.ms", -1)
     after_ms = archived_after_ms(archive)
     if kept_ms < 0 or kept_ms > after_ms or "delete" not in settings.get("cleanup.policy", ""):
         return None
@@ -188,7 +188,7 @@ async def _keep_enough_bytes(scene: Scene) -> Sequence[Finding]:
     segment = scene.config.archive.segment_bytes_max
     findings: list[Finding] = []
     for topic, settings in await _archived(scene):
-        kept = _number(settings, "retention.bytes", -1)
+        kept = number_in(settings, "retention.bytes", -1)
         if 0 <= kept < segment:
             reason = f"{topic.name}: retention.bytes={kept}, and a segment has {segment} bytes"
             words = {"topic": topic.name, "retention_bytes": 4 * segment}
@@ -203,7 +203,7 @@ async def _can_be_archived(scene: Scene) -> Sequence[Finding]:
     ]
 
 
-def _number(settings: Mapping[str, str], key: str, default: int) -> int:
+def number_in(settings: Mapping[str, str], key: str, default: int) -> int:
     """A broker's setting; `default` if it does not report it as a number."""
     try:
         return int(settings[key])

@@ -54,7 +54,7 @@ def test_what_is_fatal_ends_with_2_and_ends_its_category(plain: SetUp) -> None:
     setup = plain.having({"cluster.bootstrap": f"127.0.0.1:{free_port()}"})
     done = doctor(setup, "--before", "--plain")
     assert done.returncode == 2
-    assert "XX  FP0101" in done.stdout
+    assert "XX FP0101" in done.stdout
     assert "FP0102" not in done.stdout
     assert done.stdout.isascii()
     assert "FP0503" in done.stdout  # other categories go on
@@ -63,7 +63,7 @@ def test_what_is_fatal_ends_with_2_and_ends_its_category(plain: SetUp) -> None:
 def test_a_terminal_without_utf_8_gets_ascii(plain: SetUp) -> None:
     done = doctor(plain, "--before", "--skip", "store", PYTHONIOENCODING="ascii")
     assert done.stdout.isascii()
-    assert "ok  FP0101" in done.stdout
+    assert "ok FP0101" in done.stdout
 
 
 def test_as_json(plain: SetUp) -> None:
@@ -141,7 +141,10 @@ async def test_nothing_hangs(plain: SetUp, monkeypatch: pytest.MonkeyPatch) -> N
         begun = time.process_time()
         async with asyncio.timeout(60):
             examination = await setup.examined()
-    assert set(findings(examination)) == {"FP0104", "FP0201", "FP0305", "FP0408"}
+    found = set(findings(examination))
+    assert found >= {"FP0104", "FP0201", "FP0408"}
+    # The proxy is not blamed before it is known that the brokers answer.
+    assert found - {"FP0104", "FP0201", "FP0408"} in ({"FP0305"}, {"FP0307"})
     assert "no answer within 5 s" in findings(examination)["FP0201"]
     assert time.process_time() - begun < 10
 
