@@ -518,7 +518,7 @@ async def _a_store_far_away(setup: SetUp, request: pytest.FixtureRequest) -> Asy
         yield setup.having({"store.url": url}, check_max_s=120.0)
 
 
-@broken("FP0211", "put-bucket-lifecycle-configuration")
+@broken("FP0211", "put-bucket-lifecycle-configuration", marks=(pytest.mark.slow,))
 async def _a_lifecycle_rule(setup: SetUp, request: pytest.FixtureRequest) -> AsyncIterator[SetUp]:
     rule = {"ID": "tidy", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30}}
     with MotoServer() as server:
