@@ -283,7 +283,8 @@ _CHECKS = (
         "objects can be deleted",
         "give the right to delete (s3:DeleteObject), or keep everything: "
         "`archive.topic_deletion=keep`, no retention",
-        "Retention and deleted topics need it. An archiver that deletes nothing can do without.",
+        "Retention and deleted topics need it. An archiver that deletes nothing can do without; "
+        "then doctor's own probes, `doctor.*`, stay in the store.",
     ),
     _warn_store(
         "0209",

@@ -120,7 +120,7 @@ async def _times_left(scene: Scene) -> list[tuple[Path, int]]:
 async def _is_for_the_names(scene: Scene) -> Sequence[Finding]:
     loaded, file = await _listener(scene), _certificate(scene)
     findings: list[Finding] = []
-    for name in dict.fromkeys(advertised_hosts(scene.config)):
+    for name in await advertised_hosts(scene):
         error = shaken(loaded.context, trusting(file), name)
         if error is not None and error.verify_code in _NAME_MISMATCHES:
             reason = f"{file} is not for {name}: {error.verify_message}"

@@ -37,9 +37,10 @@ work, or loses records. `--wait` ends as soon as nothing is fatal.
 category, because what follows would fail for the same reason. `--plain` writes ASCII; so does a
 terminal that is not UTF-8.
 
-**What it does.** It connects with the credentials of the settings, and asks. It writes one small
-object into the store and, if this process archives, one file into the spool, and removes both. It
-sends one heartbeat of a member that does not exist. It changes nothing else, prints no secret,
+**What it does.** It connects with the credentials of the settings, and asks. If this process
+archives, it writes probe objects into the store and a file into the spool, and removes them. A
+group is asked by a heartbeat of a member that does not exist; a new cluster makes its topic
+`__consumer_offsets` then, as for each first consumer. It changes nothing else, prints no secret,
 and gives up each check after 20 s.
 
 **Where to run it.** On the machine, or in the container, of the process, as its user. For an

@@ -6,12 +6,12 @@ import asyncio
 import http.client
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.config.schema import ClusterConfig, Config
+from fetchproxy.config.schema import ClusterConfig, Config, GatewayConfig
 from fetchproxy.config.values import (
     HostPort,
     is_any_address,
@@ -85,7 +85,7 @@ async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
 async def _names_resolve(scene: Scene) -> Sequence[Finding]:
     loop = asyncio.get_running_loop()
     findings: list[Finding] = []
-    for host in dict.fromkeys(advertised_hosts(scene.config)):
+    for host in await advertised_hosts(scene):
         try:
             await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -93,15 +93,23 @@ async def _names_resolve(scene: Scene) -> Sequence[Finding]:
     return findings
 
 
-def advertised_hosts(config: Config) -> Iterator[str]:
-    """The hosts that clients dial. Of the server names (SNI), that of node 0 stands for all."""
-    gateway = config.gateway
+async def advertised_hosts(scene: Scene) -> list[str]:
+    """The hosts that clients dial. With server names (SNI), those of the brokers if they answer."""
+    config = scene.config
+    nodes: Collection[int] = ()
+    if config.gateway.sni_node_pattern is not None:
+        with suppress(NotChecked):
+            nodes = (await brokers_say((await scene.cluster()).brokers())).keys()
+    return list(dict.fromkeys(_hosts(config.gateway, sorted(nodes))))
+
+
+def _hosts(gateway: GatewayConfig, nodes: Iterable[int]) -> Iterator[str]:
     if gateway.sni_bootstrap_host is not None:
         yield gateway.sni_bootstrap_host
     elif not is_any_address(host := gateway.advertise_host or parse_host_port(gateway.listen).host):
         yield host
     if (names := ServerNames.of(gateway)) is not None:
-        yield names.host_of(0)
+        yield from map(names.host_of, nodes)
     for place in parse_node_map(gateway.node_map or "").values():
         if place.host is not None:
             yield place.host
@@ -111,7 +119,7 @@ async def _no_loopback_for_others(scene: Scene) -> Sequence[Finding]:
     listen = parse_host_port(scene.config.gateway.listen).host
     if is_loopback(listen):
         return NOTHING
-    hosts = [host for host in advertised_hosts(scene.config) if is_loopback(host)]
+    hosts = [host for host in await advertised_hosts(scene) if is_loopback(host)]
     return [
         Finding(f"the listener is at {listen}, and clients are told {host}", {"host": host})
         for host in hosts
@@ -193,7 +201,10 @@ async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
         except ClusterError as error:
             await _unless_brokers_are_away(scene)
             return [Finding(str(error))]
-    if not scene.config.archive_only.enabled:
+    gateway = scene.config.gateway
+    # With names of its own for each broker, the proxy may advertise the brokers' very names.
+    may_be_same = gateway.sni_node_pattern is not None or gateway.node_map is not None
+    if not scene.config.archive_only.enabled and not may_be_same:
         direct = await brokers_say((await scene.cluster()).brokers())
         if nodes and set(nodes.values()) == set(direct.values()):
             return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]

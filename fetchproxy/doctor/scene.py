@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TypeVar
+from uuid import uuid4
 
 from fetchproxy.archive import store_url
 from fetchproxy.brokers.cluster import Cluster
@@ -69,6 +70,7 @@ class Scene:
     before: bool = False
     present: Loaded | None = None
     file: Path | None = None
+    id: str = field(default_factory=lambda: uuid4().hex)  # in the names of probe objects
     resources: AsyncExitStack = field(default_factory=AsyncExitStack)
     _cluster: Cluster | None = None
     _storage: RemoteStorage | None = None

@@ -113,14 +113,14 @@ async def _is_there(scene: Scene) -> Sequence[Finding]:
 
 
 @asynccontextmanager
-async def _probe(scene: Scene) -> AsyncIterator[tuple[ObjectStore, str]]:
+async def _probe(scene: Scene, name: str = "probe") -> AsyncIterator[tuple[ObjectStore, str]]:
     """The store, and the key of an object that is removed afterwards. Raises NotChecked for a
     process that only reads.
     """
     if not scene.archives:
         raise DoesNotApply("a process that does not archive only reads")
     store = (await _opened(scene)).store
-    key = f"{scene.prefix}doctor.{uuid4().hex}/probe"
+    key = f"{scene.prefix}doctor.{scene.id}/{name}"  # no topic's name
     try:
         with tried_once():
             yield store, key
@@ -155,7 +155,7 @@ async def _listings_are_complete(scene: Scene) -> Sequence[Finding]:
 
 
 async def _keeps_what_is_there(scene: Scene) -> Sequence[Finding]:
-    async with _probe(scene) as (store, key):
+    async with _probe(scene, "new") as (store, key):
         first = await store.put_new(key, _PROBE)
         second = await store.put_new(key, b"another")
         content = await store.get(key)

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from certificates import Authority
+from host_names import names_here
 from proxy_process import ProxyProcess
 from secured_clients import as_user
 from set_up import SetUp, findings, this_machine
@@ -93,6 +94,21 @@ async def _tls_and_ports_for_each_broker(setup: SetUp, _: object) -> AsyncIterat
 def _topic(kafka: SecuredKafka, **settings: str) -> str:
     named = {key.replace("_", "."): value for key, value in settings.items()}
     return kafka.create_topic(f"sound-{uuid4().hex[:8]}", config=named)
+
+
+@sound()
+async def _one_port_for_all_brokers_by_their_names(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
+    """The certificate has the names of the brokers that there are, and of no other node."""
+    names = ("kafka.example", "broker-1.kafka.example")
+    certificate = Authority(setup.folder / "ca").issue("a", hosts=names)
+    with names_here(names):
+        yield setup.having(
+            {
+                "gateway.tls_certificate_file": str(certificate),
+                "gateway.sni_bootstrap_host": "kafka.example",
+                "gateway.sni_node_pattern": "broker-{node_id}.kafka.example",
+            }
+        )
 
 
 @sound("real", pytest.mark.kafka)
