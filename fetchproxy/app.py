@@ -33,11 +33,20 @@ from fetchproxy.metadata.leader_views import LeaderLog, LeaderViews
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews, RemoteLogMetadataManager
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.observability.ages import LAST_SUCCESSES
 from fetchproxy.observability.health import Condition, Health, Kind
 from fetchproxy.observability.logs import SparingWarnings
-from fetchproxy.observability.metrics import ARCHIVER_RESTARTS, MEMORY_BUDGET_BYTES, REGISTRY
+from fetchproxy.observability.metrics import (
+    ARCHIVER_RESTARTS,
+    BY_TOPIC,
+    CPU_CORES_AVAILABLE,
+    MEMORY_AVAILABLE_BYTES,
+    MEMORY_BUDGET_BYTES,
+    REGISTRY,
+)
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.runtime.control_groups import available_cpu_cores, available_memory_bytes
 from fetchproxy.runtime.garbage import spare_collections, visit_exempt_objects
 from fetchproxy.runtime.heap import give_back_freed_memory, glibc_allocator
 from fetchproxy.runtime.retrying import keep_running
@@ -368,7 +377,8 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         parts.config, parts.storage, parts.rlmm, cluster, around, limits=parts.limits.console
     )
     console = parts.config.console
-    async with ConsoleServer(console, collector, REGISTRY, lambda: parts.records):
+    registry = REGISTRY if console.metrics_by_partition else BY_TOPIC
+    async with ConsoleServer(console, collector, registry, lambda: parts.records):
         yield collector
 
 
@@ -430,6 +440,8 @@ async def _keep_tls_fresh(parts: Parts) -> None:
 async def _watch_process(parts: Parts) -> None:
     for part, size_bytes in memory_parts(parts.config).items():
         MEMORY_BUDGET_BYTES.labels(part).set(size_bytes)
+    MEMORY_AVAILABLE_BYTES.set(await asyncio.to_thread(available_memory_bytes))
+    CPU_CORES_AVAILABLE.set(await asyncio.to_thread(available_cpu_cores))
 
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     forgetting = Forgetting(parts.rlmm, cluster, parts.tables)
@@ -440,6 +452,7 @@ async def _watch_process(parts: Parts) -> None:
         ("event loop time", publish_event_loop_time, "its metrics stand still"),
         ("store watch", parts.storage.health.run, "conditions of the store stand still"),
         ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),
+        ("ages", LAST_SUCCESSES.run, "`fetchproxy_last_success_age_seconds` stands still"),
         ("forgetting", forgetting.run, "deleted topics stay in memory and in the metrics"),
     ]
     if cluster is not None:

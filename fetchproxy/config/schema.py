@@ -418,6 +418,10 @@ class ConsoleConfig(Section):
     """Names of JSON fields and of headers, separated by commas, whose content the console does not
     show, at any depth. If it is set, keys and values that are not JSON are not shown at all.
     """
+    metrics_by_partition: bool = False
+    """If true, `/metrics` has up to 13 series for each partition of an archived topic: 10 MB for
+    10,000 partitions. If false, it has them for each topic, with the sum or the worst.
+    """
 
 
 class ProcessConfig(Section):

@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from importlib import resources
 from ipaddress import ip_address
-from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +53,8 @@ SECURITY_HEADERS = {
     "Cache-Control": "no-store",
 }
 METRICS_A_STEP = 8
+# One metric takes 4 ms to sum up over 10,000 partitions. Steps end after this, too.
+STEP_S = 0.005
 # An item takes about 40 µs.
 ITEMS_A_STEP = 50
 ROWS_DIGITS_MAX = 6
@@ -174,10 +175,21 @@ async def _in_steps(
     texts: list[bytes] = []
     while True:
         async with turn:
-            if not (some := list(islice(metrics, METRICS_A_STEP))):
+            if not (some := _next_of(metrics)):
                 return b"".join([*texts, end])
             texts.append(encoded(some).removesuffix(end))
             await asyncio.sleep(0)
+
+
+def _next_of(metrics: Iterator[Metric]) -> list[Metric]:
+    clock = asyncio.get_running_loop().time
+    some: list[Metric] = []
+    until = clock() + STEP_S
+    for metric in metrics:
+        some.append(metric)
+        if len(some) == METRICS_A_STEP or clock() >= until:
+            break
+    return some
 
 
 class ConsoleServer:

@@ -30,6 +30,10 @@ records) and of `fetchproxy_corrupt_chunks_total`, and on `fetchproxy_conditions
 cluster and the archive have deleted it. As in Kafka, a topic that is made again counts from 0. The
 Prometheus client adds `process_*`: CPU seconds, memory, open files.
 
+Metrics with the labels *topic (partition)* have one series for each topic, with the sum over its
+partitions as in Kafka, or the worst of them where the meaning says so. With
+`console.metrics_by_partition = true` they have one for each partition instead.
+
 """
 _LOG_INTRODUCTION = """\
 # Log events

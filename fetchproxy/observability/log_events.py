@@ -1,7 +1,7 @@
 """What each event of the log means, and what to do; docs/reference/log-events.md is made of it.
 
-Only the generator of that page and a test import this table: the code that logs does not need it.
-The test compares it with every call that logs: the same names, the same levels.
+The code that logs does not need this table: a test compares it with every call that logs, the same
+names, the same levels. The metric of log messages has these names as its labels.
 
 The rule for whoever has to act: a warning or an error whose action does not begin with "none"
 carries its `hint` in the line itself, in the words of the table. It needs none if a condition with

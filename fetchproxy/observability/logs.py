@@ -21,6 +21,9 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.config.values import MASK, harmless, is_secret_name, mask_text
+from fetchproxy.observability.health import MEANINGS
+from fetchproxy.observability.log_events import EVENTS
+from fetchproxy.observability.metrics import LOG_MESSAGES
 
 RECENT_EVENTS_MAX = 100
 _DETAIL_CHARS_MAX = 300
@@ -163,12 +166,23 @@ def _processors(operator_notes: bool, colors: bool) -> Iterator[Processor]:
     yield structlog.processors.format_exc_info
     yield mask_secrets  # after `format_exc_info` has made the traceback a text
     yield RECENT_EVENTS.processor
+    yield count_line
     if operator_notes:
         plain = structlog.dev.plain_traceback
         yield structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
         return
     yield _order_keys
     yield structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+
+
+def count_line(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
+    """A structlog processor that counts the line and changes nothing. Only the names of the page of
+    log events are labels: no text from outside becomes one.
+    """
+    event = str(event_dict.get("event", ""))
+    known = event in EVENTS or event.removesuffix("_no_more") in MEANINGS
+    LOG_MESSAGES.labels(str(event_dict.get("level", "")), event if known else "other").inc()
+    return event_dict
 
 
 class _NamedLogger(structlog.WriteLogger):

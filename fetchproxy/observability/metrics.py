@@ -1,12 +1,17 @@
-"""Every metric of fetchproxy, declared once, on one registry.
+"""Every metric of fetchproxy, declared once.
 
-It is the source of docs/reference/metrics.md.
+It is the source of docs/reference/metrics.md. `REGISTRY` has every series. `BY_TOPIC` has one
+series for each topic where the other has one for each of its partitions: a scrape then stays small,
+however many partitions there are.
 """
 
 from __future__ import annotations
 
+import platform
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from threading import Lock
+from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,13 +21,18 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fetchproxy import __version__
 
 # A `_created` series for each counter would double a scrape, and nobody reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 REGISTRY = CollectorRegistry()
-ProcessCollector(registry=REGISTRY)  # process_cpu_seconds_total, process_resident_memory_bytes …
+BY_TOPIC = CollectorRegistry()
+for _registry in (REGISTRY, BY_TOPIC):
+    ProcessCollector(registry=_registry)  # process_cpu_seconds_total, process_resident_memory_bytes
 
 
 _TAKING_OVER = Lock()  # two scrapes at once must not add the same counts twice
@@ -36,6 +46,31 @@ STORE_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _RSM = "kafka_log_remote_remotestoragemanager"
 # Milliseconds, as in Kafka's RemoteLogReaderFetchRateAndTimeMs.
 _READ_MS = (1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000)
+
+
+class _ByTopic(Collector):
+    """A metric of partitions, as one series for each topic. `combine` makes its value from those of
+    the partitions: their sum, as in Kafka's BrokerTopicMetrics, or the worst.
+    """
+
+    def __init__(
+        self, metric: Counter | Gauge, combine: Callable[[Iterable[float]], float]
+    ) -> None:
+        self._metric, self._combine = metric, combine
+
+    def describe(self) -> Iterable[Metric]:
+        return self._metric.describe()
+
+    def collect(self) -> Iterable[Metric]:
+        of_topics = defaultdict(list)
+        for labels, value in values_of(self._metric):
+            of_topics[labels[0]].append(value)
+        family_of = CounterMetricFamily if isinstance(self._metric, Counter) else GaugeMetricFamily
+        for one in self._metric.describe():
+            family = family_of(one.name, one.documentation, labels=_TOPIC)
+        for topic, values in of_topics.items():
+            family.add_metric((topic,), self._combine(values))
+        return [family]
 
 
 class Tally:
@@ -75,22 +110,46 @@ def counter(name: str, help_text: str, *labels: str, values: Iterable[str] = ())
     found = Counter(name, help_text, labels, registry=REGISTRY)
     for value in values:
         found.labels(value)
-    _DECLARED[found] = labels
+    _declare(found, labels)
     return found
 
 
-def gauge(name: str, help_text: str, *labels: str) -> Gauge:
+def gauge(
+    name: str,
+    help_text: str,
+    *labels: str,
+    of_topic: Callable[[Iterable[float]], float] = sum,
+) -> Gauge:
+    """`of_topic`: the value for a topic, from those of its partitions."""
     found = Gauge(name, help_text, labels, registry=REGISTRY)
-    _DECLARED[found] = labels
+    _declare(found, labels, of_topic)
     return found
 
 
 def histogram(name: str, help_text: str, *labels: str, buckets: Sequence[float]) -> Histogram:
     found = Histogram(name, help_text, labels, registry=REGISTRY, buckets=buckets)
-    _DECLARED[found] = labels
+    _declare(found, labels)
     return found
 
 
+def _declare(
+    metric: Counter | Gauge | Histogram,
+    labels: tuple[str, ...],
+    combine: Callable[[Iterable[float]], float] = sum,
+) -> None:
+    _DECLARED[metric] = labels
+    if labels == _PARTITION and not isinstance(metric, Histogram):
+        BY_TOPIC.register(_ByTopic(metric, combine))
+    else:
+        BY_TOPIC.register(metric)
+
+
+EVENT_LOOP_LAG_SECONDS = histogram(
+    "fetchproxy_event_loop_lag_seconds",
+    "Seconds by which a timer of the event loop is late, once a second: the loop was busy, or had "
+    "no core",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
+)
 EVENT_LOOP_HELD_SECONDS = histogram(
     "fetchproxy_event_loop_held_seconds",
     "Seconds of each turn of the event loop that took 1 ms or more; all other work waited for it",
@@ -458,7 +517,7 @@ RELAYED_BYTES = TalliedCounter(
     ("direction",),
     registry=REGISTRY,
 )
-_DECLARED[RELAYED_BYTES] = ("direction",)
+_declare(RELAYED_BYTES, ("direction",))
 RELAYED_BYTES_TO_BROKER = RELAYED_BYTES.tally(direction="to_broker")
 RELAYED_BYTES_TO_CLIENT = RELAYED_BYTES.tally(direction="to_client")
 SPLICED_BYTES = counter(
@@ -547,8 +606,9 @@ ARCHIVE_LAG_OFFSETS = gauge(
 ARCHIVE_MARGIN_OFFSETS = gauge(
     "fetchproxy_archive_margin_offsets",
     "Archive end minus the broker's log start offset; below 0, records were lost before they were "
-    "copied",
+    "copied. Of a topic: the least of its partitions",
     *_PARTITION,
+    of_topic=min,
 )
 ARCHIVE_GAPS = counter(
     "fetchproxy_archive_gaps",
@@ -614,8 +674,9 @@ ARCHIVE_TURNS_ENDED = counter(
 ARCHIVE_RETENTION_USED_SHARE = gauge(
     "fetchproxy_archive_retention_used_share",
     "Share of the broker's retention that the oldest unarchived record has used up; at 1 the "
-    "broker deletes it before it is copied",
+    "broker deletes it before it is copied. Of a topic: the most of its partitions",
     *_PARTITION,
+    of_topic=max,
 )
 
 # --- Metadata -------------------------------------------------------------------------------------
@@ -671,6 +732,37 @@ ARCHIVE_ONLY_GROUPS = gauge(
 )
 
 # --- The process ----------------------------------------------------------------------------------
+BUILD_INFO = gauge(
+    "fetchproxy_build_info",
+    "1; the labels are the versions of fetchproxy and of Python",
+    "version",
+    "python",
+)
+BUILD_INFO.labels(__version__, platform.python_version()).set(1)
+LAST_SUCCESS_AGE_SECONDS = gauge(
+    "fetchproxy_last_success_age_seconds",
+    "Seconds since this process last succeeded with it: copy (of a segment), metadata_write (of a "
+    "segment), trim (a look at a partition of which local retention may delete records on the "
+    "brokers). The first two are known after a restart, too, from the archive's own times",
+    "activity",
+)
+MEMORY_AVAILABLE_BYTES = gauge(
+    "fetchproxy_available_memory_bytes",
+    "Bytes of memory that this process may use: the least limit of its control groups, or the "
+    "machine's memory",
+)
+CPU_CORES_AVAILABLE = gauge(
+    "fetchproxy_available_cpu_cores",
+    "Cores that this process may use: the least quota of its control groups, or the cores that it "
+    "may run on. The event loop uses one at most",
+)
+LOG_MESSAGES = counter(
+    "fetchproxy_log_messages",
+    "Lines of the log by level and event; an event that is not on the page of log events counts as "
+    "other",
+    "level",
+    "event",
+)
 HEAP_FREED_BYTES = gauge(
     "fetchproxy_heap_freed_bytes",
     "Free bytes in the C library's heap, including those already given back to the system",
@@ -688,6 +780,13 @@ def series_of(metric: Counter | Gauge | Histogram) -> Collection[Sequence[str]]:
     (`collect`), at 5 µs each: so this is its private table.
     """
     return metric._metrics
+
+
+def values_of(metric: Counter | Gauge) -> Iterator[tuple[Sequence[str], float]]:
+    """The label values and the value of each series, from the same table."""
+    series: dict[Sequence[str], Any] = dict(metric._metrics)
+    for labels, one in series.items():
+        yield labels, one._value.get()
 
 
 def series_by_topic() -> Iterator[tuple[Callable[..., None], list[Sequence[str]]]]:
@@ -718,6 +817,6 @@ def table() -> str:
     for metric, labels in _DECLARED.items():
         for family in metric.describe():
             name = family.name + ("_total" if family.type == "counter" else "")
-            named = ", ".join(labels) or "–"
+            named = "topic (partition)" if labels == _PARTITION else ", ".join(labels) or "–"
             rows.append(f"| `{name}` | {family.type} | {named} | {family.documentation} |")
     return "\n".join(rows) + "\n"

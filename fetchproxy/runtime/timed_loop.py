@@ -24,6 +24,7 @@ from fetchproxy.observability.metrics import (
     EVENT_LOOP_CPU_LONGEST_SECONDS,
     EVENT_LOOP_CPU_SECONDS,
     EVENT_LOOP_HELD_SECONDS,
+    EVENT_LOOP_LAG_SECONDS,
     EVENT_LOOP_LONGEST_SECONDS,
     EVENT_LOOP_TURNS,
 )
@@ -189,9 +190,11 @@ class TimedEventLoop(asyncio.SelectorEventLoop):
 
 
 async def publish_event_loop_time() -> None:
-    """Runs until cancelled. Publishes nothing if the loop does not measure its turns."""
+    """Runs until cancelled. If the loop does not measure its turns, it publishes only its lag."""
     loop = asyncio.get_running_loop()
     while True:
+        due_at = loop.time() + PUBLISH_INTERVAL_S
         await asyncio.sleep(PUBLISH_INTERVAL_S)
+        EVENT_LOOP_LAG_SECONDS.observe(max(loop.time() - due_at, 0.0))
         if isinstance(loop, TimedEventLoop):
             loop.times.publish()

@@ -32,6 +32,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability import metrics
+from fetchproxy.observability.ages import LAST_SUCCESSES, Activity
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.object_keys import SegmentFile
@@ -159,6 +160,7 @@ class SegmentCopier:
         if late and await self._has_taken_back(metadata):
             raise StorageUnavailable(f"copy of {segment.tp} was finished too late")
         metrics.REMOTE_COPY_BYTES.labels(segment.tp.topic).inc(segment.size_bytes)
+        LAST_SUCCESSES.note(Activity.COPY, asyncio.get_running_loop().time())
         return finished
 
     async def _record_in_the_end(
@@ -170,7 +172,9 @@ class SegmentCopier:
         clock = asyncio.get_running_loop().time
         for failures in count(1):
             try:
-                return await self.rlmm.put(finished)
+                await self.rlmm.put(finished)
+                LAST_SUCCESSES.note(Activity.METADATA_WRITE, clock())
+                return None
             except ValueError as error:
                 if failures > 1 and self._is_recorded(finished):
                     return None  # by an earlier write, whose response was lost
@@ -235,6 +239,7 @@ class SegmentCopier:
             await self.rlmm.put(metadata)
         except ValueError as error:
             raise _refused(metadata, error) from error
+        LAST_SUCCESSES.note(Activity.METADATA_WRITE, asyncio.get_running_loop().time())
 
     def _metadata(self, segment: AccumulatedSegment) -> RemoteLogSegmentMetadata:
         return RemoteLogSegmentMetadata(

@@ -26,6 +26,7 @@ from fetchproxy.metadata.lineage import archived_lineage, extend_lineage
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import LogOffsets, TopicIdPartition
+from fetchproxy.observability.ages import LAST_SUCCESSES, Activity
 from fetchproxy.observability.health import Kind, Offsets, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import ARCHIVE_GAPS
@@ -524,7 +525,17 @@ class ManagedPartition:
         else:  # only the leader ends these conditions
             self.published_conditions.forget(self.tp, Kind.PARTITION_STOPPED, Kind.LOG_DAMAGED)
         self.last_error = None
+        if self.last_success_ms is None:
+            self._note_copies_before(now_ms)
         self.last_success_ms = now_ms
+
+    def _note_copies_before(self, now_ms: int) -> None:
+        """The archive knows when its last segment was copied, by whichever process."""
+        if self.leads and self.view is not None and self.view.segments:
+            ago_s = max(now_ms - self.view.segments[-1].event_timestamp_ms, 0) / 1000
+            at = asyncio.get_running_loop().time() - ago_s
+            for activity in (Activity.COPY, Activity.METADATA_WRITE):
+                LAST_SUCCESSES.note(activity, at)
 
     async def drop(self) -> None:
         """Another archiver, or none, manages the partition from now on."""

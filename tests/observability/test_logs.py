@@ -13,6 +13,7 @@ from fetchproxy.cli.running import operator_notes
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.observability.metrics import LOG_MESSAGES
 
 
 def lines(
@@ -148,3 +149,22 @@ def test_a_second_call_replaces_the_first() -> None:
     log.info("here")
     assert first.getvalue() == ""
     assert "here" in second.getvalue()
+
+
+def test_lines_are_counted_by_events_of_the_page_and_by_no_other_text() -> None:
+    def count(event: str, level: str) -> float:
+        samples = [one for family in LOG_MESSAGES.collect() for one in family.samples]
+        return sum(s.value for s in samples if s.labels == {"event": event, "level": level})
+
+    before = count("partition_assigned", "info"), count("other", "warning")
+    _, log = lines(LogConfig(level="info"))
+    log.info("partition_assigned")
+    log.debug("partition_assigned")
+    log.warning("what a client wrote")
+    log.info("store_failing_no_more")
+    assert (count("partition_assigned", "info"), count("other", "warning")) == (
+        before[0] + 1,
+        before[1] + 1,
+    )
+    assert count("store_failing_no_more", "info") >= 1
+    assert count("what a client wrote", "warning") == 0

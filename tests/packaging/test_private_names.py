@@ -32,7 +32,11 @@ USED = {
         ("kafka.producer.transaction_manager", ["_last_error"], "why a transaction has failed"),
     ],
     "observability/metrics.py": [
-        ("prometheus_client.metrics", ["_metrics"], "a list of series without all their samples")
+        (
+            "prometheus_client.metrics",
+            ["_metrics", "_value"],
+            "series and their values without a sample of each",
+        )
     ],
     "remotelog/archive_then_live.py": [
         ("pyspark.sql.session", ["_jvm", "_jsc"], "Hadoop's file systems and Kafka's client")

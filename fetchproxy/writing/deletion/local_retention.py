@@ -23,6 +23,7 @@ from fetchproxy.metadata.lineage import epoch_of
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import LogOffsets, RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.observability.ages import LAST_SUCCESSES, Activity
 from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.observability.metrics import LOCAL_LOG_TRIMMED, LOCAL_TRIMMING_REFUSED
@@ -138,6 +139,7 @@ class LocalRetention:
         elif retention.trims_locally:
             self._allow(tp.topic)
             more = await self._trim(tp, retention, loop_s, now_ms)
+            LAST_SUCCESSES.note(Activity.TRIM, loop_s)
         else:
             self._allow(tp.topic)
             self.published_conditions.release(Kind.LOCAL_TRIMMING_STOPPED, tp)
