@@ -54,11 +54,11 @@ format: venv  ## let ruff format and fix what it can
 
 test: venv  ## check, set up the real parts, run every test that is not slow
 	$(BIN)/python tests/make_test/run_folders.py --check '$(MAKE) --no-print-directory check' --setup \
-		'$(BIN)/python -m lab setup kafka kafka-newest s3 gcs azure hdfs kerberos clients spark-newest balancers helm' \
+		'$(BIN)/python -m lab setup kafka kafka-newest s3 gcs azure hdfs kerberos clients prometheus spark-newest balancers helm' \
 		-m "not slow"
 
 test-all: check  ## the same with the slow tests
-	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients balancers helm frameworks rust spark spark-oldest spark-4.1 spark-4.2 spark-newest
+	$(BIN)/python -m lab setup kafka kafka-oldest kafka-3.9 kafka-newest s3 rclone gcs azure hdfs kerberos clients balancers helm frameworks prometheus rust spark spark-oldest spark-4.1 spark-4.2 spark-newest
 	$(BIN)/python -m pytest
 
 oracle: venv  ## 10,000 generated steps against Kafka's own tiered storage; ORACLE_SEED=N for others

@@ -23,6 +23,7 @@ from lab import (
     kerberos,
     kroxylicious,
     node_client,
+    prometheus,
     rust_client,
     s3,
     spark,
@@ -116,6 +117,10 @@ def set_up_balancers() -> str:
 def set_up_helm() -> str:
     program = helm.kubeconform_command()[0]
     return f"Helm {helm.HELM_VERSION} at {helm.helm()}; kubeconform at {program}"
+
+
+def set_up_prometheus() -> str:
+    return f"promtool at {prometheus.find_promtool()}"
 
 
 def set_up_rust() -> str:
@@ -213,6 +218,12 @@ PARTS: dict[str, Part] = {
             "a real Chromium, for tests of the console's page",
             "browser-of-the-machine",
             set_up_browser,
+        ),
+        Part(
+            "prometheus",
+            "Prometheus' own checker of rules and queries",
+            prometheus.PROMETHEUS_ENTRY,
+            set_up_prometheus,
         ),
         Part(
             "rust",
