@@ -50,7 +50,7 @@ from fetchproxy.runtime.control_groups import available_cpu_cores, available_mem
 from fetchproxy.runtime.garbage import spare_collections, visit_exempt_objects
 from fetchproxy.runtime.heap import give_back_freed_memory, glibc_allocator
 from fetchproxy.runtime.retrying import keep_running
-from fetchproxy.runtime.timed_loop import publish_event_loop_time
+from fetchproxy.runtime.timed_loop import measure_event_loop_lag, publish_event_loop_time
 from fetchproxy.serving.archive_only.server import open_archive_only
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.gateway.addresses import addresses_in_words
@@ -450,6 +450,7 @@ async def _watch_process(parts: Parts) -> None:
         ("memory", partial(give_back_freed_memory, glibc_allocator()), "freed memory is kept"),
         ("objects", visit_exempt_objects, "objects that refer to each other are kept"),
         ("event loop time", publish_event_loop_time, "its metrics stand still"),
+        ("event loop lag", measure_event_loop_lag, "its metrics stand still"),
         ("store watch", parts.storage.health.run, "conditions of the store stand still"),
         ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),
         ("ages", LAST_SUCCESSES.run, "`fetchproxy_last_success_age_seconds` stands still"),

@@ -146,7 +146,7 @@ def _declare(
 
 EVENT_LOOP_LAG_SECONDS = histogram(
     "fetchproxy_event_loop_lag_seconds",
-    "Seconds by which a timer of the event loop is late, once a second: the loop was busy, or had "
+    "Seconds by which a timer of the event loop is late, twice a second: the loop was busy, or had "
     "no core",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )

@@ -33,6 +33,8 @@ from fetchproxy.runtime.garbage import NewObjects
 # Shorter turns are only counted, because there are tens of thousands of them a second.
 HELD_S_MIN = 0.001
 PUBLISH_INTERVAL_S = 1.0
+LAG_INTERVAL_S = 0.5  # on average
+_GOLDEN_RATIO = 0.618  # spreads its multiples evenly
 LONGEST_WITHIN_S = 60.0
 # So many sockets are served in one turn. A thousand clients that send in the same moment would hold
 # the loop for 0.1 s, and for seconds if each begins TLS. The kernel gives the others next, in turn.
@@ -189,12 +191,22 @@ class TimedEventLoop(asyncio.SelectorEventLoop):
         return cast(asyncio.Transport, _Connection(self, sock, protocol, waiter, **more))
 
 
+async def measure_event_loop_lag() -> None:
+    """Runs until cancelled. No two pauses are equal: a process whose CPU quota is used up waits for
+    the next period, so a steady timer would begin with each period and never be late.
+    """
+    clock, share = asyncio.get_running_loop().time, 0.0
+    while True:
+        share = (share + _GOLDEN_RATIO) % 1.0
+        due_at = clock() + LAG_INTERVAL_S * (0.5 + share)
+        await asyncio.sleep(due_at - clock())
+        EVENT_LOOP_LAG_SECONDS.observe(max(clock() - due_at, 0.0))
+
+
 async def publish_event_loop_time() -> None:
-    """Runs until cancelled. If the loop does not measure its turns, it publishes only its lag."""
+    """Runs until cancelled. Publishes nothing if the loop does not measure its turns."""
     loop = asyncio.get_running_loop()
     while True:
-        due_at = loop.time() + PUBLISH_INTERVAL_S
         await asyncio.sleep(PUBLISH_INTERVAL_S)
-        EVENT_LOOP_LAG_SECONDS.observe(max(loop.time() - due_at, 0.0))
         if isinstance(loop, TimedEventLoop):
             loop.times.publish()
