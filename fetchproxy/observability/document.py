@@ -22,13 +22,10 @@ _INTRODUCTION = """\
 The console (`--console host:port`) serves these at `/metrics` in the Prometheus text format. If
 Kafka has a metric, it has Kafka's name here, as the usual rules of Prometheus' JMX exporter write
 it (`kafka_server_brokertopicmetrics_…`): alerts with these names work. There are no rates: use
-`rate()`. Set alerts on `fetchproxy_store_up == 0`, on
-`fetchproxy_archive_margin_offsets` falling towards 0 (the broker will soon delete records that are
-not archived), on any increase of `fetchproxy_archive_gaps_total` (the broker has deleted such
-records) and of `fetchproxy_corrupt_chunks_total`, and on `fetchproxy_conditions` with `level` error
-([conditions and remedies](conditions.md)). The series of a topic end some minutes after the
-cluster and the archive have deleted it. As in Kafka, a topic that is made again counts from 0. The
-Prometheus client adds `process_*`: CPU seconds, memory, open files.
+`rate()`. [Alerts](../operate/alerts.md) on these metrics come with the repository. The series of a
+topic end some minutes after the cluster and the archive have deleted it. As in Kafka, a topic that
+is made again counts from 0. The Prometheus client adds `process_*`: CPU seconds, memory, open
+files.
 
 Metrics with the labels *topic (partition)* have one series for each topic, with the sum over its
 partitions as in Kafka, or the worst of them where the meaning says so. With

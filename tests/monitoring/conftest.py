@@ -1,0 +1,3 @@
+from alert_play import promtool
+
+__all__ = ["promtool"]
