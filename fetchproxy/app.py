@@ -47,6 +47,7 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.control_groups import available_cpu_cores, available_memory_bytes
+from fetchproxy.runtime.drills import DRILL
 from fetchproxy.runtime.garbage import spare_collections, visit_exempt_objects
 from fetchproxy.runtime.heap import give_back_freed_memory, glibc_allocator
 from fetchproxy.runtime.retrying import keep_running
@@ -283,6 +284,8 @@ async def _open_parts(
 ) -> AsyncIterator[Parts]:
     if writes:
         await asyncio.to_thread(open_log_dirs, config.archive)  # raises before anything starts
+    if config.drills.enabled:
+        DRILL.allow()
     listener = listener_context(config.gateway, config.tls) if serves else None
     upstream = upstream_context(config.cluster, config.tls)
     async with (
@@ -378,7 +381,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     )
     console = parts.config.console
     registry = REGISTRY if console.metrics_by_partition else BY_TOPIC
-    async with ConsoleServer(console, collector, registry, lambda: parts.records):
+    async with ConsoleServer(console, collector, registry, lambda: parts.records, DRILL):
         yield collector
 
 

@@ -35,7 +35,7 @@ _INTRODUCTION = """\
 
 An alert has called you? Its section is below, by its name. These alerts come with the repository,
 in [deploy/monitoring](../../deploy/monitoring): `prometheus-rules.yaml` for Prometheus
-(`rule_files`), and `grafana-alerts.yaml` for Grafana's own alerts (copy it to
+(a rule file), and `grafana-alerts.yaml` for Grafana's own alerts (copy it to
 `provisioning/alerting`, with `PROMETHEUS_UID` in the environment as the uid of the data source).
 Two [dashboards](monitor.md#dashboards) show the same.
 

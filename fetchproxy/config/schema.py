@@ -435,6 +435,15 @@ class ProcessConfig(Section):
     """
 
 
+class DrillsConfig(Section):
+    """Faults on request (`fetchproxy drill`)."""
+
+    enabled: bool = False
+    """If true, `fetchproxy drill` may make this process's store or brokers fail for a time. It is
+    asked over the console, from this machine only.
+    """
+
+
 class LogConfig(Section):
     """The log."""
 
@@ -517,4 +526,5 @@ class Config(Section):
     attach: AttachConfig = AttachConfig()
     console: ConsoleConfig = ConsoleConfig()
     process: ProcessConfig = ProcessConfig()
+    drills: DrillsConfig = DrillsConfig()
     log: LogConfig = LogConfig()

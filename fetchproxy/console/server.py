@@ -30,11 +30,13 @@ from prometheus_client.exposition import choose_encoder
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import HostPort, is_loopback, parse_host_port
 from fetchproxy.console.archived_records import ArchivedRecords, BadQuery, NothingThere, query_of
+from fetchproxy.console.drill import add_drill
 from fetchproxy.console.limited_connections import LimitedConnection
 from fetchproxy.console.status import NO_PARTITIONS, PartitionQuery, Status, StatusSource
 from fetchproxy.errors import ConfigError, FetchProxyError
 from fetchproxy.observability.health import Kind
 from fetchproxy.runtime.cooperative import cooperative
+from fetchproxy.runtime.drills import Drill
 
 log = structlog.get_logger(__name__)
 
@@ -125,8 +127,8 @@ async def add_security_headers(_request: web.Request, response: web.StreamRespon
     response.headers.update(SECURITY_HEADERS)
 
 
-# Read-only: no request changes anything. The console must never slow the relay, so it makes every
-# answer from what the process already knows.
+# Only a drill changes anything. The console must never slow the relay, so it makes every answer
+# from what the process already knows.
 
 
 class _NotOfClients(logging.Filter):
@@ -203,6 +205,7 @@ class ConsoleServer:
         source: StatusSource,
         registry: CollectorRegistry,
         records: Callable[[], ArchivedRecords | None] = lambda: None,
+        drill: Drill | None = None,
     ) -> None:
         """`records`: None while this process does not read the archive, or may not show it."""
         if config.listen is None:
@@ -221,6 +224,8 @@ class ConsoleServer:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/api/status", self._status)
         app.router.add_get("/api/records", self._records)
+        if drill is not None:
+            add_drill(app, drill)
         static = resources.files("fetchproxy.console") / "static"
         for path, (name, content_type) in _PAGE_FILES.items():
             content = (static / name).read_text(encoding="utf-8")

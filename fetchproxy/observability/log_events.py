@@ -353,6 +353,12 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "if it repeats, check the disk of `remote_fetch.disk_cache_dir`",
         ),
         _warning(
+            "drill_began",
+            "`fetchproxy drill` lets the store or brokers fail for this process, for `seconds`",
+            "none: it ends by itself",
+        ),
+        _warning("drill_ended", "the fault of the drill is over; `why` says what ended it", NONE),
+        _warning(
             "disk_cache_remove_failed",
             "old files of the disk cache could not be removed",
             "if it repeats, check the disk of `remote_fetch.disk_cache_dir`",

@@ -584,6 +584,9 @@ CORRUPT_CHUNKS = counter(
 # --- The chunk cache ------------------------------------------------------------------------------
 CHUNK_CACHE_BYTES = gauge("fetchproxy_chunk_cache_bytes", "Bytes in the chunk cache")
 CHUNK_CACHE_HITS = counter("fetchproxy_chunk_cache_hits", "Chunks found in the chunk cache")
+CHUNK_CACHE_HIT_BYTES = counter(
+    "fetchproxy_chunk_cache_hit_bytes", "Bytes of the chunks that were found in the chunk cache"
+)
 CHUNK_CACHE_MISSES = counter(
     "fetchproxy_chunk_cache_misses", "Chunks that were read from disk cache or store"
 )

@@ -21,6 +21,7 @@ from fetchproxy.model import EpochStart
 from fetchproxy.observability.metrics import (
     CHUNK_CACHE_BYTES,
     CHUNK_CACHE_EVICTIONS,
+    CHUNK_CACHE_HIT_BYTES,
     CHUNK_CACHE_HITS,
     CHUNK_CACHE_MISSES,
     CHUNKS_BYTES,
@@ -119,6 +120,7 @@ class ChunkCache(LRUCache[ChunkKey, Chunk]):
             chunk.read_ahead = False
             self.read_ahead_bytes -= chunk.memory_bytes
         CHUNK_CACHE_HITS.inc()
+        CHUNK_CACHE_HIT_BYTES.inc(len(chunk.view))
         return chunk
 
     def holds(self, key: ChunkKey) -> bool:

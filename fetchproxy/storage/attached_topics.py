@@ -20,11 +20,13 @@ from fetchproxy.config.schema import Config
 from fetchproxy.config.values import parse_attachments
 from fetchproxy.errors import ConfigError, CorruptSegment, ObjectNotFound, StorageDenied
 from fetchproxy.model import ByteRange, RemoteLogSegmentId, TopicIdPartition
+from fetchproxy.runtime.drills import DRILL
 from fetchproxy.segments import object_keys as keys
 from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.topic_description import decode_topic, encode_topic_description
 from fetchproxy.storage.archive_identity import read_identity
+from fetchproxy.storage.drilled_store import DrilledObjectStore
 from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -275,5 +277,9 @@ def open_archive(config: Config, *, create: bool = False, must_exist: bool = Tru
         AttachedTopic(one.name, *open_object_store(one.store_url, config.store), one.topic)
         for one in parse_attachments(config.attach.archives or "")
     ]
-    store = AttachedObjectStore(archive_store, prefix, attached) if attached else archive_store
+    store: ObjectStore = archive_store
+    if attached:
+        store = AttachedObjectStore(archive_store, prefix, attached)
+    if config.drills.enabled:
+        store = DrilledObjectStore(store, DRILL)
     return RemoteStorage(store, prefix, manager=manager, must_exist=must_exist, at_rest=at_rest)

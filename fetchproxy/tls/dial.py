@@ -9,6 +9,7 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TypeVar
 
+from fetchproxy.runtime.drills import DRILL
 from fetchproxy.tls.protocol import TlsProtocol
 from fetchproxy.tls.reloading import ReloadingContext
 
@@ -37,15 +38,19 @@ async def dial(
         port=port,
         happy_eyeballs_delay=pause_s,
     )
+    DRILL.before_dial((host, port))
     try:
         if upstream is None:
-            return await connect(factory)
-        return await _dial_tls(connect, factory(), host, upstream)
+            transport, protocol = await connect(factory)
+        else:
+            transport, protocol = await _dial_tls(connect, factory(), host, upstream)
     # A UnicodeError is a ValueError. asyncio raises IndexError if each try failed by any of these.
     except ssl.SSLError:  # one about a certificate is a ValueError, too
         raise
     except (ValueError, OverflowError, IndexError) as error:
         raise OSError(f"this address cannot be used: {error}") from error
+    DRILL.dialed((host, port), transport)
+    return transport, protocol
 
 
 def server_name(host: str) -> str:

@@ -1,0 +1,193 @@
+"""`fetchproxy drill`: makes the store or brokers of a running process fail, and tells what its
+readers felt.
+
+The process injects the fault and ends it by itself. This command asks once a second how it goes, by
+which the process also knows that somebody is still there. What readers felt are differences of the
+process's own metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+from urllib.parse import urlencode
+
+import typer
+
+from fetchproxy.cli import options
+from fetchproxy.cli.running import run_to_end, users_errors
+from fetchproxy.config.values import DURATION, parse_host_port
+from fetchproxy.errors import ConfigError
+from fetchproxy.runtime.drills import Fault
+
+_ASK_INTERVAL_S = 1.0
+_RESPONSE_MAX_S = 10.0
+_METRICS_BYTES_MAX = 64 * 1024 * 1024
+# A process that does not answer so often has more than a drill.
+_FAILURES_MAX = 10
+Values = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
+
+
+@dataclass(frozen=True, slots=True)
+class Felt:
+    """What readers felt. `longest_wait_s`: how long readers waited and none got archived records,
+    as seen once a second."""
+
+    longest_wait_s: float
+    empty_responses: int
+    errors: int
+    damaged_chunks: int
+    store_errors: int
+    cache_bytes: int
+    store_bytes: int
+    tail_bytes: int
+
+    def lines(self) -> Sequence[str]:
+        figures = {
+            "longest time in which readers waited and none got records, in s": self.longest_wait_s,
+            "fetches answered without records, at their deadline": self.empty_responses,
+            "errors that readers of the archive got": self.errors,
+            "damaged chunks that were found and not served": self.damaged_chunks,
+            "operations of the store that failed": self.store_errors,
+            "bytes served from the cache": self.cache_bytes,
+            "bytes read from the store": self.store_bytes,
+            "bytes relayed from the brokers": self.tail_bytes,
+        }
+        width = max(map(len, figures))
+        return [f"{text:{width}}  {figure:.0f}" for text, figure in figures.items()]
+
+
+def felt(looks: Sequence[tuple[float, Values]]) -> Felt:
+    """From at least two looks at the metrics, each with its time (s). Pure."""
+    (_, first), (_, last) = looks[0], looks[-1]
+
+    def rise(name: str) -> int:
+        return round(last.get(name, 0.0) - first.get(name, 0.0))
+
+    longest_s, since = 0.0, looks[0][0]
+    for (_, before), (at, now) in pairwise(looks):
+        data = "fetchproxy_purgatory_completed_total{data}"
+        expired = "fetchproxy_purgatory_completed_total{deadline}"
+        got = now.get(data, 0) > before.get(data, 0)
+        waited = now.get(expired, 0) > before.get(expired, 0)
+        if got or not (waited or now.get("fetchproxy_purgatory_entries", 0)):
+            since = at
+        longest_s = max(longest_s, at - since)
+    return Felt(
+        longest_wait_s=longest_s,
+        empty_responses=rise("fetchproxy_purgatory_completed_total{deadline}"),
+        errors=rise("fetchproxy_purgatory_completed_total{error}")
+        + rise("fetchproxy_catch_outcomes_total{passed_on}"),
+        damaged_chunks=rise("fetchproxy_corrupt_chunks_total"),
+        store_errors=rise("fetchproxy_store_request_errors_total"),
+        cache_bytes=rise("fetchproxy_chunk_cache_hit_bytes_total"),
+        store_bytes=rise("kafka_server_brokertopicmetrics_remotefetchbytes_total"),
+        tail_bytes=rise("fetchproxy_relayed_bytes_total{to_client}"),
+    )
+
+
+def values_of(text: str) -> Values:
+    """The metrics of a scrape, summed up; those with one label also by its value."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            found[one.name] = found.get(one.name, 0.0) + one.value
+            if len(one.labels) == 1:
+                [value] = one.labels.values()
+                found[f"{one.name}{{{value}}}"] = one.value
+    return found
+
+
+@options.shares("console")
+def drill(
+    context: typer.Context,
+    fault: Annotated[Fault, typer.Argument(help="What fails.")],
+    time: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="For how long, such as 30s or 5m.")
+    ] = "5m",
+    broker: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="With broker-down: this one. Default: all."),
+    ] = None,
+) -> None:
+    """Let the store or brokers fail in a running process, and tell what its readers felt.
+
+    The process has to be started with drills.enabled = true, and is asked at its --console, on this
+    machine. The fault ends at its time; soon after this command ends, however it ends; and after an
+    hour at most. Nothing wrong is written: while the store is down or its reads are damaged, the
+    process writes nothing to it.
+
+    Exit codes: 0 the drill is over; 2 it was refused, or the process does not answer; 130 the
+    command was interrupted, and the fault has been ended.
+    """
+    with users_errors():
+        config = options.read_config(context)
+        if config.console.listen is None:
+            raise ConfigError("which process? give --console HOST:PORT of it")
+        try:
+            for_s = int(str(DURATION.read(time))) / 1000
+        except ValueError as error:
+            raise ConfigError(f"--for {time}: {error}") from None
+        if broker is not None and fault is not Fault.BROKER_DOWN:
+            raise ConfigError("--broker is an option of broker-down")
+        address = parse_host_port(config.console.listen)
+        looks = run_to_end(_Drill(f"http://{address}").run(fault, for_s, broker))
+    typer.echo(f"{fault} is over. What readers of this process felt:")
+    for line in felt(looks).lines():
+        typer.echo(f"  {line}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Drill:
+    console: str
+
+    async def run(
+        self, fault: Fault, for_s: float, broker: str | None
+    ) -> Sequence[tuple[float, Values]]:
+        clock = asyncio.get_running_loop().time
+        looks = [(clock(), await self._look())]
+        wanted = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
+        await asyncio.to_thread(self._ask, f"/api/drill?{urlencode(wanted)}", "POST")
+        typer.echo(f"{fault} for {for_s:.0f} s; Ctrl-C ends it at once")
+        failures = 0
+        try:
+            while True:
+                await asyncio.sleep(_ASK_INTERVAL_S)
+                try:
+                    state = json.loads(await asyncio.to_thread(self._ask, "/api/drill"))
+                    looks.append((clock(), await self._look()))
+                except ConfigError:
+                    failures += 1
+                    if failures == _FAILURES_MAX:
+                        raise
+                    continue
+                failures = 0
+                if state["fault"] is None:
+                    return looks
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._ask, "/api/drill", "DELETE"))
+
+    async def _look(self) -> Values:
+        text = await asyncio.to_thread(self._ask, "/metrics")
+        return await asyncio.to_thread(values_of, text)
+
+    def _ask(self, path: str, method: str = "GET") -> str:
+        """Raises ConfigError."""
+        request = urllib.request.Request(self.console + path, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=_RESPONSE_MAX_S) as response:
+                body: bytes = response.read(_METRICS_BYTES_MAX)
+        except urllib.error.HTTPError as error:
+            said = error.read(1_000).decode(errors="replace").strip()
+            raise ConfigError(f"{self.console} refuses it: {said}") from None
+        except OSError as error:
+            raise ConfigError(f"{self.console} does not answer: {error}") from None
+        return body.decode()

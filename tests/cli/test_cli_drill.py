@@ -1,0 +1,52 @@
+"""What readers felt, from looks at the metrics."""
+
+from __future__ import annotations
+
+from fetchproxy.cli.drill import Felt, Values, felt, values_of
+
+COMPLETED = "fetchproxy_purgatory_completed_total"
+SCRAPE = """\
+# HELP fetchproxy_purgatory_completed_total Waiting fetches that ended
+# TYPE fetchproxy_purgatory_completed_total counter
+fetchproxy_purgatory_completed_total{reason="data"} 3.0
+fetchproxy_purgatory_completed_total{reason="deadline"} 2.0
+# HELP fetchproxy_store_request_errors_total Failed
+# TYPE fetchproxy_store_request_errors_total counter
+fetchproxy_store_request_errors_total{operation="get",error="A"} 1.0
+fetchproxy_store_request_errors_total{operation="get",error="B"} 4.0
+"""
+
+
+def test_series_are_summed_up_and_known_by_their_label() -> None:
+    found = values_of(SCRAPE)
+    assert found[COMPLETED] == 5
+    assert found[COMPLETED + "{data}"] == 3
+    assert found["fetchproxy_store_request_errors_total"] == 5
+
+
+def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Values]:
+    return at, {
+        COMPLETED + "{data}": data,
+        COMPLETED + "{deadline}": deadline,
+        "fetchproxy_purgatory_entries": waiting,
+    }
+
+
+def test_the_longest_wait_is_the_longest_time_without_records_while_readers_waited() -> None:
+    looks = [
+        look(0, 10),
+        look(1, 10),  # nobody reads
+        look(2, 10, waiting=1),
+        look(3, 10, deadline=1),
+        look(4, 11, deadline=1),  # it got some
+        look(5, 11, deadline=2),
+        look(6, 11, deadline=2, waiting=2),
+        look(7, 11, deadline=4),
+        look(8, 13, deadline=4),
+    ]
+    found = felt(looks)
+    assert (found.longest_wait_s, found.empty_responses) == (3, 4)
+
+
+def test_without_readers_nothing_was_felt() -> None:
+    assert felt([look(0, 5), look(10, 5)]) == Felt(0, 0, 0, 0, 0, 0, 0, 0)
