@@ -59,6 +59,25 @@ def test_nothing_fires_in_a_quiet_hour(kafka_server: KafkaServer, tmp_path: Path
         run_promtool(timeline(watched.scrapes, 60), [is_green(panel) for panel in first_row])
 
 
+def test_the_age_of_the_last_copy_survives_a_restart(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    name, store = "restarted", (tmp_path / "store").as_uri()
+    kafka_server.create_topic(name, 1)
+    produce(kafka_server.bootstrap, TopicData(name), 200)
+    with ProxyProcess(
+        kafka_server.bootstrap, store, tmp_path, archive=name, settings=SETTINGS
+    ) as proxy:
+        watched, age = Watched(proxy.console_port), "fetchproxy_last_success_age_seconds"
+        for restarted in (False, True):
+            if restarted:
+                proxy.stop()
+                proxy.start()
+            for activity in ('"copy"', '"metadata_write"'):
+                wait_for(f"an age of {activity}", watched.above(age, 3 + 2 * restarted, activity))
+        assert watched.value(age, '"trim"') == 0, "local retention is not asked for"
+
+
 def is_green(panel: Panel) -> dict[str, object]:
     """The dashboard's figure is one number, and below the one from which it is orange."""
     [query] = panel.queries.values()
