@@ -23,7 +23,8 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 
 def available_cpu_cores(root: Path = _ROOT) -> float:
     """Reads files: for a thread. A quota may be a part of a core."""
-    cores = float(len(os.sched_getaffinity(0)))
+    is_linux = hasattr(os, "sched_getaffinity")
+    cores = float(len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1)
     quotas = [text.split() for text in _texts(root, "", "cpu.max")]
     quotas += [
         [quota, period]

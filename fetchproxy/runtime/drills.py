@@ -11,7 +11,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import structlog
 
@@ -46,7 +46,7 @@ class Drill:
     def __init__(self) -> None:
         self._allowed = False
         self._running: _Running | None = None
-        self._to_brokers: dict[_Address, WeakSet[asyncio.Transport]] = {}
+        self._to_brokers: WeakKeyDictionary[asyncio.Transport, _Address] = WeakKeyDictionary()
 
     def allow(self) -> None:
         self._allowed = True
@@ -69,14 +69,18 @@ class Drill:
             raise ConfigError(f"the drill {self.fault} is running; wait until it ends")
         if not 0 < for_s <= DRILL_MAX_S:
             raise ConfigError(f"a drill takes at most {DRILL_MAX_S:.0f} s")
+        known = set(self._to_brokers.values())
+        if broker is not None and broker not in known:
+            there = ", ".join(sorted(map(_named, known)))
+            raise ConfigError(f"no broker {_named(broker)} is connected; there are: {there}")
         loop = asyncio.get_running_loop()
         timer = loop.call_later(for_s, self.end, "its time is over")
         ends_at, ended = loop.time() + for_s, asyncio.Event()
         self._running = _Running(fault, broker, ends_at, ended, timer, self._new_lease())
         log.warning("drill_began", fault=fault, seconds=for_s, broker=_named(broker))
         if fault is Fault.BROKER_DOWN:
-            for address in [broker] if broker else list(self._to_brokers):
-                for transport in list(self._to_brokers.get(address, ())):
+            for transport, address in list(self._to_brokers.items()):
+                if broker in (None, address):
                     transport.abort()
 
     def renew(self) -> None:
@@ -118,7 +122,7 @@ class Drill:
     def dialed(self, address: _Address, transport: asyncio.Transport) -> None:
         """Remembers what a drill will have to close."""
         if self._allowed:
-            self._to_brokers.setdefault(address, WeakSet()).add(transport)
+            self._to_brokers[transport] = address
 
 
 def _named(broker: _Address | None) -> str:

@@ -137,10 +137,23 @@ async def test_what_is_refused() -> None:
     assert drill.fault is None
 
 
+class Connection(asyncio.Transport):
+    aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
 async def test_only_the_named_broker_is_away() -> None:
     drill = Drill()
     drill.allow()
+    to_a, to_b = Connection(), Connection()
+    drill.dialed(("a", 1), to_a)
+    drill.dialed(("b", 1), to_b)
+    with pytest.raises(ConfigError, match="no broker c:1 is connected; there are: a:1, b:1"):
+        drill.begin(Fault.BROKER_DOWN, 10, ("c", 1))
     drill.begin(Fault.BROKER_DOWN, 10, ("a", 1))
+    assert (to_a.aborted, to_b.aborted) == (True, False)
     drill.before_dial(("b", 1))
     with pytest.raises(ConnectionRefusedError):
         drill.before_dial(("a", 1))
