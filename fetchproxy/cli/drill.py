@@ -31,7 +31,7 @@ _RESPONSE_MAX_S = 10.0
 _METRICS_BYTES_MAX = 64 * 1024 * 1024
 # A process that does not answer so often has more than a drill.
 _FAILURES_MAX = 10
-Values = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
+Look = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Felt:
         return [f"{text:{width}}  {figure:.0f}" for text, figure in figures.items()]
 
 
-def felt(looks: Sequence[tuple[float, Values]]) -> Felt:
+def felt(looks: Sequence[tuple[float, Look]]) -> Felt:
     """From at least two looks at the metrics, each with its time (s). Pure."""
     (_, first), (_, last) = looks[0], looks[-1]
 
@@ -92,7 +92,7 @@ def felt(looks: Sequence[tuple[float, Values]]) -> Felt:
     )
 
 
-def values_of(text: str) -> Values:
+def figures_in(text: str) -> Look:
     """The metrics of a scrape, summed up; those with one label also by its value."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -151,11 +151,11 @@ class _Drill:
 
     async def run(
         self, fault: Fault, for_s: float, broker: str | None
-    ) -> Sequence[tuple[float, Values]]:
+    ) -> Sequence[tuple[float, Look]]:
         clock = asyncio.get_running_loop().time
         looks = [(clock(), await self._look())]
-        wanted = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
-        await asyncio.to_thread(self._ask, f"/api/drill?{urlencode(wanted)}", "POST")
+        parameters = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
+        await asyncio.to_thread(self._ask, f"/api/drill?{urlencode(parameters)}", "POST")
         typer.echo(f"{fault} for {for_s:.0f} s; Ctrl-C ends it at once")
         failures = 0
         try:
@@ -175,9 +175,9 @@ class _Drill:
         finally:
             await asyncio.shield(asyncio.to_thread(self._ask, "/api/drill", "DELETE"))
 
-    async def _look(self) -> Values:
+    async def _look(self) -> Look:
         text = await asyncio.to_thread(self._ask, "/metrics")
-        return await asyncio.to_thread(values_of, text)
+        return await asyncio.to_thread(figures_in, text)
 
     def _ask(self, path: str, method: str = "GET") -> str:
         """Raises ConfigError."""
@@ -186,8 +186,8 @@ class _Drill:
             with urllib.request.urlopen(request, timeout=_RESPONSE_MAX_S) as response:
                 body: bytes = response.read(_METRICS_BYTES_MAX)
         except urllib.error.HTTPError as error:
-            said = error.read(1_000).decode(errors="replace").strip()
-            raise ConfigError(f"{self.console} refuses it: {said}") from None
+            refusal = error.read(1_000).decode(errors="replace").strip()
+            raise ConfigError(f"{self.console} refuses it: {refusal}") from None
         except OSError as error:
             raise ConfigError(f"{self.console} does not answer: {error}") from None
         return body.decode()

@@ -39,7 +39,7 @@ async def _begin(drill: Drill, request: web.Request) -> web.Response:
         drill.begin(fault, for_s, None if address is None else (address.host, address.port))
     except ConfigError as error:
         return web.Response(status=409, text=f"{error}\n")
-    return _told(drill)
+    return _state_of(drill)
 
 
 async def _tell(drill: Drill, request: web.Request) -> web.Response:
@@ -47,17 +47,17 @@ async def _tell(drill: Drill, request: web.Request) -> web.Response:
     if (refusal := _refusal(request)) is not None:
         return refusal
     drill.renew()
-    return _told(drill)
+    return _state_of(drill)
 
 
 async def _end(drill: Drill, request: web.Request) -> web.Response:
     if (refusal := _refusal(request)) is not None:
         return refusal
     drill.end("it was ended by request")
-    return _told(drill)
+    return _state_of(drill)
 
 
-def _told(drill: Drill) -> web.Response:
+def _state_of(drill: Drill) -> web.Response:
     return web.json_response({"fault": drill.fault, "left_s": round(drill.left_s, 1)})
 
 

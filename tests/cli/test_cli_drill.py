@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fetchproxy.cli.drill import Felt, Values, felt, values_of
+from fetchproxy.cli.drill import Felt, Look, felt, figures_in
 
 COMPLETED = "fetchproxy_purgatory_completed_total"
 SCRAPE = """\
@@ -18,13 +18,13 @@ fetchproxy_store_request_errors_total{operation="get",error="B"} 4.0
 
 
 def test_series_are_summed_up_and_known_by_their_label() -> None:
-    found = values_of(SCRAPE)
+    found = figures_in(SCRAPE)
     assert found[COMPLETED] == 5
     assert found[COMPLETED + "{data}"] == 3
     assert found["fetchproxy_store_request_errors_total"] == 5
 
 
-def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Values]:
+def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Look]:
     return at, {
         COMPLETED + "{data}": data,
         COMPLETED + "{deadline}": deadline,

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,12 +49,16 @@ class Scene:
         )
         return reader
 
-    def drill(self, *words: str) -> dict[str, int]:
-        """Its report: the figure of each line."""
+    def drill(self, *words: str, then: Callable[[], None] = lambda: None) -> dict[str, int]:
+        """Its report: the figure of each line. `then`: called when it has begun."""
         console = f"127.0.0.1:{self.proxy.console_port}"
-        done = fetchproxy("drill", *words, "--console", console)
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = re.findall(r"^  (.*?)  +(\d+)$", done.stdout, re.MULTILINE)
+        command = [sys.executable, "-m", "fetchproxy", "drill", *words, "--console", console]
+        process = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+        wait_for("a drill", lambda: self.proxy.logged("drill_began") or process.poll() is not None)
+        then()
+        report, _ = process.communicate()
+        assert process.returncode == 0
+        found = re.findall(r"^  (.*?)  +(\d+)$", report, re.MULTILINE)
         return {text: int(figure) for text, figure in found}
 
 
@@ -74,8 +78,7 @@ def scene(
 def test_readers_wait_and_get_every_record(scene: Scene, fault: str) -> None:
     with scene.reader() as reader:
         reader.wait_until_held()
-        reader.go_on()
-        told = scene.drill(fault, "--for", "6s")
+        told = scene.drill(fault, "--for", "8s", then=reader.go_on)
         assert reader.records() == {0: scene.data.written[0]}
     if fault != "store-slow":
         assert told["longest time in which readers waited and none got records, in s"] >= 2
@@ -104,8 +107,7 @@ def test_what_is_produced_in_a_drill_is_archived_after_it(scene: Scene) -> None:
 def test_brokers_are_away_and_come_back(scene: Scene) -> None:
     with scene.reader() as reader:
         reader.wait_until_held()
-        reader.go_on()
-        scene.drill("broker-down", "--for", "6s")
+        scene.drill("broker-down", "--for", "8s", then=reader.go_on)
         assert scene.proxy.logged("brokers_away")
         wait_for("brokers", lambda: scene.proxy.metric("fetchproxy_brokers_reachable") == 1)
         assert reader.records() == {0: scene.data.written[0]}
