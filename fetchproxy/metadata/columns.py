@@ -241,10 +241,20 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             **values,
         )
 
+    def at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
+        """The first segment whose end is at or above `offset`."""
+        row = bisect_left(self._ends, offset, self._first, self._end)
+        return self[row - self._first] if row < self._end else None
+
     # --- questions that make no segment values ---
     def index_at_or_after(self, offset: int) -> int:
         """The index of the first segment whose end is at or above `offset`, else `len(self)`."""
         return bisect_left(self._ends, offset, self._first, self._end) - self._first
+
+    def covers(self, offset: int) -> bool:
+        """`offset` is between the start and the end of a segment."""
+        row = bisect_left(self._ends, offset, self._first, self._end)
+        return row < self._end and self._starts[row] <= offset
 
     def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int:
         """The index of the first segment from `index` on whose largest timestamp is at or above

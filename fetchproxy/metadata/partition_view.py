@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from fetchproxy.metadata.columns import SegmentRows
@@ -43,33 +43,23 @@ class PartitionView:
     # DeleteRecords has deleted all offsets below this one; it may lie inside the first segment.
     raised_log_start: int = 0
     history: LogHistory = FIRST_HISTORY
+    # The first archived offset, readable or not: the archive has nothing below it. And one past the
+    # last archived offset. None: there is no segment. Values, because every read asks for them.
+    log_start_offset: int | None = field(init=False, repr=False, compare=False, default=None)
+    log_end_offset: int | None = field(init=False, repr=False, compare=False, default=None)
 
-    @property
-    def log_start_offset(self) -> int | None:
-        """The first archived offset, readable or not. The archive has nothing below it."""
-        if not self.segments:
-            return None
-        first = min([self.segments.start_offset(0), *self.unreadable[:1]])
-        return max(first, self.raised_log_start)
-
-    @property
-    def log_end_offset(self) -> int | None:
-        """One past the last archived offset."""
-        return self.segments.end_offset(-1) + 1 if self.segments else None
+    def __post_init__(self) -> None:
+        if self.segments:
+            first = min([self.segments.start_offset(0), *self.unreadable[:1]])
+            object.__setattr__(self, "log_start_offset", max(first, self.raised_log_start))
+            object.__setattr__(self, "log_end_offset", self.segments.end_offset(-1) + 1)
 
     def segment_at_or_after(self, offset: int) -> RemoteLogSegmentMetadata | None:
         """The first segment whose end is at or above `offset`; it may start above it.
 
         Also None if the offset was deleted, although the first segment may still hold it.
         """
-        i = self._index_at_or_after(offset)
-        return None if i is None else self.segments[i]
-
-    def _index_at_or_after(self, offset: int) -> int | None:
-        if offset < self.raised_log_start:
-            return None
-        i = self.segments.index_at_or_after(offset)
-        return i if i < len(self.segments) else None
+        return None if offset < self.raised_log_start else self.segments.at_or_after(offset)
 
     def index_at_or_after_timestamp(self, timestamp_ms: int, index: int = 0) -> int | None:
         """The first segment from `index` on whose largest timestamp is at or above `timestamp_ms`.
@@ -80,8 +70,7 @@ class PartitionView:
         return i if i < len(self.segments) else None
 
     def covers(self, offset: int) -> bool:
-        i = self._index_at_or_after(offset)
-        return i is not None and self.segments.start_offset(i) <= offset
+        return offset >= self.raised_log_start and self.segments.covers(offset)
 
     def gap_at(self, offset: int) -> bool:
         """`offset` lies between two archived segments and is in neither."""
@@ -89,8 +78,10 @@ class PartitionView:
 
     def gap_around(self, offset: int) -> tuple[int, int] | None:
         """The gap around `offset`, recorded or not, as (first, last) lost offsets, inclusive."""
-        i = self._index_at_or_after(offset)
-        if not i or offset >= self.segments.start_offset(i) or self.uncertain_at(offset):
+        i = self.segments.index_at_or_after(offset)
+        if offset < self.raised_log_start or not 0 < i < len(self.segments):
+            return None
+        if offset >= self.segments.start_offset(i) or self.uncertain_at(offset):
             return None
         first = max(self.segments.end_offset(i - 1) + 1, self.raised_log_start)
         j = bisect_right(self.unreadable, offset)
