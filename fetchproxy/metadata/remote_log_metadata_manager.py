@@ -75,7 +75,7 @@ class RemoteLogMetadataManager(PartitionViews):
 
     def known_archived_topics(self) -> tuple[frozenset[UUID], float] | None:
         """The last result of `archived_topics`, and its read time (loop s). Never blocks."""
-        entry = self._archived.entry(None)
+        entry = self._archived.entries.get(None)
         return None if entry is None else (entry[1], entry[0])
 
     def _note_put(self, topic_id: UUID) -> None:

@@ -369,7 +369,14 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
 
     def view(self, tp: TopicIdPartition) -> PartitionView | None:
         """If the view is older than `view_age_max_ms`, a new read begins meanwhile."""
-        return self._views.recent(tp, self._config.view_age_max_ms / 1000)
+        entry = self._views.entries.get(tp)
+        if entry is None:
+            return None
+        age_max_s = self._config.view_age_max_ms / 1000
+        oldest = asyncio.get_running_loop().time() - age_max_s
+        if entry[0] < oldest:
+            self._views.renew(tp, oldest, age_max_s)
+        return entry[1]
 
     async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
         """`read_at` is the time when the listing *began*. Raises StorageUnavailable if no response
@@ -377,9 +384,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         shorter.
         """
         # A later listing of the whole topic counts too: a partition that it lacks is empty.
-        topic = self._topic_views.entry(tp.topic_id)
+        topic = self._topic_views.entries.get(tp.topic_id)
         if topic is not None and tp.partition not in topic[1]:
-            cached = self._views.entry(tp)
+            cached = self._views.entries.get(tp)
             if cached is None or cached[0] < topic[0]:
                 self._views.offer(tp, topic[0], PartitionTable(tp).view(topic[0]))
         return await self._views.get(tp, not_older_than)
@@ -563,7 +570,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             if self._collected_once is not None and partition.built_at == float("-inf"):
                 collected = await self._collected_once.read(tp.topic_id)
             await self._get_listed([read], it_came, collected)
-        return read.land(self._views.entry(tp))
+        return read.land(self._views.entries.get(tp))
 
     async def _read_topic_views(
         self, topic_id: UUID, began_at: float
@@ -579,7 +586,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         views: dict[int, PartitionView] = {}
         for piece in pieces(reads.items(), VIEWS_AT_ONCE):
             for tp, read in piece:
-                view = read.land(self._views.entry(tp))
+                view = read.land(self._views.entries.get(tp))
                 self._views.offer(tp, began_at, view)
                 views[tp.partition] = view
             await asyncio.sleep(0)

@@ -43,14 +43,13 @@ class FreshReads(Generic[K, V]):
     def __init__(self, read: Callable[[K, float], Awaitable[V]]) -> None:
         self._read = read
         self._running: dict[K, _Running[V]] = {}
-        self._cached: dict[K, tuple[float, V]] = {}
+        # The loop time at which the read of each value began, and the value.
+        self.entries: dict[K, tuple[float, V]] = {}
         self._renewed: dict[K, float] = {}  # loop time of the last read begun by `renew`
         self._tasks: asyncio.TaskGroup | None = None
-        self._clock: Callable[[], float] = float  # the loop's, once it is entered
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._clock = asyncio.get_running_loop().time
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -63,37 +62,23 @@ class FreshReads(Generic[K, V]):
             await tasks.__aexit__(None, None, None)
 
     def cached(self, key: K) -> V | None:
-        entry = self._cached.get(key)
+        entry = self.entries.get(key)
         return None if entry is None else entry[1]
-
-    def entry(self, key: K) -> tuple[float, V] | None:
-        """The loop time at which the cached value's read began, and the value."""
-        return self._cached.get(key)
 
     def offer(self, key: K, began_at: float, value: V) -> None:
         """Cache the value of another read, unless the cached value's read began later."""
-        entry = self._cached.get(key)
+        entry = self.entries.get(key)
         if entry is None or entry[0] <= began_at:
-            self._cached[key] = (began_at, value)
-
-    def recent(self, key: K, age_max_s: float) -> V | None:
-        """The cached value. If it is older than `age_max_s`, `renew` begins a new read."""
-        entry = self._cached.get(key)
-        if entry is None:
-            return None
-        oldest = self._clock() - age_max_s
-        if entry[0] < oldest:
-            self.renew(key, oldest, age_max_s)
-        return entry[1]
+            self.entries[key] = (began_at, value)
 
     def replace(self, key: K, value: V) -> None:
         """Change the cached value, if there is one, and keep its age."""
-        if (entry := self._cached.get(key)) is not None:
-            self._cached[key] = (entry[0], value)
+        if (entry := self.entries.get(key)) is not None:
+            self.entries[key] = (entry[0], value)
 
     async def forget(self, gone: Callable[[K], bool]) -> None:
         """Forget the values of these keys; the next caller reads them anew."""
-        await forget(self._cached, gone)
+        await forget(self.entries, gone)
         await forget(self._renewed, gone)
 
     def renew(self, key: K, oldest: float, pause_s: float) -> None:
@@ -102,7 +87,7 @@ class FreshReads(Generic[K, V]):
         Does nothing while a read of the key runs, nor within `pause_s` of its last renewal, so that
         not every caller asks a store that is down.
         """
-        entry = self._cached.get(key)
+        entry = self.entries.get(key)
         if entry is None or entry[0] >= oldest or key in self._running or self._tasks is None:
             return
         if len(self._running) >= RENEWED_AT_ONCE:
@@ -120,7 +105,7 @@ class FreshReads(Generic[K, V]):
         """
         not_before = min(not_older_than, asyncio.get_running_loop().time())
         while True:
-            entry = self._cached.get(key)
+            entry = self.entries.get(key)
             if entry is not None and entry[0] >= not_before:
                 return entry[1]
             running = self._running.get(key) or self._start(key)
