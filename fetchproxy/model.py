@@ -6,7 +6,7 @@ Offsets are int64 log offsets. The names of ranges say whether the end is includ
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
@@ -284,3 +284,5 @@ class LogOffsets:
     high_watermark: int
     last_stable_offset: int
     log_start_epoch: int = -1  # of the record at the log start, or the next one; -1: not known
+    # Loop time (s) before the request left.
+    read_at: float = field(default=float("-inf"), repr=False, compare=False)

@@ -81,6 +81,10 @@ class Cluster:
         self._metadata_calls = SingleFlight[ClusterMetadata]()
         self._leaders = Leaders(config.request_max_ms, self._rng, self._metadata, self.topics_of)
         self._log_offsets = LogOffsetsReads(self._leaders, self._connections)
+        # What is known, however old. Every archived fetch asks, and none of these blocks.
+        self.cached_topic_by_id = self._metadata.by_id.get
+        self.cached_topic_by_name = self._metadata.by_name.get
+        self.cached_log_offsets = self._log_offsets.known.get
         self._last_good: HostPort | None = None
 
     async def __aenter__(self) -> Self:
@@ -165,7 +169,7 @@ class Cluster:
         found: dict[K, TopicInfo | ClusterError] = {}
         uncached: list[K] = []
         async for key in cooperative(keys):
-            topic = self._metadata.get(key, oldest)
+            topic = self._metadata.find(key, oldest)
             if topic is None:
                 uncached.append(key)
             else:
@@ -190,17 +194,9 @@ class Cluster:
         """`gone`: topics that no longer exist. Those that the cluster lacks are forgotten too."""
 
         def is_gone(tp: TopicIdPartition) -> bool:
-            return gone(tp.topic_id) or self._metadata.get(tp.topic) is None
+            return gone(tp.topic_id) or tp.topic not in self._metadata.by_name
 
         await self._log_offsets.forget(is_gone)
-
-    def cached_topic_by_id(self, topic_id: UUID) -> TopicInfo | None:
-        """The last known metadata, however old. Never blocks."""
-        return self._metadata.get(topic_id)
-
-    def cached_topic_by_name(self, name: str) -> TopicInfo | None:
-        """The last known metadata, however old. Never blocks."""
-        return self._metadata.get(name)
 
     async def topic_config(self, name: str) -> dict[str, str]:
         """The topic's effective configuration; {} if the broker has no DescribeConfigs."""
@@ -243,14 +239,6 @@ class Cluster:
         `cached_log_offsets` has each broker's response while other brokers are still asked.
         """
         return await self._log_offsets.get(tps, not_older_than)
-
-    def cached_log_offsets(self, tp: TopicIdPartition) -> LogOffsets | None:
-        """The last known log offsets, however old. Never blocks."""
-        return self._log_offsets.cached(tp)
-
-    def knows_log_offsets(self, tp: TopicIdPartition, not_older_than: float) -> bool:
-        """Whether `log_offsets` would answer from memory. Never blocks."""
-        return self._log_offsets.knows(tp, not_older_than)
 
     async def ask_epoch_ends(
         self,

@@ -179,20 +179,11 @@ class LogOffsetsReads:
     def __init__(self, leaders: Leaders, connections: BrokerConnections) -> None:
         self._leaders = leaders
         self._connections = connections
-        # Each with the loop time (s) before the request left.
-        self._known: dict[TopicIdPartition, tuple[LogOffsets, float]] = {}
+        self.known: dict[TopicIdPartition, LogOffsets] = {}
         self._single_flights: list[_Call] = []
 
-    def cached(self, tp: TopicIdPartition) -> LogOffsets | None:
-        known = self._known.get(tp)
-        return None if known is None else known[0]
-
-    def knows(self, tp: TopicIdPartition, not_older_than: float) -> bool:
-        known = self._known.get(tp)
-        return known is not None and known[1] >= not_older_than
-
     async def forget(self, gone: Callable[[TopicIdPartition], bool]) -> None:
-        await forget(self._known, gone)
+        await forget(self.known, gone)
 
     async def get(
         self, tps: Collection[TopicIdPartition], not_older_than: float
@@ -204,7 +195,8 @@ class LogOffsetsReads:
         failed: FoundLogOffsets = {}
 
         def is_due(tp: TopicIdPartition) -> bool:
-            return tp not in failed and not self.knows(tp, oldest)
+            known = self.known.get(tp)
+            return tp not in failed and (known is None or known.read_at < oldest)
 
         while due := await chosen(tps, is_due):
             call, other_calls = _Call(), set[_Call]()
@@ -231,8 +223,7 @@ class LogOffsetsReads:
         gone = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
         found: FoundLogOffsets = {}
         async for tp in cooperative(tps):
-            known = self._known.get(tp)
-            found[tp] = failed.get(tp) or (gone if known is None else known[0])
+            found[tp] = failed.get(tp) or self.known.get(tp) or gone
         return found
 
     async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundLogOffsets:
@@ -245,7 +236,7 @@ class LogOffsetsReads:
             if isinstance(log_offsets, ClusterError):
                 failed[tp] = log_offsets
                 if log_offsets.error_code in _GONE:
-                    self._known.pop(tp, None)
+                    self.known.pop(tp, None)
         return failed
 
     async def _ask_leader(
@@ -276,14 +267,16 @@ class LogOffsetsReads:
         found: FoundLogOffsets = {}
         async for tp, topic in cooperative(topics.items()):
             key = (topic.name, tp.partition)
-            log_offsets = _log_offsets_of(starts.get(key), stables.get(key), ends.get(key))
-            found[tp] = log_offsets
+            results = starts.get(key), stables.get(key), ends.get(key)
+            found[tp] = log_offsets = _log_offsets_of(sent_at, *results)
             if isinstance(log_offsets, LogOffsets):
-                self._known[tp] = log_offsets, sent_at
+                self.known[tp] = log_offsets
         return found
 
 
-def _log_offsets_of(*results: OffsetResult | ClusterError | None) -> LogOffsets | ClusterError:
+def _log_offsets_of(
+    sent_at: float, *results: OffsetResult | ClusterError | None
+) -> LogOffsets | ClusterError:
     """Log offsets, made of the log start, the last stable offset and the high watermark."""
     known: list[OffsetResult] = []
     for result in results:
@@ -293,7 +286,7 @@ def _log_offsets_of(*results: OffsetResult | ClusterError | None) -> LogOffsets 
             return ClusterError("ListOffsets was answered without the partition")
         known.append(result)
     start, stable, end = known
-    return LogOffsets(start.offset, end.offset, stable.offset, start.leader_epoch)
+    return LogOffsets(start.offset, end.offset, stable.offset, start.leader_epoch, sent_at)
 
 
 async def epoch_ends(

@@ -57,8 +57,8 @@ class ClusterMetadataCache:
         self.brokers_at = NEVER
         self.cluster_id: str | None = None
         self.all_topics_at = NEVER
-        self._by_name: dict[str, TopicInfo] = {}
-        self._names: dict[UUID, str] = {}
+        self.by_name: dict[str, TopicInfo] = {}
+        self.by_id: dict[UUID, TopicInfo] = {}  # without those of brokers before 2.8
         self._topic_at: dict[str, float] = {}
 
     async def ask(
@@ -90,14 +90,14 @@ class ClusterMetadataCache:
             self._responses[key] = body, response
         return response
 
-    def get(self, topic: str | UUID, not_older_than: float = NEVER) -> TopicInfo | None:
-        name = self._names.get(topic) if isinstance(topic, UUID) else topic
-        if name is None or self._topic_at.get(name, NEVER) < not_older_than:
+    def find(self, key: str | UUID, not_older_than: float = NEVER) -> TopicInfo | None:
+        topic = self.by_id.get(key) if isinstance(key, UUID) else self.by_name.get(key)
+        if topic is None or self._topic_at[topic.name] < not_older_than:
             return None
-        return self._by_name.get(name)
+        return topic
 
     def topics(self) -> list[TopicInfo]:
-        return [self._by_name[name] for name in sorted(self._by_name)]
+        return [self.by_name[name] for name in sorted(self.by_name)]
 
     def expire(self, name: str) -> None:
         """Our metadata of this topic proved wrong: it is asked for again before the next use."""
@@ -111,26 +111,26 @@ class ClusterMetadataCache:
             self.brokers_at = sent_at
             self.cluster_id = response.cluster_id
         for topic in response.topics:
-            known = self._by_name.get(topic.name)
+            known = self.by_name.get(topic.name)
             if known is not None and known.topic_id != topic.topic_id:
-                self._forget(topic.name)
-            self._by_name[topic.name] = topic
+                self._forget(known)
+            self.by_name[topic.name] = topic
             self._topic_at[topic.name] = sent_at
             if topic.topic_id != ZERO_UUID:
-                self._names[topic.topic_id] = topic.name
+                self.by_id[topic.topic_id] = topic
         for missing, error_code in response.failed.items():
             if error_code in _GONE:
-                self._forget(self._names.get(missing) if isinstance(missing, UUID) else missing)
+                self._forget(self.find(missing))
         if all_topics:
             self.all_topics_at = sent_at
             named = {topic.name for topic in response.topics} | set(response.failed)
-            for name in [known for known in self._by_name if known not in named]:
-                self._forget(name)
+            for gone in [topic for name, topic in self.by_name.items() if name not in named]:
+                self._forget(gone)
 
-    def _forget(self, name: str | None) -> None:
+    def _forget(self, topic: TopicInfo | None) -> None:
         """The topic was deleted, and may have been made again."""
-        topic = self._by_name.pop(name, None) if name is not None else None
         if topic is not None:
-            self._names.pop(topic.topic_id, None)
+            self.by_name.pop(topic.name, None)
+            self.by_id.pop(topic.topic_id, None)
             self._topic_at.pop(topic.name, None)
             forget_counts(topic.name, topic.leaders)

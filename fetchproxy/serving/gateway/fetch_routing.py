@@ -739,7 +739,8 @@ class FetchRouter:
         old: list[TopicIdPartition] = []
         for piece in pieces(tps):
             for tp in piece:
-                if tp not in self._refreshing and not cluster.knows_log_offsets(tp, oldest):
+                known = cluster.cached_log_offsets(tp)
+                if (known is None or known.read_at < oldest) and tp not in self._refreshing:
                     old.append(tp)
             await checkpoint(len(piece))
         if old:
