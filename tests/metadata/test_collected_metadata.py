@@ -310,7 +310,7 @@ async def test_a_store_that_takes_no_object_harms_nothing(
         await until(lambda: archive.store.count("put", KEY) == 1)
         monkeypatch.setattr(collecting, "PUT_INTERVAL_S", 0.0)
         manager._topics.clear()  # so that all is read again
-        manager._views._cached.clear()
+        manager._views.entries.clear()
         await manager.refresh_topic(TOPIC_ID, now())
         await asyncio.sleep(0.01)
         assert archive.store.count("put", KEY) == 1  # no second try

@@ -110,8 +110,8 @@ async def test_an_outage_puts_the_first_looks_off(monkeypatch: pytest.MonkeyPatc
                 assert not looking.done()
                 assert gate.archive.rlmm.view(tp_of(0)) is None
                 setattr(away, name, None)
-            gate.archive.rlmm._views._cached.clear()  # type: ignore[attr-defined]
-            gate.archive.rlmm._topic_views._cached.clear()  # type: ignore[attr-defined]
+            gate.archive.rlmm._views.entries.clear()  # type: ignore[attr-defined]
+            gate.archive.rlmm._topic_views.entries.clear()  # type: ignore[attr-defined]
 
 
 async def test_first_looks_end_where_memory_has_enough(monkeypatch: pytest.MonkeyPatch) -> None:

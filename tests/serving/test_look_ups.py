@@ -417,7 +417,7 @@ async def test_what_begins_at_0_is_not_looked_at() -> None:
 
 async def test_without_any_list_nothing_passes_while_the_store_is_away() -> None:
     async with gateway() as gate:
-        gate.archive.rlmm._archived._cached.clear()  # type: ignore[attr-defined]
+        gate.archive.rlmm._archived.entries.clear()  # type: ignore[attr-defined]
         gate.store.error = StorageUnavailable("the store is away")
         found = await gate.list_offsets({NEVER: [0], HIDDEN: [0]}, EARLIEST)
         assert found == {(NEVER, 0): (STORAGE_ERROR, -1), (HIDDEN, 0): (0, BROKER_START)}
