@@ -459,4 +459,5 @@ class SegmentReader:
 
 def _counts(metadata: RemoteLogSegmentMetadata, layout: SegmentLayout, number: int) -> bool:
     """The chunk exists, and does not begin above the offset at which the segment was clipped."""
-    return number < len(layout) and layout.first_offsets[number] <= metadata.end_offset
+    first_offsets = layout.first_offsets
+    return number < len(first_offsets) and first_offsets[number] <= metadata.end_offset

@@ -14,9 +14,8 @@ from fetchproxy_protocol.fetch import (
     PartitionKey,
     PartitionPatch,
     TopicRef,
-    encode_head,
     encode_partition_start,
-    encode_topic,
+    encode_response,
     no_tags,
 )
 from fetchproxy_protocol.primitives import Buffer
@@ -114,6 +113,7 @@ def encode_topics(
 ) -> Generator[None, None, EncodedTopics]:
     """The entries of `responses`; records are not copied. The caller may pause at each yield."""
     version, committed = request.version, IsolationLevel.READ_COMMITTED
+    tags = no_tags(version)
     grouped: dict[TopicRef, list[PartitionResponse]] = {}
     for response in responses:
         grouped.setdefault(response.key[0], []).append(response)
@@ -139,7 +139,7 @@ def encode_topics(
                 )
             )
             pieces.extend(response.records)
-            pieces.append(no_tags(version))
+            pieces.append(tags)
         topics[topic] = PartitionEntries(len(partitions), pieces)
     return topics
 
@@ -152,9 +152,5 @@ def encode_proxy_response(
 ) -> Generator[None, None, list[Buffer]]:
     """A whole framed answer of the proxy alone. Yields like `encode_topics`."""
     topics = yield from encode_topics(request, responses)
-    body: list[Buffer] = []
-    for topic, entries in topics.items():
-        body += encode_topic(request.version, topic, entries)
-    body.append(no_tags(request.version))
     head = FetchResponseHead(request.correlation_id, throttle_time_ms, 0, session_id, len(topics))
-    return [encode_head(request.version, head, sum(map(len, body))), *body]
+    return encode_response(request.version, head, topics)

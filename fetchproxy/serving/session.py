@@ -494,9 +494,10 @@ class RequestFraming(ABC, Generic[Handling]):
         carry = self._carry
         if carry:
             carry += view  # in place: a large request is not copied or parsed at every packet
-        if len(carry or view) >= self._whole_at and not self._session.muted:
+        arrived = carry or view
+        if arrived and len(arrived) >= self._whole_at and not self._session.muted:
             self._whole_at = 0
-            view, self._carry = memoryview(carry or view), bytearray()
+            view, self._carry = memoryview(arrived), bytearray()
             self._left_in_turn = MESSAGES_A_TURN
             rest = self._consume(view)
             if rest < len(view):

@@ -524,6 +524,17 @@ def encode_topic(version: int, topic: TopicRef, entries: PartitionEntries) -> li
     return [start, *entries.pieces, no_tags(version)]
 
 
+def encode_response(
+    version: int, head: FetchResponseHead, topics: Mapping[TopicRef, PartitionEntries]
+) -> list[Buffer]:
+    """A whole framed response."""
+    body: list[Buffer] = []
+    for topic, entries in topics.items():
+        body += encode_topic(version, topic, entries)
+    body.append(no_tags(version))
+    return [encode_head(version, head, sum(map(len, body))), *body]
+
+
 def count_grows_by(version: int, listed: int, further: int) -> int:
     """The bytes by which a count of up to `listed` can grow with `further` partitions."""
     return len(encode_uvarint(listed + further + 1)) - 1 if version >= FETCH_FLEXIBLE_FROM else 0
@@ -561,9 +572,9 @@ def encode_partition_start(
 
 def encode_error_response(version: int, correlation_id: int, error_code: int) -> bytes:
     """A framed answer with a top-level error and no topics (v7+)."""
-    tail = no_tags(version)
-    head = FetchResponseHead(correlation_id, 0, error_code, 0, 0)
-    return encode_head(version, head, len(tail)) + tail
+    return b"".join(
+        encode_response(version, FetchResponseHead(correlation_id, 0, error_code, 0, 0), {})
+    )
 
 
 def plain_session_id(

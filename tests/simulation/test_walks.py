@@ -114,7 +114,7 @@ def walk_of(partition: int, first: int) -> Walk:
 
 @pytest.mark.parametrize(
     ("partition", "first", "modules_max", "calls_max"),
-    [(1, 0, 12, 29), (0, 0, 28, 118)],
+    [(1, 0, 12, 29), (0, 0, 24, 94)],
     ids=["tail", "archive"],
 )
 def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max: int) -> None:
