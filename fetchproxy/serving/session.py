@@ -36,6 +36,7 @@ from fetchproxy.runtime.cooperative import MESSAGES_A_TURN, LoopSteps, a_turn
 from fetchproxy.serving.admission import Admission, ClientQuota, payer_of
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
+from fetchproxy.serving.upstream import ARCHIVE_ALONE, Upstream
 from fetchproxy.tls.acceptor import ClientProtocol
 from fetchproxy.tls.handshake_errors import hint_for, other_protocol
 
@@ -107,6 +108,7 @@ class ClientSession(ClientProtocol):
         self.share = ClientQuota(admission)
         self._transport: asyncio.Transport | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self.upstream: Upstream = ARCHIVE_ALONE
         self.closing = False
         self._over = asyncio.Event()  # set when `closing` is set
         self._served = False  # `run` has ended
@@ -140,14 +142,17 @@ class ClientSession(ClientProtocol):
 
         asyncio's TLS always ends both directions at once.
         """
+        self.upstream.tells_responded = True
         plain = self._transport and self._transport.get_extra_info("sslcontext") is None
         return bool(plain) and self.requests.end()
 
     def pause_writing(self) -> None:
         self._writable.clear()
+        self.upstream.client_slow(True)
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self.upstream.client_slow(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -266,7 +271,8 @@ class ClientSession(ClientProtocol):
 
     def _transports(self) -> list[asyncio.Transport]:
         """The transports that end with the session."""
-        return [] if self._transport is None else [self._transport]
+        both = self._transport, self.upstream.transport
+        return [transport for transport in both if transport is not None]
 
     def _end(self) -> None:
         self.closing = True
@@ -308,9 +314,9 @@ class ClientSession(ClientProtocol):
             self.close("idle_max_ms")
 
     def silent_s(self, now: float) -> float:
-        """For how long (s) nothing was heard. Called at intervals, so no packet is timed."""
-        if self.heard:
-            self._heard_at, self.heard = now, False
+        """For how long (s) neither side was heard. Called at intervals, so no packet is timed."""
+        if self.heard or self.upstream.heard:
+            self._heard_at, self.heard, self.upstream.heard = now, False, False
         return now - self._heard_at
 
     def stalled_s(self, now: float) -> float:
@@ -333,9 +339,10 @@ class ClientSession(ClientProtocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes in memory: unsent answers, incomplete requests, and the client's pace."""
+        """Bytes in memory: unsent, incomplete requests and responses, and the client's pace."""
         unsent = 0 if self._transport is None else self._transport.get_write_buffer_size()
-        return unsent + self.requests.kept_bytes + self.share.kept_bytes
+        kept = self.requests.kept_bytes + self.share.kept_bytes + self.upstream.kept_bytes
+        return unsent + kept
 
     # -- answers -----------------------------------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:

@@ -28,9 +28,9 @@ from fetchproxy.serving.gateway.broker_link import (
     HELD_COPIES,
     RESPONSE_BUFFERED_BYTES_MAX,
     BufferedResponse,
-    ExpectedResponse,
 )
 from fetchproxy.serving.limits import AccumulatedBytes
+from fetchproxy.serving.upstream import ExpectedResponse
 
 LARGEST = 0x7FFFFFFF  # of a size prefix
 MiB = 1 << 20

@@ -18,7 +18,6 @@ from fetchproxy.serving.gateway.broker_link import (
     WHOLE_BYTES_MAX,
     BrokerLink,
     BufferedResponse,
-    ExpectedResponse,
     Payload,
 )
 from fetchproxy.serving.gateway.fetch_conversation import (
@@ -29,6 +28,7 @@ from fetchproxy.serving.gateway.fetch_conversation import (
 from fetchproxy.serving.gateway.fetch_session import FetchKind
 from fetchproxy.serving.limits import AccumulatedBytes
 from fetchproxy.serving.transport import ReceiveBuffer
+from fetchproxy.serving.upstream import ExpectedResponse
 
 CORRELATION_ID = 7
 BROKERS_SESSION, CLIENTS_SESSION = 11, 12

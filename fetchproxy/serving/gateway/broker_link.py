@@ -28,6 +28,7 @@ from fetchproxy.runtime.cooperative import MESSAGES_A_TURN
 from fetchproxy.serving.limits import AccumulatedBytes
 from fetchproxy.serving.record_pipe import PEEK_BYTES, RecordPipe
 from fetchproxy.serving.transport import ReceiveBuffer, plain_socket
+from fetchproxy.serving.upstream import ExpectedResponse
 from fetchproxy.tls.handshake_errors import other_protocol
 
 Payload = Sequence[Buffer]
@@ -44,26 +45,6 @@ WHOLE_BYTES_MAX = 16 * 1024
 # Received at a time of a response with more than WALKED_AT_ONCE partitions: some 250 partitions
 # without records, which cost 10 µs each if all are out of range.
 WALKED_BYTES = 8 * 1024
-
-
-class ExpectedResponse:
-    """A response that passes unchanged. `correlation_id` is checked against the broker's."""
-
-    __slots__ = ("correlation_id",)
-
-    walked_slowly = False  # its scan is so costly that it is received in small pieces
-
-    def __init__(self, correlation_id: int) -> None:
-        self.correlation_id = correlation_id
-
-    def done(self) -> None:
-        """The whole response has left."""
-
-    def passes(self, frame: memoryview) -> bool:
-        """True: the client may get `frame`, which is the whole response. Patches it in place if
-        needed.
-        """
-        return True
 
 
 @dataclass(eq=False, repr=False, slots=True)

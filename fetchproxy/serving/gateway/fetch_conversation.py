@@ -48,7 +48,7 @@ from fetchproxy_protocol.primitives import INT32
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.serving.admission import Client
 from fetchproxy.serving.archived_entries import EncodedTopics
-from fetchproxy.serving.gateway.broker_link import ExpectedResponse, ScannedResponse
+from fetchproxy.serving.gateway.broker_link import ScannedResponse
 from fetchproxy.serving.gateway.fetch_routing import (
     ALL_FROM_BROKERS,
     FetchPlan,
@@ -57,7 +57,8 @@ from fetchproxy.serving.gateway.fetch_routing import (
 )
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
-from fetchproxy.serving.gateway.session import GatewaySession, Upstream
+from fetchproxy.serving.gateway.session import GatewaySession, ToBroker
+from fetchproxy.serving.upstream import ExpectedResponse
 
 NOTHING_INJECTED: EncodedTopics = {}
 # A response with more partitions is received in small pieces. Each partition costs the loop a
@@ -95,7 +96,7 @@ TRANSITIONS: Mapping[FetchState, Sequence[FetchState]] = {
 }
 
 
-# What the shell must do with a fetch that does not go `Upstream`.
+# What the shell must do with a fetch that does not go `ToBroker`.
 class Later(NamedTuple):
     """Take the fetch in again: in PACED after `due_in_s`, in READING when it is read, and in
     RELAYING when the fetch before it has its response.
@@ -123,7 +124,7 @@ class Serve(NamedTuple):
     plan: FetchPlan | None
 
 
-Output = Upstream | Later | Refuse | Serve
+Output = ToBroker | Later | Refuse | Serve
 
 
 class TiersSoFar(NamedTuple):
@@ -260,7 +261,7 @@ class FetchConversation:
         if request.replica_id >= 0:  # a follower must get its leader's own response (KIP-405)
             if state is not FetchState.IDLE:
                 self.move(FetchState.IDLE)
-            return Upstream(frame, partial(ExpectedResponse, request.correlation_id))
+            return ToBroker(frame, partial(ExpectedResponse, request.correlation_id))
         if state is not FetchState.PACED and (due_in := self._due_in(frame, request)):
             self.parsed = request
             self.move(FetchState.PACED)
@@ -301,7 +302,7 @@ class FetchConversation:
             return Serve(request, kind, self._client_of(frame), self.clock(), plan)
         self.move(FetchState.RELAYING)
         frame = self._for_broker(frame, body_at, request)
-        return Upstream(
+        return ToBroker(
             frame, RelayedFetch(self, request.correlation_id, request, kind, frame).expect
         )
 

@@ -239,7 +239,7 @@ class _Nodes:
             """
             if not isinstance(session, GatewaySession) or session.node_id is None:
                 return False
-            reached = None if session.link is None else session.link.address
+            reached = session.upstream.address
             return reached in taken and named.get(session.node_id) != reached
 
         self._listener.close_sessions(is_misled, "broker_moved")

@@ -46,12 +46,12 @@ from fetchproxy.serving.gateway.addresses import AdvertisedAddresses
 from fetchproxy.serving.gateway.broker_link import (
     BrokerLink,
     BufferedResponse,
-    ExpectedResponse,
     Payload,
 )
 from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.record_pipe import RecordPipe
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
+from fetchproxy.serving.upstream import ARCHIVE_ALONE, ExpectedResponse
 from fetchproxy.tls.handshake_errors import handshake_error_in_words
 
 log = structlog.get_logger(__name__)
@@ -158,7 +158,7 @@ def handling_of(apis: ApiTable, head: RequestHead) -> Passes | Buffered:
 # The session.
 
 
-class Upstream(NamedTuple):
+class ToBroker(NamedTuple):
     """A fetch that goes to the broker. `expect` makes its response and is called after sending: the
     broker's response cannot arrive before the loop's next turn, so this work delays nobody.
     """
@@ -189,7 +189,7 @@ class FetchStates(Protocol):
         """A poll at the broker that waits for a client's fetch to take it up."""
 
     def on_request(self, frame: bytes, body_at: int) -> object:
-        """How to handle a whole framed request: `Upstream`, or see `Fetches.work_for`."""
+        """How to handle a whole framed request: `ToBroker`, or see `Fetches.work_for`."""
 
     def only_parked(self, expected: Iterable[ExpectedResponse]) -> bool:
         """True: the parked poll's response is the only one in `expected`."""
@@ -253,7 +253,6 @@ class GatewaySession(ClientSession):
         self.archive = gateway.archive
         self.addresses = addresses
         self.node_id = node_id
-        self.link: BrokerLink | None = None
         self._upstream_slow = False
         self._drained = asyncio.Event()
         self._drained.set()
@@ -273,22 +272,7 @@ class GatewaySession(ClientSession):
             return  # repeats the base class to save a call: each packet of the tail comes here
         self.heard = True
         self._take(self._receive.view[:nbytes])
-        self._receive.release(self.link.transport if self.link else None)
-
-    def eof_received(self) -> bool:
-        if self.link is not None:
-            self.link.tells_responded = True
-        return super().eof_received()
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-        if self.link is not None:
-            self.link.client_slow(True)
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-        if self.link is not None:
-            self.link.client_slow(False)
+        self._receive.release(self.upstream.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.fetch.close()
@@ -305,7 +289,7 @@ class GatewaySession(ClientSession):
         if transport is None:
             return False
         try:
-            self.link = await self._connect(
+            self.upstream = link = await self._connect(
                 lambda: BrokerLink(
                     self, self._receive, transport, frame_max, records, self._owner.accumulated
                 )
@@ -314,48 +298,32 @@ class GatewaySession(ClientSession):
             CONNECTIONS_REFUSED.labels("broker_unreachable").inc()
             log.warning("broker_unreachable", client=self.client, error=str(error))
             return False
-        if self.link.transport is None:
+        if link.transport is None:
             return False
-        self.link.tells_responded = self.requests.ended
-        self.link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
+        link.tells_responded = self.requests.ended
+        link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         return True
 
     def _drop(self) -> None:
-        self.link = None
+        self.upstream = ARCHIVE_ALONE
         self.fetch.drop()
 
     def _let_go(self) -> None:
         super()._let_go()
         del self.fetch
 
-    def _transports(self) -> list[asyncio.Transport]:
-        both = self._transport, self.link.transport if self.link else None
-        return [transport for transport in both if transport is not None]
-
     def _end(self) -> None:
         self._needs_broker.set()
         super()._end()
 
     # -- checked by the listener at intervals ------------------------------------------------------
-    def silent_s(self, now: float) -> float:
-        """For how long (s) neither side has sent anything."""
-        link = self.link
-        if self.heard or (link is not None and link.heard):
-            self._heard_at, self.heard = now, False
-            if link is not None:
-                link.heard = False
-        return now - self._heard_at
-
     @property
     def kept_bytes(self) -> int:
-        """Bytes in memory: unsent to either side, incomplete frames, and the fetch session."""
-        of_broker = 0 if self.link is None else self.link.kept_bytes
-        return super().kept_bytes + of_broker + self.fetch.kept_bytes
+        return super().kept_bytes + self.fetch.kept_bytes
 
     # -- called by the link (LinkOwner) ------------------------------------------------------------
     def responded(self) -> None:
-        assert self.link is not None
-        if not self.link.expected:
+        if not self.upstream.expected:
             self._drained.set()
         if self.requests.limited and not self.at_inflight_limit():
             self.requests.limited = False
@@ -364,7 +332,7 @@ class GatewaySession(ClientSession):
         if self.requests.ended:  # this response's bytes are not written yet
             asyncio.get_running_loop().call_soon(self.requests.close_if_responded)
         waits = self.requests.limited or self.requests.ended or not self._drained.is_set()
-        self.link.tells_responded = waits
+        self.upstream.tells_responded = waits
 
     def rewrite(self, response: BufferedResponse) -> Payload | None:
         whole, response.payload = bytes(response.payload), bytearray()
@@ -382,8 +350,7 @@ class GatewaySession(ClientSession):
         except OSError as error:
             self.close("no_listener_for_broker", error=str(error))
         else:
-            if self.link is not None:
-                self.link.rewritten(new)
+            self.upstream.rewritten(new)
 
     def link_failed(self, error: WireError) -> None:
         self._refuse(error, "broker")
@@ -406,20 +373,6 @@ class GatewaySession(ClientSession):
         self.muted = True  # until the broker is connected
         self._needs_broker.set()
 
-    def link_go_on(self) -> None:
-        """Let a parked answer through."""
-        if self.link is not None:
-            self.link.go_on()
-
-    def expect(self, response: ExpectedResponse) -> None:
-        """Expect the response to a request whose bytes pass."""
-        if self.link is not None:
-            self.link.expected.append(response)
-
-    def send_upstream(self, request: Buffer, response: ExpectedResponse | None) -> None:
-        if self.link is not None:
-            self.link.send(request, response)
-
     def send_counted(
         self, frame: bytes, topics: Iterator[object], expect: Callable[[], ExpectedResponse]
     ) -> None:
@@ -430,10 +383,10 @@ class GatewaySession(ClientSession):
         async def count_and_send() -> None:
             async for _ in cooperative(topics):
                 pass
-            self.send_upstream(frame, expect())
+            self.upstream.send(frame, expect())
 
         if len(frame) <= READ_AT_ONCE_BYTES_MAX:
-            self.send_upstream(frame, expect())
+            self.upstream.send(frame, expect())
         else:
             self.mute_while(count_and_send(), "count-large-request")
 
@@ -451,9 +404,9 @@ class GatewaySession(ClientSession):
     def on_fetch(self, frame: bytes, body_at: int) -> bool:
         """False: the fetch comes again."""
         output = self.fetch.conversation.on_request(frame, body_at)
-        if isinstance(output, Upstream):
-            self.send_upstream(output.frame, None)
-            self.expect(output.expect())
+        if isinstance(output, ToBroker):
+            self.upstream.send(output.frame, None)
+            self.upstream.expected.append(output.expect())
             return True
         way = self.fetch.work_for(output, frame, body_at)
         if isinstance(way, InTurn):
@@ -464,26 +417,21 @@ class GatewaySession(ClientSession):
 
     def at_inflight_limit(self) -> bool:
         # Without the parked poll, which is the proxy's own: it would block the fetch that takes it.
-        in_flight = (
-            len(self.link.expected) - (self.fetch.conversation.parked is not None)
-            if self.link
-            else 0
-        )
-        return in_flight >= self._limits.inflight_requests_max
+        parked = self.fetch.conversation.parked is not None
+        return len(self.upstream.expected) - parked >= self._limits.inflight_requests_max
 
     @property
     def nothing_overtaken(self) -> bool:
         """The response in progress is the only one due, and no request waits behind it."""
-        return self.link is not None and len(self.link.expected) == 1 and not self.muted
+        return len(self.upstream.expected) == 1 and not self.muted
 
     async def _drained_before(self) -> bool:
         """Wait until all requests so far are answered, except a parked fetch. True: it waited."""
-        assert self.link is not None
-        waited = False
-        while self.link.expected and not self.fetch.conversation.only_parked(self.link.expected):
+        waited, upstream = False, self.upstream
+        while upstream.expected and not self.fetch.conversation.only_parked(upstream.expected):
             waited = True
             self._drained.clear()
-            self.link.tells_responded = True
+            upstream.tells_responded = True
             await self._drained.wait()
         return waited
 
@@ -574,10 +522,8 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
         session = self._session
         if session.muted or self.limited or self._goes_on:
             return False
-        if session.link is None:
-            return True
         cut_off = self._passing if self._left else None
-        due = [response for response in session.link.expected if response is not cut_off]
+        due = [response for response in session.upstream.expected if response is not cut_off]
         return not due or session.fetch.conversation.only_parked(due)
 
     def _consume(self, view: memoryview) -> int:
@@ -609,7 +555,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
                 self._left = size + 4
                 continue
             if emit < pos:
-                session.send_upstream(view[emit:pos], None)
+                session.upstream.send(view[emit:pos], None)
                 emit = pos
             frame = bytes(view[pos : pos + 4 + size])
             body_at = head.body_position - pos - 4
@@ -622,7 +568,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
             pos = emit = pos + 4 + size
             self.begun_at = None
         if emit < pos:
-            session.send_upstream(view[emit:pos], None)
+            session.upstream.send(view[emit:pos], None)
         RELAYED_BYTES_TO_BROKER.total += pos
         return pos
 
@@ -636,11 +582,10 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
 
     def _is_full(self) -> bool:
         session = self._session
-        link = session.link
-        at_most = self._limits.inflight_requests_max
-        if link is not None and len(link.expected) >= at_most and session.at_inflight_limit():
+        upstream, at_most = session.upstream, self._limits.inflight_requests_max
+        if len(upstream.expected) >= at_most and session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
-            self.limited = link.tells_responded = True
+            self.limited = upstream.tells_responded = True
             return True
         return False
 
@@ -649,7 +594,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
         held_max = self._limits.held_request_bytes_max
         if size > held_max and isinstance(handling, Buffered) and handling is not REFUSED_TREATMENT:
             raise self._too_large(size, head, "held_request_bytes_max", held_max)
-        if self._session.link is None:
+        if self._session.upstream is ARCHIVE_ALONE:
             self._session.want_broker()
             return None
         return handling
@@ -682,5 +627,5 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
             return False
         self._passing = response
         if response is not None:
-            session.expect(response)
+            session.upstream.expected.append(response)
         return True

@@ -28,7 +28,7 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
+from fetchproxy.serving.gateway.broker_link import BufferedResponse
 from fetchproxy.serving.gateway.session import (
     Api,
     Behaviour,
@@ -37,6 +37,7 @@ from fetchproxy.serving.gateway.session import (
     Treatment,
     rewritten,
 )
+from fetchproxy.serving.upstream import ExpectedResponse
 
 _FIRST, _LAST = PROXIED_VERSIONS[ApiKey.PRODUCE]
 _SHARED = "Addresses in NodeEndpoints become the proxy's"

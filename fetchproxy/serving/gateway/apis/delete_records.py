@@ -36,9 +36,10 @@ from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.runtime.cooperative import checkpoint, collected, cooperative, for_each
-from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
+from fetchproxy.serving.gateway.broker_link import BufferedResponse
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S, Deletion, ServedArchive
 from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
+from fetchproxy.serving.upstream import ExpectedResponse
 
 log = structlog.get_logger(__name__)
 

@@ -148,7 +148,7 @@ class FetchHandler:
         if poll is None:
             return
         poll.discarded = True
-        self.session.link_go_on()
+        self.session.upstream.go_on()
         await self.until(lambda: self.conversation.parked is None)
 
 
@@ -253,7 +253,7 @@ class ServedFetch:
         wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
         self._on.arrived.clear()
         poll = conversation.park(request, wait_ms)
-        self._on.session.send_upstream(upstream.encode(request, wait_ms), poll)
+        self._on.session.upstream.send(upstream.encode(request, wait_ms), poll)
         return poll
 
     async def _first_ready(
@@ -377,7 +377,7 @@ class ServedFetch:
             deadline,
         )
         with on.share.sending([p for each in injected.values() for p in each.pieces]):
-            on.session.link_go_on()
+            on.session.upstream.go_on()
             await on.until(lambda: conversation.parked is None)
         if merge.dropped:
             routes = on.routing.table.routes

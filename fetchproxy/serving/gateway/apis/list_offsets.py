@@ -51,7 +51,7 @@ from fetchproxy.runtime.cooperative import (
     cooperative,
 )
 from fetchproxy.serving.admission import Client
-from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
+from fetchproxy.serving.gateway.broker_link import BufferedResponse
 from fetchproxy.serving.gateway.offset_lookup import (
     VIEW_AGE_MAX_S,
     ArchiveLookup,
@@ -68,6 +68,7 @@ from fetchproxy.serving.gateway.offset_lookup import (
 )
 from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
+from fetchproxy.serving.upstream import ExpectedResponse
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # Answers made in one turn of the event loop: each reads through a partition's lineage.

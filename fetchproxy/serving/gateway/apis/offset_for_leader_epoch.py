@@ -31,10 +31,11 @@ from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.lineage import lineage_of, merged_end_offset
 from fetchproxy.model import EpochEnd, EpochStart, TopicIdPartition
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, chosen, collected, cooperative
-from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
+from fetchproxy.serving.gateway.broker_link import BufferedResponse
 from fetchproxy.serving.gateway.offset_lookup import ArchiveLookup
 from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
+from fetchproxy.serving.upstream import ExpectedResponse
 
 # How long a response may wait for store and cluster: the broker's own is safe, if less exact.
 ARCHIVE_WAIT_MAX_S = 2.0

@@ -24,7 +24,7 @@ from fetchproxy_protocol.headers import (
 )
 from fetchproxy_protocol.primitives import Buffer
 
-from fetchproxy.serving.gateway.broker_link import BufferedResponse, ExpectedResponse
+from fetchproxy.serving.gateway.broker_link import BufferedResponse
 from fetchproxy.serving.gateway.session import (
     API_VERSION_MAX,
     Api,
@@ -35,6 +35,7 @@ from fetchproxy.serving.gateway.session import (
     Treatment,
     relayed,
 )
+from fetchproxy.serving.upstream import ExpectedResponse
 
 _FIRST, _LAST = PROXIED_VERSIONS[ApiKey.API_VERSIONS]
 
