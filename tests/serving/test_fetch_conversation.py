@@ -41,7 +41,7 @@ from fetchproxy.serving.gateway.fetch_conversation import (
 from fetchproxy.serving.gateway.fetch_routing import ALL_FROM_BROKERS, FetchPlan, RouteTable
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics
-from fetchproxy.serving.gateway.session import Upstream
+from fetchproxy.serving.gateway.session import ToBroker
 
 PAGE = Path(__file__).parents[2] / "docs" / "contribute" / "architecture.md"
 VERSION = 11
@@ -206,7 +206,7 @@ class Fetches:
 
     def relayed(self) -> RelayedFetch:
         output = self.on_fetch(fetch({KEY: 40}))
-        assert isinstance(output, Upstream)
+        assert isinstance(output, ToBroker)
         fetch_ = output.expect()
         assert isinstance(fetch_, RelayedFetch)
         return fetch_
@@ -308,7 +308,7 @@ def test_a_long_fetch_is_read_in_steps_and_then_paced() -> None:
     fetches.due_s = 0.2
     assert fetches.on_fetch(frame) == Later(FetchState.PACED, 0.2)
     assert fetches.state is FetchState.PACED
-    assert isinstance(fetches.on_fetch(frame), Upstream), "it has waited once"
+    assert isinstance(fetches.on_fetch(frame), ToBroker), "it has waited once"
     assert fetches.conversation.parsed is None
 
 
@@ -321,7 +321,7 @@ def test_a_followers_fetch_passes_at_any_length() -> None:
             assert fetches.on_fetch(frame) == Later(FetchState.READING)
             fetches.conversation.parsed = request(partitions)._replace(replica_id=2)
         output = fetches.on_fetch(frame)
-        assert isinstance(output, Upstream)
+        assert isinstance(output, ToBroker)
         assert output.frame == frame
         assert not isinstance(output.expect(), RelayedFetch)
         assert fetches.state is FetchState.IDLE

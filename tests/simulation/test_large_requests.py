@@ -155,13 +155,13 @@ def test_a_request_that_names_too_many_partitions_reaches_no_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sent: list[int] = []
-    send = GatewaySession.send_upstream
+    send = BrokerLink.send
 
-    def counted(session: GatewaySession, request: bytes, response: Any) -> None:
+    def counted(link: BrokerLink, request: bytes, response: Any) -> None:
         sent.append(len(request))
-        send(session, request, response)
+        send(link, request, response)
 
-    monkeypatch.setattr(GatewaySession, "send_upstream", counted)
+    monkeypatch.setattr(BrokerLink, "send", counted)
 
     def list_offsets_of(partitions: int) -> bytes:
         body = struct.pack(">ibih", -1, 0, 1, 7) + b"weather" + struct.pack(">i", partitions)
