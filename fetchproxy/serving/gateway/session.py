@@ -43,11 +43,7 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX, cooperative
 from fetchproxy.serving.admission import Admission
 from fetchproxy.serving.gateway.addresses import AdvertisedAddresses
-from fetchproxy.serving.gateway.broker_link import (
-    BrokerLink,
-    BufferedResponse,
-    Payload,
-)
+from fetchproxy.serving.gateway.broker_link import BrokerLink, BufferedResponse, Payload
 from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.record_pipe import RecordPipe
 from fetchproxy.serving.session import ClientSession, RequestFraming, SessionOwner
@@ -504,9 +500,8 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
         self._sasl = SaslProgress(gateway.apis) if gateway.clients_use_sasl else None
         if self._sasl is not None:
             self.bytes_max = min(self.bytes_max, SASL_REQUEST_BYTES_MAX)
-        self._passing: ExpectedResponse | None = (
-            None  # the response due for the request that passes now
-        )
+        # The response due for the request that passes now.
+        self._passing: ExpectedResponse | None = None
 
     def drop(self) -> None:
         super().drop()
