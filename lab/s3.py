@@ -90,6 +90,7 @@ class S3Server(S3Endpoint):
     """versitygw over a temporary directory. Objects survive `kill()`.
 
     `certificate`: a PEM file, with its key in NAME-key.pem beside it. With it the server uses TLS.
+    `access_log`: a file that gets a line for each request, in S3's form.
     """
 
     def __init__(
@@ -98,9 +99,11 @@ class S3Server(S3Endpoint):
         secret_key: str = "lab-secret",
         *,
         certificate: Path | None = None,
+        access_log: Path | None = None,
     ) -> None:
         super().__init__(access_key, secret_key)
         self._certificate = certificate
+        self._access_log = access_log
 
     @property
     def endpoint_url(self) -> str:
@@ -138,6 +141,8 @@ class S3Server(S3Endpoint):
         if (file := self._certificate) is not None:
             key = file.with_name(f"{file.stem}-key.pem")
             command += ["--cert", str(file), "--key", str(key)]
+        if self._access_log is not None:
+            command += ["--access-log", str(self._access_log)]
         command.append("posix")
         if _has_extended_attributes(self._folder):
             command += ["--versioning-dir", str(versions)]

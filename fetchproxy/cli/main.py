@@ -17,7 +17,7 @@ from fetchproxy import __version__
 COMMANDS = (
     *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "mirror"),
     *("report", "backfill", "resolve", "index", "user", "groups", "keys", "config"),
-    *("doctor", "completion", "drill"),
+    *("doctor", "completion", "drill", "sizing"),
 )
 # The commands whose module has another name.
 _MODULES = {"merge": "verify", "reindex": "verify", "report": "segments", "restore": "verify"}

@@ -1,0 +1,112 @@
+"""`fetchproxy sizing`: what a load needs and costs. It asks no broker and no store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fetchproxy.cli import options
+from fetchproxy.cli.running import users_errors
+from fetchproxy.config.schema import Config
+from fetchproxy.sizing.estimate import DAY_S, Estimate, Load, estimate
+from fetchproxy.sizing.prices import EXAMPLE_PRICES, Prices, read_prices
+from fetchproxy.sizing.table import rows
+
+_KEEP_ALL_DAYS = 365.0
+
+MegabytesPerSecond = Annotated[
+    float, typer.Option(min=0, help="What producers write into the archived topics, MB (10⁶) a s.")
+]
+Partitions = Annotated[int, typer.Option(min=1, help="Archived partitions.")]
+Days = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="How long the archive keeps it. Default: archive.remote_log_retention_ms, or a year "
+        "if that says for ever.",
+    ),
+]
+Readers = Annotated[
+    float,
+    typer.Option(
+        min=0, help="How often the tail is read through proxies; count producers there as one more."
+    ),
+]
+ReplayMegabytes = Annotated[
+    float, typer.Option(min=0, help="What clients read of the archive, MB a s on average.")
+]
+Ratio = Annotated[
+    float,
+    typer.Option(
+        min=0.01, help="Bytes in the store for each byte of the log; 0.4 is usual for zstd."
+    ),
+]
+PriceFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="TOML file with per_1000_writes, per_1000_reads, gb_month, egress_gb and name. "
+        "Default: an example.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@options.shares()
+def sizing(
+    context: typer.Context,
+    mb_per_s: MegabytesPerSecond,
+    partitions: Partitions,
+    days: Days = None,
+    readers: Readers = 1,
+    replay_mb_per_s: ReplayMegabytes = 0,
+    ratio: Ratio = 1,
+    prices: PriceFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate machines, memory, disk, network, requests and money for a load.
+
+    The size and age of segments and the metadata manager are those of the configuration: try
+    others with --set. The archive is as old as its retention. docs/deploy/sizing.md explains each
+    figure.
+
+    Exit codes: 0 success; 2 the configuration or the price file cannot be used.
+    """
+    with users_errors():
+        config = options.read_config(context)
+        price_list = EXAMPLE_PRICES if prices is None else read_prices(prices)
+    load = Load(
+        mb_per_s=mb_per_s,
+        partitions=partitions,
+        retention_days=_days(config) if days is None else days,
+        readers=readers,
+        replay_mb_per_s=replay_mb_per_s,
+        segment_bytes=config.archive.segment_bytes_max,
+        segment_age_s=config.archive.segment_age_max_ms / 1000,
+        ratio=ratio,
+        manager=config.metadata.manager,
+    )
+    found = estimate(load, price_list)
+    if as_json:
+        typer.echo(json.dumps({"load": asdict(load), "prices": asdict(price_list), **asdict(found)}))
+    else:
+        _print(found, price_list)
+
+
+def _days(config: Config) -> float:
+    kept_ms = config.archive.remote_log_retention_ms
+    return kept_ms / 1000 / DAY_S if kept_ms >= 0 else _KEEP_ALL_DAYS
+
+
+def _print(found: Estimate, prices: Prices) -> None:
+    table = Table(show_header=False, box=None)
+    for row in rows(found):
+        table.add_row(*row)
+    Console().print(table)
+    typer.echo(f"Prices: {prices.name}.")

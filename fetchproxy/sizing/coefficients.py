@@ -1,0 +1,63 @@
+"""What one unit of work takes. Plain numbers, as the calculator of the site has them too.
+
+Tests compare each with its source: a row of benchmarks/results, a constant of the code, or the
+requests that a real S3 server has counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    # Seconds of one core for a GB, measured.
+    tail_cpu_s_per_gb: float = 0.52
+    replay_cpu_s_per_gb: float = 1.11
+    archiving_cpu_s_per_gb: float = 2.94
+    # Above half of a core, records of the tail begin to wait for each other.
+    core_share_max: float = 0.5
+    # Two of each, so that one may be missing.
+    processes_min: int = 2
+
+    # The limits of a process with default settings, and what it keeps of each segment besides.
+    proxy_bytes: int = 1_970_000_000
+    archiver_bytes: int = 2_172_000_000
+    segment_memory_store_bytes: int = 1_000
+    segment_memory_topic_bytes: int = 89
+
+    # A segment's requests. `.metadata` twice, `.index`, `.epochs` and `finished-offsets`; then the
+    # log, in one write or as parts between a beginning and an end.
+    segment_writes: int = 5
+    part_bytes: int = 8 * 1024 * 1024
+    multipart_writes: int = 2
+    segment_listings_store: int = 2
+    segment_reads_store: int = 2
+    # Its end, by retention: the log start and `.metadata` are written, the archiver reads it again
+    # (store), and each object that it may have goes.
+    deletion_writes: int = 2
+    deletion_reads_store: int = 1
+    deletion_deletes: int = 8
+    # A reader: the index, the metadata (store), and the log in chunks.
+    segment_reads_by_reader: int = 2
+    chunk_bytes: int = 4 * 1024 * 1024
+
+    # A listing is one request for each page. `.log`, `.index`, `.epochs`, `.metadata`.
+    objects_per_segment: int = 4
+    page_objects: int = 1_000
+
+    # Once a day, whatever the load.
+    archiver_writes: int = 86_400
+    archiver_listings: int = 38_880
+    proxy_listings: int = 50_400
+    positions_reads: int = 28_800
+    # A partition's looks a day: of its archiver (each minute, and at least each five), for orphans
+    # (each hour, with two listings or one), and of a proxy whose clients replay it.
+    refresh_looks: int = 1_440
+    retention_looks: int = 288
+    orphan_listings_store: int = 48
+    orphan_listings_topic: int = 24
+    replay_looks: int = 2_880
+
+
+COEFFICIENTS = Coefficients()

@@ -1,0 +1,201 @@
+"""From a load to what it needs and costs, when the archive is as old as its retention.
+
+docs/deploy/sizing.js has the same formulas for the browser: change both. A test compares them over
+generated loads. All is an average over a day; MB and GB are 10⁶ and 10⁹ bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+from fetchproxy.sizing.coefficients import COEFFICIENTS, Coefficients
+from fetchproxy.sizing.prices import Prices
+
+DAY_S = 86_400
+MONTH_DAYS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """`readers`: how often the tail is read; a producer through the proxy counts as one more.
+    `replay_mb_per_s`: what clients read of the archive, over all readers.
+    `ratio`: bytes in the store for each byte of the log, below 1 with `store.compression`.
+    """
+
+    mb_per_s: float
+    partitions: int
+    retention_days: float
+    readers: float = 1
+    replay_mb_per_s: float = 0
+    segment_bytes: int = 64 * 1024 * 1024
+    segment_age_s: float = 600
+    ratio: float = 1
+    manager: Literal["store", "topic"] = "store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """`log_bytes` is the size of one; `pages` are the requests of one listing of a partition."""
+
+    per_partition_day: float
+    per_day: float
+    kept: float
+    log_bytes: float
+    pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """One process takes one core. `…_cores` is what the load keeps busy."""
+
+    proxies: int
+    archivers: int
+    cores: int
+    proxy_cores: float
+    archiver_cores: float
+    proxy_memory_bytes: float
+    archiver_memory_bytes: float
+    archiver_spool_bytes: float
+    proxies_mb_per_s: float
+    archivers_mb_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """A day's requests of all processes. A store that charges takes a listing for a write."""
+
+    writes: float
+    listings: float
+    reads: float
+    deletes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """A month's, of the store alone."""
+
+    storage: float
+    writes_and_listings: float
+    reads: float
+    egress: float
+    total: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    segments: Segments
+    machines: Machines
+    stored_gb: float
+    requests_per_day: Requests
+    costs_per_month: Costs
+
+
+def estimate(load: Load, prices: Prices, unit: Coefficients = COEFFICIENTS) -> Estimate:
+    segments = _segments(load, unit)
+    machines = _machines(load, segments, unit)
+    requests = _requests(load, segments, machines, unit)
+    stored_gb = load.mb_per_s * DAY_S * load.retention_days * load.ratio / 1000
+    return Estimate(
+        segments=segments,
+        machines=machines,
+        stored_gb=stored_gb,
+        requests_per_day=requests,
+        costs_per_month=_costs(load, stored_gb, requests, prices),
+    )
+
+
+def log_writes(stored_bytes: float, unit: Coefficients) -> int:
+    """The requests that write a log of this size."""
+    parts = max(1, ceil(stored_bytes / unit.part_bytes))
+    return parts + (unit.multipart_writes if parts > 1 else 0)
+
+
+def _segments(load: Load, unit: Coefficients) -> Segments:
+    """A segment is closed when it is full or old, whichever comes first."""
+    bytes_per_day = load.mb_per_s * 1e6 * DAY_S / load.partitions
+    by_size, by_age = bytes_per_day / load.segment_bytes, DAY_S / load.segment_age_s
+    a_day = max(by_size, by_age)
+    objects = a_day * load.retention_days * unit.objects_per_segment
+    return Segments(
+        per_partition_day=a_day,
+        per_day=a_day * load.partitions,
+        kept=a_day * load.partitions * load.retention_days,
+        log_bytes=bytes_per_day / a_day,
+        pages=max(1, ceil(objects / unit.page_objects)),
+    )
+
+
+def _machines(load: Load, segments: Segments, unit: Coefficients) -> Machines:
+    tail_mb, by_topic = load.mb_per_s * load.readers, load.manager == "topic"
+    proxy_cores = tail_mb / 1000 * unit.tail_cpu_s_per_gb
+    proxy_cores += load.replay_mb_per_s / 1000 * unit.replay_cpu_s_per_gb
+    archiver_cores = load.mb_per_s / 1000 * unit.archiving_cpu_s_per_gb
+    proxies, archivers = (
+        max(unit.processes_min, ceil(cores / unit.core_share_max))
+        for cores in (proxy_cores, archiver_cores)
+    )
+    a_segment = unit.segment_memory_topic_bytes if by_topic else unit.segment_memory_store_bytes
+    # By topic each process knows all segments; from the store an archiver those that it archives,
+    # and a proxy those of partitions that are replayed.
+    of_archiver = segments.kept if by_topic else segments.kept / archivers
+    of_proxy = segments.kept if by_topic or load.replay_mb_per_s > 0 else 0
+    return Machines(
+        proxies=proxies,
+        archivers=archivers,
+        cores=proxies + archivers,
+        proxy_cores=proxy_cores,
+        archiver_cores=archiver_cores,
+        proxy_memory_bytes=unit.proxy_bytes + of_proxy * a_segment,
+        archiver_memory_bytes=unit.archiver_bytes + of_archiver * a_segment,
+        archiver_spool_bytes=load.partitions / archivers * segments.log_bytes,
+        proxies_mb_per_s=tail_mb + load.replay_mb_per_s,
+        archivers_mb_per_s=load.mb_per_s,
+    )
+
+
+def _requests(
+    load: Load, segments: Segments, machines: Machines, unit: Coefficients
+) -> Requests:
+    by_store = load.manager == "store"
+    replay_bytes = load.replay_mb_per_s * 1e6 * DAY_S
+    replayed = replay_bytes / segments.log_bytes if segments.log_bytes > 0 else 0
+    of_segment = unit.segment_writes + log_writes(segments.log_bytes * load.ratio, unit)
+    processes = machines.proxies + machines.archivers
+    return Requests(
+        writes=segments.per_day * (of_segment + unit.deletion_writes)
+        + machines.archivers * unit.archiver_writes,
+        listings=load.partitions * _listings(load, segments, unit) * segments.pages
+        + machines.archivers * unit.archiver_listings
+        + machines.proxies * unit.proxy_listings,
+        reads=segments.per_day * (unit.segment_reads_store + unit.deletion_reads_store) * by_store
+        + processes * machines.archivers * unit.positions_reads
+        + replayed * unit.segment_reads_by_reader
+        + replay_bytes * load.ratio / unit.chunk_bytes,
+        deletes=segments.per_day * unit.deletion_deletes,
+    )
+
+
+def _listings(load: Load, segments: Segments, unit: Coefficients) -> float:
+    """A day's looks at one partition. A copy looks itself, so the next timed look comes later."""
+    if load.manager == "topic":
+        return unit.orphan_listings_topic
+    copies = segments.per_partition_day
+    of_archiver = copies * unit.segment_listings_store + unit.orphan_listings_store
+    of_archiver += max(unit.retention_looks, unit.refresh_looks - copies)
+    return of_archiver + (unit.replay_looks if load.replay_mb_per_s > 0 else 0)
+
+
+def _costs(load: Load, stored_gb: float, requests: Requests, prices: Prices) -> Costs:
+    replay_gb = load.replay_mb_per_s * DAY_S * MONTH_DAYS * load.ratio / 1000
+    dear = (requests.writes + requests.listings) * MONTH_DAYS / 1000 * prices.per_1000_writes
+    reads = requests.reads * MONTH_DAYS / 1000 * prices.per_1000_reads
+    storage, egress = stored_gb * prices.gb_month, replay_gb * prices.egress_gb
+    return Costs(
+        storage=storage,
+        writes_and_listings=dear,
+        reads=reads,
+        egress=egress,
+        total=storage + dear + reads + egress,
+    )

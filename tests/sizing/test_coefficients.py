@@ -1,0 +1,89 @@
+"""Each coefficient is what its source says: a benchmark's row, or a constant of the code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fetchproxy.config.memory_plan import CHUNK_BYTES, PART_BYTES, memory_parts
+from fetchproxy.config.schema import ArchiveConfig, Config, MetadataConfig
+from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S, POSITIONS_LOOK_INTERVAL_S
+from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S
+from fetchproxy.sizing.coefficients import COEFFICIENTS
+from fetchproxy.sizing.estimate import DAY_S, Load
+from fetchproxy.storage.stores.s3 import PAGE_OBJECTS
+from fetchproxy.writing.limits import WritingLimits
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+LIMITS = WritingLimits()
+MEASURED = (
+    ("tail_cpu_s_per_gb", "tail", "CPU of the proxy, unpaused consumer, fetchproxy", 2),
+    ("replay_cpu_s_per_gb", "replay", "S3 with 50 ms: CPU of the proxy", 2),
+    ("archiving_cpu_s_per_gb", "archive", "CPU, S3 server, 1 KiB records", 2),
+    ("segment_memory_topic_bytes", "metadata", "memory", 0),
+    ("archiver_listings", "requests", "idle archiver: listings, without those of partitions", 0),
+    ("refresh_looks", "requests", "idle archiver: listings of a partition", 0),
+)
+CONSTANTS = {
+    "part_bytes": PART_BYTES,
+    "chunk_bytes": CHUNK_BYTES,
+    "page_objects": PAGE_OBJECTS,
+    "archiver_listings": DAY_S / POSITIONS_LOOK_INTERVAL_S
+    + DAY_S * 1000 / LIMITS.discovery_interval_ms
+    + DAY_S / 60,
+    "proxy_listings": DAY_S / POSITIONS_LOOK_INTERVAL_S + DAY_S / LIST_INTERVAL_S,
+    "positions_reads": DAY_S / POSITIONS_LOOK_INTERVAL_S,
+    "refresh_looks": DAY_S * 1000 / LIMITS.remote_refresh_interval_ms,
+    "retention_looks": DAY_S * 1000 / LIMITS.retention_check_interval_ms,
+    "orphan_listings_store": 2 * DAY_S * 1000 / LIMITS.orphan_check_interval_ms,
+    "orphan_listings_topic": DAY_S * 1000 / LIMITS.orphan_check_interval_ms,
+    "replay_looks": DAY_S * 1000 / MetadataConfig().view_age_max_ms,
+}
+
+
+@pytest.mark.parametrize(("name", "part", "row", "digits"), MEASURED)
+def test_a_coefficient_is_what_was_measured(name: str, part: str, row: str, digits: int) -> None:
+    rows = json.loads((RESULTS / f"{part}.json").read_text("utf-8"))["rows"]
+    (value,) = [each["value"] for each in rows if each["name"] == row]
+    assert round(value, digits) == getattr(COEFFICIENTS, name)
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_coefficient_is_what_the_code_does(name: str) -> None:
+    assert getattr(COEFFICIENTS, name) == CONSTANTS[name]
+
+
+def test_an_idle_proxy_lists_about_as_often_as_it_was_measured() -> None:
+    """The measurement stopped between two looks."""
+    rows = json.loads((RESULTS / "requests.json").read_text("utf-8"))["rows"]
+    (value,) = [each["value"] for each in rows if each["name"] == "idle proxy: listings"]
+    assert value == pytest.approx(COEFFICIENTS.proxy_listings, rel=0.02)
+
+
+def test_an_archiver_that_copies_writes_its_positions_each_second() -> None:
+    """Twice as often as an idle one, which was measured."""
+    rows = json.loads((RESULTS / "requests.json").read_text("utf-8"))["rows"]
+    (value,) = [each["value"] for each in rows if each["name"] == "idle archiver: writes"]
+    assert value == pytest.approx(DAY_S / BEAT_INTERVAL_S, rel=0.02)
+    assert COEFFICIENTS.archiver_writes == DAY_S / BEAT_INTERVAL_S * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("proxy_bytes", Config()),
+        ("archiver_bytes", Config(archive=ArchiveConfig(topics="orders"))),
+    ],
+)
+def test_memory_is_the_plan_of_the_defaults(name: str, config: Config) -> None:
+    planned = sum(memory_parts(config).values())
+    assert planned == pytest.approx(getattr(COEFFICIENTS, name), rel=0.001)
+
+
+def test_a_load_begins_with_the_defaults_of_the_settings() -> None:
+    load, archive = Load(mb_per_s=1, partitions=1, retention_days=1), ArchiveConfig()
+    assert load.segment_bytes == archive.segment_bytes_max
+    assert load.segment_age_s * 1000 == archive.segment_age_max_ms
+    assert load.manager == MetadataConfig().manager

@@ -1,0 +1,106 @@
+"""The formulas: their edges, and what a change of the load may change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_loads import loads
+
+from fetchproxy.errors import ConfigError
+from fetchproxy.sizing.coefficients import COEFFICIENTS
+from fetchproxy.sizing.estimate import DAY_S, Load, estimate, log_writes
+from fetchproxy.sizing.prices import EXAMPLE_PRICES, parse_prices, read_prices
+
+MIB = 1024 * 1024
+ONE = Load(mb_per_s=1, partitions=1, retention_days=1)
+
+
+def test_a_quiet_partition_has_a_segment_each_ten_minutes() -> None:
+    found = estimate(replace(ONE, mb_per_s=0.001), EXAMPLE_PRICES).segments
+    assert found.per_partition_day == 144
+    assert found.log_bytes == pytest.approx(0.001e6 * 600)
+
+
+def test_a_busy_partition_has_full_segments() -> None:
+    found = estimate(replace(ONE, mb_per_s=10), EXAMPLE_PRICES).segments
+    assert found.log_bytes == pytest.approx(64 * MIB)
+    assert found.per_day == pytest.approx(10e6 * DAY_S / (64 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("size", "writes"),
+    [(0, 1), (1, 1), (8 * MIB, 1), (8 * MIB + 1, 4), (64 * MIB, 10), (64 * MIB + 1, 11)],
+)
+def test_a_log_above_one_part_has_a_beginning_and_an_end(size: int, writes: int) -> None:
+    assert log_writes(size, COEFFICIENTS) == writes
+
+
+def test_a_listing_takes_a_request_for_each_thousand_objects() -> None:
+    """A partition with 144 segments a day has 576 objects more each day."""
+    quiet = replace(ONE, mb_per_s=0.001)
+    pages = [
+        estimate(replace(quiet, retention_days=days), EXAMPLE_PRICES).segments.pages
+        for days in (0, 1, 2, 365)
+    ]
+    assert pages == [1, 1, 2, 211]
+
+
+def test_by_topic_a_partition_is_listed_for_orphans_alone() -> None:
+    by_store, by_topic = (
+        estimate(replace(ONE, partitions=1000, manager=manager), EXAMPLE_PRICES)
+        for manager in ("store", "topic")
+    )
+    assert by_topic.requests_per_day.listings < 0.15 * by_store.requests_per_day.listings
+    assert by_topic.requests_per_day.writes == by_store.requests_per_day.writes
+
+
+def test_money_is_the_sum_of_its_parts() -> None:
+    found = estimate(replace(ONE, replay_mb_per_s=1), replace(EXAMPLE_PRICES, egress_gb=0.09))
+    costs = asdict(found.costs_per_month)
+    assert costs.pop("total") == pytest.approx(sum(costs.values()))
+    assert costs["egress"] == pytest.approx(86.4 * 30 * 0.09)
+    assert costs["storage"] == pytest.approx(86.4 * 0.023)
+
+
+@given(loads(), st.sampled_from(["mb_per_s", "retention_days", "readers", "replay_mb_per_s"]))
+def test_more_of_a_load_never_costs_less(load: Load, what: str) -> None:
+    more = replace(load, **{what: getattr(load, what) * 1.5 + 1})
+    before, after = estimate(load, EXAMPLE_PRICES), estimate(more, EXAMPLE_PRICES)
+    assert after.costs_per_month.total >= before.costs_per_month.total * (1 - 1e-9)
+    assert after.machines.cores >= before.machines.cores
+    assert after.stored_gb >= before.stored_gb
+
+
+@given(loads())
+def test_one_process_of_each_kind_may_be_missing(load: Load) -> None:
+    found = estimate(load, EXAMPLE_PRICES).machines
+    assert found.proxy_cores < found.proxies - 1 or found.proxy_cores <= 1
+    assert found.archiver_cores < found.archivers - 1 or found.archiver_cores <= 1
+
+
+def test_prices_come_from_a_file(tmp_path: object) -> None:
+    found = parse_prices('per_1000_writes = 1.0\nper_1000_reads = 2\ngb_month = 0.5\n', "p.toml")
+    assert (found.per_1000_writes, found.per_1000_reads, found.egress_gb) == (1.0, 2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("gb_month = ", "not a TOML file"),
+        ("per_1000_writes = 1\nper_1000_reads = 1", "p.toml: gb_month: Field required"),
+        ("per_1000_writes = -1\nper_1000_reads = 1\ngb_month = 1", "per_1000_writes"),
+        ("per_1000_writes = inf\nper_1000_reads = 1\ngb_month = 1", "finite"),
+        ("per_1000_writes = 1\nper_1000_reads = 1\ngb_month = 1\nput = 1", "p.toml: put"),
+    ],
+)
+def test_a_wrong_price_is_named(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parse_prices(text, "p.toml")
+
+
+def test_a_missing_price_file_is_named(tmp_path: object) -> None:
+    with pytest.raises(ConfigError, match="nowhere.toml: cannot be read"):
+        read_prices(__import__("pathlib").Path("/nowhere.toml"))
