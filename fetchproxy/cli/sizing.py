@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from fetchproxy.cli import options
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
+from fetchproxy.errors import ConfigError
 from fetchproxy.sizing.estimate import DAY_S, Estimate, Load, estimate
 from fetchproxy.sizing.prices import EXAMPLE_PRICES, Prices, read_prices
 from fetchproxy.sizing.table import rows
@@ -92,9 +94,13 @@ def sizing(
         ratio=ratio,
         manager=config.metadata.manager,
     )
+    with users_errors():
+        _check_finite(load)
     found = estimate(load, price_list)
     if as_json:
-        typer.echo(json.dumps({"load": asdict(load), "prices": asdict(price_list), **asdict(found)}))
+        typer.echo(
+            json.dumps({"load": asdict(load), "prices": asdict(price_list), **asdict(found)})
+        )
     else:
         _print(found, price_list)
 
@@ -102,6 +108,13 @@ def sizing(
 def _days(config: Config) -> float:
     kept_ms = config.archive.remote_log_retention_ms
     return kept_ms / 1000 / DAY_S if kept_ms >= 0 else _KEEP_ALL_DAYS
+
+
+def _check_finite(load: Load) -> None:
+    """Raises ConfigError for `nan` and `inf`, which are numbers to the options' parser."""
+    for name, value in asdict(load).items():
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{name} = {value}: expected a number")
 
 
 def _print(found: Estimate, prices: Prices) -> None:

@@ -155,9 +155,7 @@ def _machines(load: Load, segments: Segments, unit: Coefficients) -> Machines:
     )
 
 
-def _requests(
-    load: Load, segments: Segments, machines: Machines, unit: Coefficients
-) -> Requests:
+def _requests(load: Load, segments: Segments, machines: Machines, unit: Coefficients) -> Requests:
     by_store = load.manager == "store"
     replay_bytes = load.replay_mb_per_s * 1e6 * DAY_S
     replayed = replay_bytes / segments.log_bytes if segments.log_bytes > 0 else 0

@@ -1,10 +1,10 @@
 """A store's prices: an example in the code, the reader's own in a TOML file. No currency is known.
 
-    name = "our vendor, 2027"
-    per_1000_writes = 0.005      # PUT, POST and LIST
-    per_1000_reads = 0.0004      # GET
-    gb_month = 0.023             # stored
-    egress_gb = 0.0              # what proxies read from the store
+name = "our vendor, 2027"
+per_1000_writes = 0.005      # PUT, POST and LIST
+per_1000_reads = 0.0004      # GET
+gb_month = 0.023             # stored
+egress_gb = 0.0              # what proxies read from the store
 """
 
 from __future__ import annotations

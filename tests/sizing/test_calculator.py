@@ -56,7 +56,9 @@ def node() -> str:
 def leaves_of(value: object, path: str = "") -> dict[str, float]:
     if not isinstance(value, dict):
         return {path: value}  # type: ignore[dict-item]
-    return {k: v for name, below in value.items() for k, v in leaves_of(below, f"{path}.{name}").items()}
+    return {
+        k: v for name, below in value.items() for k, v in leaves_of(below, f"{path}.{name}").items()
+    }
 
 
 def test_the_calculator_gives_what_the_command_gives(find_part: FindPart) -> None:

@@ -82,7 +82,7 @@ def test_one_process_of_each_kind_may_be_missing(load: Load) -> None:
 
 
 def test_prices_come_from_a_file(tmp_path: object) -> None:
-    found = parse_prices('per_1000_writes = 1.0\nper_1000_reads = 2\ngb_month = 0.5\n', "p.toml")
+    found = parse_prices("per_1000_writes = 1.0\nper_1000_reads = 2\ngb_month = 0.5\n", "p.toml")
     assert (found.per_1000_writes, found.per_1000_reads, found.egress_gb) == (1.0, 2.0, 0.0)
 
 

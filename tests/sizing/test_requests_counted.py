@@ -7,30 +7,35 @@ them are compared in `test_coefficients`.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from fetchproxy_command import command
+from fetchproxy_command import PROJECT
 
 from fetchproxy.sizing.coefficients import COEFFICIENTS
 from fetchproxy.sizing.estimate import log_writes
+from lab import limited
 from lab.kafka import KafkaServer
 from lab.process import ServerProcess, free_port
 from lab.s3 import S3Server
 
 pytestmark = [pytest.mark.kafka, pytest.mark.s3]
 
-LINE = re.compile(r"s3_(\w+) (\S+) (\S+) (\d{3}) ")
-MIB = 1024 * 1024
-TOPIC = "counted"
+LINE = re.compile(r" s3_(\w+) (\S+) (\S+) \d{3} ")
+# No look that follows from time alone falls into a test: retention and orphans begin in an hour.
+SETTINGS = {
+    "archive.segment_age_max_ms": "1h",
+    "limits.writing.retention_clock_settle_ms": 3_600_000,
+    "limits.writing.remote_refresh_interval_ms": 3_600_000,
+}
 WRITES = frozenset(["PutObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
 
 
@@ -38,36 +43,167 @@ WRITES = frozenset(["PutObject", "CreateMultipartUpload", "UploadPart", "Complet
 class CountingStore:
     server: S3Server
     log: Path
-    bucket: str
+    topic: str
 
-    def since(self, at: int) -> Counter[str]:
-        """Requests about the topic's folder by kind: `write`, `list`, `read`, `delete`."""
-        found: Counter[str] = Counter()
-        for operation, key, url, _ in LINE.findall(self.log.read_text()[at:]):
-            if f"{TOPIC}-" in key or f"{TOPIC}-" in url:
-                found[kind_of(operation)] += 1
-        return found
+    @property
+    def url(self) -> str:
+        return self.server.store_url("archive", "prefix")
 
-    def size(self) -> int:
-        return len(self.log.read_text())
+    def now(self) -> int:
+        return self.log.stat().st_size
 
-    def segments(self) -> list[int]:
-        """The sizes of finished segments' logs: the last write of a copy is `finished-offsets`."""
-        return [path.stat().st_size for path in self.server.objects.rglob(f"{TOPIC}-*/*/*.log")]
+    def requests(self, since: int) -> Iterator[tuple[str, str]]:
+        """(operation, key or URL) of those about the topic's folder."""
+        with self.log.open("rb") as log:
+            log.seek(since)
+            for operation, key, url in LINE.findall(log.read().decode()):
+                if f"/{self.topic}-" in key or f"%2F{self.topic}-" in url:
+                    yield operation, key
+
+    def counted(self, since: int) -> Counter[str]:
+        """By kind: `write`, `listing`, `read`, `deletion`."""
+        return Counter(kind_of(operation) for operation, _ in self.requests(since))
+
+    def finished(self) -> int:
+        """The last write of a copy is that of `finished-offsets`."""
+        return sum(
+            operation == "PutObject" and key.endswith("/finished-offsets")
+            for operation, key in self.requests(0)
+        )
+
+    def logs(self) -> list[Path]:
+        folder = self.server.objects / "archive" / "prefix"
+        return list(folder.glob(f"{self.topic}-*/*/*.log"))
 
 
 def kind_of(operation: str) -> str:
     if operation in WRITES:
         return "write"
-    return {"DeleteObject": "delete", "GetObject": "read", "HeadObject": "read"}.get(
-        operation, "list"
-    )
+    kinds = {"DeleteObject": "deletion", "GetObject": "read", "ListObjectsV2": "listing"}
+    return kinds[operation]
 
 
 @pytest.fixture
-def counting_store(
-    tmp_path: Path, serve_part: Callable[[str, S3Server], Iterator[S3Server]]
+def store(
+    tmp_path: Path,
+    topic: str,
+    serve_part: Callable[[str, S3Server], Iterator[S3Server]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[CountingStore]:
     log = tmp_path / "access.log"
     for server in serve_part("s3", S3Server(access_log=log)):
-        yield CountingStore(server, log, server.create_bucket("archive"))
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        server.create_bucket("archive")
+        yield CountingStore(server, log, topic)
+
+
+@contextmanager
+def running(folder: Path, settings: dict[str, object], *arguments: str) -> Iterator[None]:
+    words = [*limited.command(settings), *arguments, *limited.options(settings)]
+    process = ServerProcess("fetchproxy", words, folder / "fetchproxy.log", cwd=PROJECT)
+    process.start()
+    try:
+        yield
+    finally:
+        process.stop()
+
+
+@contextmanager
+def archiver(
+    kafka: KafkaServer, store: CountingStore, folder: Path, **settings: object
+) -> Iterator[None]:
+    given = SETTINGS | {name.replace("__", "."): value for name, value in settings.items()}
+    places = ("--bootstrap", kafka.bootstrap, "--store", store.url, "--topics", store.topic)
+    with running(folder, given, "archive", *places):
+        yield
+
+
+def produce(kafka: KafkaServer, topic: str, count: int, size: int) -> None:
+    """One record a batch."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "batch.num.messages": 1})
+    for _ in range(count):
+        producer.produce(topic, bytes(size), partition=0)
+        producer.poll(0)
+        while len(producer) > 200:
+            producer.poll(0.1)
+    producer.flush()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        time.sleep(0.2)
+
+
+def test_segments_of_several_parts_and_their_readers(
+    kafka_server: KafkaServer, store: CountingStore, tmp_path: Path
+) -> None:
+    produce(kafka_server, store.topic, 250, 900_000)  # 225 MB
+    with archiver(kafka_server, store, tmp_path, archive__segment_bytes_max="10MiB"):
+        wait_until(lambda: store.finished() >= 20)
+    found, sizes = store.counted(0), [path.stat().st_size for path in store.logs()]
+    assert len(sizes) >= 20
+    writes = sum(COEFFICIENTS.segment_writes + log_writes(size, COEFFICIENTS) for size in sizes)
+    assert found["write"] == pytest.approx(writes, rel=0.05)
+    assert found["read"] == pytest.approx(len(sizes) * COEFFICIENTS.segment_reads_store, rel=0.05)
+
+    before, port = store.now(), free_port()
+    node = ("serve", "--archive-only", "--store", store.url, "--listen", f"127.0.0.1:{port}")
+    with running(tmp_path, {}, *node):
+        read_all(f"127.0.0.1:{port}", store.topic)
+    reads = len(sizes) * COEFFICIENTS.segment_reads_by_reader
+    reads += sum(ceil(size / COEFFICIENTS.chunk_bytes) for size in sizes)
+    assert store.counted(before)["read"] == pytest.approx(reads, rel=0.05)
+
+
+def test_a_listing_grows_with_the_partition_and_retention_deletes_all_objects(
+    kafka_server: KafkaServer, store: CountingStore, tmp_path: Path
+) -> None:
+    """300 segments: the last looks take two requests each."""
+    count = 300
+    produce(kafka_server, store.topic, count + 1, 1500)
+    with archiver(kafka_server, store, tmp_path, archive__segment_bytes_max="1KiB"):
+        wait_until(lambda: store.finished() >= count)
+    found, segments = store.counted(0), len(store.logs())
+    assert segments >= count
+    per_segment = COEFFICIENTS.segment_writes + log_writes(1500, COEFFICIENTS)
+    assert found["write"] == pytest.approx(segments * per_segment, rel=0.05)
+    assert found["read"] == pytest.approx(segments * COEFFICIENTS.segment_reads_store, rel=0.05)
+    a_page = COEFFICIENTS.page_objects / COEFFICIENTS.objects_per_segment
+    pages = sum(max(1, ceil(number / a_page)) for number in range(segments))
+    listings = COEFFICIENTS.segment_listings_store * pages
+    assert listings > COEFFICIENTS.segment_listings_store * segments * 1.1
+    assert found["listing"] == pytest.approx(listings, rel=0.05)
+
+    before = store.now()
+    retention = {
+        "archive__remote_log_retention_bytes": 1,
+        "archive__retention_grace_ms": 0,
+        "archive__retention_step_grace_ms": 0,
+        "limits__writing__retention_clock_settle_ms": 1,
+    }
+    with archiver(kafka_server, store, tmp_path, archive__segment_bytes_max="1KiB", **retention):
+        wait_until(lambda: len(store.logs()) <= 1)
+        deletions = (segments - 1) * COEFFICIENTS.deletion_deletes
+        wait_until(lambda: store.counted(before)["deletion"] > deletions - 8)
+    deleted = store.counted(before)
+    assert deleted["deletion"] == pytest.approx(deletions, rel=0.05)
+    assert segments - 1 <= deleted["write"] <= segments * COEFFICIENTS.deletion_writes
+
+
+def read_all(bootstrap: str, topic: str) -> None:
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic})
+    partition = TopicPartition(topic, 0, 0)
+    end = None
+    while end is None:
+        try:
+            _, end = consumer.get_watermark_offsets(partition, timeout=5)
+        except Exception:  # noqa: BLE001  # it does not listen yet
+            time.sleep(0.2)
+    consumer.assign([partition])
+    reached = 0
+    while reached < end:
+        for message in consumer.consume(100, 1):
+            assert message.error() is None, message.error()
+            reached = message.offset() + 1
+    consumer.close()
