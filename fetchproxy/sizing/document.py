@@ -1,6 +1,6 @@
-"""The figures of docs/deploy/sizing.md and of its calculator: `python -m fetchproxy.sizing.document`.
+"""The figures of docs/deploy/sizing.md and of its calculator.
 
-A test compares both files on disk with what this module makes of them.
+`python -m fetchproxy.sizing.document` writes both. A test compares both files on disk with what this module makes of them.
 """
 
 from __future__ import annotations

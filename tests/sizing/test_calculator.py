@@ -112,8 +112,8 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
 ) -> None:
     find_part("browser", lambda: str(find_browser()))
     (tmp_path / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
-    body = '<!doctype html><meta charset="utf-8"><div id="sizing"></div><script src="sizing.js"></script>'
-    (tmp_path / "page.html").write_text(body)
+    body = '<div id="sizing"></div><script src="sizing.js"></script>'
+    (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8">{body}')
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path)))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -140,6 +140,7 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
 
 def shown(page: Browser) -> list[tuple[str, ...]]:
     cells = page.evaluate(
-        "[...document.querySelectorAll('#sizing tr')].map(r => [...r.cells].map(c => c.textContent))"
+        "[...document.querySelectorAll('#sizing tr')]"
+        ".map(row => [...row.cells].map(cell => cell.textContent))"
     )
     return [tuple(row) for row in cells]
