@@ -16,7 +16,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
-from fetchproxy.sizing.estimate import DAY_S, Estimate, Load, estimate
+from fetchproxy.sizing.estimate import DAY_S, Estimate, Workload, estimate
 from fetchproxy.sizing.prices import EXAMPLE_PRICES, Prices, read_prices
 from fetchproxy.sizing.table import rows
 
@@ -83,7 +83,7 @@ def sizing(
     with users_errors():
         config = options.read_config(context)
         price_list = EXAMPLE_PRICES if prices is None else read_prices(prices)
-    load = Load(
+    load = Workload(
         mb_per_s=mb_per_s,
         partitions=partitions,
         retention_days=_days(config) if days is None else days,
@@ -110,7 +110,7 @@ def _days(config: Config) -> float:
     return kept_ms / 1000 / DAY_S if kept_ms >= 0 else _KEEP_ALL_DAYS
 
 
-def _check_finite(load: Load) -> None:
+def _check_finite(load: Workload) -> None:
     """Raises ConfigError for `nan` and `inf`, which are numbers to the options' parser."""
     for name, value in asdict(load).items():
         if isinstance(value, float) and not isfinite(value):

@@ -18,7 +18,7 @@ MONTH_DAYS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Workload:
     """`readers`: how often the tail is read; a producer through the proxy counts as one more.
     `replay_mb_per_s`: what clients read of the archive, over all readers.
     `ratio`: bytes in the store for each byte of the log, below 1 with `store.compression`.
@@ -36,7 +36,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segments:
+class SegmentTotals:
     """`log_bytes` is the size of one; `pages` are the requests of one listing of a partition."""
 
     per_partition_day: float
@@ -85,14 +85,14 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    segments: Segments
+    segments: SegmentTotals
     machines: Machines
     stored_gb: float
     requests_per_day: Requests
     costs_per_month: Costs
 
 
-def estimate(load: Load, prices: Prices, unit: Coefficients = COEFFICIENTS) -> Estimate:
+def estimate(load: Workload, prices: Prices, unit: Coefficients = COEFFICIENTS) -> Estimate:
     segments = _segments(load, unit)
     machines = _machines(load, segments, unit)
     requests = _requests(load, segments, machines, unit)
@@ -112,13 +112,13 @@ def log_writes(stored_bytes: float, unit: Coefficients) -> int:
     return parts + (unit.multipart_writes if parts > 1 else 0)
 
 
-def _segments(load: Load, unit: Coefficients) -> Segments:
+def _segments(load: Workload, unit: Coefficients) -> SegmentTotals:
     """A segment is closed when it is full or old, whichever comes first."""
     bytes_per_day = load.mb_per_s * 1e6 * DAY_S / load.partitions
     by_size, by_age = bytes_per_day / load.segment_bytes, DAY_S / load.segment_age_s
     a_day = max(by_size, by_age)
     objects = a_day * load.retention_days * unit.objects_per_segment
-    return Segments(
+    return SegmentTotals(
         per_partition_day=a_day,
         per_day=a_day * load.partitions,
         kept=a_day * load.partitions * load.retention_days,
@@ -127,7 +127,7 @@ def _segments(load: Load, unit: Coefficients) -> Segments:
     )
 
 
-def _machines(load: Load, segments: Segments, unit: Coefficients) -> Machines:
+def _machines(load: Workload, segments: SegmentTotals, unit: Coefficients) -> Machines:
     tail_mb, by_topic = load.mb_per_s * load.readers, load.manager == "topic"
     proxy_cores = tail_mb / 1000 * unit.tail_cpu_s_per_gb
     proxy_cores += load.replay_mb_per_s / 1000 * unit.replay_cpu_s_per_gb
@@ -155,7 +155,9 @@ def _machines(load: Load, segments: Segments, unit: Coefficients) -> Machines:
     )
 
 
-def _requests(load: Load, segments: Segments, machines: Machines, unit: Coefficients) -> Requests:
+def _requests(
+    load: Workload, segments: SegmentTotals, machines: Machines, unit: Coefficients
+) -> Requests:
     by_store = load.manager == "store"
     replay_bytes = load.replay_mb_per_s * 1e6 * DAY_S
     replayed = replay_bytes / segments.log_bytes if segments.log_bytes > 0 else 0
@@ -175,7 +177,7 @@ def _requests(load: Load, segments: Segments, machines: Machines, unit: Coeffici
     )
 
 
-def _listings(load: Load, segments: Segments, unit: Coefficients) -> float:
+def _listings(load: Workload, segments: SegmentTotals, unit: Coefficients) -> float:
     """A day's looks at one partition. A copy looks itself, so the next timed look comes later."""
     if load.manager == "topic":
         return unit.orphan_listings_topic
@@ -185,7 +187,7 @@ def _listings(load: Load, segments: Segments, unit: Coefficients) -> float:
     return of_archiver + (unit.replay_looks if load.replay_mb_per_s > 0 else 0)
 
 
-def _costs(load: Load, stored_gb: float, requests: Requests, prices: Prices) -> Costs:
+def _costs(load: Workload, stored_gb: float, requests: Requests, prices: Prices) -> Costs:
     replay_gb = load.replay_mb_per_s * DAY_S * MONTH_DAYS * load.ratio / 1000
     dear = (requests.writes + requests.listings) * MONTH_DAYS / 1000 * prices.per_1000_writes
     reads = requests.reads * MONTH_DAYS / 1000 * prices.per_1000_reads

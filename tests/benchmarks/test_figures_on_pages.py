@@ -77,7 +77,7 @@ FIGURES = (
            "requests", "a small segment: writes", 0),
     Figure("docs/deploy/sizing.md", "if there is more than one | 2 |", 2,
            "requests", "a small segment: listings", 0),
-    Figure("docs/recover/index.md", "171 MB/s to S3", 171,
+    Figure("docs/recover/proxy.md", "171 MB/s to S3", 171,
            "archive", "throughput, S3 server, 1 KiB records", 0),
 )  # fmt: skip
 

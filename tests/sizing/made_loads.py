@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from fetchproxy.sizing.estimate import Load
+from fetchproxy.sizing.estimate import Workload
 
 
-def loads() -> st.SearchStrategy[Load]:
+def loads() -> st.SearchStrategy[Workload]:
     return st.builds(
-        Load,
+        Workload,
         mb_per_s=st.floats(0, 10_000),
         partitions=st.integers(1, 100_000),
         retention_days=st.floats(0, 5_000),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from made_loads import loads
 
 from fetchproxy.sizing.document import CALCULATOR, EXAMPLE, PAGE, with_example, with_figures
-from fetchproxy.sizing.estimate import Load, estimate
+from fetchproxy.sizing.estimate import Workload, estimate
 from fetchproxy.sizing.prices import EXAMPLE_PRICES, Prices
 from fetchproxy.sizing.table import rows
 from lab.browser import Browser, find_browser
@@ -66,7 +66,7 @@ def test_the_calculator_gives_what_the_command_gives(find_part: FindPart) -> Non
 
     @settings(max_examples=5, suppress_health_check=list(HealthCheck))
     @given(st.lists(st.tuples(loads(), PRICES), min_size=20, max_size=20))
-    def compared(cases: list[tuple[Load, Prices]]) -> None:
+    def compared(cases: list[tuple[Workload, Prices]]) -> None:
         text = json.dumps([(asdict(load), asdict(prices)) for load, prices in cases])
         done = subprocess.run(
             [program, "-e", PROGRAM, str(SCRIPT)],
@@ -126,7 +126,7 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
                 "(() => { const f = document.querySelector('[name=manager]'); f.value = 'topic';"
                 "f.dispatchEvent(new Event('input', {bubbles: true})); })()"
             )
-            by_topic = Load(**{**asdict(EXAMPLE), "manager": "topic"})
+            by_topic = Workload(**{**asdict(EXAMPLE), "manager": "topic"})
             assert shown(page) == rows(estimate(by_topic, EXAMPLE_PRICES))
             page.evaluate(
                 "(() => { const f = document.querySelector('[name=partitions]'); f.value = '0';"

@@ -12,7 +12,7 @@ from fetchproxy.config.schema import ArchiveConfig, Config, MetadataConfig
 from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S, POSITIONS_LOOK_INTERVAL_S
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S
 from fetchproxy.sizing.coefficients import COEFFICIENTS
-from fetchproxy.sizing.estimate import DAY_S, Load
+from fetchproxy.sizing.estimate import DAY_S, Workload
 from fetchproxy.storage.stores.s3 import PAGE_OBJECTS
 from fetchproxy.writing.limits import WritingLimits
 
@@ -83,7 +83,7 @@ def test_memory_is_the_plan_of_the_defaults(name: str, config: Config) -> None:
 
 
 def test_a_load_begins_with_the_defaults_of_the_settings() -> None:
-    load, archive = Load(mb_per_s=1, partitions=1, retention_days=1), ArchiveConfig()
+    load, archive = Workload(mb_per_s=1, partitions=1, retention_days=1), ArchiveConfig()
     assert load.segment_bytes == archive.segment_bytes_max
     assert load.segment_age_s * 1000 == archive.segment_age_max_ms
     assert load.manager == MetadataConfig().manager

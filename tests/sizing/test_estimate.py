@@ -12,11 +12,11 @@ from made_loads import loads
 
 from fetchproxy.errors import ConfigError
 from fetchproxy.sizing.coefficients import COEFFICIENTS
-from fetchproxy.sizing.estimate import DAY_S, Load, estimate, log_writes
+from fetchproxy.sizing.estimate import DAY_S, Workload, estimate, log_writes
 from fetchproxy.sizing.prices import EXAMPLE_PRICES, parse_prices, read_prices
 
 MIB = 1024 * 1024
-ONE = Load(mb_per_s=1, partitions=1, retention_days=1)
+ONE = Workload(mb_per_s=1, partitions=1, retention_days=1)
 
 
 def test_a_quiet_partition_has_a_segment_each_ten_minutes() -> None:
@@ -67,7 +67,9 @@ def test_money_is_the_sum_of_its_parts() -> None:
 
 
 @given(loads(), st.sampled_from(["mb_per_s", "retention_days", "readers", "replay_mb_per_s"]))
-def test_more_of_a_load_never_costs_less(load: Load, what: str) -> None:
+def test_more_of_a_load_never_costs_less(load: Workload, what: str) -> None:
+    if what == "mb_per_s":  # it makes small segments larger, so a replay of them costs less
+        load = replace(load, replay_mb_per_s=0)
     more = replace(load, **{what: getattr(load, what) * 1.5 + 1})
     before, after = estimate(load, EXAMPLE_PRICES), estimate(more, EXAMPLE_PRICES)
     assert after.costs_per_month.total >= before.costs_per_month.total * (1 - 1e-9)
@@ -76,7 +78,7 @@ def test_more_of_a_load_never_costs_less(load: Load, what: str) -> None:
 
 
 @given(loads())
-def test_one_process_of_each_kind_may_be_missing(load: Load) -> None:
+def test_one_process_of_each_kind_may_be_missing(load: Workload) -> None:
     found = estimate(load, EXAMPLE_PRICES).machines
     assert found.proxy_cores < found.proxies - 1 or found.proxy_cores <= 1
     assert found.archiver_cores < found.archivers - 1 or found.archiver_cores <= 1

@@ -165,7 +165,7 @@ def test_a_listing_grows_with_the_partition_and_retention_deletes_all_objects(
     with archiver(kafka_server, store, tmp_path, archive__segment_bytes_max="1KiB"):
         wait_until(lambda: store.finished() >= count)
     found, segments = store.counted(0), len(store.logs())
-    assert segments >= count
+    assert segments >= count - 1  # the first copy writes `finished-offsets` twice
     per_segment = COEFFICIENTS.segment_writes + log_writes(1500, COEFFICIENTS)
     assert found["write"] == pytest.approx(segments * per_segment, rel=0.05)
     assert found["read"] == pytest.approx(segments * COEFFICIENTS.segment_reads_store, rel=0.05)
