@@ -1,4 +1,4 @@
-"""A running node finds an index damaged. `verify --repair` makes it again, and the node reads on."""
+"""A running node finds an index damaged: `verify --repair` makes it again, and it is read."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
 """The scene of docs/recover: services, their files, a cluster and a store, as its pages name them.
 
-`systemctl` starts and stops real processes of fetchproxy here. `aws s3 cp` is a program of this
-module that uses botocore, because the vendor's own is not a part of the lab.
+`systemctl` starts and stops real processes of fetchproxy here, and `aws` is `aws_s3_cp.py`.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -105,7 +103,7 @@ class Scene:
             places,
             {
                 "fetchproxy": [sys.executable, "-m", "fetchproxy"],
-                "aws": [sys.executable, __file__],
+                "aws": [sys.executable, str(Path(__file__).with_name("aws_s3_cp.py"))],
             },
             self.s3.environment | {"LAB_S3_ENDPOINT": self.s3.endpoint_url},
         )
@@ -191,25 +189,3 @@ def prepared(scene: Scene) -> Iterator[Scene]:
         yield scene
     finally:
         scene.stop()
-
-
-def copy_object(source: str, target: str) -> None:
-    """`aws s3 cp`: one of the two is an object of the lab's server."""
-    import botocore.session
-    from botocore.config import Config
-
-    client = botocore.session.get_session().create_client(
-        "s3",
-        endpoint_url=os.environ["LAB_S3_ENDPOINT"],
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    bucket, _, key = (source if source.startswith("s3:") else target)[5:].partition("/")
-    if source.startswith("s3:"):
-        Path(target).write_bytes(client.get_object(Bucket=bucket, Key=key)["Body"].read())
-    else:
-        client.put_object(Bucket=bucket, Key=key, Body=Path(source).read_bytes())
-
-
-if __name__ == "__main__":
-    assert sys.argv[1:3] == ["s3", "cp"]
-    copy_object(*sys.argv[3:])
