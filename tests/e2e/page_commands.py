@@ -1,7 +1,7 @@
 """A page's commands, run by bash as they are written, with only places changed. Not a test.
 
-In an indented block a line with `$` is a command, and what it prints is below it; `…` stands for
-any text.
+In an indented block a line with `$` begins a command, and `\\` at its end goes on. What it prints is
+below it; `…` stands for any text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def steps(text: str) -> Iterator[Step]:
     for block in blocks:
         commands = re.sub(r"^ +", "", block, flags=re.MULTILINE).strip("\n ").split("$ ")[1:]
         for lines in commands:
-            command, *output = lines.rstrip("\n").split("\n")
+            whole = re.sub(r"\\\n\s*", "", lines.rstrip("\n"))
+            command, *output = whole.split("\n")
             yield Step(command, tuple(output))
 
 
