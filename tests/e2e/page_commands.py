@@ -1,7 +1,7 @@
 """A page's commands, run by bash as they are written, with only places changed. Not a test.
 
-In an indented block a line with `$` begins a command, and `\\` at its end goes on. What it prints is
-below it; `…` stands for any text.
+In an indented block a line with `$` begins a command, which goes on after a backslash at its end.
+What it prints is below it; `…` stands for any text.
 """
 
 from __future__ import annotations
