@@ -11,7 +11,11 @@ from compose_file import ROOT
 INDEX = ROOT / "docs" / "index.md"
 # The task, its page, and what has to be done there.
 TASKS = (
-    ("deploy two proxies behind HAProxy", "deploy/load-balancer.md", ("node_map", "check port 8080")),
+    (
+        "deploy two proxies behind HAProxy",
+        "deploy/load-balancer.md",
+        ("node_map", "check port 8080"),
+    ),
     ("addresses behind a load balancer", "deploy/addresses.md", ("gateway.node_map",)),
     ("size 200 MB/s", "deploy/sizing.md", ("--mb-per-s 200", "cores", "spool of an archiver")),
     ("keep a year", "operate/retention.md", ('remote_log_retention_ms = "365d"',)),

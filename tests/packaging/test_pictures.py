@@ -77,7 +77,8 @@ def test_each_picture_is_there_and_shown() -> None:
         ):
             file = (page.parent / "".join(target)).resolve()
             assert file.is_file(), f"{page.name}: {target}"
-            shown.add(file)
+            if file.suffix != ".js":  # a page may have a calculator, too
+                shown.add(file)
     assert shown == {path.resolve() for path in PICTURES.iterdir()}
 
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_loads import loads
 
-from fetchproxy.sizing.document import CALCULATOR, EXAMPLE, PAGE, with_example, with_figures
+from fetchproxy.sizing.document import CALCULATOR, EXAMPLE, SIZING_PAGE, with_example, with_figures
 from fetchproxy.sizing.estimate import Workload, estimate
 from fetchproxy.sizing.prices import EXAMPLE_PRICES, Prices
 from fetchproxy.sizing.table import rows
@@ -90,13 +90,13 @@ def test_the_rows_are_those_of_the_command(find_part: FindPart) -> None:
 
 
 def test_both_files_on_disk_are_the_generated_ones() -> None:
-    page, script = (ROOT / PAGE).read_text("utf-8"), SCRIPT.read_text("utf-8")
+    page, script = (ROOT / SIZING_PAGE).read_text("utf-8"), SCRIPT.read_text("utf-8")
     assert page == with_example(page), "run python -m fetchproxy.sizing.document"
     assert script == with_figures(script), "run python -m fetchproxy.sizing.document"
 
 
 def test_the_page_loads_its_calculator_and_nothing_else() -> None:
-    page = (ROOT / PAGE).read_text("utf-8")
+    page = (ROOT / SIZING_PAGE).read_text("utf-8")
     assert re.findall(r"<script src=\"([^\"]+)\"", page) == [SCRIPT.name]
     assert '<div id="sizing">' in page
     words = ("fetch(", "XMLHttpRequest", "import ", "http:", "https:", "innerHTML")
