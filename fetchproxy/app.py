@@ -99,6 +99,29 @@ class Limits:
 LIMITS = Limits()
 
 
+class Leaving:
+    """Asks a serving process to let its clients go, and then to end by itself."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+        self._serves = False
+
+    def ask(self) -> bool:
+        """False: it serves nobody yet, or was asked before: it has to be cancelled."""
+        if not self._serves or self._asked.is_set():
+            return False
+        self._asked.set()
+        return True
+
+    @property
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+    async def asked(self) -> None:
+        self._serves = True
+        await self._asked.wait()
+
+
 @dataclass(slots=True)
 class Parts:
     """The parts that every kind of process has. `gateway`, `manager`: None if they do not run."""
@@ -118,6 +141,7 @@ class Parts:
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
     records: ArchivedRecords | None = None  # for the console; None: nothing is read here
+    leaving: Leaving = field(default_factory=Leaving)
     brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # views of the archive that clients may see
 
@@ -162,6 +186,9 @@ class Parts:
             listener = f"gateway listener {self.config.gateway.listen}"
             what = f"The gateway does not listen at {self.config.gateway.listen} yet"
             yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing=listener)
+        elif self.leaving.is_asked:
+            what = "The process ends, and lets its clients go"
+            yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing="new clients: it ends")
         for one in self.storage.health.conditions(now):
             # The others are about an object, a key or a pace, and say themselves what rests.
             yield self._with_consequences(one) if one.kind == Kind.STORE_FAILING else one
@@ -206,18 +233,27 @@ class Parts:
         return None if self.manager is None else self.manager.published_conditions
 
 
-async def run_server(config: Config, *, create: bool = False, limits: Limits = LIMITS) -> None:
-    """Serve until cancelled. `create`: see `OwnArchive`.
+async def run_server(
+    config: Config,
+    *,
+    create: bool = False,
+    limits: Limits = LIMITS,
+    leaving: Leaving | None = None,
+) -> None:
+    """Serve until cancelled, or until `leaving` is asked and the clients have gone. `create`: see
+    `OwnArchive`.
 
     Raises ConfigError, RemoteStorageError if it cannot start.
     """
     archives = config.archive.topics is not None
-    async with _open_parts(config, limits, serves=True, writes=archives, create=create) as parts:
+    async with _open_parts(
+        config, limits, serves=True, writes=archives, create=create, leaving=leaving
+    ) as parts:
         await serve(parts)
 
 
 async def serve(parts: Parts) -> None:
-    """Serve until cancelled. Raises ConfigError, RemoteStorageError if it cannot start."""
+    """As `run_server`. Raises ConfigError, RemoteStorageError if it cannot start."""
     archives = parts.config.archive.topics is not None
     async with (
         _local_indexes(parts) if archives else nullcontext() as parts.local_indexes,
@@ -229,28 +265,37 @@ async def serve(parts: Parts) -> None:
     ):
         parts.gateway = gateway
         parts.records = _records(parts, purgatory, parts.views, collector)
+        begun = _keep_up(parts, collector, tasks)
         if archives:
-            tasks.create_task(_keep_archiving(parts, positions), name="archiver")
-        tasks.create_task(parts.own_archive.run(), name="own archive")
-        _keep_up(parts, collector, tasks)
-        # The gateway's own tasks cancel this one if they fail, so this task waits for ever.
-        await asyncio.Event().wait()
+            archiving = _keep_archiving(parts, positions)
+            begun.append(tasks.create_task(archiving, name="archiver"))
+        begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
+        # The gateway's own tasks cancel this one if they fail.
+        await parts.leaving.asked()
+        await gateway.drain()
+        for task in begun:
+            task.cancel()
 
 
-async def run_archive_only(config: Config, *, limits: Limits = LIMITS) -> None:
-    """Serve the archive without any broker, until cancelled. Raises as `run_server`."""
+async def run_archive_only(
+    config: Config, *, limits: Limits = LIMITS, leaving: Leaving | None = None
+) -> None:
+    """Serve the archive without any broker. All else is as in `run_server`."""
     async with (
-        _open_parts(config, limits, serves=True, writes=False) as parts,
+        _open_parts(config, limits, serves=True, writes=False, leaving=leaving) as parts,
         _console(parts) as collector,
         _purgatory(parts, parts.rlmm) as purgatory,
         asyncio.TaskGroup() as tasks,
     ):
-        tasks.create_task(parts.own_archive.run(), name="own archive")
-        _keep_up(parts, collector, tasks)
+        begun = _keep_up(parts, collector, tasks)
+        begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
         parts.records = _records(parts, purgatory, parts.rlmm, collector)
         # The console opens first, so it can show that the listener waits for the store.
         async with _archive_only(parts, purgatory) as parts.gateway:
-            await asyncio.Event().wait()
+            await parts.leaving.asked()
+            await parts.gateway.drain()
+        for task in begun:
+            task.cancel()
 
 
 async def run_archiver(
@@ -280,7 +325,13 @@ async def run_archiver(
 
 @asynccontextmanager
 async def _open_parts(
-    config: Config, limits: Limits, *, serves: bool, writes: bool, create: bool = False
+    config: Config,
+    limits: Limits,
+    *,
+    serves: bool,
+    writes: bool,
+    create: bool = False,
+    leaving: Leaving | None = None,
 ) -> AsyncIterator[Parts]:
     if writes:
         await asyncio.to_thread(open_log_dirs, config.archive)  # raises before anything starts
@@ -301,7 +352,9 @@ async def _open_parts(
         await own_archive.at_start()
         spare_collections()
         rng = random.Random()
-        yield Parts(config, limits, *opened, own_archive, health, rng, serves, listener, upstream)
+        parts = Parts(config, limits, *opened, own_archive, health, rng, serves, listener, upstream)
+        parts.leaving = leaving or parts.leaving
+        yield parts
 
 
 def _keep_up(

@@ -11,7 +11,7 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -65,14 +65,18 @@ def users_errors() -> Iterator[None]:
         raise typer.Exit(EXIT_USER_ERROR) from error
 
 
-def run(work: Coroutine[None, None, T]) -> T | None:
-    """The result of `work`. None: a signal cancelled `work`, which has closed its resources."""
+def run(work: Coroutine[None, None, T], ask: Callable[[], bool] | None = None) -> T | None:
+    """The result of `work`. None: a signal cancelled `work`, which has closed its resources.
+
+    `ask`: at a signal, asks `work` to end by itself. If that cannot be (False), or at the next
+    signal, `work` is cancelled.
+    """
 
     def new_loop() -> TimedEventLoop:
         return TimedEventLoop(time.perf_counter, time.thread_time, _elapsed)
 
     with users_errors(), asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(_until_signal(work))
+        return runner.run(_until_signal(work, ask))
 
 
 def run_to_end(work: Coroutine[None, None, T]) -> T:
@@ -83,15 +87,17 @@ def run_to_end(work: Coroutine[None, None, T]) -> T:
     return done
 
 
-async def _until_signal(work: Coroutine[None, None, T]) -> T | None:
+async def _until_signal(work: Coroutine[None, None, T], ask: Callable[[], bool] | None) -> T | None:
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work)
         task.add_done_callback(lambda _: _forget_signals(loop))
 
         def stop(number: signal.Signals) -> None:
-            _forget_signals(loop)  # so a second signal ends the process at once
             log.info("stopping", signal=number.name)
+            if ask is not None and ask():
+                return
+            _forget_signals(loop)  # so the next signal ends the process at once
             task.cancel()
 
         for number in _SIGNALS:

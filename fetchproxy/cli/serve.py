@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from fetchproxy.app import run_archive_only, run_server
+from fetchproxy.app import Leaving, run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
 from fetchproxy.runtime.open_files import clients_that_fit, raise_open_files_max
@@ -18,7 +18,7 @@ def serve(
     """Serve clients: relay requests to the brokers, and serve deleted records from the archive.
 
     With --archive this process also copies the topics to the store. With --archive-only it needs no
-    broker. Ends on SIGINT or SIGTERM.
+    broker. On SIGINT or SIGTERM it lets its clients go and ends; on the second one it ends at once.
     """
     with users_errors():
         config = options.read_logged(context)
@@ -26,8 +26,10 @@ def serve(
     room = clients_that_fit(open_files_max, config.gateway.connections_max)
     gateway = config.gateway.model_copy(update={"connections_max": room})
     config = config.model_copy(update={"gateway": gateway})
+    limits, leaving = options.limits(context), Leaving()
     run(
-        run_archive_only(config, limits=options.limits(context))
+        run_archive_only(config, limits=limits, leaving=leaving)
         if config.archive_only.enabled
-        else run_server(config, create=create, limits=options.limits(context))
+        else run_server(config, create=create, limits=limits, leaving=leaving),
+        leaving.ask,
     )

@@ -350,6 +350,17 @@ class GatewayConfig(Section):
     """
     idle_max_ms: Duration = Field(600_000, ge=100)
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
+    # Docker kills a process 10 s after SIGTERM, Kubernetes after 30 s.
+    drain_max_ms: Duration = Field(8_000, ge=0)
+    """When the process ends, its clients have this long to go: each goes when it waits for no
+    response. Above it, connections are cut. Raise it together with the time after which your
+    supervisor kills a process. 0: they are cut at once.
+    """
+    share_ports: bool = False
+    """Whether other processes of the same user may listen on the same ports (SO_REUSEPORT), so that
+    the next version can start before this one ends. If false, a port that is taken is an error:
+    two proxies of different clusters would otherwise share their clients by chance.
+    """
     connection_buffers_bytes_max: Size = Field(256 * MiB, ge=MiB)
     """Memory of all connections together: bytes that wait for slow clients and brokers, incomplete
     requests and responses (three times their size, as they are copied), and fetch sessions (300

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import socket
 from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import NamedTuple, Self
+from weakref import WeakSet
 
 import structlog
 
@@ -51,6 +53,9 @@ _CLOSE_MAX_S = 1.0
 # each takes about 0.2 ms.
 _BACKLOG = 1024
 _ACCEPTED_AT_ONCE = 8
+
+# Sessions that are told in one turn that the process ends: 0.2 ms each if they end at once.
+_DRAINED_AT_ONCE = 50
 
 # A refusal is shown for this long: clients try again sooner.
 REFUSED_SHOWN_S = 900.0
@@ -115,6 +120,8 @@ class Listener:
         self._tasks = asyncio.TaskGroup()
         self._part_tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
+        self._servers: WeakSet[asyncio.Server] = WeakSet()  # with those of single nodes
+        self._insists: bool | None = None  # while it drains: see `ClientSession.drain`
         CONNECTIONS.set_function(lambda: self.connections)
 
     async def __aenter__(self) -> Self:
@@ -150,7 +157,9 @@ class Listener:
             self._acceptor.close()
         for session in list(self._sessions):
             session.close()
-        await self._closed()
+        if not await self._empty_by(self.clock() + _CLOSE_MAX_S):
+            for session in list(self._sessions):
+                session.abort()
         # Without the error, if any: the task group would hide it in an exception group.
         await self._tasks.__aexit__(None, None, None)
 
@@ -216,14 +225,20 @@ class Listener:
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """Open a further server socket; the caller closes it. Raises OSError."""
+        if self._insists is not None:
+            raise OSError("the process ends, and opens no port")
         factory: Callable[[], asyncio.BaseProtocol] = self._protocol_factory(new_session)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(factory, self.host, port, backlog=_ACCEPTED_AT_ONCE)
-        for listening in server.sockets:
-            # asyncio has one number for both; the kernel's may be set again.
-            if isinstance(listening, TransportSocket):
-                with socket.socket(fileno=os.dup(listening.fileno())) as same:
-                    same.listen(_BACKLOG)
+        server = await loop.create_server(
+            factory,
+            self.host,
+            port,
+            backlog=_ACCEPTED_AT_ONCE,
+            reuse_port=self.config.share_ports or None,
+        )
+        # asyncio has one number for both; the kernel's may be set again.
+        _set_backlog(server, _BACKLOG)
+        self._servers.add(server)
         return server
 
     def _proxy_acceptor(self) -> ProxyAcceptor | None:
@@ -249,6 +264,47 @@ class Listener:
             return protocol
 
         return self._balanced.protocol_factory(begin)
+
+    # -- the end ---------------------------------------------------------------------------------
+    async def drain(self) -> None:
+        """Let every client go between two of its responses, and return when all have gone, or when
+        `gateway.drain_max_ms` is over. In the second half of that time, `drain` insists: see
+        `ClientSession.drain`.
+        """
+        began_at, most_s = self.clock(), self.config.drain_max_ms / 1000
+        if not most_s:
+            return
+        log.info("draining", connections=self.connections, drain_max_ms=self.config.drain_max_ms)
+        self._insists = False
+        for server in list(self._servers):
+            await _close_gently(server)
+        for insists, until in ((False, began_at + most_s / 2), (True, began_at + most_s)):
+            await self._ask_to_go(insists)
+            if await self._empty_by(until):
+                break
+        lasted_s = round(self.clock() - began_at, 3)
+        log.info("drained", lasted_s=lasted_s, connections_cut=len(self._sessions))
+
+    async def _ask_to_go(self, insists: bool) -> None:
+        self._insists = insists
+        for number, session in enumerate(list(self._sessions), 1):
+            session.drain(insists)
+            if not number % _DRAINED_AT_ONCE:
+                await asyncio.sleep(0)
+
+    async def _empty_by(self, until: float) -> bool:
+        """Wait until loop time `until`, or until no client is served and none shakes hands: True.
+
+        A connection without a byte is nobody's loss.
+        """
+        try:
+            async with asyncio.timeout_at(until):
+                while self._sessions or (self._acceptor is not None and self._acceptor.shaking):
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
 
     @property
     def connections(self) -> int:
@@ -295,6 +351,7 @@ class Listener:
         self._by_ip[ip] -= 1
         if not self._by_ip[ip]:
             del self._by_ip[ip]
+        self._empty.set()  # perhaps: `_empty_by` looks
 
     # -- sessions --------------------------------------------------------------------------------
     def made(self, session: ClientSession) -> None:
@@ -303,13 +360,13 @@ class Listener:
             return
         self._sessions.add(session)
         self._tasks.create_task(self._serve(session), name=f"session-{session.client}")
+        if self._insists is not None:
+            session.drain(self._insists)
 
     def lost(self, session: ClientSession) -> None:
         if session in self._sessions:
             self._sessions.remove(session)
             self._uncount(session.client)
-        if not self._sessions:
-            self._empty.set()
 
     def close_sessions(self, which: Callable[[ClientSession], bool], reason: str) -> None:
         for session in [session for session in self._sessions if which(session)]:
@@ -320,17 +377,6 @@ class Listener:
             await session.run()
         except Exception as error:
             log.error("session_crashed", client=session.client, error=repr(error), exc_info=True)
-
-    async def _closed(self) -> None:
-        """Wait until all connections have ended; abort those that take longer than CLOSE_MAX_S."""
-        try:
-            async with asyncio.timeout(_CLOSE_MAX_S):
-                while self._sessions:
-                    self._empty.clear()
-                    await self._empty.wait()
-        except TimeoutError:
-            for session in list(self._sessions):
-                session.abort()
 
     async def _sweep(self) -> None:
         """Close connections that are silent, gone, take nothing, or hold too much memory. Checks a
@@ -354,3 +400,26 @@ class Listener:
             self.accumulated.leave_to_others(kept - self.accumulated.total, kept_max)
             for session in to_close(sizes, kept_max):
                 session.give_up()
+
+
+def _set_backlog(server: asyncio.Server, connections: int) -> None:
+    """How many connections may wait in the kernel until they are accepted."""
+    for listening in server.sockets:
+        if isinstance(listening, TransportSocket):
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(connections)
+
+
+async def _close_gently(server: asyncio.Server) -> None:
+    """Close, and accept first what waits: the kernel would reset it.
+
+    Meanwhile the kernel lets further clients wait, who try again within a second or so: then
+    another process may have the port.
+    """
+    _set_backlog(server, 0)
+    for _ in range(_BACKLOG // _ACCEPTED_AT_ONCE):
+        sockets = [each for each in server.sockets if isinstance(each, TransportSocket)]
+        if not select.select(sockets, [], [], 0)[0]:
+            break
+        await asyncio.sleep(0)
+    server.close()

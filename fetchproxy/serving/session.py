@@ -47,6 +47,8 @@ COUNTED_BYTES_MIN = 64 * KiB
 # The connection of a client that has broken the protocol, or could not log in, stays for this long
 # (KIP-306 has 0.1 s). It is shorter than what clients wait for a response.
 CLOSE_DELAY_S = 0.5
+# A client that is let go has had its last response. For this long it may read it and close.
+LEAVE_MAX_S = 1.0
 
 
 class SessionOwner(Protocol):
@@ -118,7 +120,10 @@ class ClientSession(ClientProtocol):
         self._unsent, self._taken_at = 0, 0.0  # unsent bytes at the last check; when they changed
         self.heard = False  # since the last check
         self._heard_at = owner.clock()
-        self._closes: asyncio.TimerHandle | None = None  # set by `close_late`
+        self._closes: asyncio.TimerHandle | None = None  # set by `close_late` and `leave`
+        self.draining = False  # see `drain`
+        # Its last Metadata request is of a version that can tell a client to bootstrap again.
+        self.can_be_told = False
 
     # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -144,7 +149,7 @@ class ClientSession(ClientProtocol):
         """
         self.upstream.tells_responded = True
         plain = self._transport and self._transport.get_extra_info("sslcontext") is None
-        return bool(plain) and self.requests.end()
+        return bool(plain) and not self.closing and self.requests.end()
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -244,6 +249,57 @@ class ClientSession(ClientProtocol):
                 self._closes = asyncio.get_running_loop().call_later(CLOSE_DELAY_S, self.close)
             else:
                 transport.close()
+
+    # -- the end of the process --------------------------------------------------------------------
+    def drain(self, insists: bool) -> None:
+        """The process ends. The client is let go between two responses; what only waits is answered
+        without records.
+
+        A client that understands it is told to bootstrap again with its next Metadata, and is
+        served until then. `insists`: it is let go without that, and a fetch that waits at the
+        broker is answered here.
+        """
+        self.draining = True
+        if insists or not self.can_be_told:
+            self.take_no_more()
+        if insists:
+            self._respond_for_broker()
+
+    def take_no_more(self) -> None:
+        """Begin no further request, and leave when all are answered."""
+        if not (self.closing or self.requests.final):
+            self.requests.final = True
+            self._hurry()
+            self._leave_soon()
+
+    def _hurry(self) -> None:
+        """Answer at once what only waits for records, now and from now on."""
+
+    def _respond_for_broker(self) -> None:
+        """Answer a fetch that waits at the broker."""
+
+    def _leave_soon(self) -> None:
+        """When what was written in this turn has left the caller's hands."""
+        asyncio.get_running_loop().call_soon(self.requests.close_if_responded)
+
+    def leave(self) -> None:
+        """Close so that the client loses no response: it reads to the end, and closes first.
+
+        What it has sent meanwhile is dropped unread. Closing at once would answer that with a
+        reset, which may overtake the last response.
+        """
+        if self.closing:
+            return
+        self._end()
+        for transport in self._transports():
+            if transport.is_closing():  # see `close`
+                continue
+            if transport is self._transport and transport.can_write_eof():
+                transport.write_eof()
+                transport.resume_reading()
+                self._closes = asyncio.get_running_loop().call_later(LEAVE_MAX_S, self.close)
+            else:
+                transport.close()  # TLS does the same within `close`
 
     def _say_closed(self, reason: str, **context: object) -> None:
         """The same reason of the same client is not logged again within the minute."""
@@ -384,8 +440,11 @@ class ClientSession(ClientProtocol):
             self._refuse(error, "client")
             return
         # Keep reading from a client that only waits for its response: it seldom sends more.
-        if self.requests.limited or (self.muted and self.requests.kept_bytes):
+        requests = self.requests
+        if requests.limited or ((self.muted or requests.final) and requests.kept_bytes):
             self._pace()
+        if requests.final:
+            self._leave_soon()
 
     def take_more(self) -> None:
         """Handle the requests that were left for a later turn of the loop."""
@@ -418,7 +477,7 @@ class ClientSession(ClientProtocol):
     @property
     def _must_wait(self) -> bool:
         """No further request is handled now, so reading may be paused."""
-        return self.muted or self.requests.limited
+        return self.muted or self.requests.must_wait
 
     def _pace(self) -> None:
         transport = self._transport
@@ -445,6 +504,7 @@ class RequestFraming(ABC, Generic[Handling]):
         self._left_in_turn = 0  # of MESSAGES_A_TURN
         self._goes_on = False  # the next requests are handled in the loop's next turn
         self.ended = False  # the client sends no more
+        self.final = False  # no further request is begun, as the client is let go
         self.begun_at: float | None = None
         self._accumulated = 0  # bytes of `_carry`, if they are counted
 
@@ -471,6 +531,15 @@ class RequestFraming(ABC, Generic[Handling]):
         """Bytes of requests that are incomplete, or wait to be handled."""
         return len(self._carry)
 
+    @property
+    def must_wait(self) -> bool:
+        """No further request is handled now."""
+        return self.limited or (self.final and bool(self._carry))
+
+    def _has_begun(self) -> bool:
+        """The next request was looked at and left for later."""
+        return False
+
     def drop(self) -> None:
         """Drop the bytes that were kept."""
         self._carry = bytearray()
@@ -487,9 +556,13 @@ class RequestFraming(ABC, Generic[Handling]):
         return not self._all_responded
 
     def close_if_responded(self) -> None:
-        """Close the session if the client sends no more and waits for no response."""
-        if self.ended and self._all_responded:
+        """Close the session if no request follows and the client waits for no response."""
+        if not (self.ended or self.final) or self._session.closing or not self._all_responded:
+            return
+        if self.ended:
             self._session.close()
+        else:
+            self._session.leave()
 
     @property
     def _all_responded(self) -> bool:
@@ -513,7 +586,7 @@ class RequestFraming(ABC, Generic[Handling]):
             self._carry = bytearray(view)
         if len(self._carry) > COUNTED_BYTES_MIN or self._accumulated:
             self._accumulates(len(self._carry))
-        waits = self._session.muted or self.limited or self.ended
+        waits = self._session.muted or self.limited or self.ended or self.final
         if not (self._carry or self._left) or waits:
             self.begun_at = None
         elif self.begun_at is None:
@@ -523,7 +596,7 @@ class RequestFraming(ABC, Generic[Handling]):
         self, view: memoryview, pos: int, end: int
     ) -> tuple[int, RequestHead, Handling] | None:
         """(size, header, handling) of the request at `pos`; None: look at it again later."""
-        if end - pos < 4:
+        if end - pos < 4 or (self.final and not self._has_begun()):
             return None
         size: int = INT32.unpack_from(view, pos)[0]
         if size < REQUEST_HEADER_BYTES_MIN or (

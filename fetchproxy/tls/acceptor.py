@@ -77,6 +77,11 @@ class TlsAcceptor:
         """The number of connections whose handshake has not ended."""
         return len(self._silent) + len(self._shaking)
 
+    @property
+    def shaking(self) -> int:
+        """The number of handshakes that have begun and not ended."""
+        return len(self._shaking)
+
     def protocol_factory(self, new_protocol: NewProtocol) -> Callable[[], ClientProtocol]:
         return lambda: _Gate(self, new_protocol)
 

@@ -14,9 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
-from fetchproxy_protocol.apis import ApiKey, MalformedMessage, Truncated, is_flexible
+from fetchproxy_protocol.apis import (
+    ApiKey,
+    ErrorCode,
+    MalformedMessage,
+    Truncated,
+    is_flexible,
+)
 from fetchproxy_protocol.headers import response_body
-from fetchproxy_protocol.primitives import INT32, Buffer, Cursor, encode_string, encode_uvarint
+from fetchproxy_protocol.primitives import (
+    INT16,
+    INT32,
+    Buffer,
+    Cursor,
+    encode_string,
+    encode_uvarint,
+)
 
 NODE_ENDPOINTS_TAG = 0
 UNKNOWN_TAG = 0x7F  # one byte, as the tag it replaces; no Kafka version defines it
@@ -32,6 +45,8 @@ NodeAddress = tuple[int, str, int]
 NODES_MAX = 1_000
 # Coordinators in a response: one for each group, of which admin clients name all at once.
 COORDINATORS_MAX = 100_000
+# Metadata with an error of the whole response: a client may be told to bootstrap again (KIP-1102).
+REBOOTSTRAP_FROM = 13
 # A step over this many elements takes up to a millisecond.
 _ELEMENTS_A_STEP = 100
 _Steps = Generator[None, None, None]
@@ -96,6 +111,14 @@ def splice_addresses(
         pieces += _replaced(payload, start, some[-1].end, some, flexible, lookup)
         start = some[-1].end
     return b"".join([*pieces, memoryview(payload)[start:]])
+
+
+def rebootstrap_response(correlation_id: int) -> bytes:
+    """A Metadata response (v13) that names nothing and tells the client to bootstrap again."""
+    head = INT32.pack(correlation_id) + b"\x00"
+    # No throttle time, brokers, cluster id, controller or topics.
+    nothing = bytes(4) + b"\x01" + b"\x00" + INT32.pack(-1) + b"\x01"
+    return head + nothing + INT16.pack(ErrorCode.REBOOTSTRAP_REQUIRED) + b"\x00"
 
 
 def read_place(cursor: Cursor, flexible: bool) -> _Place:

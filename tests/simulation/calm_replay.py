@@ -50,6 +50,7 @@ class Replay:
     cluster: SimulatedCluster
     logs: list[SimulatedLog]
     store: FaultyObjectStore
+    gateway: Listener
 
 
 def now() -> float:
@@ -90,9 +91,9 @@ def run_replay(
         store.faults = Faults(latency_s, latency_s) if latency_s else NO_FAULTS
         async with (
             cluster.serving(),
-            _gateway(cluster, store, remote_fetch, gateway, limits, reading),
+            _gateway(cluster, store, remote_fetch, gateway, limits, reading) as listener,
         ):
-            await main(Replay(cluster, logs, store))
+            await main(Replay(cluster, logs, store, listener))
 
     run_virtual(whole, new_loop)
 

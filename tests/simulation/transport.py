@@ -47,6 +47,7 @@ class SimulatedTransport(asyncio.Transport):
         self._reading = False
         self._delivery_due = False
         self._closing = False
+        self._eof_due = self._eof_sent = False
         self._done = False  # nothing is sent or received any more
         self.lost = False  # the protocol has been told
 
@@ -95,7 +96,12 @@ class SimulatedTransport(asyncio.Transport):
         return self._buffered
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        self._eof_due = True
+        if not self._buffer:
+            self._send_eof()
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not isinstance(data, bytes | bytearray | memoryview):
@@ -133,8 +139,16 @@ class SimulatedTransport(asyncio.Transport):
     def _finish(self) -> None:
         """All is sent: send FIN, or RST if data is left unread, as TCP does."""
         if not self._done:
-            self._put_on_wire(_RST if self._inbox else _FIN)
+            if self._inbox:
+                self._put_on_wire(_RST)
+            else:
+                self._send_eof()
             self._lose(None)
+
+    def _send_eof(self) -> None:
+        if not self._eof_sent:
+            self._eof_sent = True
+            self._put_on_wire(_FIN)
 
     def fail(self, error: Exception | None) -> None:
         if self._done:
@@ -212,6 +226,8 @@ class SimulatedTransport(asyncio.Transport):
         if self._writing_paused and self._buffered <= self._low:
             self._writing_paused = False
             self._call("resume_writing")
+        if self._eof_due and not self._buffer:
+            self._send_eof()
         if self._closing and not self._buffer:
             self._finish()
 

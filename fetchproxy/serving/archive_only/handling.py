@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +62,37 @@ class ArchiveOnlyParts:
     clock: Callable[[], float]
 
 
+class Patience:
+    """One per connection: ends its wait for records, if the process ends before."""
+
+    def __init__(self) -> None:
+        self._over = False
+        self._timeout: asyncio.Timeout | None = None  # while something waits
+
+    async def wait(self, work: Awaitable[None]) -> None:
+        """Await `work`. It is cancelled where it waits when the patience is over."""
+        timeout = asyncio.timeout(0 if self._over else None)
+        try:
+            async with timeout:
+                self._timeout = timeout
+                await work
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+        finally:
+            self._timeout = None
+
+    def end(self) -> None:
+        self._over = True
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+
 @dataclass(slots=True)
 class Request:
     """A whole request. `payload` has no size prefix, is read once, and is not kept during the wait
     for a response, which may take minutes. `host`, `port`: the address that clients dial.
+    `patience`: a request that waits for records does so within it.
     """
 
     head: RequestHead
@@ -75,6 +103,7 @@ class Request:
     share: ClientQuota
     host: str
     port: int
+    patience: Patience
 
     @property
     def client(self) -> Client:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from fetchproxy_protocol.apis import ApiKey, FrameTooLarge
+from fetchproxy_protocol.addresses import REBOOTSTRAP_FROM
+from fetchproxy_protocol.apis import ApiKey, ErrorCode, FrameTooLarge
 from fetchproxy_protocol.headers import RequestHead, client_id, peek_request_header
 from fetchproxy_protocol.primitives import Buffer
 
@@ -22,10 +23,16 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
 )
 from fetchproxy.serving.admission import host_of
-from fetchproxy.serving.archive_only.handling import ArchiveOnlyParts, Request, RequestRefused
+from fetchproxy.serving.archive_only.handling import (
+    ArchiveOnlyParts,
+    Patience,
+    Request,
+    RequestRefused,
+)
 from fetchproxy.serving.archive_only.logins import ANYBODY, NOBODY, Login, LoginRefused, User
 from fetchproxy.serving.archive_only.table import (
     authenticate,
+    bootstrap_again,
     handshake,
     login_refusal,
     served_api,
@@ -52,6 +59,7 @@ class ArchiveOnlySession(ClientSession):
         self._login_until = owner.clock() + _LOGIN_MAX_S
         self._responding = False  # the client is receiving a response
         self._ended = False  # close after the response under way
+        self._patience = Patience()
         self.muted = True  # until a task group can serve it
         largest = parts.limits.request_bytes_max
         self.requests = WholeRequests(
@@ -85,6 +93,9 @@ class ArchiveOnlySession(ClientSession):
         """A response being sent counts as a sign of life."""
         self.heard = self.heard or self._responding
         return super().silent_s(now)
+
+    def _hurry(self) -> None:
+        self._patience.end()
 
     # -- requests --------------------------------------------------------------------------------
     def on_request(self, payload: bytes) -> None:
@@ -127,6 +138,7 @@ class ArchiveOnlySession(ClientSession):
             self.share,
             self._host,
             self._port,
+            self._patience,
         )
 
     async def _respond(self, request: Request) -> Sequence[Buffer]:
@@ -135,6 +147,11 @@ class ArchiveOnlySession(ClientSession):
         if login is not None and login.user is None and key != ApiKey.API_VERSIONS:
             return await self._log_in(login, request)
         api = served_api(request.head)
+        if key == ApiKey.METADATA:
+            self.can_be_told = request.version >= REBOOTSTRAP_FROM
+            if self.can_be_told and self.draining:
+                self.take_no_more()
+                return await bootstrap_again(request)
         if api is not None:
             ARCHIVE_ONLY_REQUESTS.labels(api.key.name).inc()
             return await api.respond(self._parts, request)

@@ -73,6 +73,12 @@ async def _api_versions(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     return await request.respond({"api_keys": offered})
 
 
+async def bootstrap_again(request: Request) -> Sequence[Buffer]:
+    """The response to Metadata while the process ends (KIP-1102)."""
+    values = {"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "brokers": (), "topics": ()}
+    return await request.respond(values)
+
+
 def too_new(head: RequestHead) -> Sequence[Buffer] | None:
     """For a newer ApiVersions: error 35 in the form of v0, after which the client asks again. None:
     the request is something else.

@@ -218,6 +218,12 @@ class BrokerLink(asyncio.BufferedProtocol):
         accumulated = 0 if self._buffered is None else self._buffered.accumulated
         return len(self._carry) + HELD_COPIES * accumulated + unsent
 
+    @property
+    def waiting_for(self) -> ExpectedResponse | None:
+        """The only response that is due, if none of its bytes has come."""
+        begun = self._carry or self._left or self._scan is not None or self._buffered is not None
+        return self.expected[0] if len(self.expected) == 1 and not begun else None
+
     def send(self, data: Buffer, response: ExpectedResponse | None) -> None:
         """A whole request, or the first bytes of one."""
         transport = self.transport

@@ -245,6 +245,10 @@ class FetchConversation:
     def is_relaying(self) -> bool:
         return self.state is FetchState.RELAYING or self.state is FetchState.CAUGHT
 
+    @property
+    def is_begun(self) -> bool:
+        return self.state is FetchState.READING or self.state is FetchState.PACED
+
     def only_parked(self, expected: Iterable[ExpectedResponse]) -> bool:
         """True: the parked poll's response is the only one in `expected`."""
         return self.parked is not None and list(expected) == [self.parked]

@@ -187,6 +187,10 @@ class FetchStates(Protocol):
     def on_request(self, frame: bytes, body_at: int) -> object:
         """How to handle a whole framed request: `ToBroker`, or see `Fetches.work_for`."""
 
+    @property
+    def is_begun(self) -> bool:
+        """The client's fetch was read, and is handled later."""
+
     def only_parked(self, expected: Iterable[ExpectedResponse]) -> bool:
         """True: the parked poll's response is the only one in `expected`."""
 
@@ -202,6 +206,12 @@ class Fetches(Protocol):
 
     async def discard_parked(self) -> None:
         """Discard a parked poll's response."""
+
+    def hurry(self) -> None:
+        """Answer at once what only waits for records, now and from now on."""
+
+    async def respond_for_broker(self) -> None:
+        """Answer a fetch that waits at the broker, and let the client go."""
 
     @property
     def kept_bytes(self) -> int: ...
@@ -296,7 +306,7 @@ class GatewaySession(ClientSession):
             return False
         if link.transport is None:
             return False
-        link.tells_responded = self.requests.ended
+        link.tells_responded = self.requests.ended or self.requests.final
         link.transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         return True
 
@@ -312,6 +322,13 @@ class GatewaySession(ClientSession):
         self._needs_broker.set()
         super()._end()
 
+    def _hurry(self) -> None:
+        self.upstream.tells_responded = True
+        self.fetch.hurry()
+
+    def _respond_for_broker(self) -> None:
+        self.spawn(self.fetch.respond_for_broker(), "respond-for-broker")
+
     # -- checked by the listener at intervals ------------------------------------------------------
     @property
     def kept_bytes(self) -> int:
@@ -325,9 +342,10 @@ class GatewaySession(ClientSession):
             self.requests.limited = False
             self._take(memoryview(b""))
             self._pace()
-        if self.requests.ended:  # this response's bytes are not written yet
-            asyncio.get_running_loop().call_soon(self.requests.close_if_responded)
-        waits = self.requests.limited or self.requests.ended or not self._drained.is_set()
+        is_last = self.requests.ended or self.requests.final
+        if is_last:
+            self._leave_soon()
+        waits = self.requests.limited or is_last or not self._drained.is_set()
         self.upstream.tells_responded = waits
 
     def rewrite(self, response: BufferedResponse) -> Payload | None:
@@ -434,7 +452,7 @@ class GatewaySession(ClientSession):
     # -- requests ----------------------------------------------------------------------------------
     @property
     def _must_wait(self) -> bool:
-        return self.muted or self._upstream_slow or self.requests.limited
+        return self.muted or self._upstream_slow or self.requests.must_wait
 
 
 class SaslProgress:
@@ -515,7 +533,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
     @property
     def _all_responded(self) -> bool:
         session = self._session
-        if session.muted or self.limited or self._goes_on:
+        if session.muted or self.limited or self._goes_on or (self._left and not self.ended):
             return False
         cut_off = self._passing if self._left else None
         due = [response for response in session.upstream.expected if response is not cut_off]
@@ -566,6 +584,9 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
             session.upstream.send(view[emit:pos], None)
         RELAYED_BYTES_TO_BROKER.total += pos
         return pos
+
+    def _has_begun(self) -> bool:
+        return self._session.fetch.conversation.is_begun
 
     def _go_on(self, pos: int, end: int) -> int:
         """The position in a passing request where it ends, or where its arrived part ends."""

@@ -76,7 +76,7 @@ async def respond(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffer]
     tps = one.tps = {key: one.tp(key) async for key in cooperative(fetch.partitions)}
     # A client that owes by its byte rate is told at once; its connection then pauses.
     if not share.owed_s():
-        await one.read()
+        await request.patience.wait(one.read())
     every = [one.response_of(key, tp) async for key, tp in cooperative(tps.items())]
     room, first_whole = share.room(fetch.bytes_max)
     response_room = ResponseRoom(room, first_whole=first_whole)

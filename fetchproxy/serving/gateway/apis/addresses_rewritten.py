@@ -5,7 +5,8 @@ and until each node that it names has a listener. A response with an error has n
 as it is.
 
 Metadata (v0–13): node ids, racks, leaders, epochs and topic ids stay as they are, because clients
-send them back. Topics are not read: the broker decides which topics a principal may see.
+send them back. Topics are not read: the broker decides which topics a principal may see. While the
+process drains, v13 tells the client to bootstrap again (KIP-1102).
 
 FindCoordinator (v0–6): the broker that coordinates a group, a transaction or a share group.
 
@@ -23,7 +24,14 @@ own: no client uses it to read.
 
 from __future__ import annotations
 
-from fetchproxy_protocol.addresses import PRODUCE_ENDPOINTS_FROM, acks_of
+from collections.abc import Awaitable, Sequence
+
+from fetchproxy_protocol.addresses import (
+    PRODUCE_ENDPOINTS_FROM,
+    REBOOTSTRAP_FROM,
+    acks_of,
+    rebootstrap_response,
+)
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, Truncated
 from fetchproxy_protocol.headers import RequestHead
 from fetchproxy_protocol.primitives import Buffer
@@ -50,6 +58,20 @@ def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) 
     )
 
 
+def _expect_metadata(
+    session: GatewaySession, head: RequestHead, view: Buffer, end: int
+) -> ExpectedResponse:
+    session.can_be_told = head.api_version >= REBOOTSTRAP_FROM
+
+    def rewrite(payload: bytes) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
+        if session.draining and head.api_version >= REBOOTSTRAP_FROM:
+            session.take_no_more()
+            return [rebootstrap_response(head.correlation_id)]
+        return session.addresses.rewrite(payload, head.api_key, head.api_version)
+
+    return BufferedResponse(head.correlation_id, rewrite)
+
+
 def _expect_produced(
     session: GatewaySession, head: RequestHead, view: Buffer, end: int
 ) -> ExpectedResponse | None:
@@ -64,6 +86,7 @@ def _expect_produced(
 
 
 _REWRITTEN = Passes(_expect)
+_METADATA = Passes(_expect_metadata)
 _PRODUCED = Passes(_expect_produced)
 _PRODUCE = Api(
     ApiKey.PRODUCE,
@@ -85,7 +108,7 @@ _PRODUCE = Api(
     ),
 )
 APIS = (
-    rewritten(ApiKey.METADATA, _REWRITTEN, "Brokers' addresses become the proxy's."),
+    rewritten(ApiKey.METADATA, _METADATA, "Brokers' addresses become the proxy's."),
     rewritten(ApiKey.FIND_COORDINATOR, _REWRITTEN, "Coordinators' addresses become the proxy's."),
     rewritten(ApiKey.DESCRIBE_CLUSTER, _REWRITTEN, "Brokers' addresses become the proxy's."),
     rewritten(ApiKey.SHARE_FETCH, _REWRITTEN, f"{_SHARED}; the records are the broker's alone."),

@@ -54,6 +54,7 @@ from fetchproxy.serving.gateway.fetch_conversation import (
     Merge,
     Output,
     Refuse,
+    RelayedFetch,
     Serve,
     TiersSoFar,
 )
@@ -89,6 +90,8 @@ class FetchHandler:
         self.mirror = FetchSessionMirror(shared.new_session_id)
         self.routing = FetchRouter(shared, self.mirror, session.spawn, session.node_id)
         self.conversation = FetchConversation(session, shared, self.mirror, self.routing, self)
+        self.served: ServedFetch | None = None  # while one is answered
+        self.hurries = False
 
     def close(self) -> None:
         """The client has disconnected."""
@@ -99,6 +102,12 @@ class FetchHandler:
         """The session is over: drop all its state."""
         self.conversation.drop()
         self.routing.drop()
+
+    def hurry(self) -> None:
+        """Answer at once what only waits for records, now and from now on."""
+        self.hurries = True
+        if self.served is not None:
+            self.served.hurry()
 
     @property
     def kept_bytes(self) -> int:
@@ -151,6 +160,22 @@ class FetchHandler:
         self.session.upstream.go_on()
         await self.until(lambda: self.conversation.parked is None)
 
+    async def respond_for_broker(self) -> None:
+        """The broker lets the only open fetch wait: answer it without records, and let the client
+        go. The broker's response is then read by nobody.
+        """
+        link = self.session.link
+        fetch = None if link is None else link.waiting_for
+        if link is None or not isinstance(fetch, RelayedFetch) or self.session.muted:
+            return
+        keys = list(self.mirror.partitions) if fetch.kind.lists_all else ()
+        responses = [PartitionResponse(key, PartitionPatch()) async for key in cooperative(keys)]
+        session_id = 0 if fetch.kind.lists_all else fetch.request.session_id
+        pieces = await in_steps(encode_proxy_response(fetch.request, session_id, responses, 0))
+        if link.waiting_for is fetch:
+            self.session.write_pieces(pieces)
+            self.session.leave()
+
 
 class ServedFetch:
     """A fetch is answered when its time is over or when there is something to answer. If the broker
@@ -170,11 +195,23 @@ class ServedFetch:
         self._archive_deadline = max(
             self._deadline, serve.requested_at + min(READ_WAIT_MIN_S, wait_max_s)
         )
+        self._side: ArchivedReads | None = None  # while it waits
+
+    def hurry(self) -> None:
+        """The client's time is over now: the response has what is there."""
+        now = self._on.clock()
+        self._deadline = min(self._deadline, now)
+        self._archive_deadline = min(self._archive_deadline, now)
+        if self._side is not None:
+            self._side.completed.set()
 
     async def run(self, waited: bool) -> None:
         """The plan is made anew if the fetch `waited` for its turn."""
         on, plan = self._on, self._plan
         self._plan = None
+        on.served = self
+        if on.hurries:
+            self.hurry()
         try:
             if waited or plan is None:
                 plan = await on.routing.plan()  # a permit may have run out meanwhile
@@ -182,6 +219,7 @@ class ServedFetch:
             while self._conversation.state is FetchState.PLANNING:
                 await self._respond(await on.routing.plan())
         finally:
+            on.served = None
             on.share.to_store()
         await on.share.pay()
 
@@ -206,6 +244,9 @@ class ServedFetch:
             on.share.to_store()
         try:
             poll = await self._poll_upstream(plan, ready)
+            self._side = side
+            if on.hurries:
+                self.hurry()
             await self._first_ready(plan, side, poll, patience)
             if self._conversation.state is FetchState.RESPONDING:
                 await self._respond_alone(plan, side)
@@ -213,6 +254,7 @@ class ServedFetch:
                 assert poll is not None
                 await self._merge(plan, side, poll, patience)
         finally:
+            self._side = None
             side.cancel()
         if self._conversation.state is FetchState.IDLE:
             await on.routing.refresh_log_offsets(plan.tps)
