@@ -36,7 +36,7 @@ from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits, to_close
 from fetchproxy.serving.proxy_acceptor import ProxyAcceptor
-from fetchproxy.serving.session import Address, ClientSession
+from fetchproxy.serving.session import Address, ClientSession, Drain
 from fetchproxy.serving.transport import ReceiveBuffer
 from fetchproxy.tls.acceptor import ClientProtocol, TlsAcceptor, ip_of
 from fetchproxy.tls.reloading import ReloadingContext
@@ -56,6 +56,9 @@ _ACCEPTED_AT_ONCE = 8
 
 # Sessions that are told in one turn that the process ends: 0.2 ms each if they end at once.
 _DRAINED_AT_ONCE = 50
+# When each stage ends at the latest, as a share of `gateway.drain_max_ms`. A client that has lost
+# one connection has a new one within half a second.
+_DRAIN_STAGES = ((Drain.NODES, 0.1), (Drain.ALL, 0.5), (Drain.INSISTS, 1.0))
 
 # A refusal is shown for this long: clients try again sooner.
 REFUSED_SHOWN_S = 900.0
@@ -121,7 +124,7 @@ class Listener:
         self._part_tasks: list[asyncio.Task[None]] = []
         self._server: asyncio.Server | None = None
         self._servers: WeakSet[asyncio.Server] = WeakSet()  # with those of single nodes
-        self._insists: bool | None = None  # while it drains: see `ClientSession.drain`
+        self._drains: Drain | None = None  # set when the process ends
         CONNECTIONS.set_function(lambda: self.connections)
 
     async def __aenter__(self) -> Self:
@@ -225,7 +228,7 @@ class Listener:
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """Open a further server socket; the caller closes it. Raises OSError."""
-        if self._insists is not None:
+        if self._drains is not None:
             raise OSError("the process ends, and opens no port")
         factory: Callable[[], asyncio.BaseProtocol] = self._protocol_factory(new_session)
         loop = asyncio.get_running_loop()
@@ -268,27 +271,29 @@ class Listener:
     # -- the end ---------------------------------------------------------------------------------
     async def drain(self) -> None:
         """Let every client go between two of its responses, and return when all have gone, or when
-        `gateway.drain_max_ms` is over. In the second half of that time, `drain` insists: see
-        `ClientSession.drain`.
+        `gateway.drain_max_ms` is over.
+
+        A client does not lose the bootstrap connection together with the others: librdkafka would
+        tell its application that all brokers are down, at which kcat ends.
         """
         began_at, most_s = self.clock(), self.config.drain_max_ms / 1000
         if not most_s:
             return
         log.info("draining", connections=self.connections, drain_max_ms=self.config.drain_max_ms)
-        self._insists = False
+        self._drains = Drain.NODES
         for server in list(self._servers):
             await _close_gently(server)
-        for insists, until in ((False, began_at + most_s / 2), (True, began_at + most_s)):
-            await self._ask_to_go(insists)
-            if await self._empty_by(until):
+        for stage, share in _DRAIN_STAGES:
+            await self._ask_to_go(stage)
+            if await self._empty_by(began_at + share * most_s):
                 break
         lasted_s = round(self.clock() - began_at, 3)
         log.info("drained", lasted_s=lasted_s, connections_cut=len(self._sessions))
 
-    async def _ask_to_go(self, insists: bool) -> None:
-        self._insists = insists
+    async def _ask_to_go(self, stage: Drain) -> None:
+        self._drains = stage
         for number, session in enumerate(list(self._sessions), 1):
-            session.drain(insists)
+            session.drain(stage)
             if not number % _DRAINED_AT_ONCE:
                 await asyncio.sleep(0)
 
@@ -360,8 +365,8 @@ class Listener:
             return
         self._sessions.add(session)
         self._tasks.create_task(self._serve(session), name=f"session-{session.client}")
-        if self._insists is not None:
-            session.drain(self._insists)
+        if self._drains is not None:
+            session.drain(self._drains)
 
     def lost(self, session: ClientSession) -> None:
         if session in self._sessions:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable
+from enum import IntEnum
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from fetchproxy_protocol.apis import (
@@ -49,6 +50,14 @@ COUNTED_BYTES_MIN = 64 * KiB
 CLOSE_DELAY_S = 0.5
 # A client that is let go has had its last response. For this long it may read it and close.
 LEAVE_MAX_S = 1.0
+
+
+class Drain(IntEnum):
+    """How far a process that ends is in letting its clients go."""
+
+    NODES = 0  # connections to single brokers go, as clients soon have new ones
+    ALL = 1  # those to the bootstrap address, which clients seldom use, go too
+    INSISTS = 2  # no client waits to be told, and fetches that wait at the broker are answered here
 
 
 class SessionOwner(Protocol):
@@ -251,19 +260,24 @@ class ClientSession(ClientProtocol):
                 transport.close()
 
     # -- the end of the process --------------------------------------------------------------------
-    def drain(self, insists: bool) -> None:
-        """The process ends. The client is let go between two responses; what only waits is answered
-        without records.
+    def drain(self, stage: Drain) -> None:
+        """The process ends. The client is let go between two responses, and what only waits is
+        answered without records.
 
         A client that understands it is told to bootstrap again with its next Metadata, and is
-        served until then. `insists`: it is let go without that, and a fetch that waits at the
-        broker is answered here.
+        served until then.
         """
         self.draining = True
-        if insists or not self.can_be_told:
+        in_turn = stage >= Drain.ALL or not self.is_bootstrap
+        if stage is Drain.INSISTS or (in_turn and not self.can_be_told):
             self.take_no_more()
-        if insists:
+        if stage is Drain.INSISTS:
             self._respond_for_broker()
+
+    @property
+    def is_bootstrap(self) -> bool:
+        """Its client has got other addresses for most of what it does."""
+        return False
 
     def take_no_more(self) -> None:
         """Begin no further request, and leave when all are answered."""

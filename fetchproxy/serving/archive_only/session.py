@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from fetchproxy_protocol.addresses import REBOOTSTRAP_FROM
-from fetchproxy_protocol.apis import ApiKey, ErrorCode, FrameTooLarge
+from fetchproxy_protocol.apis import ApiKey, FrameTooLarge
 from fetchproxy_protocol.headers import RequestHead, client_id, peek_request_header
 from fetchproxy_protocol.primitives import Buffer
 

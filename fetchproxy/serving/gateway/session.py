@@ -322,6 +322,10 @@ class GatewaySession(ClientSession):
         self._needs_broker.set()
         super()._end()
 
+    @property
+    def is_bootstrap(self) -> bool:
+        return self.node_id is None
+
     def _hurry(self) -> None:
         self.upstream.tells_responded = True
         self.fetch.hurry()

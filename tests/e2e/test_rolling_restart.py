@@ -1,0 +1,247 @@
+"""One process after the other takes the ports, and clients notice nothing: each reads and writes
+every record once, in order, and shows no error.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import urllib.error
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
+from confluent_kafka import KafkaError, Producer
+from held_reader import HeldReader
+from proxy_process import ProxyProcess, wait_for
+from test_other_clients import Line, as_lines, crc32, parsed
+from topic_data import TopicData, produce, value_of
+
+from lab.go_client import franz_reader, franz_reader_command
+from lab.kafka import KafkaServer, tool_command
+from lab.kcat import find_kcat
+from lab.process import free_ports
+
+pytestmark = [
+    pytest.mark.kafka,
+    # kafka-python leaves its socket to the garbage collector when a connection is refused.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+FindPart = Callable[[str, Callable[[], Path]], Path]
+PARTITIONS = 2
+ARCHIVED = 600  # records of each partition, most of them in the archive alone
+LIVE, LAST = 500, 100  # records of each partition that are written during and after the restarts
+END = ARCHIVED + LIVE
+WRITE_INTERVAL_S = 0.02
+READ_S = 600.0
+
+
+class Writer:
+    """Produces `LIVE` records a partition through the proxy, the last ones when it is told to. It
+    is not idempotent: a record whose response is lost is written twice.
+    """
+
+    def __init__(self, bootstrap: str, data: TopicData) -> None:
+        self.failures: list[object] = []
+        self.shown: list[KafkaError] = []
+        self._data = data
+        self._finish, self._give_up = threading.Event(), threading.Event()
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "acks": "all",
+                "linger.ms": 5,
+                "enable.idempotence": False,
+                "max.in.flight": 1,  # so that retries keep the order
+                "error_cb": self.shown.append,
+            }
+        )
+        self._thread = threading.Thread(target=self._run, name="writer")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_up.set()
+        self._finish.set()
+        self._thread.join()
+
+    def finish(self) -> None:
+        self._finish.set()
+        self._thread.join()
+        assert self._producer.flush(60) == 0
+        assert not self.failures, self.failures[:3]
+        for written in self._data.written.values():
+            written.sort()
+
+    def _run(self) -> None:
+        for number in range(ARCHIVED, END):
+            if number == END - LAST:
+                self._finish.wait()
+            if self._give_up.is_set():
+                return
+            for partition in range(PARTITIONS):
+                self._send(partition, number)
+            self._producer.poll(0 if self._finish.is_set() else WRITE_INTERVAL_S)
+
+    def _send(self, partition: int, number: int) -> None:
+        key, value = b"k%d" % number, value_of(partition, number, 300)
+
+        def delivered(error: object, message: Any) -> None:
+            if error is not None:
+                self.failures.append(error)
+            else:
+                self._data.written[partition].append((message.offset(), key, value))
+
+        self._producer.produce(self._data.topic, value, key, partition, on_delivery=delivered)
+
+
+class Restarts:
+    """Processes that have the same ports, one after the other."""
+
+    def __init__(self, kafka: KafkaServer, store: str, folder: Path, archive: str) -> None:
+        self._port = free_ports(1 + 2)  # the lab's broker has node id 1
+        self._start = lambda: ProxyProcess(
+            kafka.bootstrap,
+            store,
+            folder,
+            archive=archive,
+            settings={
+                **SETTINGS,
+                "gateway.share_ports": True,
+                "archive.group_id": f"{archive}-archivers",
+            },
+            port=self._port,
+        )
+        self._folder = folder
+        self.now = self._started()
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self._port}"
+
+    def _started(self) -> ProxyProcess:
+        process = self._start()
+        process.log = self._folder / f"fetchproxy-{process.console_port}.log"
+        process._process.log = process.log
+        process.start()
+        wait_for("ready", lambda: is_ready(process))
+        return process
+
+    def again(self) -> None:
+        """As docs/operate/upgrade.md says."""
+        before, self.now = self.now, self._started()
+        before.stop()
+        (drained,) = before.logged("drained")
+        assert drained["connections_cut"] == 0
+        assert not before.logged("session_crashed") + before.logged("part_failed")
+
+
+def is_ready(process: ProxyProcess) -> bool:
+    try:
+        process.get("/readyz")
+    except (urllib.error.HTTPError, urllib.error.URLError, ConnectionError):
+        return False
+    return True
+
+
+class Program:
+    """A client that reads each partition to its end, and prints what it reads."""
+
+    def __init__(self, command: list[str], folder: Path, name: str) -> None:
+        self._output = folder / f"{name}.out"
+        with open(self._output, "wb") as out, open(folder / f"{name}.err", "wb") as err:
+            self._process = subprocess.Popen(command, stdout=out, stderr=err)
+        self._complaints = folder / f"{name}.err"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def lines(self) -> list[str]:
+        status = self._process.wait(READ_S)
+        complaints = self._complaints.read_text()
+        assert status == 0, complaints[-3000:]
+        assert " ERROR " not in complaints, complaints[-3000:]
+        return self._output.read_text().splitlines()
+
+
+def kcat_command(bootstrap: str, topic: str, partition: int) -> list[str]:
+    return [
+        *(str(find_kcat()), "-C", "-q", "-b", bootstrap, "-t", topic, "-p", str(partition)),
+        *("-o", "0", "-c", str(END), "-f", "%p %o %k %s\n", "-X", "auto.offset.reset=error"),
+    ]
+
+
+def java_command(folder: Path, bootstrap: str, topic: str) -> list[str]:
+    """A member of a consumer group."""
+    return tool_command(
+        folder,
+        "org.apache.kafka.tools.consumer.ConsoleConsumer",
+        *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
+        *("--max-messages", str(PARTITIONS * END)),
+        *("--property", "print.offset=true", "--property", "print.partition=true"),
+        *("--property", "print.key=true", "--property", "key.separator= "),
+    )
+
+
+def parsed_java(lines: list[str]) -> list[Line]:
+    return parsed([line.replace("Partition:", "").replace("Offset:", "") for line in lines])
+
+
+def test_a_few_restarts(kafka_server: KafkaServer, tmp_path: Path, find_part: FindPart) -> None:
+    restart_under_load(kafka_server, tmp_path, find_part, 3)
+
+
+def restart_under_load(
+    kafka: KafkaServer, folder: Path, find_part: FindPart, restarts: int
+) -> None:
+    find_part("clients", franz_reader)
+    find_part("kcat", find_kcat)
+    topic, ends = f"rolling-{restarts}", dict.fromkeys(range(PARTITIONS), END)
+    store, data = new_store(folder), new_topic(kafka, topic, PARTITIONS)
+    produce(kafka.bootstrap, data, ARCHIVED, partition_count=PARTITIONS)
+    shown: list[KafkaError] = []
+    with ExitStack() as stack:
+        processes = Restarts(kafka, store, folder, topic)
+        stack.callback(lambda: processes.now.stop())
+        at = processes.bootstrap
+        archive_and_trim(kafka.bootstrap, store, data)
+        writer = stack.enter_context(Writer(at, data))
+        held = [
+            stack.enter_context(HeldReader("kafka-python", at, topic, ends)),
+            stack.enter_context(
+                HeldReader("confluent-kafka", at, topic, ends, error_cb=shown.append)
+            ),
+        ]
+        commands = {
+            "franz": franz_reader_command(at, topic, ends, "read_uncommitted", READ_S),
+            "kcat-0": kcat_command(at, topic, 0),
+            "kcat-1": kcat_command(at, topic, 1),
+            "java": java_command(folder, at, topic),
+        }
+        programs = {
+            name: stack.enter_context(Program(command, folder, name))
+            for name, command in commands.items()
+        }
+        for _ in range(restarts):
+            processes.again()
+        writer.finish()
+        read = {name: program.lines() for name, program in programs.items()}
+        for reader in held:
+            assert reader.records() == data.written
+    assert all(len(records) == END for records in data.written.values())
+    assert parsed(read["franz"]) == as_lines(data.written, crc32)
+    assert parsed(read["kcat-0"] + read["kcat-1"]) == as_lines(data.written)
+    assert parsed_java(read["java"]) == as_lines(data.written)
+    # librdkafka tells its application so much of each lost connection to its only broker.
+    codes = {error.code() for error in [*shown, *writer.shown]}
+    assert codes <= {KafkaError._ALL_BROKERS_DOWN}
