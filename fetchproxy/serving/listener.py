@@ -85,6 +85,7 @@ class Listener:
     `health`: a part that fails is a condition, and starts again; None: it ends the listener.
     """
 
+    port: int  # of `gateway.listen`, set by `open`; with port 0, the one that the system chose
     node_addresses: Callable[[], dict[int, Address]]
     consumer_paces: ConsumerPaces
     tables: Sequence[TopicTable] = ()
@@ -175,6 +176,7 @@ class Listener:
             raise ConfigError(
                 f"gateway.listen = {listen}: cannot listen there: {error.strerror}"
             ) from error
+        self.port = self._server.sockets[0].getsockname()[1]
         rests = "silent connections, and those that take too much memory, are not closed"
         self.keep("connection sweeper", self._sweep, rests)
         if self.tells_reached:
@@ -198,13 +200,6 @@ class Listener:
             self.run(run(), part)
         else:
             self.run(keep_running(part, run, random.Random(), self._health, rests), part)
-
-    @property
-    def port(self) -> int:
-        """The port of `gateway.listen`; with port 0, the port that the system chose."""
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
 
     def advertised(self, reached: str) -> Address:
         """The address advertised to a client that has reached this at the address `reached`."""

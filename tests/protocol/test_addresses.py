@@ -10,14 +10,16 @@ import pytest
 from fetchproxy_protocol.addresses import (
     NODES_MAX,
     PRODUCE_ENDPOINTS_FROM,
+    REBOOTSTRAP_FROM,
     Lookup,
     NodeAddress,
     locate_addresses,
+    rebootstrap_response,
     splice_addresses,
     splice_node_endpoints_tag,
     tagged_node_endpoints,
 )
-from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, WireError
+from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, ErrorCode, WireError
 from fetchproxy_protocol.primitives import Buffer, Cursor
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -253,3 +255,13 @@ def test_many_coordinators_are_read_in_steps() -> None:
     payload = encode_response("FindCoordinatorResponse", 4, value)
     steps = list(locate_addresses(payload, ApiKey.FIND_COORDINATOR, 4))
     assert len(steps) >= 100
+
+
+def test_a_client_is_told_to_bootstrap_again() -> None:
+    nothing = {
+        "ThrottleTimeMs": 0, "Brokers": [], "ClusterId": None, "ControllerId": -1, "Topics": [],
+        "ErrorCode": ErrorCode.REBOOTSTRAP_REQUIRED,
+    }  # fmt: skip
+    expected = encode_response("MetadataResponse", REBOOTSTRAP_FROM, nothing, 4711)
+    assert rebootstrap_response(4711) == expected
+    assert PROXIED_VERSIONS[ApiKey.METADATA][1] == REBOOTSTRAP_FROM

@@ -32,7 +32,8 @@ class ProxyProcess:
     ) -> None:
         self.port, self.console_port = port or free_port(), free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
-        self.log = folder / f"fetchproxy-{self.port}.log"
+        # By the console's port, too: several processes may share the other one.
+        self.log = folder / f"fetchproxy-{self.port}-{self.console_port}.log"
         given = settings or {}
         command = [*limited.command(given), "serve", "--bootstrap", bootstrap]
         command += ["--store", store, "--listen", self.bootstrap]
