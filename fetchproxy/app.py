@@ -24,6 +24,7 @@ from fetchproxy.brokers.broker_watch import BrokerWatch
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.schema import Config
+from fetchproxy.config.values import HostPort
 from fetchproxy.console.archived_records import ArchivedRecords, masked_names
 from fetchproxy.console.collect import ConsoleLimits, StatusCollector, StatusSources
 from fetchproxy.errors import ConfigError
@@ -142,6 +143,7 @@ class Parts:
     local_indexes: LocalIndexes | None = None
     records: ArchivedRecords | None = None  # for the console; None: nothing is read here
     leaving: Leaving = field(default_factory=Leaving)
+    console_at: HostPort | None = None
     brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # views of the archive that clients may see
 
@@ -239,9 +241,10 @@ async def run_server(
     create: bool = False,
     limits: Limits = LIMITS,
     leaving: Leaving | None = None,
+    says: Callable[[HostPort | None], None] = lambda console: None,
 ) -> None:
     """Serve until cancelled, or until `leaving` is asked and the clients have gone. `create`: see
-    `OwnArchive`.
+    `OwnArchive`. `says` is called when clients are let in, with the console's address.
 
     Raises ConfigError, RemoteStorageError if it cannot start.
     """
@@ -249,10 +252,10 @@ async def run_server(
     async with _open_parts(
         config, limits, serves=True, writes=archives, create=create, leaving=leaving
     ) as parts:
-        await serve(parts)
+        await serve(parts, says)
 
 
-async def serve(parts: Parts) -> None:
+async def serve(parts: Parts, says: Callable[[HostPort | None], None]) -> None:
     """As `run_server`. Raises ConfigError, RemoteStorageError if it cannot start."""
     archives = parts.config.archive.topics is not None
     async with (
@@ -270,6 +273,7 @@ async def serve(parts: Parts) -> None:
             archiving = _keep_archiving(parts, positions)
             begun.append(tasks.create_task(archiving, name="archiver"))
         begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
+        says(parts.console_at)
         # The gateway's own tasks cancel this one if they fail.
         await parts.leaving.asked()
         await gateway.drain()
@@ -432,9 +436,11 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     collector = StatusCollector(
         parts.config, parts.storage, parts.rlmm, cluster, around, limits=parts.limits.console
     )
-    console = parts.config.console
-    registry = REGISTRY if console.metrics_by_partition else BY_TOPIC
-    async with ConsoleServer(console, collector, registry, lambda: parts.records, DRILL):
+    where = parts.config.console
+    registry = REGISTRY if where.metrics_by_partition else BY_TOPIC
+    server = ConsoleServer(where, collector, registry, lambda: parts.records, DRILL)
+    async with server as console:
+        parts.console_at = console.address
         yield collector
 
 

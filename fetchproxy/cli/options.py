@@ -35,6 +35,7 @@ NAMED_KEYS = {
     "archive": "archive.topics",
     "console": "console.listen",
     "archive_only": "archive_only.enabled",
+    "workers": "process.workers",
 }
 Topic = Annotated[
     str | None,
@@ -89,6 +90,9 @@ SHARED: dict[str, Any] = {
     ),
     "console": _of_key(
         "console", "HOST:PORT", "Address of the web page, /metrics, /healthz and /readyz."
+    ),
+    "workers": _of_key(
+        "workers", "N", "Processes that serve, one for each core; the first one archives."
     ),
     "archive_only": Annotated[
         bool,

@@ -7,10 +7,13 @@ import typer
 from fetchproxy.app import Leaving, run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
+from fetchproxy.config.schema import Config
 from fetchproxy.runtime.open_files import clients_that_fit, raise_open_files_max
 
 
-@options.shares("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only")
+@options.shares(
+    *("bootstrap", "store", "listen", "advertise", "archive", "console", "archive_only", "workers")
+)
 def serve(
     context: typer.Context,
     create: options.Create = False,
@@ -22,14 +25,27 @@ def serve(
     """
     with users_errors():
         config = options.read_logged(context)
-    open_files_max = raise_open_files_max(config.gateway.connections_max)
-    room = clients_that_fit(open_files_max, config.gateway.connections_max)
-    gateway = config.gateway.model_copy(update={"connections_max": room})
-    config = config.model_copy(update={"gateway": gateway})
-    limits, leaving = options.limits(context), Leaving()
+    limits = options.limits(context)
+    if config.process.workers > 1:
+        # Loaded only here: it brings an HTTP client.
+        from fetchproxy.workers.parent import Workers
+
+        workers = Workers(config, create=create, limits=limits)
+        run(workers.run(), workers.ask)
+        return
+    config = with_clients_that_fit(config)
+    leaving = Leaving()
     run(
         run_archive_only(config, limits=limits, leaving=leaving)
         if config.archive_only.enabled
         else run_server(config, create=create, limits=limits, leaving=leaving),
         leaving.ask,
     )
+
+
+def with_clients_that_fit(config: Config) -> Config:
+    """Raises this process's limit of open files, and lowers that of its clients if need be."""
+    open_files_max = raise_open_files_max(config.gateway.connections_max)
+    room = clients_that_fit(open_files_max, config.gateway.connections_max)
+    gateway = config.gateway.model_copy(update={"connections_max": room})
+    return config.model_copy(update={"gateway": gateway})

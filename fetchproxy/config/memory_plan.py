@@ -9,7 +9,7 @@ of the archive.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fetchproxy_protocol.record_batch import SEARCHED_BYTES_MAX
 
@@ -74,7 +74,7 @@ def connection_bytes(config: Config) -> int:
 
 
 def memory_budgets(config: Config) -> dict[str, Budget]:
-    """The budgets that can shrink, by key."""
+    """The budgets that can shrink, by key; of all workers together."""
     gateway, remote = config.gateway, config.remote_fetch
     budgets = {
         "gateway.connections_max": Budget(
@@ -98,23 +98,30 @@ def memory_budgets(config: Config) -> dict[str, Budget]:
     if config.archive_only.enabled:
         groups = config.archive_only.groups_bytes_max
         budgets["archive_only.groups_bytes_max"] = Budget(groups, 1, min(8 * MiB, groups))
-    return budgets
+    count = config.process.workers
+    return {key: replace(one, units_min=count * one.units_min) for key, one in budgets.items()}
 
 
 def memory_parts(config: Config) -> dict[str, int]:
-    """The size of each part (bytes) by key. Parts that cannot shrink come first, by their cause."""
+    """The size of each part (bytes) by key. Parts that cannot shrink come first, by their cause.
+
+    Workers share the limits that can shrink, and each has the other parts.
+    """
+    count = config.process.workers
     parts = {
-        "the process": PROCESS_BYTES,
-        "a search by time": SEARCHED_BYTES_MAX,
-        "freed memory": FREED_BYTES_MAX,
+        "the process": count * PROCESS_BYTES,
+        "a search by time": count * SEARCHED_BYTES_MAX,
+        "freed memory": count * FREED_BYTES_MAX,
     }
+    if count > 1:
+        parts["the workers' parent"] = PROCESS_BYTES
     remote, archive = config.remote_fetch, config.archive
     if config.gateway.tls_certificate_file is not None:
-        parts["tls handshakes"] = TLS_HANDSHAKES_MAX * TLS_HANDSHAKE_BYTES
+        parts["tls handshakes"] = count * TLS_HANDSHAKES_MAX * TLS_HANDSHAKE_BYTES
     if config.console.show_records:
         parts["console.show_records"] = 2 * SHOWN_BATCH_BYTES_MAX
     if remote.disk_cache_dir is not None:
-        parts["remote_fetch.disk_cache_dir"] = DISK_CACHE_WRITES_MAX * CHUNK_BYTES
+        parts["remote_fetch.disk_cache_dir"] = count * DISK_CACHE_WRITES_MAX * CHUNK_BYTES
     if archive.topics is not None:
         a_worker = 2 * FETCH_BYTES_MAX + UPLOAD_BYTES
         parts["archive.workers_max"] = archive.workers_max * a_worker

@@ -39,6 +39,11 @@ def relation_faults(config: Config, places: Mapping[str, str]) -> list[str]:
         *_archive_faults(config),
         *_port_faults(gateway),
     ]
+    if config.archive_only.enabled and config.process.workers > 1:
+        faults.append(
+            f"process.workers ({places['process.workers']}) contradicts archive_only.enabled: the "
+            "consumer groups of an archive are in one process; expected 1"
+        )
     key, in_flight = "remote_fetch.inflight_bytes_max", config.remote_fetch.inflight_bytes_max
     if in_flight < CHUNK_BYTES:  # a chunk could never be read
         faults.append(

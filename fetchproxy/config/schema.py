@@ -444,6 +444,11 @@ class ProcessConfig(Section):
     together fit; if they cannot, the process does not start. 0: no ceiling, each limit applies by
     itself.
     """
+    workers: int = Field(1, ge=1, le=64)
+    """Processes of `fetchproxy serve`, one for each core that it shall use. They share the ports,
+    and each has its share of the memory. The first one archives. Archive-only mode has one, which
+    keeps the consumer groups.
+    """
 
 
 class DrillsConfig(Section):

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from importlib import resources
 from ipaddress import ip_address
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import structlog
 from aiohttp import web
@@ -194,38 +195,22 @@ def _next_of(metrics: Iterator[Metric]) -> list[Metric]:
     return some
 
 
-class ConsoleServer:
-    """The console's HTTP server. `async with ConsoleServer(...)` listens at `address`. Raises
-    ConfigError.
-    """
+class HttpConsole(ABC):
+    """The console's HTTP server. `async with` it: it listens at `address`. Raises ConfigError."""
 
-    def __init__(
-        self,
-        config: ConsoleConfig,
-        source: StatusSource,
-        registry: CollectorRegistry,
-        records: Callable[[], ArchivedRecords | None] = lambda: None,
-        drill: Drill | None = None,
-    ) -> None:
-        """`records`: None while this process does not read the archive, or may not show it."""
+    def __init__(self, config: ConsoleConfig) -> None:
         if config.listen is None:
             raise ConfigError("console.listen is not set")
         self._listen = config.listen
-        self._source = source
-        self._registry = registry
-        self._may_show_records, self._archived_records = config.show_records, records
-        self._turn = asyncio.Lock()
         self._server: asyncio.Server | None = None
         names = allowed_names(config.listen, config.allowed_hosts)
-        app = web.Application(middlewares=[host_guard(names)])
+        self._app = app = web.Application(middlewares=[host_guard(names)])
         app.on_response_prepare.append(add_security_headers)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/api/status", self._status)
         app.router.add_get("/api/records", self._records)
-        if drill is not None:
-            add_drill(app, drill)
         static = resources.files("fetchproxy.console") / "static"
         for path, (name, content_type) in _PAGE_FILES.items():
             content = (static / name).read_text(encoding="utf-8")
@@ -247,7 +232,7 @@ class ConsoleServer:
         host, port = self._server.sockets[0].getsockname()[:2]
         return HostPort(host, port)
 
-    async def __aenter__(self) -> ConsoleServer:
+    async def __aenter__(self) -> Self:
         address = parse_host_port(self._listen)
         await self._runner.setup()
         try:
@@ -281,6 +266,39 @@ class ConsoleServer:
         It ignores store and brokers on purpose, as a restart would repair neither.
         """
         return web.Response(text="ok\n")
+
+    @abstractmethod
+    async def _readyz(self, request: web.Request) -> web.Response: ...
+
+    @abstractmethod
+    async def _metrics(self, request: web.Request) -> web.Response: ...
+
+    @abstractmethod
+    async def _status(self, request: web.Request) -> web.Response: ...
+
+    @abstractmethod
+    async def _records(self, request: web.Request) -> web.Response: ...
+
+
+class ConsoleServer(HttpConsole):
+    """The console of one process."""
+
+    def __init__(
+        self,
+        config: ConsoleConfig,
+        source: StatusSource,
+        registry: CollectorRegistry,
+        records: Callable[[], ArchivedRecords | None] = lambda: None,
+        drill: Drill | None = None,
+    ) -> None:
+        """`records`: None while this process does not read the archive, or may not show it."""
+        super().__init__(config)
+        if drill is not None:
+            add_drill(self._app, drill)
+        self._source = source
+        self._registry = registry
+        self._may_show_records, self._archived_records = config.show_records, records
+        self._turn = asyncio.Lock()
 
     async def _readyz(self, _request: web.Request) -> web.Response:
         """200 if the listeners are open and a broker answers.

@@ -640,6 +640,10 @@ ARCHIVE_TRUNCATED_OFFSETS = counter(
     "from the archive; each is an alarm",
     *_PARTITION,
 )
+WORKER_RESTARTS = counter(
+    "fetchproxy_worker_restarts",
+    "Times that a worker has ended and was started again (`process.workers`)",
+)
 ARCHIVER_RESTARTS = counter(
     "fetchproxy_archiver_restarts", "Times that the whole archiver failed and started again"
 )

@@ -51,6 +51,10 @@ class Upstream(Protocol):
     def kept_bytes(self) -> int:
         """Bytes of incomplete answers, and of requests that were not taken yet."""
 
+    @property
+    def waiting_for(self) -> ExpectedResponse | None:
+        """The only response that is due, if nothing of it has come yet."""
+
     def send(self, data: Buffer, response: ExpectedResponse | None) -> None:
         """A whole request, or the first bytes of one."""
 
@@ -75,6 +79,7 @@ class ArchiveAlone:
     tells_responded: bool = False
     expected: deque[ExpectedResponse] = field(default_factory=lambda: deque(maxlen=0))
     kept_bytes: int = 0
+    waiting_for: None = None
 
     def send(self, data: Buffer, response: ExpectedResponse | None) -> None: ...
 

@@ -164,15 +164,15 @@ class FetchHandler:
         """The broker lets the only open fetch wait: answer it without records, and let the client
         go. The broker's response is then read by nobody.
         """
-        link = self.session.link
-        fetch = None if link is None else link.waiting_for
-        if link is None or not isinstance(fetch, RelayedFetch) or self.session.muted:
+        upstream = self.session.upstream
+        fetch = upstream.waiting_for
+        if not isinstance(fetch, RelayedFetch) or self.session.muted:
             return
         keys = list(self.mirror.partitions) if fetch.kind.lists_all else ()
         responses = [PartitionResponse(key, PartitionPatch()) async for key in cooperative(keys)]
         session_id = 0 if fetch.kind.lists_all else fetch.request.session_id
         pieces = await in_steps(encode_proxy_response(fetch.request, session_id, responses, 0))
-        if link.waiting_for is fetch:
+        if upstream.waiting_for is fetch:
             self.session.write_pieces(pieces)
             self.session.leave()
 

@@ -1,0 +1,157 @@
+"""The parent: starts the workers, starts those again that end, and ends them all.
+
+A worker gets its configuration through its standard input, which stays open: its end tells the
+worker that the parent is gone, however it has ended. Through its standard output it says where its
+console listens, once. Its log goes where the parent's goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+
+import structlog
+
+from fetchproxy.app import Limits
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import parse_host_port
+from fetchproxy.errors import ConfigError
+from fetchproxy.observability.metrics import REGISTRY, WORKER_RESTARTS
+from fetchproxy.workers.console import WorkersConsole
+from fetchproxy.workers.shares import ARCHIVES, config_of_worker
+from fetchproxy.workers.supervision import Supervision
+
+log = structlog.get_logger(__name__)
+
+_COMMAND = (sys.executable, "-m", "fetchproxy.cli.worker")
+
+
+class Workers:
+    """`run` them until `ask`. `create`: see `OwnArchive`."""
+
+    def __init__(self, config: Config, *, create: bool, limits: Limits) -> None:
+        self._config, self._create, self._limits = config, create, limits
+        self._count = config.process.workers
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._consoles: dict[int, str] = {}  # URLs, by number
+        self._leaving = asyncio.Event()
+        self._unusable = False
+
+    def ask(self) -> bool:
+        """Let all workers drain, then end. See `fetchproxy.cli.running.run`."""
+        if self._leaving.is_set():
+            return False
+        self._leave()
+        return True
+
+    async def run(self) -> None:
+        """Raises ConfigError if the ports are taken, or no worker can start."""
+        with _bound(self._config) as port:
+            async with self._console(), asyncio.TaskGroup() as tasks:
+                for number in range(self._count):
+                    tasks.create_task(self._keep(number, port), name=f"worker-{number}")
+        if self._unusable:
+            raise ConfigError("a worker could not start: the reason is above")
+
+    def _console(self) -> AbstractAsyncContextManager[object]:
+        if self._config.console.listen is None:
+            return nullcontext()
+        return WorkersConsole(self._config.console, self._consoles, REGISTRY, self._leaving.is_set)
+
+    def _leave(self) -> None:
+        self._leaving.set()
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+
+    async def _keep(self, number: int, port: int) -> None:
+        """Run a worker, again and again, until all leave."""
+        supervision = Supervision()
+        clock = asyncio.get_running_loop().time
+        told = pickle.dumps(
+            (
+                number,
+                config_of_worker(self._config, number, port),
+                self._create and number == ARCHIVES,
+                self._limits,
+            )
+        )
+        while not self._leaving.is_set():
+            supervision.started(clock())
+            exit_code = await self._run_one(number, told, supervision)
+            if self._leaving.is_set():
+                return
+            pause_s = supervision.pause_after(exit_code, clock())
+            if pause_s is None:
+                self._unusable = True
+                self._leave()
+                return
+            WORKER_RESTARTS.inc()
+            log.error(
+                "worker_ended",
+                worker=number,
+                exit_code=exit_code,
+                starts_again_in_s=pause_s,
+                hint="if it repeats, look for the reason in the worker's own lines above",
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._leaving.wait()
+
+    async def _run_one(self, number: int, told: bytes, supervision: Supervision) -> int:
+        process = await asyncio.create_subprocess_exec(
+            *_COMMAND,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for the parent, which passes it on
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._processes[number] = process
+        log.info("worker_started", worker=number, pid=process.pid)
+        if self._leaving.is_set():
+            process.send_signal(signal.SIGTERM)
+        try:
+            with suppress(ConnectionError):  # it has ended already
+                process.stdin.write(told)
+                await process.stdin.drain()
+            if said := (await process.stdout.readline()).decode().strip():
+                supervision.serves()
+                if said.startswith("http"):
+                    self._consoles[number] = said
+            return await process.wait()
+        finally:
+            self._consoles.pop(number, None)
+            if process.returncode is None:  # the parent was cancelled: it ends at once
+                process.kill()
+                await process.wait()
+
+
+@contextmanager
+def _bound(config: Config) -> Iterator[int]:
+    """The port of `gateway.listen`, which stays bound, so that no other program takes it while a
+    worker is started again. Raises ConfigError if another program has it.
+    """
+    at = parse_host_port(config.gateway.listen)
+    family = socket.AF_INET6 if ":" in at.host else socket.AF_INET
+    try:
+        if not config.gateway.share_ports:
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((at.host, at.port))
+        with socket.socket(family) as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind((at.host, at.port))
+            yield held.getsockname()[1]
+    except OSError as error:
+        raise ConfigError(
+            f"gateway.listen = {at}: cannot listen there: {error.strerror}"
+        ) from error

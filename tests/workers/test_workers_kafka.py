@@ -1,0 +1,152 @@
+"""`serve --workers 2` in front of a real broker, with real clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.error
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
+from client_readers import read_confluent, read_kafka_python
+from fetchproxy_command import fetchproxy
+from held_reader import held_readers
+from leaving import ask_to_end, assert_ended, metadata
+from proxy_process import ProxyProcess, wait_for
+from raw_fetch import RawConnection
+from topic_data import TopicData, produce
+
+from lab.kafka import KafkaServer
+from lab.process import free_ports
+
+pytestmark = [
+    pytest.mark.kafka,
+    # kafka-python leaves its socket to the garbage collector when a connection is refused.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+RECORDS = 600
+
+
+@pytest.fixture
+def data(proxy: ProxyProcess, kafka_server: KafkaServer, tmp_path: Path) -> TopicData:
+    """A topic whose first records are in the archive alone."""
+    made = new_topic(kafka_server, f"workers-{proxy.port}")
+    produce(kafka_server.bootstrap, made, RECORDS)
+    archive_and_trim(kafka_server.bootstrap, (tmp_path / "store").as_uri(), made)
+    return made
+
+
+def is_ready(proxy: ProxyProcess, workers: int = 2) -> bool:
+    """All workers serve."""
+    try:
+        found = json.loads(proxy.get("/readyz"))
+    except (urllib.error.URLError, ConnectionError):  # also 503
+        return False
+    return bool(found["ready"]) and found["workers"] == workers
+
+
+@pytest.fixture
+def proxy(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[ProxyProcess]:
+    settings = {**SETTINGS, "process.workers": 2}
+    with ProxyProcess(
+        kafka_server.bootstrap,
+        new_store(tmp_path),
+        tmp_path,
+        archive="workers-.*",
+        settings=settings,
+        port=free_ports(1 + 2),  # the lab's broker has node id 1
+    ) as process:
+        wait_for("all workers", lambda: is_ready(process))
+        yield process
+        assert not process.logged("session_crashed") + process.logged("part_failed")
+
+
+def pids(proxy: ProxyProcess) -> list[int]:
+    """Of the workers, the latest start of each."""
+    started = {entry["worker"]: entry["pid"] for entry in proxy.logged("worker_started")}
+    return [started[number] for number in sorted(started)]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def connections(proxy: ProxyProcess) -> list[float]:
+    return [proxy.metric("fetchproxy_connections", f'worker="{number}"') for number in range(2)]
+
+
+def test_all_take_clients_and_one_archives(proxy: ProxyProcess, data: TopicData) -> None:
+    with ExitStack() as stack:
+        for _ in range(40):  # the kernel deals them out by their ports
+            stack.enter_context(RawConnection(proxy.bootstrap))
+        wait_for("connections everywhere", lambda: min(connections(proxy)) > 5)
+        status = json.loads(proxy.get("/api/status"))
+        assert status["relay"]["connections"] >= 40
+    for read in (read_confluent, read_kafka_python):
+        assert read(proxy.bootstrap, data.topic, {0: RECORDS}) == data.written
+    assert status["archiver"]["leads"] == 1, "the page shows the archiver's worker"
+    assert proxy.metric("fetchproxy_archive_copied_bytes_total", 'worker="1"') == 0
+
+
+def test_killed_workers_come_back_with_their_clients(proxy: ProxyProcess, data: TopicData) -> None:
+    with held_readers(proxy.bootstrap, data.topic, {0: RECORDS}, hold_at=200) as readers:
+        before = pids(proxy)
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        for reader in readers:
+            reader.go_on()
+        for reader in readers:
+            assert reader.records() == data.written
+    wait_for("both again", lambda: is_ready(proxy))
+    assert set(pids(proxy)).isdisjoint(before)
+    assert proxy.metric("fetchproxy_worker_restarts_total") == 2
+
+
+def test_a_signal_lets_the_clients_of_all_go(proxy: ProxyProcess) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawConnection(proxy.bootstrap)) for _ in range(10)]
+        for client in clients:
+            metadata(client, 12)
+        ask_to_end(proxy)
+        for client in clients:
+            assert_ended(client)
+        wait_for("the end", lambda: not proxy.running)
+    assert [entry["connections_cut"] for entry in proxy.logged("drained")] == [0, 0]
+    assert all(is_gone(pid) for pid in pids(proxy))
+
+
+def test_no_worker_outlives_its_parent(proxy: ProxyProcess) -> None:
+    proxy.kill()
+    wait_for("the workers' end", lambda: all(is_gone(pid) for pid in pids(proxy)))
+
+
+def test_a_taken_port_is_said(proxy: ProxyProcess, tmp_path: Path) -> None:
+    done = fetchproxy(
+        "serve", "--bootstrap", "127.0.0.1:1", "--store", tmp_path.as_uri(),
+        "--listen", proxy.bootstrap, "--workers", "2",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"gateway.listen = {proxy.bootstrap}: cannot listen there" in done.stderr
+
+
+def test_what_keeps_a_worker_from_starting_ends_all(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """The archive is not there, which only the worker with the archiver finds."""
+    done = fetchproxy(
+        "serve", "--bootstrap", kafka_server.bootstrap, "--store", tmp_path.as_uri(),
+        "--listen", "127.0.0.1:0", "--workers", "2", "--archive", "workers",
+        "--set", "archive.log_dirs=/nowhere",
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "/nowhere" in done.stderr
+    assert "a worker could not start" in done.stderr
