@@ -219,7 +219,7 @@ class Kind(StrEnum):
     )
     GATEWAY_NOT_LISTENING = _warning(
         "gateway_not_listening",
-        "clients cannot connect yet; `/readyz` is 503",
+        "clients cannot connect, as the process starts or ends; `/readyz` is 503",
         "wait until it has read the archive; with `--archive-only`, the store has to answer",
         about="",
         waits=False,

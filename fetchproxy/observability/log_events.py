@@ -187,6 +187,12 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "correct the file: it is read again by itself; until then the users that were read "
             "last stay in force",
         ),
+        _error(
+            "worker_ended",
+            "a worker has ended, and is started again after `starts_again_in_s`; its clients connect "
+            "again, to the others",
+            "if it repeats, look for the reason in the worker's own lines above",
+        ),
         # --- warnings ---
         _warning(
             "announced_retention_unreadable",
@@ -678,6 +684,11 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "freed_memory_is_kept",
             "this system's C library cannot give freed memory back to the system",
         ),
+        _info(
+            "drained",
+            "all clients have gone, or the time for it is over: `connections_cut` are then cut",
+        ),
+        _info("draining", "the process ends, and lets its clients go"),
         _info("gateway_listening", "clients can connect"),
         _info("job_progress", "how far a job is"),
         _info(
@@ -747,5 +758,6 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "another archiver was faster in deleting the archive of a topic",
         ),
         _info("users_file_read_again", "the changed file of users is in force"),
+        _info("worker_started", "a worker of `process.workers` was started"),
     ]
 )
