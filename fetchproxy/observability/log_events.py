@@ -189,8 +189,8 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _error(
             "worker_ended",
-            "a worker has ended, and is started again after `starts_again_in_s`; its clients connect "
-            "again, to the others",
+            "a worker has ended, and is started again after `starts_again_in_s`; its clients "
+            "connect again, to the others",
             "if it repeats, look for the reason in the worker's own lines above",
         ),
         # --- warnings ---
