@@ -43,7 +43,7 @@ def _end_with_parent() -> None:
 
 def _say(console: HostPort | None) -> None:
     """It serves, and has its console there."""
-    print(f"http://{console}" if console else "no console", flush=True)
+    typer.echo(f"http://{console}" if console else "no console")
 
 
 if __name__ == "__main__":

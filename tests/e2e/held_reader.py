@@ -6,6 +6,7 @@ a hold the client has no later records yet.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 import confluent_kafka
 import kafka
+import pytest
 from client_readers import Records
 from proxy_process import wait_for
 
@@ -153,6 +155,13 @@ class HeldReader:
             return [(m.partition(), m.offset(), m.key(), m.value()) for m in messages]
 
         return poll, consumer.close
+
+
+@pytest.fixture
+def collected_here() -> Iterator[None]:
+    """Collect here and not in a later test, where an unclosed socket is an error."""
+    yield
+    gc.collect()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import pytest
 from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
 from confluent_kafka import KafkaError, Producer
 from held_reader import HeldReader
+from held_reader import collected_here as collected_here
 from proxy_process import ProxyProcess, wait_for
 from test_other_clients import Line, as_lines, crc32, parsed
 from topic_data import TopicData, produce, value_of
@@ -28,6 +29,7 @@ pytestmark = [
     pytest.mark.kafka,
     # kafka-python leaves its socket to the garbage collector when a connection is refused.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.usefixtures("collected_here"),
 ]
 
 FindPart = Callable[[str, Callable[[], Path]], Path]

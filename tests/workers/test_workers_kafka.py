@@ -14,6 +14,7 @@ import pytest
 from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
 from client_readers import read_confluent, read_kafka_python
 from fetchproxy_command import fetchproxy
+from held_reader import collected_here as collected_here
 from held_reader import held_readers
 from leaving import ask_to_end, assert_ended, metadata
 from proxy_process import ProxyProcess, wait_for
@@ -27,6 +28,7 @@ pytestmark = [
     pytest.mark.kafka,
     # kafka-python leaves its socket to the garbage collector when a connection is refused.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+    pytest.mark.usefixtures("collected_here"),
 ]
 
 RECORDS = 600
