@@ -195,6 +195,14 @@ def _next_of(metrics: Iterator[Metric]) -> list[Metric]:
     return some
 
 
+def refused_rows(request: web.Request) -> web.Response | None:
+    """The response to a `rows_max` that is no number."""
+    rows = request.query.get("rows_max", "")
+    if not rows or (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
+        return None
+    return web.Response(status=400, text=f"rows_max is not a row count: {rows[:20]!r}\n")
+
+
 class HttpConsole(ABC):
     """The console's HTTP server. `async with` it: it listens at `address`. Raises ConfigError."""
 
@@ -321,9 +329,9 @@ class ConsoleServer(HttpConsole):
 
     async def _status(self, request: web.Request) -> web.Response:
         """`?rows_max=200&name_part=orders`: at most 200 partitions with `orders` in their name."""
+        if (refusal := refused_rows(request)) is not None:
+            return refusal
         rows = request.query.get("rows_max", "")
-        if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
-            return web.Response(status=400, text=f"rows_max is not a row count: {rows[:20]!r}\n")
         query = PartitionQuery(int(rows) if rows else None, request.query.get("name_part", ""))
         text = await _as_json(await self._source(query))
         return web.Response(body=text, content_type="application/json", charset="utf-8")

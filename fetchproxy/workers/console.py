@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
 from fetchproxy.config.schema import ConsoleConfig
-from fetchproxy.console.server import HttpConsole
+from fetchproxy.console.server import HttpConsole, refused_rows
 from fetchproxy.workers.merging import merged_metrics, merged_status
 
 # A worker answers within a turn of its loop.
@@ -53,6 +53,8 @@ class WorkersConsole(HttpConsole):
         return web.Response(body=text.encode(), headers={"Content-Type": _TEXT})
 
     async def _status(self, request: web.Request) -> web.Response:
+        if (refusal := refused_rows(request)) is not None:
+            return refusal
         found = await self._asked(f"/api/status?{request.query_string}")
         if not found:
             return web.Response(status=503, text="no worker runs\n")

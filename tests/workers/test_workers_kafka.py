@@ -93,6 +93,9 @@ def test_all_take_clients_and_one_archives(proxy: ProxyProcess, data: TopicData)
         wait_for("connections everywhere", lambda: min(connections(proxy)) > 5)
         status = json.loads(proxy.get("/api/status"))
         assert status["relay"]["connections"] >= 40
+        with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+            proxy.get("/api/status?rows_max=many")
+        refused.value.close()
     for read in (read_confluent, read_kafka_python):
         assert read(proxy.bootstrap, data.topic, {0: RECORDS}) == data.written
     assert status["archiver"]["leads"] == 1, "the page shows the archiver's worker"
