@@ -84,6 +84,7 @@ from fetchproxy.writing.status import PartitionArchiveStatus
 log = structlog.get_logger(__name__)
 # Records that one pass has not archived; and by topic, why a matching one is not archived at all.
 Left = tuple[list[NotArchived], dict[str, str]]
+Says = Callable[[HostPort | None], None]  # called when clients are let in; see `run_server`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +236,17 @@ class Parts:
         return None if self.manager is None else self.manager.published_conditions
 
 
+def _say_nothing(console: HostPort | None) -> None:
+    """Nobody waits for clients to be let in."""
+
+
 async def run_server(
     config: Config,
     *,
     create: bool = False,
     limits: Limits = LIMITS,
     leaving: Leaving | None = None,
-    says: Callable[[HostPort | None], None] = lambda console: None,
+    says: Says = _say_nothing,
 ) -> None:
     """Serve until cancelled, or until `leaving` is asked and the clients have gone. `create`: see
     `OwnArchive`. `says` is called when clients are let in, with the console's address.
@@ -255,7 +260,7 @@ async def run_server(
         await serve(parts, says)
 
 
-async def serve(parts: Parts, says: Callable[[HostPort | None], None]) -> None:
+async def serve(parts: Parts, says: Says = _say_nothing) -> None:
     """As `run_server`. Raises ConfigError, RemoteStorageError if it cannot start."""
     archives = parts.config.archive.topics is not None
     async with (
