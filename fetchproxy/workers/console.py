@@ -48,8 +48,8 @@ class WorkersConsole(HttpConsole):
 
     async def _metrics(self, request: web.Request) -> web.Response:
         of_workers = await self._asked("/metrics")
-        own = generate_latest(self._registry.restricted_registry(_OF_PARENT)).decode()
-        text = await asyncio.to_thread(merged_metrics, of_workers, own)
+        of_parent = generate_latest(self._registry.restricted_registry(_OF_PARENT)).decode()
+        text = await asyncio.to_thread(merged_metrics, of_workers, of_parent)
         return web.Response(body=text.encode(), headers={"Content-Type": _TEXT})
 
     async def _status(self, request: web.Request) -> web.Response:
@@ -70,10 +70,10 @@ class WorkersConsole(HttpConsole):
         consoles = sorted(self._consoles.items())
         timeout = aiohttp.ClientTimeout(total=_WORKER_MAX_S)
         async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
-            asked = [
+            requests = [
                 (number, tasks.create_task(_get(session, url + path))) for number, url in consoles
             ]
-        return {number: text for number, task in asked if (text := task.result()) is not None}
+        return {number: text for number, task in requests if (text := task.result()) is not None}
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> str | None:

@@ -15,8 +15,8 @@ from fetchproxy.console.status import DISPLAYED_CLIENTS_MAX
 _SUMMED = ("relay", "remote_reads", "cache")
 
 
-def merged_metrics(of_workers: Mapping[int, str], own: str) -> str:
-    """Texts in Prometheus' format, by worker; `own` is added as it is."""
+def merged_metrics(of_workers: Mapping[int, str], of_parent: str) -> str:
+    """Texts in Prometheus' format, by worker; `of_parent` is added as it is."""
     families: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for number, text in of_workers.items():
@@ -30,7 +30,7 @@ def merged_metrics(of_workers: Mapping[int, str], own: str) -> str:
             elif line:
                 samples.setdefault(family, []).append(_labelled(line, number))
     merged = [line for name in families for line in [*families[name], *samples.get(name, ())]]
-    return "\n".join([*merged, own])
+    return "\n".join([*merged, of_parent])
 
 
 def _labelled(sample: str, number: int) -> str:

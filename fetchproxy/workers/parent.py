@@ -74,7 +74,7 @@ class Workers:
         """Run a worker, again and again, until all leave."""
         supervision = Supervision()
         clock = asyncio.get_running_loop().time
-        told = pickle.dumps(
+        instructions = pickle.dumps(
             (
                 number,
                 config_of_worker(self._config, number, port),
@@ -84,7 +84,7 @@ class Workers:
         )
         while not self._leaving.is_set():
             supervision.started(clock())
-            exit_code = await self._run_one(number, told, supervision)
+            exit_code = await self._run_one(number, instructions, supervision)
             if self._leaving.is_set():
                 return
             pause_s = supervision.pause_after(exit_code, clock())
@@ -104,7 +104,7 @@ class Workers:
                 async with asyncio.timeout(pause_s):
                     await self._leaving.wait()
 
-    async def _run_one(self, number: int, told: bytes, supervision: Supervision) -> int:
+    async def _run_one(self, number: int, instructions: bytes, supervision: Supervision) -> int:
         process = await asyncio.create_subprocess_exec(
             *_COMMAND,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -120,12 +120,12 @@ class Workers:
             process.send_signal(signal.SIGTERM)
         try:
             with suppress(ConnectionError):  # it has ended already
-                process.stdin.write(told)
+                process.stdin.write(instructions)
                 await process.stdin.drain()
-            if said := (await process.stdout.readline()).decode().strip():
+            if line := (await process.stdout.readline()).decode().strip():
                 supervision.serves()
-                if said.startswith("http"):
-                    self._consoles[number] = said
+                if line.startswith("http"):
+                    self._consoles[number] = line
             return await process.wait()
         finally:
             self._consoles.pop(number, None)
@@ -146,11 +146,11 @@ def _bound(config: Config) -> Iterator[int]:
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((at.host, at.port))
-        with socket.socket(family) as held:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind((at.host, at.port))
-            yield held.getsockname()[1]
+        with socket.socket(family) as holder:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind((at.host, at.port))
+            yield holder.getsockname()[1]
     except OSError as error:
         raise ConfigError(
             f"gateway.listen = {at}: cannot listen there: {error.strerror}"

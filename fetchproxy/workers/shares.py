@@ -28,10 +28,10 @@ def config_of_worker(config: Config, number: int, port: int) -> Config:
             "memory_bytes_max": config.process.memory_bytes_max // count,
         },
         "remote_fetch": {
-            "disk_cache_dir": _own(config.remote_fetch.disk_cache_dir, number),
+            "disk_cache_dir": _of_worker(config.remote_fetch.disk_cache_dir, number),
             "disk_cache_bytes_max": config.remote_fetch.disk_cache_bytes_max // count,
         },
-        "metadata": {"cache_dir": _own(config.metadata.cache_dir, number)},
+        "metadata": {"cache_dir": _of_worker(config.metadata.cache_dir, number)},
         "archive": {} if number == ARCHIVES else {"topics": None},
         "console": {} if config.console.listen is None else {"listen": "127.0.0.1:0"},
     }
@@ -47,5 +47,5 @@ def _changed(section: Section, changes: dict[str, object]) -> Section:
     return section.model_copy(update=changes)
 
 
-def _own(folder: Path | None, number: int) -> Path | None:
+def _of_worker(folder: Path | None, number: int) -> Path | None:
     return None if folder is None else folder / f"worker-{number}"

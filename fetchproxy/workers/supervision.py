@@ -11,8 +11,8 @@ RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0
 # A worker that has lived for this long has recovered.
 CALM_S = 60.0
-# The exit code of a command whose user has to change something.
-EXIT_USER_ERROR = 2
+# The exit code of a command whose user has to change something (`fetchproxy.cli.running`).
+_EXIT_USER_ERROR = 2
 
 
 class Supervision:
@@ -31,7 +31,7 @@ class Supervision:
 
     def pause_after(self, exit_code: int, now: float) -> float | None:
         """It has ended: how long to wait before its next start. None: give up."""
-        if exit_code == EXIT_USER_ERROR and not self._has_served:
+        if exit_code == _EXIT_USER_ERROR and not self._has_served:
             return None
         if now - self._started_at >= CALM_S:
             self._pause_s = RESTART_MIN_S

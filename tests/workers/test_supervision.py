@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from fetchproxy.cli.running import EXIT_USER_ERROR
 from fetchproxy.workers.supervision import (
     CALM_S,
-    EXIT_USER_ERROR,
     RESTART_MAX_S,
     RESTART_MIN_S,
     Supervision,
