@@ -31,7 +31,7 @@ _RESPONSE_MAX_S = 10.0
 _METRICS_BYTES_MAX = 64 * 1024 * 1024
 # A process that does not answer so often has more than a drill.
 _FAILURES_MAX = 10
-Figures = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
+Sums = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Felt:
         return [f"{text:{width}}  {figure:.0f}" for text, figure in figures.items()]
 
 
-def felt(looks: Sequence[tuple[float, Figures]]) -> Felt:
+def felt(looks: Sequence[tuple[float, Sums]]) -> Felt:
     """From at least two looks at the metrics, each with its time (s). Pure."""
     (_, first), (_, last) = looks[0], looks[-1]
 
@@ -92,7 +92,7 @@ def felt(looks: Sequence[tuple[float, Figures]]) -> Felt:
     )
 
 
-def figures_in(text: str) -> Figures:
+def figures_in(text: str) -> Sums:
     """The metrics of a scrape, summed up; those with one label also by its value."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -151,7 +151,7 @@ class _Drill:
 
     async def run(
         self, fault: Fault, for_s: float, broker: str | None
-    ) -> Sequence[tuple[float, Figures]]:
+    ) -> Sequence[tuple[float, Sums]]:
         clock = asyncio.get_running_loop().time
         looks = [(clock(), await self._look())]
         parameters = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
@@ -175,7 +175,7 @@ class _Drill:
         finally:
             await asyncio.shield(asyncio.to_thread(self._ask, "/api/drill", "DELETE"))
 
-    async def _look(self) -> Figures:
+    async def _look(self) -> Sums:
         text = await asyncio.to_thread(self._ask, "/metrics")
         return await asyncio.to_thread(figures_in, text)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fetchproxy.cli.drill import Felt, Figures, felt, figures_in
+from fetchproxy.cli.drill import Felt, Sums, felt, figures_in
 
 COMPLETED = "fetchproxy_purgatory_completed_total"
 SCRAPE = """\
@@ -24,7 +24,7 @@ def test_series_are_summed_up_and_known_by_their_label() -> None:
     assert found["fetchproxy_store_request_errors_total"] == 5
 
 
-def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Figures]:
+def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Sums]:
     return at, {
         COMPLETED + "{data}": data,
         COMPLETED + "{deadline}": deadline,

@@ -456,7 +456,9 @@ class GatewaySession(ClientSession):
     # -- requests ----------------------------------------------------------------------------------
     @property
     def _must_wait(self) -> bool:
-        return self.muted or self._upstream_slow or self.requests.must_wait
+        requests = self.requests
+        waits = requests.limited or (requests.final and requests.must_wait)
+        return self.muted or self._upstream_slow or waits
 
 
 class SaslProgress:
