@@ -74,7 +74,13 @@ def scene(
         yield scene
 
 
-@pytest.mark.parametrize("fault", ["store-down", "store-slow", "store-corrupt"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "store-corrupt",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("store-down", "store-slow")),
+    ],
+)
 def test_readers_wait_and_get_every_record(scene: Scene, fault: str) -> None:
     with scene.reader() as reader:
         reader.wait_until_held()
@@ -104,6 +110,7 @@ def test_what_is_produced_in_a_drill_is_archived_after_it(scene: Scene) -> None:
     verify(scene.store)
 
 
+@pytest.mark.slow
 def test_brokers_are_away_and_come_back(scene: Scene) -> None:
     with scene.reader() as reader:
         reader.wait_until_held()
@@ -113,6 +120,7 @@ def test_brokers_are_away_and_come_back(scene: Scene) -> None:
         assert reader.records() == {0: scene.data.written[0]}
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_leaves_no_fault_behind(scene: Scene) -> None:
     console = f"127.0.0.1:{scene.proxy.console_port}"
     command = [sys.executable, "-m", "fetchproxy", "drill", "store-down", "--for", "1h"]
