@@ -519,6 +519,7 @@ async def _watch_process(parts: Parts) -> None:
         ("event loop time", publish_event_loop_time, "its metrics stand still"),
         ("event loop lag", measure_event_loop_lag, "its metrics stand still"),
         ("store watch", parts.storage.health.run, "conditions of the store stand still"),
+        ("readers", parts.storage.accounts.run, "readers that are gone stay in the metrics"),
         ("conditions", parts.health.run, "`fetchproxy_conditions` stands still"),
         ("ages", LAST_SUCCESSES.run, "`fetchproxy_last_success_age_seconds` stands still"),
         ("forgetting", forgetting.run, "deleted topics stay in memory and in the metrics"),

@@ -738,6 +738,34 @@ ARCHIVE_ONLY_GROUPS = gauge(
     "fetchproxy_archive_only_groups", "Groups with members, or with a member about to join"
 )
 
+# Who reads history. A client has series of its own while it is among those that read most; what all
+# the rest does counts with the address "other".
+
+_READER = ("address", "client_id", "user", "group")
+READER_STORE_REQUESTS = counter(
+    "fetchproxy_reader_store_requests",
+    "Requests to the store, by the client for which they were sent first; request: get, list or "
+    'put. The address "this process" stands for what no client has caused, "other" for all clients '
+    "without series of their own",
+    *_READER,
+    "request",
+)
+READER_STORE_BYTES = counter(
+    "fetchproxy_reader_store_bytes",
+    "Bytes that the store has sent for these requests",
+    *_READER,
+)
+READER_SERVED_BYTES = counter(
+    "fetchproxy_reader_served_bytes",
+    "Archived bytes that the client was sent, also from memory and from the local disk",
+    *_READER,
+)
+READER_THROTTLE_SECONDS = counter(
+    "fetchproxy_reader_throttle_seconds",
+    "Seconds that the client was told to wait (remote_fetch.client_bytes_per_s_max)",
+    *_READER,
+)
+
 # --- The process ----------------------------------------------------------------------------------
 BUILD_INFO = gauge(
     "fetchproxy_build_info",

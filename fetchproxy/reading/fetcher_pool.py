@@ -42,6 +42,7 @@ from fetchproxy.reading.chunk_cache import Chunk
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.read_budget import PACKING_RESERVED_BYTES, ReadBudget, Slot
 from fetchproxy.runtime.retrying import Backoff
+from fetchproxy.storage.reader_accounts import paid_by
 from fetchproxy.storage.store_health import OperationHealth
 from fetchproxy.storage.stores.retries import tried_once
 
@@ -83,7 +84,7 @@ class Load:
     on_corrupt: Callable[[CorruptSegment], None]
     needed_until: float
     ahead: bool = False
-    client: Hashable = None  # the load takes this client's turn
+    client: Hashable = None  # the load takes this client's turn, and is on its account
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
     opening: Opening | None = None
     begun_at: float = 0.0
@@ -263,7 +264,8 @@ class FetcherPool:
     ) -> FetchProxyError | None:
         try:
             async with asyncio.timeout(self._attempt_max_s):
-                with tried_once():  # this pool's back-off repeats it
+                # This pool's back-off repeats it.
+                with tried_once(), paid_by(load.client):
                     load.chunk = await work()
         except TimeoutError:
             return late(f"{load.what}: no answer in {self._attempt_max_s} s")

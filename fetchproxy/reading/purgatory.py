@@ -283,6 +283,7 @@ class RemoteFetchPurgatory:
     ) -> None:
         """`skips_gaps`: see `SegmentReader`."""
         self._limits = limits
+        self.accounts = storage.accounts
         self._unasked_max_s = limits.unasked_read_max_ms / 1000
         self._error_after_s = config.remote_error_after_ms / 1000
         health = storage.health

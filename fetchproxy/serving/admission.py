@@ -49,14 +49,14 @@ from fetchproxy.observability.metrics import (
 )
 from fetchproxy.reading.read_budget import COST_BYTES_MIN
 from fetchproxy.runtime.fairness import FairQueue, TokenBucket
+from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import SOFTWARE_SHOWN_MAX, ConsumerPaces, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
+from fetchproxy.storage.reader_accounts import NAME_CHARS_MAX, Client, ReaderAccounts
 
 _CUT_SHARE = 0.75
 # Above this share, a response's piece of a block is copied if it uses less than half of the block.
 _PRESSED_SHARE = 0.5
-# (address, client id): clients take turns at reading the store by it. It limits nothing.
-Client = tuple[str, str]
 # Half of a Java consumer's request.timeout.ms. The next response tells the rest of a longer debt.
 PAUSE_MAX_S = 15.0
 # Leading bits of an IPv6 address that stand for one host (RFC 6177): it may use all others freely.
@@ -234,6 +234,24 @@ def payer_of(transport: asyncio.BaseTransport, host: str | None = None) -> str:
     return host_of(str(peer[0])) if peer else "unknown"
 
 
+# RFC 4514's short names, as in Kafka's principals of certificates.
+_SHORT = {
+    "commonName": "CN",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "countryName": "C",
+}
+
+
+def certificate_user(transport: asyncio.BaseTransport) -> str:
+    """The subject of a verified certificate, as text; "" if there is none."""
+    certificate = transport.get_extra_info("peercert") or {}
+    parts = [part for together in certificate.get("subject", ()) for part in together]
+    return ",".join(f"{_SHORT.get(name, name)}={value}" for name, value in reversed(parts))
+
+
 def host_of(address: str) -> str:
     """The address; of an IPv6 address, the network of its host."""
     try:
@@ -276,18 +294,20 @@ class ClientRates:
 
 
 class Admission(NamedTuple):
-    """The four parts of admission, one of each per process, for all its connections."""
+    """The parts of admission, one of each per process, for all its connections."""
 
     responses: ResponseBudget
     turns: ResponseTurns
     rates: ClientRates
     consumer_paces: ConsumerPaces
+    accounts: ReaderAccounts
+    groups: GroupsOfClients
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ClientQuota:
     """The admission of one connection, which has one fetch at a time. `payer`: `payer_of` its
-    transport once it is connected, or the user who has logged in.
+    transport once it is connected, or the user who has logged in. `user`: see `Client`.
 
     A fetch asks how long its payer still owes (`owed_s`). If it owes nothing, the fetch may
     `enter`: it waits for its turn and for memory. Before it waits for the store, it lets others go
@@ -301,12 +321,39 @@ class ClientQuota:
 
     _admission: Admission
     payer: str = ""
+    user: str = ""
+    _client: Client | None = None  # that asked last
+    _of_group: tuple[tuple[str, str], str] | None = None  # (address, client id), group
     _pause_s: float = 0.0  # the client was told to wait for so long
     _waited: bool = False
     _charged: int = 0
     _reader: Reader | None = None
     _may_pause: bool = False
     _software: str = ""
+
+    def client(self, address: str, client_id: str) -> Client:
+        """The client of this connection, as it is known now. Clients take turns by it."""
+        group = self._admission.groups.of(address, client_id)
+        name, user = client_id[:NAME_CHARS_MAX], self.user[:NAME_CHARS_MAX]
+        self._client = Client(address, name, user, group)
+        return self._client
+
+    def asked_last(self) -> Client | None:
+        """The client of the last request that was made for somebody; None: there was none."""
+        return self._client
+
+    def group_is(self, address: str, client_id: str, group: str) -> None:
+        """This connection names the client's group."""
+        named = (address, client_id), group[:NAME_CHARS_MAX]
+        if named != self._of_group:
+            self._leave_group()
+            self._of_group = named
+            self._admission.groups.begin(*named)
+
+    def _leave_group(self) -> None:
+        if self._of_group is not None:
+            self._admission.groups.end(*self._of_group)
+            self._of_group = None
 
     def software_is(self, name: str, version: str) -> None:
         """Set the client library's name and version; called before its first fetch, if at all."""
@@ -323,7 +370,7 @@ class ClientQuota:
         """A fetch has come. Returns how long it must wait, in s: see `Reader.fetch_wait_s`."""
         if self._reader is None:
             self._reader = self._admission.consumer_paces.reader(
-                client(), node_id, partitions, self._software, paced=self._may_pause
+                client()[:2], node_id, partitions, self._software, paced=self._may_pause
             )
         return self._reader.fetch_wait_s(partitions, session_partitions)
 
@@ -340,6 +387,7 @@ class ClientQuota:
         return 0 if self._reader is None else self._reader.kept_bytes
 
     def close(self) -> None:
+        self._leave_group()
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -379,6 +427,8 @@ class ClientQuota:
         self._charged += size_bytes
         owed_s = self._admission.rates.spend(self.payer, size_bytes)
         self._pause_s = owed_s if must_wait else 0.0
+        if self._client is not None:
+            self._admission.accounts.served(self._client, size_bytes, self._pause_s)
         if not self._pause_s:
             return 0
         CLIENT_THROTTLES.inc()
@@ -402,11 +452,15 @@ class ClientQuota:
             self._waited = pause_s < PAUSE_MAX_S
 
 
-def admission_of(config: Config, limits: ServingLimits, clock: Callable[[], float]) -> Admission:
+def admission_of(
+    config: Config, limits: ServingLimits, clock: Callable[[], float], accounts: ReaderAccounts
+) -> Admission:
     gateway = config.gateway
     return Admission(
         ResponseBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
         ResponseTurns(limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000),
         ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
         ConsumerPaces(clock, enabled=gateway.pace_by_appetite),
+        accounts,
+        GroupsOfClients(),
     )

@@ -29,7 +29,7 @@ from fetchproxy.reading.segment_reader import (
     RemoteReadRequest,
     RemoteReadResult,
 )
-from fetchproxy.serving.admission import Client
+from fetchproxy.storage.reader_accounts import Client
 
 log = structlog.get_logger(__name__)
 

@@ -33,6 +33,7 @@ from fetchproxy.observability.metrics import (
     LIMITS_REACHED,
 )
 from fetchproxy.runtime.retrying import keep_running
+from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits, to_close
 from fetchproxy.serving.proxy_acceptor import ProxyAcceptor
@@ -80,14 +81,15 @@ class Listener:
 
     `name` is for the log. With `tls`, clients must speak TLS; the caller keeps `tls` up to date.
     `knows` accepts or rejects a client's server name, if server names select the broker.
-    The server sets `consumer_paces`, and `node_addresses()`: the advertised addresses by node id.
-    If it keeps anything by topic, it sets `tables`.
+    The server sets `consumer_paces`, `groups`, and `node_addresses()`: the advertised addresses by
+    node id. If it keeps anything by topic, it sets `tables`.
     `health`: a part that fails is a condition, and starts again; None: it ends the listener.
     """
 
     port: int  # of `gateway.listen`, set by `open`; with port 0, the one that the system chose
     node_addresses: Callable[[], dict[int, Address]]
     consumer_paces: ConsumerPaces
+    groups: GroupsOfClients
     tables: Sequence[TopicTable] = ()
 
     def __init__(

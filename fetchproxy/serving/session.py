@@ -34,7 +34,7 @@ from fetchproxy.config.schema import GatewayConfig, KiB
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import LIMITS_REACHED, WIRE_ERRORS
 from fetchproxy.runtime.cooperative import MESSAGES_A_TURN, LoopSteps, a_turn
-from fetchproxy.serving.admission import Admission, ClientQuota, payer_of
+from fetchproxy.serving.admission import Admission, ClientQuota, certificate_user, payer_of
 from fetchproxy.serving.limits import AccumulatedBytes, ServingLimits
 from fetchproxy.serving.transport import ReceiveBuffer, is_reset, join_small, write_step
 from fetchproxy.serving.upstream import ARCHIVE_ALONE, Upstream
@@ -139,6 +139,7 @@ class ClientSession(ClientProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self.client = self.address_of_client(transport)
         self.share.payer = payer_of(transport, None if self.peer is None else self.peer[0])
+        self.share.user = certificate_user(transport)
         self._transport.set_write_buffer_limits(high=self._limits.buffer_bytes_max)
         self._owner.made(self)
 

@@ -40,6 +40,7 @@ class RemoteStorage:
         prefix = keys.normal_prefix(prefix)
         self.store = watched = WatchedObjectStore(store, prefix + keys.LAYOUT_OBJECT)
         self.health = watched.health
+        self.accounts = watched.accounts
         self.identity = OwnIdentity(watched, prefix, manager, must_exist=must_exist)
         self.objects = ArchiveObjects(watched, prefix, self.identity)
         self.packed = PackedLogs(watched, prefix, at_rest)

@@ -23,6 +23,7 @@ from fetchproxy.errors import (
     StoreMissing,
 )
 from fetchproxy.model import ByteRange
+from fetchproxy.storage.reader_accounts import ReaderAccounts, StoreRequest
 from fetchproxy.storage.store_health import OperationHealth, StoreHealth, StoreOperation
 from fetchproxy.storage.stores.object_store import (
     OBJECT_BYTES_MAX,
@@ -34,6 +35,7 @@ from fetchproxy.storage.stores.object_store import (
 from fetchproxy.storage.stores.retries import is_each_object_alone, retried
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Content)
 
 # A refusal without a code that says whether the store refuses every object or only this one.
 _OF_STORE_OR_OBJECT = (StorageDenied, RemoteStorageError)
@@ -62,6 +64,7 @@ class WatchedObjectStore(WrappedObjectStore):
     def __init__(self, inner: ObjectStore, probe_key: str | None = None) -> None:
         super().__init__(inner)
         self.health = StoreHealth()
+        self.accounts = ReaderAccounts()
         self._probe_key = probe_key
         self._probed_at = float("-inf")  # loop time of the last probe that succeeded
         self._read_at = float("-inf")  # loop time of the last read that succeeded
@@ -87,7 +90,10 @@ class WatchedObjectStore(WrappedObjectStore):
             except RemoteStorageError as error:
                 failed.append(error)
                 raise
-            return bool(failed) and await self.inner.get(key) == content
+            if not failed:
+                return False
+            self.accounts.requested(StoreRequest.GET)
+            return await self.inner.get(key) == content
 
         return await self._write(key, put)
 
@@ -109,7 +115,7 @@ class WatchedObjectStore(WrappedObjectStore):
 
     async def delete(self, key: str) -> None:
         health = self.health[StoreOperation.DELETE]
-        await self._request(health, key, lambda: self.inner.delete(key), health.refused)
+        await self._request(health, None, key, lambda: self.inner.delete(key), health.refused)
 
     async def _write(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
         health = self.health[StoreOperation.WRITE]
@@ -124,21 +130,23 @@ class WatchedObjectStore(WrappedObjectStore):
             else:
                 health.refused(error, key)
 
-        result = await self._request(health, key, call, failed)
+        result = await self._request(health, StoreRequest.PUT, key, call, failed)
         self._written[key] = clock()
         return result
 
-    async def _read(self, key: str, call: Callable[[], Awaitable[T]]) -> T:
+    async def _read(self, key: str, call: Callable[[], Awaitable[C]]) -> C:
         health = self.health[StoreOperation.READ]
 
-        async def read() -> T:
+        async def read() -> C:
             async with self._blamed(key):
-                return await call()
+                content = await call()
+                self.accounts.received(len(content))
+                return content
 
         clock = asyncio.get_running_loop().time
         begun_at = clock()
         try:
-            content = await self._request(health, key, read, health.refused)
+            content = await self._request(health, StoreRequest.GET, key, read, health.refused)
         except RemoteStorageError as error:
             if is_each_object_alone() and await self._fails_alone(key, error, begun_at):
                 raise ObjectFailing(f"{error}; the store gives out other objects") from error
@@ -161,16 +169,20 @@ class WatchedObjectStore(WrappedObjectStore):
     async def _request(
         self,
         health: OperationHealth,
+        kind: StoreRequest | None,
         key: str,
         call: Callable[[], Awaitable[T]],
         on_failure: Callable[[RemoteStorageError], object],
     ) -> T:
+        """`kind`: as what each try counts; None: as nothing."""
         tries: list[float] = []
 
         async def one() -> T:
             if tries:
                 await health.turn()
             tries.append(asyncio.get_running_loop().time())
+            if kind is not None:
+                self.accounts.requested(kind)
             return await call()
 
         async with health.watch_request(tries=tries):
@@ -201,6 +213,7 @@ class WatchedObjectStore(WrappedObjectStore):
         if self._probe_key is None or key == self._probe_key:
             return False
         if now - self._probed_at >= known_for_s:
+            self.accounts.requested(StoreRequest.GET)
             try:
                 await self.inner.get(self._probe_key, SMALL_OBJECT_BYTES_MAX)
             except RemoteStorageError:
@@ -215,15 +228,29 @@ class WatchedObjectStore(WrappedObjectStore):
             return nullcontext(lambda: None)
         return self._listing()
 
+    def _counting_pages(self, responded: Callable[[], None]) -> Callable[[], None]:
+        """`responded`, which also counts the request for each page but the first."""
+        page_objects, entries = self.inner.page_objects, 0
+
+        def came() -> None:
+            nonlocal entries
+            responded()
+            entries += 1
+            if page_objects is not None and entries % page_objects == 1 and entries > 1:
+                self.accounts.requested(StoreRequest.LIST)
+
+        return came
+
     @asynccontextmanager
     async def _listing(self) -> AsyncIterator[Callable[[], None]]:
         """The store itself repeats the request for a page. One folder that its disk does not give
         out is no failure of the store.
         """
         health, of_folder = self.health[StoreOperation.LIST], None
+        self.accounts.requested(StoreRequest.LIST)
         async with health.watch_request() as responded:
             try:
-                yield responded
+                yield self._counting_pages(responded)
             except StorageThrottled as error:
                 health.refused(error)
                 raise

@@ -16,8 +16,10 @@ from fetchproxy.serving.admission import (
     ResponseTurns,
     payer_of,
 )
+from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.limits import to_close
+from fetchproxy.storage.reader_accounts import ReaderAccounts
 
 RATE = 1000
 A, B = "10.0.0.1", "10.0.0.2"
@@ -34,7 +36,11 @@ class Clock:
 def share_of(rates: ClientRates) -> ClientQuota:
     consumer_paces = ConsumerPaces(asyncio.get_running_loop().time)
     return ClientQuota(
-        Admission(ResponseBudget(1, 1), ResponseTurns(1, 1.0), rates, consumer_paces), A
+        Admission(
+            *(ResponseBudget(1, 1), ResponseTurns(1, 1.0), rates, consumer_paces),
+            *(ReaderAccounts(), GroupsOfClients()),
+        ),
+        A,
     )
 
 

@@ -35,6 +35,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.serving.gateway.server import open_gateway
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import Listener
+from fetchproxy.storage.reader_accounts import ReaderAccounts
 from fetchproxy.storage.remote_storage import RemoteStorage
 
 BOOTSTRAP = ("127.0.0.1", 9192)
@@ -51,6 +52,7 @@ class Replay:
     logs: list[SimulatedLog]
     store: FaultyObjectStore
     gateway: Listener
+    accounts: ReaderAccounts
 
 
 def now() -> float:
@@ -91,9 +93,9 @@ def run_replay(
         store.faults = Faults(latency_s, latency_s) if latency_s else NO_FAULTS
         async with (
             cluster.serving(),
-            _gateway(cluster, store, remote_fetch, gateway, limits, reading) as listener,
+            _gateway(cluster, store, remote_fetch, gateway, limits, reading) as opened,
         ):
-            await main(Replay(cluster, logs, store, listener))
+            await main(Replay(cluster, logs, store, *opened))
 
     run_virtual(whole, new_loop)
 
@@ -128,7 +130,7 @@ async def _gateway(
     gateway_config: GatewayConfig,
     limits: ServingLimits,
     reading: ReadingLimits,
-) -> AsyncIterator[Listener]:
+) -> AsyncIterator[tuple[Listener, ReaderAccounts]]:
     config = Config(
         cluster=ClusterConfig(bootstrap=cluster.bootstrap),
         gateway=gateway_config,
@@ -153,7 +155,7 @@ async def _gateway(
             config, own, rlmm, views, purgatory, positions, rng=Random(6), limits=limits
         ) as gateway,
     ):
-        yield gateway
+        yield gateway, storage.accounts
 
 
 @dataclass(slots=True)

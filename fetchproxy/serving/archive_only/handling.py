@@ -21,7 +21,7 @@ from fetchproxy_protocol.primitives import Buffer
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.cooperative import a_turn, in_steps
-from fetchproxy.serving.admission import Admission, Client, ClientQuota
+from fetchproxy.serving.admission import Admission, ClientQuota
 from fetchproxy.serving.archive_only.committed_offsets import CommittedOffsets
 from fetchproxy.serving.archive_only.groups import GroupCoordinator
 from fetchproxy.serving.archive_only.logins import Logins, User
@@ -29,6 +29,7 @@ from fetchproxy.serving.archive_only.schemas import request_of, response_of
 from fetchproxy.serving.archive_only.topics import ArchiveWatch
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.limits import ArchiveOnlyLimits
+from fetchproxy.storage.reader_accounts import Client
 
 # The only node. Clients compare the id with nothing else, so any number would do.
 NODE_ID = 0
@@ -107,7 +108,11 @@ class Request:
 
     @property
     def client(self) -> Client:
-        return self.client_host, self.client_id
+        return self.share.client(self.client_host, self.client_id)
+
+    def names_group(self, group: str) -> None:
+        """The client asks for this group, which it may join."""
+        self.share.group_is(self.client_host, self.client_id, group)
 
     @property
     def version(self) -> int:

@@ -74,11 +74,12 @@ async def open_archive_only(
                 groups=GroupCoordinator(limits, memory, new_member_id),
                 offsets=offsets,
                 logins=logins,
-                admission=admission_of(config, limits, listener.clock),
+                admission=admission_of(config, limits, listener.clock, purgatory.accounts),
                 skipped=SkippedOffsets(),
                 clock=listener.clock,
             )
             listener.consumer_paces = parts.admission.consumer_paces
+            listener.groups = parts.admission.groups
             listener.node_addresses = lambda: {NODE_ID: listener.advertised(listener.host)}
             async with AsyncExitStack() as listening:
                 listening.enter_context(closing(parts.groups))

@@ -190,6 +190,7 @@ class ArchiveOnlySession(ClientSession):
             return await login_refusal(request, login.mechanism)
         if login.user is not None:
             self.share.payer = f"User:{login.user.name}"
+            self.share.user = login.user.name
             self.requests.bytes_max = self._parts.limits.request_bytes_max
             ARCHIVE_ONLY_LOGINS.labels("accepted").inc()
         return pieces

@@ -46,7 +46,6 @@ from fetchproxy_protocol.headers import client_id, peek_request_header
 from fetchproxy_protocol.primitives import INT32
 
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
-from fetchproxy.serving.admission import Client
 from fetchproxy.serving.archived_entries import EncodedTopics
 from fetchproxy.serving.gateway.broker_link import ScannedResponse
 from fetchproxy.serving.gateway.fetch_routing import (
@@ -59,6 +58,7 @@ from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirr
 from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
 from fetchproxy.serving.gateway.session import GatewaySession, ToBroker
 from fetchproxy.serving.upstream import ExpectedResponse
+from fetchproxy.storage.reader_accounts import Client
 
 NOTHING_INJECTED: EncodedTopics = {}
 # A response with more partitions is received in small pieces. Each partition costs the loop a
@@ -220,7 +220,7 @@ class FetchConversation:
         self.tail_is_read = False
         self.throttle_time_ms = 0
         self.head: FetchResponseHead | None = None  # of the broker's response in progress
-        self._client: Client | None = None  # known from its first fetch
+        self._client_id: str | None = None  # known from its first fetch
         self._named: Set[PartitionKey] | None = None  # by the last request, if it named all
         # Topics with an error other than OffsetOutOfRange in the response in progress, and the
         # partitions that the broker lately let this connection read.
@@ -285,10 +285,10 @@ class FetchConversation:
         )
 
     def _client_of(self, frame: bytes) -> Client:
-        if self._client is None:
-            name = client_id(frame, peek_request_header(frame, 4))
-            self._client = self.session.client_host, name
-        return self._client
+        """The client as it is known now: its group may be named after its first fetch."""
+        if self._client_id is None:
+            self._client_id = client_id(frame, peek_request_header(frame, 4))
+        return self._share.client(self.session.client_host, self._client_id)
 
     def _take_in(self, frame: bytes, body_at: int, request: FetchRequest) -> Output:
         mirror = self.mirror

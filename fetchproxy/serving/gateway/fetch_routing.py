@@ -27,6 +27,7 @@ from collections.abc import (
     Collection,
     Coroutine,
     Generator,
+    Hashable,
     Iterable,
     Mapping,
     Sequence,
@@ -469,7 +470,8 @@ class FetchRouter:
     """Decides which tier serves each partition of one connection's fetches. `by_id`: the client's
     last fetch named topics by id (v13+).
 
-    `node_id` is the broker's; None if the client connected to the bootstrap address.
+    `node_id` is the broker's; None if the client connected to the bootstrap address. `client`: the
+    connection's, for which the archive is read.
     """
 
     def __init__(
@@ -478,6 +480,7 @@ class FetchRouter:
         mirror: FetchSessionMirror,
         spawn: Spawn,
         node_id: int | None,
+        client: Callable[[], Hashable],
     ) -> None:
         self._shared = shared
         self._mirror = mirror
@@ -485,6 +488,7 @@ class FetchRouter:
         self._clock = shared.archive.clock
         self._spawn = spawn
         self._node_id = node_id
+        self._client = client
         self.by_id = False
         self._to_decide: dict[PartitionKey, PartitionRoute] = {}
         self.table = RouteTable(shared.permit_ttl_s)
@@ -682,7 +686,8 @@ class FetchRouter:
         entry = self._mirror.partitions.get(key)
         if entry is not None and fetch_offset(entry) == offset:
             read = tp, offset, entry_bytes_max(entry), IsolationLevel.READ_UNCOMMITTED
-            self._shared.archive.purgatory.warm(RemoteReadRequest(*read))
+            request = RemoteReadRequest(*read, self._client())
+            self._shared.archive.purgatory.warm(request)
 
     def settle(self, key: PartitionKey, offset: int, decision: RouteDecision) -> None:
         """See `HeldReaders`."""

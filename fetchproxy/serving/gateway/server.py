@@ -97,8 +97,9 @@ async def open_gateway(
         clock=listener.clock,
     )
     fetches = _shared_by_fetches(config, archive, listener.limits, rng or random.Random())
-    admission = admission_of(config, listener.limits, listener.clock)
+    admission = admission_of(config, listener.limits, listener.clock, purgatory.accounts)
     listener.consumer_paces = admission.consumer_paces
+    listener.groups = admission.groups
     listener.tables = [archive.starts]
     if health is not None:
         health.watch(lambda now: fetches.held_readers.conditions())

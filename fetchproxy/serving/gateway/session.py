@@ -34,6 +34,7 @@ from fetchproxy_protocol.apis import (
 )
 from fetchproxy_protocol.headers import RequestHead, response_body
 from fetchproxy_protocol.primitives import INT32, Buffer
+from fetchproxy_protocol.sasl_user import user_of_request
 
 from fetchproxy.observability.metrics import (
     CONNECTIONS_REFUSED,
@@ -123,8 +124,8 @@ def rewritten(key: ApiKey, handling: Passes | Buffered, why: str) -> Api:
 RELAY = Passes(lambda session, head, view, end: ExpectedResponse(head.correlation_id))
 
 
-def relayed(first: int, last: int, why: str) -> Behaviour:
-    return Behaviour(first, last, Treatment.RELAYED, RELAY, why)
+def relayed(first: int, last: int, why: str, handling: Passes = RELAY) -> Behaviour:
+    return Behaviour(first, last, Treatment.RELAYED, handling, why)
 
 
 def _fetch(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
@@ -506,9 +507,13 @@ class SaslProgress:
     def _expect(
         self, session: GatewaySession, head: RequestHead, view: Buffer, end: int
     ) -> ExpectedResponse:
+        user = user_of_request(view, head, end)
+
         def look(payload: bytes) -> Sequence[Buffer]:
             body = response_body(payload, ApiKey.SASL_AUTHENTICATE, head.api_version)
-            self.accepted = self.accepted or not body.int16()
+            if not body.int16():
+                self.accepted = True
+                session.share.user = user or session.share.user
             return [payload]
 
         return BufferedResponse(head.correlation_id, look)

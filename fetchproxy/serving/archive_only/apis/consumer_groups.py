@@ -100,6 +100,7 @@ async def _join_of(
         error = ErrorCode.INVALID_SESSION_TIMEOUT
     if error is not ErrorCode.NONE:
         return group_id, JoinReply(error, fields["member_id"])
+    request.names_group(group_id)
     # v0 has no rebalance timeout: the session timeout counts.
     rebalance_ms = fields["rebalance_timeout_ms"] if request.version else session_ms
     return group_id, JoinRequest(

@@ -112,8 +112,12 @@ async def _offset_fetch(parts: ArchiveOnlyParts, request: Request) -> Sequence[B
     fields = await request.read()
     if request.version < _MANY_GROUPS_FROM:
         topics = fields["topics"] if request.version >= _ALL_TOPICS_FROM else fields["topics"] or []
+        if request.may_join(fields["group_id"]):
+            request.names_group(fields["group_id"])
         return await request.respond(await _fetch(parts, request, fields["group_id"], topics))
     topics_of = {one["group_id"]: one["topics"] for one in elements(fields["groups"])}
+    if len(topics_of) == 1 and request.may_join(group_id := next(iter(topics_of))):
+        request.names_group(group_id)
     groups = [
         {"group_id": group_id} | await _fetch(parts, request, group_id, topics)
         for group_id, topics in topics_of.items()

@@ -88,7 +88,9 @@ class FetchHandler:
         self.arrived, self._responded = asyncio.Event(), asyncio.Event()
         self.poll_arrived, self.responded = self.arrived.set, self._responded.set
         self.mirror = FetchSessionMirror(shared.new_session_id)
-        self.routing = FetchRouter(shared, self.mirror, session.spawn, session.node_id)
+        self.routing = FetchRouter(
+            shared, self.mirror, session.spawn, session.node_id, self.share.asked_last
+        )
         self.conversation = FetchConversation(session, shared, self.mirror, self.routing, self)
         self.served: ServedFetch | None = None  # while one is answered
         self.hurries = False

@@ -50,7 +50,6 @@ from fetchproxy.runtime.cooperative import (
     collected,
     cooperative,
 )
-from fetchproxy.serving.admission import Client
 from fetchproxy.serving.gateway.broker_link import BufferedResponse
 from fetchproxy.serving.gateway.offset_lookup import (
     VIEW_AGE_MAX_S,
@@ -69,6 +68,7 @@ from fetchproxy.serving.gateway.offset_lookup import (
 from fetchproxy.serving.gateway.served_archive import ServedArchive
 from fetchproxy.serving.gateway.session import Buffered, GatewaySession, rewritten
 from fetchproxy.serving.upstream import ExpectedResponse
+from fetchproxy.storage.reader_accounts import Client
 
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # Answers made in one turn of the event loop: each reads through a partition's lineage.
@@ -437,7 +437,8 @@ def _holds_all_below(question: _Question, view: PartitionView) -> bool:
 
 
 def _on_request(session: GatewaySession, frame: bytes, head: RequestHead, body_at: int) -> bool:
-    client = session.client_host, client_id(frame, peek_request_header(frame, 4))
+    name = client_id(frame, peek_request_header(frame, 4))
+    client = session.share.client(session.client_host, name)
     topics = wire.topics_in(memoryview(frame)[4:], body_at, head.api_version)
     response = partial(expect, session.archive, frame, head, body_at, client)
     session.send_counted(frame, topics, response)

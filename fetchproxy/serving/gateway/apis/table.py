@@ -13,6 +13,7 @@ from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 from fetchproxy.serving.gateway.apis import (
     addresses_rewritten,
     delete_records,
+    group_names,
     list_offsets,
     offset_for_leader_epoch,
     proxy_responses,
@@ -20,6 +21,7 @@ from fetchproxy.serving.gateway.apis import (
 from fetchproxy.serving.gateway.session import (
     API_VERSION_MAX,
     FETCH_TREATMENT,
+    RELAY,
     Api,
     ApiTable,
     Behaviour,
@@ -79,7 +81,8 @@ def _behaviours(key: ApiKey) -> tuple[Behaviour, ...]:
     if special is not None:
         return special.behaviours
     first, last = PROXIED_VERSIONS.get(key, (0, API_VERSION_MAX))
-    return (relayed(first, last, RELAYED_WHY.get(key, "")),)
+    handling = group_names.HANDLING if key in group_names.KEYS else RELAY
+    return (relayed(first, last, RELAYED_WHY.get(key, ""), handling),)
 
 
 BEHAVIOURS: ApiTable = {int(key): _behaviours(key) for key in ApiKey}

@@ -1,0 +1,242 @@
+"""Who reads history, and what it costs: requests to the store, bytes and throttle time by client.
+
+A client is known by its address, client id, user and group, as far as the proxy knows them. Each
+try of a request to the store is counted once, where it is sent (`WatchedObjectStore`). It is paid
+by the client for which the work was begun (`paid_by`): the first that asked. Others that wait for
+the same read, or find its chunk in memory or on the local disk, pay nothing for it, but their
+archived bytes count as served to them. What the process does for nobody in particular (its own
+looks at the archive, copies, deletions) is on its own account. So all accounts together have what
+the store has.
+
+Both tables are bounded. A client that is not heard of for FORGOTTEN_AFTER_S is forgotten, and its
+figures join those of the `others`. Up to SERIES_MAX clients have series of metrics of their own;
+what the rest does meanwhile counts as `other`, so that no counter ever falls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from fetchproxy.observability.metrics import (
+    READER_SERVED_BYTES,
+    READER_STORE_BYTES,
+    READER_STORE_REQUESTS,
+    READER_THROTTLE_SECONDS,
+)
+from fetchproxy.runtime.cooperative import collected, cooperative
+
+# Clients may choose their names, so there may be any number of them. Each takes about 1 KiB.
+ACCOUNTS_MAX = 10_000
+# As many as people can read, and seven lines of `/metrics` each.
+SERIES_MAX = 25
+# A nightly job is forgotten before its next run; a consumer that waits for records is not.
+FORGOTTEN_AFTER_S = 900.0
+_LOOK_INTERVAL_S = 60.0
+# A client gets the series of another one if it has had so many times the bytes since the last look.
+_PUSHES_OUT = 2
+# Of each name in an account: a client may choose them.
+NAME_CHARS_MAX = 100
+
+
+class Client(NamedTuple):
+    """`user`: who has logged in, or the subject of its certificate. `group`: what its connections
+    name; several groups are one word. Both are empty if the proxy does not know them.
+    """
+
+    address: str
+    client_id: str
+    user: str = ""
+    group: str = ""
+
+
+# Addresses that no client has.
+THIS_PROCESS = Client("this process", "")
+OTHER = Client("other", "")
+
+
+class StoreRequest(StrEnum):
+    """Stores have one price for reads, and one for writes and listings. Deletions are free."""
+
+    GET = "get"
+    LIST = "list"
+    PUT = "put"
+
+
+_payer: ContextVar[Client] = ContextVar("payer", default=THIS_PROCESS)
+
+
+@contextmanager
+def paid_by(client: Hashable) -> Iterator[None]:
+    """The requests to the store within are `client`'s; anything but a Client: the process' own."""
+    token = _payer.set(client if isinstance(client, Client) else THIS_PROCESS)
+    try:
+        yield
+    finally:
+        _payer.reset(token)
+
+
+class _Series:
+    """A client's own series of metrics."""
+
+    def __init__(self, client: Client) -> None:
+        self._labels = tuple(client)
+        self.requests = {
+            kind: READER_STORE_REQUESTS.labels(*self._labels, kind.value) for kind in StoreRequest
+        }
+        self.store_bytes = READER_STORE_BYTES.labels(*self._labels)
+        self.served_bytes = READER_SERVED_BYTES.labels(*self._labels)
+        self.throttle_seconds = READER_THROTTLE_SECONDS.labels(*self._labels)
+
+    def withdraw(self) -> None:
+        for kind in StoreRequest:
+            READER_STORE_REQUESTS.remove(*self._labels, kind.value)
+        for metric in (READER_STORE_BYTES, READER_SERVED_BYTES, READER_THROTTLE_SECONDS):
+            metric.remove(*self._labels)
+
+
+@dataclass(slots=True)
+class ReaderAccount:
+    """Counts since the client came. `served_bytes`: archived bytes of its responses."""
+
+    client: Client
+    gets: int = 0
+    lists: int = 0
+    puts: int = 0
+    store_bytes: int = 0
+    served_bytes: int = 0
+    throttle_s: float = 0.0
+    seen_at: float = 0.0  # loop time, s
+    series: _Series | None = None
+    bytes_before: int = 0  # at the last look
+
+    @property
+    def bytes_lately(self) -> int:
+        return self.store_bytes + self.served_bytes - self.bytes_before
+
+    def add(self, other: ReaderAccount) -> None:
+        self.gets += other.gets
+        self.lists += other.lists
+        self.puts += other.puts
+        self.store_bytes += other.store_bytes
+        self.served_bytes += other.served_bytes
+        self.throttle_s += other.throttle_s
+
+
+class ReaderAccounts:
+    """One per archive that is open. `others`: the sums of all clients that are forgotten."""
+
+    def __init__(self, accounts_max: int = ACCOUNTS_MAX, series_max: int = SERIES_MAX) -> None:
+        self._accounts_max = accounts_max
+        self._series_max = series_max
+        # The one that was not heard of for longest comes first.
+        self._accounts: dict[Client, ReaderAccount] = {}
+        self._shown = 0
+        self.others = ReaderAccount(OTHER)
+        self.own = ReaderAccount(THIS_PROCESS)
+        self._of_others: _Series | None = None
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def clients(self) -> list[ReaderAccount]:
+        """All clients that are known now."""
+        return list(self._accounts.values())
+
+    # -- counts ------------------------------------------------------------------------------------
+    def requested(self, kind: StoreRequest, requests: int = 1) -> None:
+        """Requests are about to be sent to the store for the present payer."""
+        account, series = self._of(_payer.get())
+        if kind is StoreRequest.GET:
+            account.gets += requests
+        elif kind is StoreRequest.LIST:
+            account.lists += requests
+        else:
+            account.puts += requests
+        series.requests[kind].inc(requests)
+
+    def received(self, size_bytes: int) -> None:
+        """Bytes came from the store for the present payer."""
+        account, series = self._of(_payer.get())
+        account.store_bytes += size_bytes
+        series.store_bytes.inc(size_bytes)
+
+    def served(self, client: Client, size_bytes: int, throttle_s: float) -> None:
+        """The client gets archived bytes, and is asked to wait for `throttle_s`."""
+        if not (size_bytes or throttle_s):
+            return
+        account, series = self._of(client)
+        account.served_bytes += size_bytes
+        account.throttle_s += throttle_s
+        series.served_bytes.inc(size_bytes)
+        series.throttle_seconds.inc(throttle_s)
+
+    def _of(self, client: Client) -> tuple[ReaderAccount, _Series]:
+        if client is THIS_PROCESS:
+            account = self.own
+        else:
+            known = self._accounts.pop(client, None)
+            account = self._accounts[client] = self._begun(client) if known is None else known
+            account.seen_at = asyncio.get_running_loop().time()
+        if account.series is None and (account is self.own or self._shown < self._series_max):
+            self._show(account)
+        if account.series is not None:
+            return account, account.series
+        if self._of_others is None:
+            self._of_others = _Series(OTHER)
+        return account, self._of_others
+
+    def _begun(self, client: Client) -> ReaderAccount:
+        if len(self._accounts) >= self._accounts_max:
+            self._forget(next(iter(self._accounts.values())))
+        return ReaderAccount(client)
+
+    # -- looks -------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Looks at intervals, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Forget who is gone, and give the series to those who read most."""
+        gone_before = asyncio.get_running_loop().time() - FORGOTTEN_AFTER_S
+        async for account in cooperative(self.clients()):
+            if account.seen_at < gone_before:
+                self._forget(account)
+        await self._choose_shown()
+        async for account in cooperative(self.clients()):
+            account.bytes_before = account.store_bytes + account.served_bytes
+
+    async def _choose_shown(self) -> None:
+        accounts = await collected(self.clients())
+        shown = [one for one in accounts if one.series is not None]
+        least = sorted(shown, key=lambda one: one.bytes_lately)
+        hidden = (one for one in accounts if one.series is None)
+        most = heapq.nlargest(self._series_max, hidden, key=lambda one: one.bytes_lately)
+        for coming, going in zip(most, least, strict=False):
+            if coming.bytes_lately <= _PUSHES_OUT * going.bytes_lately:
+                break
+            self._hide(going)
+            self._show(coming)
+
+    def _forget(self, account: ReaderAccount) -> None:
+        if self._accounts.pop(account.client, None) is not None:
+            self._hide(account)
+            self.others.add(account)
+
+    def _show(self, account: ReaderAccount) -> None:
+        account.series = _Series(account.client)
+        self._shown += account is not self.own
+
+    def _hide(self, account: ReaderAccount) -> None:
+        if account.series is not None:
+            account.series.withdraw()
+            account.series = None
+            self._shown -= 1
