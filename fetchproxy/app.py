@@ -54,6 +54,7 @@ from fetchproxy.runtime.heap import give_back_freed_memory, glibc_allocator
 from fetchproxy.runtime.retrying import keep_running
 from fetchproxy.runtime.timed_loop import measure_event_loop_lag, publish_event_loop_time
 from fetchproxy.serving.archive_only.server import open_archive_only
+from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
 from fetchproxy.serving.gateway.addresses import addresses_in_words
 from fetchproxy.serving.gateway.first_look import FIRST_LOOKS_WAIT_MAX_S
@@ -231,6 +232,9 @@ class Parts:
 
     def consumer_paces(self) -> ConsumerPaces | None:
         return None if self.gateway is None else self.gateway.consumer_paces
+
+    def groups(self) -> GroupsOfClients | None:
+        return None if self.gateway is None else self.gateway.groups
 
     def published_conditions(self) -> PublishedConditions | None:
         return None if self.manager is None else self.manager.published_conditions
@@ -425,6 +429,8 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         yield None
         return
     # Loaded only here: it brings an HTTP server, which takes a tenth of a start.
+    from fetchproxy.console.process import ProcessFacts
+    from fetchproxy.console.rows import Rows
     from fetchproxy.console.server import ConsoleServer
 
     around = StatusSources(
@@ -436,14 +442,17 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
         archiver=parts.archiver,
         published_conditions=parts.published_conditions,
         consumer_paces=parts.consumer_paces,
+        groups=parts.groups,
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(
         parts.config, parts.storage, parts.rlmm, cluster, around, limits=parts.limits.console
     )
+    facts = ProcessFacts(parts.config, parts.storage, wall_clock_ms)
+    rows = Rows(collector, parts.storage.accounts, facts)
     where = parts.config.console
     registry = REGISTRY if where.metrics_by_partition else BY_TOPIC
-    server = ConsoleServer(where, collector, registry, lambda: parts.records, DRILL)
+    server = ConsoleServer(where, collector, registry, lambda: parts.records, rows, DRILL)
     async with server as console:
         parts.console_at = console.address
         yield collector

@@ -20,6 +20,7 @@ from pydantic import SecretStr
 
 from fetchproxy.config import schema
 from fetchproxy.config.load import Key, Loaded, all_keys, section_docstrings
+from fetchproxy.config.schema import Config
 from fetchproxy.config.values import MASK, SecretFile, is_secret_name, mask_text
 
 _INTRODUCTION = """\
@@ -160,6 +161,16 @@ def values_as_toml(loaded: Loaded) -> str:
         rows.append((f"{key.dotted} = {mask_text(text)}", loaded.place_of(key)))
     width = min(max(len(assignment) for assignment, _ in rows), _COLUMNS // 2 + 10)
     return "".join(f"{assignment:{width}}  {place}\n" for assignment, place in rows)
+
+
+def masked_values(config: Config) -> Iterator[str]:
+    """`section.key = value` of each key, as it is in effect. Secrets are masked."""
+    for key in all_keys().values():
+        value = getattr(getattr(config, key.section), key.name)
+        text = _toml_value(key, value) if value is not None else "not set"
+        if value is not None and is_secret_name(key.name):
+            text = MASK
+        yield mask_text(f"{key.dotted} = {text}")
 
 
 def main(arguments: list[str]) -> None:

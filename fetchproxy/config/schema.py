@@ -433,6 +433,29 @@ class ConsoleConfig(Section):
     """If true, `/metrics` has up to 13 series for each partition of an archived topic: 10 MB for
     10,000 partitions. If false, it has them for each topic, with the sum or the worst.
     """
+    token_file: Path | None = None
+    """File with a token. If it is set, only /healthz and /readyz answer without the token: programs
+    send it as `Authorization: Bearer TOKEN`, browsers as the password of any user. It is read at
+    the start.
+    """
+
+
+class PricesConfig(Section):
+    """What the store costs. With prices, `fetchproxy top` and the API show money."""
+
+    get_usd_per_1000: float = Field(0.0, ge=0)
+    """US dollars for 1,000 reads of the store (GET)."""
+    put_usd_per_1000: float = Field(0.0, ge=0)
+    """US dollars for 1,000 writes and listings of the store (PUT, LIST)."""
+    egress_usd_per_gb: float = Field(0.0, ge=0)
+    """US dollars for a GB (10⁹ bytes) that the store sends."""
+    storage_usd_per_gb_month: float = Field(0.0, ge=0)
+    """US dollars for a GB (10⁹ bytes) in the store for a month."""
+
+    @property
+    def given(self) -> bool:
+        """Whether requests or bytes have a price."""
+        return any((self.get_usd_per_1000, self.put_usd_per_1000, self.egress_usd_per_gb))
 
 
 class ProcessConfig(Section):
@@ -541,6 +564,7 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     attach: AttachConfig = AttachConfig()
     console: ConsoleConfig = ConsoleConfig()
+    prices: PricesConfig = PricesConfig()
     process: ProcessConfig = ProcessConfig()
     drills: DrillsConfig = DrillsConfig()
     log: LogConfig = LogConfig()

@@ -54,6 +54,7 @@ from fetchproxy.observability.health import (
 )
 from fetchproxy.observability.logs import RECENT_EVENTS, RecentEvents
 from fetchproxy.runtime.cooperative import a_turn, cooperative, forget
+from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import ClientStatus, ConsumerPaces
 from fetchproxy.storage.archive_objects import ConditionsObject
 from fetchproxy.storage.listings import Unlisted
@@ -91,7 +92,8 @@ class StatusSources:
     its leadership, how many partitions it leads and follows, and the topics that it refuses, with
     the reason; None: the process has no archiver. `published_conditions`: what the archiver has
     found.
-    `consumer_paces`: the rates of the clients; None: the process serves no clients.
+    `consumer_paces`: the rates of the clients, `groups`: which groups they name; None: the process
+    serves no clients.
     """
 
     mode: str
@@ -102,6 +104,7 @@ class StatusSources:
     archiver: Callable[[], _Archiver | None] = lambda: None
     published_conditions: Callable[[], PublishedConditions | None] = lambda: None
     consumer_paces: Callable[[], ConsumerPaces | None] = lambda: None
+    groups: Callable[[], GroupsOfClients | None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,20 @@ class StatusCollector:
             clients_total=clients_total,
             shows_records=self.config.console.show_records,
         )
+
+    # -- for the rows of the API -------------------------------------------------------------------
+    @property
+    def tps(self) -> Sequence[TopicIdPartition]:
+        """All known partitions, by name and number. A look replaces the list, and changes none."""
+        return self._tps
+
+    def line(self, tp: TopicIdPartition) -> PartitionStatus:
+        now = asyncio.get_running_loop().time()
+        return with_work(self._partition_line(tp), self.around.work(tp), now)
+
+    async def conditions(self) -> tuple[Condition, ...]:
+        """All conditions, the worst first."""
+        return (await self._found(asyncio.get_running_loop().time())).conditions
 
     async def run(self) -> None:
         """Looks at intervals, for ever."""
@@ -371,8 +388,7 @@ class StatusCollector:
 
     async def _fill(self, table: PartitionRows) -> None:
         async for tp in cooperative(self._tps, LINES_AT_ONCE):
-            now = asyncio.get_running_loop().time()
-            table.add(with_work(self._partition_line(tp), self.around.work(tp), now))
+            table.add(self.line(tp))
 
     async def _clients(self) -> tuple[tuple[ClientStatus, ...], int]:
         """The clients that are shown, and the number of all clients."""

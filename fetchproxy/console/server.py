@@ -9,6 +9,8 @@ the user follows to the console's page.
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import json
 import logging
 from abc import ABC, abstractmethod
@@ -29,10 +31,18 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from fetchproxy.config.schema import ConsoleConfig
-from fetchproxy.config.values import HostPort, is_loopback, parse_host_port
+from fetchproxy.config.values import (
+    HostPort,
+    harmless,
+    is_loopback,
+    parse_host_port,
+    secret_from,
+)
+from fetchproxy.console.api import ENDPOINTS, Endpoint, openapi
 from fetchproxy.console.archived_records import ArchivedRecords, BadQuery, NothingThere, query_of
 from fetchproxy.console.drill import add_drill
 from fetchproxy.console.limited_connections import LimitedConnection
+from fetchproxy.console.rows import BadPage, NotThere, Page, Rows, page_query
 from fetchproxy.console.status import NO_PARTITIONS, PartitionQuery, Status, StatusSource
 from fetchproxy.errors import ConfigError, FetchProxyError
 from fetchproxy.observability.health import Kind
@@ -41,6 +51,10 @@ from fetchproxy.runtime.drills import Drill
 
 log = structlog.get_logger(__name__)
 
+# Health probes have no token.
+OPEN_PATHS = frozenset(("/healthz", "/readyz"))
+TOKEN_BYTES_MIN = 16
+_OPENAPI = json.dumps(openapi(), separators=(",", ":"))
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 SECURITY_HEADERS = {
@@ -123,6 +137,58 @@ def host_guard(names: frozenset[str]) -> Middleware:
     return guard
 
 
+def token_of(config: ConsoleConfig) -> bytes | None:
+    """The token of `console.token_file`. Raises ConfigError."""
+    if config.token_file is None:
+        return None
+    token = (secret_from(config.token_file, "console.token_file") or "").strip().encode()
+    if len(token) < TOKEN_BYTES_MIN:
+        raise ConfigError(
+            f"the file of console.token_file: a token has at least {TOKEN_BYTES_MIN} characters; "
+            "make one with `openssl rand -hex 32`"
+        )
+    return token
+
+
+def has_token(authorization: str, token: bytes) -> bool:
+    """Whether a request's Authorization header has the token: as bearer, or as any user's password.
+    It takes the same time for each wrong token.
+    """
+    scheme, _, value = authorization.partition(" ")
+    given = value.strip().encode(errors="replace")
+    if scheme.lower() == "basic":
+        try:
+            given = base64.b64decode(given, validate=True).partition(b":")[2]
+        except ValueError:
+            given = b""
+    elif scheme.lower() != "bearer":
+        given = b""
+    return hmac.compare_digest(given, token)
+
+
+def token_guard(token: bytes | None) -> Middleware:
+    """Answers 401 to all but `OPEN_PATHS` without the token. None: no token is needed."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        is_open = token is None or request.path in OPEN_PATHS
+        if token is None or is_open or has_token(request.headers.get("Authorization", ""), token):
+            return await handler(request)
+        return web.Response(
+            status=401,
+            text="The token of console.token_file is missing or wrong.\n",
+            headers={"WWW-Authenticate": 'Basic realm="fetchproxy", charset="UTF-8"'},
+        )
+
+    return guard
+
+
+def is_of_this_machine(request: web.Request) -> bool:
+    """False also for what a proxy on this machine passes on for others, as far as it says so."""
+    forwarded = any(name in request.headers for name in ("Forwarded", "X-Forwarded-For", "Via"))
+    return is_loopback(request.remote or "") and not forwarded
+
+
 async def add_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
     """For aiohttp's `on_response_prepare`, so that errors and refusals also get the headers."""
     response.headers.update(SECURITY_HEADERS)
@@ -143,7 +209,7 @@ class _NotOfClients(logging.Filter):
 _http_log.addFilter(_NotOfClients())
 
 
-async def _as_json(status: Status) -> bytes:
+async def _as_json(status: Status | Page) -> bytes:
     """Encodes in steps, as there may be very many partitions and a condition for each."""
     parts: list[str] = []
     for field in fields(status):
@@ -211,8 +277,9 @@ class HttpConsole(ABC):
             raise ConfigError("console.listen is not set")
         self._listen = config.listen
         self._server: asyncio.Server | None = None
+        self.token = token_of(config)
         names = allowed_names(config.listen, config.allowed_hosts)
-        self._app = app = web.Application(middlewares=[host_guard(names)])
+        self._app = app = web.Application(middlewares=[host_guard(names), token_guard(self.token)])
         app.on_response_prepare.append(add_security_headers)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -297,10 +364,17 @@ class ConsoleServer(HttpConsole):
         source: StatusSource,
         registry: CollectorRegistry,
         records: Callable[[], ArchivedRecords | None] = lambda: None,
+        rows: Rows | None = None,
         drill: Drill | None = None,
     ) -> None:
-        """`records`: None while this process does not read the archive, or may not show it."""
+        """`records`: None while this process does not read the archive, or may not show it. `rows`:
+        None: without the API's pages.
+        """
         super().__init__(config)
+        self._rows = rows
+        self._app.router.add_get("/api/openapi.json", _description)
+        for endpoint in ENDPOINTS if rows is not None else ():
+            self._app.router.add_get(endpoint.path, partial(self._page, endpoint))
         if drill is not None:
             add_drill(self._app, drill)
         self._source = source
@@ -358,6 +432,28 @@ class ConsoleServer(HttpConsole):
         items = [_json(item) async for item in cooperative(page.pop("records"), ITEMS_A_STEP)]
         text = f'{_json(page)[:-1]},"records":[{",".join(items)}]}}'
         return web.Response(text=text, content_type="application/json")
+
+    async def _page(self, endpoint: Endpoint, request: web.Request) -> web.Response:
+        """One page of rows. A guarded one is for callers on this machine, or with the token."""
+        assert self._rows is not None  # else there is no route to here
+        if endpoint.guarded and self.token is None and not is_of_this_machine(request):
+            return web.Response(
+                status=403,
+                text="Only for callers on this machine; console.token_file lets others ask.\n",
+            )
+        try:
+            query = page_query(request.query.items())
+            found = await endpoint.rows(self._rows, request.match_info, query)
+        except BadPage as error:
+            return web.Response(status=400, text=f"{error}\n")
+        except NotThere as error:
+            return web.Response(status=404, text=f"not known here: {harmless(str(error))}\n")
+        text = await _as_json(found)
+        return web.Response(body=text, content_type="application/json", charset="utf-8")
+
+
+async def _description(_request: web.Request) -> web.Response:
+    return web.Response(text=_OPENAPI, content_type="application/json")
 
 
 async def _page_file(content: str, content_type: str, _request: web.Request) -> web.Response:

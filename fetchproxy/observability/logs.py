@@ -8,12 +8,13 @@ one kind do not push the others out.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import structlog
 from cachetools import LRUCache
@@ -26,6 +27,9 @@ from fetchproxy.observability.log_events import EVENTS
 from fetchproxy.observability.metrics import LOG_MESSAGES
 
 RECENT_EVENTS_MAX = 100
+# Some 5,000 lines: minutes of a process in trouble, days of a quiet one.
+LINES_CHARS_MAX = 1024 * 1024
+LINE_CHARS_MAX = 4_096  # a traceback is longer only if it repeats itself
 _DETAIL_CHARS_MAX = 300
 _NOT_DETAILS = frozenset({"event", "level", "timestamp", "logger", "exception", "exc_info"})
 _SHOWN_LEVELS = frozenset({"info", "warning", "error", "critical"})
@@ -87,6 +91,40 @@ class RecentEvents:
 
 
 RECENT_EVENTS = RecentEvents()
+
+
+class RecentLine(NamedTuple):
+    """A line of the log. `line`: all of it as a JSON object, cut at LINE_CHARS_MAX."""
+
+    at: str
+    level: str
+    event: str
+    line: str
+
+
+class RecentLines:
+    """The last minutes of the log: up to LINES_CHARS_MAX characters, the oldest go first."""
+
+    def __init__(self, chars_max: int = LINES_CHARS_MAX) -> None:
+        self._chars_max = chars_max
+        self._lines: deque[RecentLine] = deque()
+        self._chars = 0
+
+    def newest_first(self) -> list[RecentLine]:
+        return list(reversed(self._lines))
+
+    def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
+        """A structlog processor behind `mask_secrets` that keeps each line and changes nothing."""
+        text = json.dumps(event_dict, ensure_ascii=False, default=str)[:LINE_CHARS_MAX]
+        names = (str(event_dict.get(name, "")) for name in ("timestamp", "level", "event"))
+        self._lines.append(RecentLine(*names, text))
+        self._chars += len(text)
+        while self._chars > self._chars_max:
+            self._chars -= len(self._lines.popleft().line)
+        return event_dict
+
+
+RECENT_LINES = RecentLines()
 
 
 # Warnings about a state that lasts: at most one line a minute for each.
@@ -167,6 +205,7 @@ def _processors(operator_notes: bool, colors: bool) -> Iterator[Processor]:
     yield mask_secrets  # after `format_exc_info` has made the traceback a text
     yield RECENT_EVENTS.processor
     yield count_line
+    yield RECENT_LINES.processor
     if operator_notes:
         plain = structlog.dev.plain_traceback
         yield structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)

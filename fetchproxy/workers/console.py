@@ -69,7 +69,11 @@ class WorkersConsole(HttpConsole):
         """The answers of all workers that give one, by number."""
         consoles = sorted(self._consoles.items())
         timeout = aiohttp.ClientTimeout(total=_WORKER_MAX_S)
-        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token.decode()}"}
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
             requests = [
                 (number, tasks.create_task(_get(session, url + path))) for number, url in consoles
             ]
