@@ -21,7 +21,7 @@ from fetchproxy.console.process import LogLine, ProcessFacts
 from fetchproxy.console.status import PartitionQuery, PartitionRows, PartitionStatus, TopicStatus
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import RECENT_LINES, RecentLines
-from fetchproxy.runtime.cooperative import a_turn, cooperative
+from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.storage.reader_accounts import ReaderAccount, ReaderAccounts
@@ -226,20 +226,18 @@ class Rows:
         skipped = skipped_rows(query)
         every = [*self.accounts.clients(), self.accounts.others, self.accounts.own]
         await a_turn()
-        most = heapq.nlargest(
-            skipped + query.limit + 1, every, key=lambda one: one.store_bytes + one.served_bytes
-        )
-        await a_turn()
+        most = await asyncio.to_thread(heapq.nlargest, skipped + query.limit + 1, every, _bytes)
         shown = most[skipped : skipped + query.limit]
         rows = [
             ReaderRow(**one.client._asdict(), **cost_of(one, self.prices))
-            async for one in cooperative(shown)
+            async for one in cooperative(shown, LINES_AT_ONCE)
         ]
         more = len(most) > skipped + query.limit
         return Page(tuple(rows), str(skipped + query.limit) if more else None)
 
     async def groups(self, query: PageQuery) -> Page:
         """By name: groups of connected clients, and of clients that have read lately."""
+        await a_turn()
         clients: dict[str, set[tuple[str, str]]] = defaultdict(set)
         sums: dict[str, ReaderAccount] = {}
         named = self.collector.around.groups() or GroupsOfClients()
@@ -250,14 +248,15 @@ class Rows:
             if group := one.client.group:
                 clients[group].add(one.client[:2])
                 sums.setdefault(group, ReaderAccount(one.client)).add(one)
-        names = heapq.nsmallest(query.limit + 1, (name for name in clients if name > query.after))
+        later = await chosen(clients, lambda name: name > query.after)
+        names = await asyncio.to_thread(heapq.nsmallest, query.limit + 1, later)
         rows = [
             GroupRow(
                 **cost_of(sums.get(name) or ReaderAccount(self.accounts.own.client), self.prices),
                 group=name,
                 clients=len(clients[name]),
             )
-            for name in names[: query.limit]
+            async for name in cooperative(names[: query.limit], LINES_AT_ONCE)
         ]
         return Page(tuple(rows), rows[-1].group if len(names) > query.limit else None)
 
@@ -285,6 +284,10 @@ class Rows:
 
 def _topic(tp: TopicIdPartition) -> str:
     return tp.topic
+
+
+def _bytes(account: ReaderAccount) -> int:
+    return account.store_bytes + account.served_bytes
 
 
 def _segment_row(tp: TopicIdPartition, segment: Any) -> SegmentRow:
