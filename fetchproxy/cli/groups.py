@@ -1,4 +1,5 @@
-"""`fetchproxy groups`: the groups' commits go with their clients, to an archive-only node and back.
+"""`fetchproxy groups`: shows groups; their commits go with their clients, to an archive-only node and
+back.
 
 The file is that of `archive_only.offsets_file`. A commit belongs to one incarnation of a topic, by
 its id: a commit for another one is never written to a cluster.
@@ -6,19 +7,33 @@ its id: a commit for another one is never written to a cluster.
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.group_offsets import GroupOffset, commit_offsets, committed_offsets
 from fetchproxy.cli import options
+from fetchproxy.cli.console_client import (
+    AsJson,
+    ConsoleClient,
+    ConsoleUrl,
+    Row,
+    TokenFile,
+    as_json,
+    table,
+)
 from fetchproxy.cli.jobs import count
 from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.model import LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.serving.archive_only.committed_offsets import (
     CommittedOffset,
@@ -29,12 +44,13 @@ from fetchproxy.serving.archive_only.committed_offsets import (
 from fetchproxy.tls.reloading import upstream_context
 
 app = typer.Typer(
-    help="Take the groups' committed offsets from a cluster to an archive-only node, and back.",
+    help="Show consumer groups, and take their committed offsets to an archive-only node and back.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's whole name.")]
 OffsetsFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file of archive_only.offsets_file.")
 ]
@@ -45,6 +61,118 @@ def _read(context: typer.Context) -> Config:
     config = options.read_config(context)
     configure_logging(config.log, sys.stderr)
     return config
+
+
+_LISTED = (
+    *(("group", "group"), ("clients", "clients"), ("served", "served_bytes")),
+    *(("from store", "store_bytes"), ("GET", "gets"), ("LIST", "lists")),
+    *(("throttled s", "throttle_seconds"), ("USD", "usd")),
+)
+_LISTED_BY_BROKERS = (("group", "group"), ("partitions", "partitions"), ("lag", "lag_offsets"))
+_SHOWN = (
+    *(("topic", "topic"), ("partition", "partition"), ("committed", "committed_offset")),
+    *(("log start", "log_start_offset"), ("log end", "log_end_offset"), ("lag", "lag_offsets")),
+    ("reads from", "reads_from"),
+)
+
+
+@app.command("list")
+@options.shares("bootstrap")
+def list_groups(
+    context: typer.Context,
+    console_url: ConsoleUrl = None,
+    token_file: TokenFile = None,
+    as_json_text: AsJson = False,
+) -> None:
+    """List consumer groups: those of a running process' clients with their cost, or the cluster's.
+
+    Without --console it asks the brokers for all groups with committed offsets, and for their lag.
+
+    Exit codes: 0 done; 2 the console or the cluster does not answer.
+    """
+    rows: Sequence[Row]
+    with users_errors():
+        if console_url is not None:
+            rows = ConsoleClient(console_url, token_file).rows("/api/groups")
+        else:
+            config = _read(context)
+    if console_url is None:
+        rows = list(by_group(run_to_end(_positions(config, None))))
+    columns = _LISTED_BY_BROKERS if console_url is None else _LISTED
+    _show(rows, columns, as_json_text)
+
+
+@app.command("show")
+@options.shares("bootstrap")
+def show(context: typer.Context, group: Group, as_json_text: AsJson = False) -> None:
+    """Show how far GROUP has read, by partition, and whether it goes on from archive or brokers.
+
+    Exit codes: 0 done; 2 the cluster does not answer, or has no commits of the group.
+    """
+    with users_errors():
+        config = _read(context)
+    rows = run_to_end(_positions(config, group))
+    with users_errors():
+        if not rows:
+            raise ConfigError(f"the cluster has no committed offsets of group {group}")
+    _show(rows, _SHOWN, as_json_text)
+
+
+def _show(rows: Sequence[Row], columns: Sequence[tuple[str, str]], as_json_text: bool) -> None:
+    if as_json_text:
+        typer.echo(as_json(list(rows)))
+    else:
+        Console().print(table(rows, columns))
+
+
+async def _positions(config: Config, group: str | None) -> list[dict[str, Any]]:
+    """By group, topic and partition, with the edges of the brokers' logs. Raises ClusterError."""
+    async with Cluster(config.cluster, tls=upstream_context(config.cluster, config.tls)) as cluster:
+        found = [one for one in await committed_offsets(cluster) if group in (None, one.group)]
+        topics = await cluster.topics_by_name({one.topic for one in found}, max_age_ms=0)
+        tps = {
+            (name, number): TopicIdPartition(topic.topic_id, name, number)
+            for name, topic in topics.items()
+            if isinstance(topic, TopicInfo)
+            for number in topic.leaders
+        }
+        now = asyncio.get_running_loop().time()
+        await cluster.fetch_log_offsets(list(tps.values()), not_older_than=now)
+        rows = []
+        for one in sorted(found):
+            tp = tps.get((one.topic, one.partition))
+            edges = None if tp is None else cluster.cached_log_offsets(tp)
+            rows.append(position_row(one, edges))
+    return rows
+
+
+def position_row(committed: GroupOffset, edges: LogOffsets | None) -> dict[str, Any]:
+    """One commit and the edges of its log. None: the brokers do not tell them. Pure."""
+    start = None if edges is None else edges.log_start_offset
+    end = None if edges is None else edges.high_watermark
+    of_archive = start is not None and committed.offset < start
+    return {
+        "group": committed.group,
+        "topic": committed.topic,
+        "partition": committed.partition,
+        "committed_offset": committed.offset,
+        "log_start_offset": start,
+        "log_end_offset": end,
+        "lag_offsets": None if end is None else max(0, end - committed.offset),
+        "reads_from": None if start is None else "archive" if of_archive else "brokers",
+    }
+
+
+def by_group(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+    """The sums of each group. A lag that is not known everywhere is not known at all. Pure."""
+    for name, some in groupby(rows, lambda row: str(row["group"])):
+        lags = [row["lag_offsets"] for row in some]
+        known = None not in lags
+        yield {
+            "group": name,
+            "partitions": len(lags),
+            "lag_offsets": sum(lags) if known else None,
+        }
 
 
 @app.command("export")

@@ -18,9 +18,13 @@ COMMANDS = (
     *("serve", "archive", "segments", "verify", "restore", "reindex", "merge", "mirror"),
     *("report", "backfill", "resolve", "index", "user", "groups", "keys", "config"),
     *("doctor", "completion", "drill", "sizing"),
+    *("top", "topics", "lag", "bundle"),
 )
 # The commands whose module has another name.
-_MODULES = {"merge": "verify", "reindex": "verify", "report": "segments", "restore": "verify"}
+_MODULES = {
+    **{"merge": "verify", "reindex": "verify", "report": "segments", "restore": "verify"},
+    **{"top": "ask", "topics": "ask", "lag": "ask"},
+}
 
 
 class _Commands(TyperGroup):

@@ -1,0 +1,252 @@
+"""`fetchproxy top`, `topics` and `lag`: what a process does, or what the archive has."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.text import Text
+
+from fetchproxy.archive import stored_archive, wall_clock_ms
+from fetchproxy.brokers.cluster import Cluster
+from fetchproxy.cli import options
+from fetchproxy.cli.console_client import (
+    AsJson,
+    ConsoleClient,
+    ConsoleUrl,
+    Row,
+    TokenFile,
+    as_json,
+    table,
+)
+from fetchproxy.cli.running import run, run_to_end, users_errors
+from fetchproxy.config.schema import Config
+from fetchproxy.config.values import harmless
+from fetchproxy.console.collect import StatusCollector, StatusSources
+from fetchproxy.console.process import ProcessFacts
+from fetchproxy.console.rows import LIMIT_MAX, NotThere, PageQuery, Rows
+from fetchproxy.errors import ConfigError
+from fetchproxy.observability.health import Health
+from fetchproxy.tls.reloading import upstream_context
+
+# Moves the cursor to the corner and clears the screen.
+_REDRAW = "\x1b[H\x1b[2J"
+_HEADLINES_MAX = 5
+_READERS = (
+    *(("address", "address"), ("client id", "client_id"), ("user", "user"), ("group", "group")),
+    *(("served/s", "served_bytes_per_s"), ("from store/s", "store_bytes_per_s")),
+    *(("served", "served_bytes"), ("from store", "store_bytes"), ("GET", "gets")),
+    *(("LIST", "lists"), ("throttled s", "throttle_seconds"), ("USD", "usd")),
+)
+_TOPICS = (
+    *(("topic", "topic"), ("partitions", "partitions"), ("faulty", "faulty")),
+    *(("lag", "lag_offsets"), ("size", "size_bytes"), ("deleted in s", "deleted_in_seconds")),
+    ("USD/month", "storage_usd_per_month"),
+)
+_LAG = (
+    *(("topic", "topic"), ("partition", "partition"), ("archive end", "archive_end")),
+    *(("log start", "log_start_offset"), ("log end", "log_end_offset"), ("lag", "lag_offsets")),
+    *(("margin", "margin_offsets"), ("deleted in s", "deleted_in_seconds"), ("role", "role")),
+)
+
+Interval = Annotated[
+    float, typer.Option("--interval", min=0.5, max=3600, metavar="SECONDS", help="Between looks.")
+]
+Once = Annotated[bool, typer.Option("--once", help="Look once, and end.")]
+RowsMax = Annotated[int, typer.Option("--rows", min=1, max=LIMIT_MAX, help="Rows at most.")]
+
+
+def top(
+    console_url: ConsoleUrl = None,
+    token_file: TokenFile = None,
+    interval_s: Interval = 2.0,
+    once: Once = False,
+    rows_max: RowsMax = 20,
+    json: AsJson = False,
+) -> None:
+    """Show who reads history from a running process, and what it costs, again and again.
+
+    The clients with most bytes come first. Rates are those since the look before. --json prints one
+    look.
+
+    Exit codes: 0 ended; 2 the console does not answer.
+    """
+    with users_errors():
+        if console_url is None:
+            raise ConfigError("give --console URL: `top` asks a running process")
+        client = ConsoleClient(console_url, token_file)
+    run(_top(client, interval_s, rows_max, once=once or json, json=json))
+
+
+async def _top(
+    client: ConsoleClient, interval_s: float, rows_max: int, *, once: bool, json: bool
+) -> None:
+    console, clock = Console(), asyncio.get_running_loop().time
+    before: Mapping[tuple[str, ...], Row] = {}
+    looked_at = clock()
+    while True:
+        status = await asyncio.to_thread(client.json, "/api/status", rows_max="0")
+        rows = await asyncio.to_thread(client.rows, "/api/readers", rows_max)
+        now = clock()
+        shown = with_rates(rows, before, now - looked_at)
+        if json:
+            typer.echo(as_json(shown))
+        else:
+            if console.is_terminal and not once:
+                sys.stdout.write(_REDRAW)
+            console.print(_screen(status, shown))
+        if once:
+            return
+        before, looked_at = {_place(row): row for row in rows}, now
+        await asyncio.sleep(interval_s)
+
+
+def _place(row: Row) -> tuple[str, ...]:
+    return tuple(str(row.get(name)) for name in ("address", "client_id", "user", "group"))
+
+
+def with_rates(
+    rows: Sequence[Row], before: Mapping[tuple[str, ...], Row], seconds: float
+) -> list[dict[str, Any]]:
+    """Bytes per second since `before`; None at the first look, and for clients that came since."""
+    found = []
+    for row in rows:
+        old = before.get(_place(row))
+        rates = {
+            f"{name}_per_s": None
+            if old is None
+            else round(max(row[name] - old[name], 0) / max(seconds, 1e-3))
+            for name in ("served_bytes", "store_bytes")
+        }
+        found.append({**row, **rates})
+    return found
+
+
+def _screen(status: Any, rows: Sequence[Row]) -> Group:
+    try:
+        relay, reads = status["relay"], status["remote_reads"]
+        first = (
+            f"fetchproxy {status['version']} ({status['mode']}): "
+            f"{relay['connections']} connections, {reads['in_flight']} reads of the store in "
+            f"flight, {reads['waiting']} fetches wait; up {status['uptime_seconds']:.0f} s"
+        )
+        headlines = [*status["missing"], *status["headlines"]][:_HEADLINES_MAX]
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"/api/status: {error} is missing; is this a console?") from error
+    lines = [Text(harmless(str(line))) for line in (first, *headlines)]
+    return Group(*lines, Text(""), table(rows, _READERS))
+
+
+@options.shares("bootstrap", "store")
+def topics(
+    context: typer.Context,
+    console_url: ConsoleUrl = None,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """List topics with partitions, lag and size: of a running process, or of store and brokers.
+
+    Without --console it reads the archive, and asks the brokers. What they do not tell is a dash.
+
+    Exit codes: 0 done; 2 the console, or the archive, could not be read.
+    """
+    rows = _rows(context, console_url, token_file, topic=None)
+    _show(rows, _TOPICS, json)
+
+
+@options.shares("bootstrap", "store")
+def lag(
+    context: typer.Context,
+    topic: options.Topic = None,
+    console_url: ConsoleUrl = None,
+    token_file: TokenFile = None,
+    json: AsJson = False,
+) -> None:
+    """Show by partition how far the archive is behind the brokers, and how much time is left.
+
+    `lag` counts offsets that only the brokers have, `margin` those that both have: below 0, records
+    are lost. Without --console it reads the archive and asks the brokers.
+
+    Exit codes: 0 done; 2 the console, or the archive, could not be read.
+    """
+    rows = _rows(context, console_url, token_file, topic=topic, partitions=True)
+    for row in rows:
+        row["archive_end"] = row["archived"][-1]["last"] + 1 if row["archived"] else None
+    _show(rows, _LAG, json)
+
+
+def _show(rows: Sequence[Row], columns: Sequence[tuple[str, str]], json: bool) -> None:
+    if json:
+        typer.echo(as_json(list(rows)))
+    else:
+        Console().print(table(rows, columns))
+
+
+def _rows(
+    context: typer.Context,
+    console_url: str | None,
+    token_file: Any,
+    *,
+    topic: str | None,
+    partitions: bool = False,
+) -> list[dict[str, Any]]:
+    if console_url is None:
+        with users_errors():
+            config = options.read_logged(context)
+        return run_to_end(_direct(config, topic, partitions=partitions))
+    with users_errors():
+        client = ConsoleClient(console_url, token_file)
+        if not partitions:
+            return [dict(row) for row in client.rows("/api/topics")]
+        names = [topic] if topic else [str(row["topic"]) for row in client.rows("/api/topics")]
+        return [dict(row) for name in names for row in client.partitions(name)]
+
+
+async def _direct(config: Config, topic: str | None, *, partitions: bool) -> list[dict[str, Any]]:
+    """The rows that the API of a process would give, from one look. Raises ConfigError."""
+    async with _looked(config) as rows:
+        try:
+            names = [topic] if topic else [one.topic for one in await _all(rows.topics)]
+            if not partitions:
+                return [asdict(one) for one in await _all(rows.topics)]
+            return [
+                asdict(one)
+                for name in names
+                for one in await _all(lambda query, name=name: rows.partitions(name, query))
+            ]
+        except NotThere as error:
+            raise ConfigError(f"neither archive nor brokers have {error}") from error
+
+
+@asynccontextmanager
+async def _looked(config: Config) -> AsyncIterator[Rows]:
+    """Raises ConfigError if the archive cannot be read."""
+    async with AsyncExitStack() as opened:
+        storage, rlmm = await opened.enter_async_context(stored_archive(config))
+        cluster = None
+        if not config.archive_only.enabled:
+            tls = upstream_context(config.cluster, config.tls)
+            cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
+        around = StatusSources(mode="command", health=Health())
+        collector = StatusCollector(config, storage, rlmm, cluster, around)
+        await collector.look()
+        store = (await collector()).store
+        if store.up is False:
+            raise ConfigError(f"the archive cannot be read: {store.last_error}")
+        yield Rows(collector, storage.accounts, ProcessFacts(config, storage, wall_clock_ms))
+
+
+async def _all(of_page: Any) -> list[Any]:
+    found: list[Any] = []
+    after: str | None = ""
+    while after is not None:
+        page = await of_page(PageQuery(after, LIMIT_MAX))
+        found += page.items
+        after = page.next
+    return found

@@ -1,0 +1,176 @@
+"""`fetchproxy bundle`: what a running process tells about itself, in one zip, for a bug report.
+
+Everything comes from its console, which masks secrets. Each text is masked once more here. A part
+that cannot be had is named in the bundle, and the rest is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from fetchproxy import __version__
+from fetchproxy.archive import wall_clock_ms
+from fetchproxy.cli.console_client import ConsoleClient, ConsoleUrl, TokenFile, as_json
+from fetchproxy.cli.running import run_to_end, users_errors
+from fetchproxy.config.values import mask_text
+from fetchproxy.errors import ConfigError
+
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="The zip. Default: in this folder, by the time."),
+]
+Partitions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--partition", metavar="TOPIC:N", help="With the segments of it; may be repeated."
+    ),
+]
+Interval = Annotated[
+    float,
+    typer.Option("--interval", min=0, max=600, metavar="SECONDS", help="Between both metrics."),
+]
+_README = """\
+A bundle about one process of fetchproxy, made at {at}.
+It holds: versions, settings, limits and clocks (process.json), the last minutes of its log
+(log.jsonl), its status, conditions, topics, readers and groups, its metrics at two instants, and
+the segments of the partitions that were named.
+It holds no records, and secrets are masked. It does hold names: of topics, partitions, clients,
+users, groups, hosts and addresses. Read it before you give it to others.
+
+Console: {console}
+Made by: fetchproxy {version}, Python {python}, {system}
+Clock of the process minus the clock of this machine: {ahead} ms (to the time of one request)
+Clock of the store minus the clock of the process: see store_clock_ahead_ms in process.json.
+Kafka's protocol does not tell the clocks of the brokers.
+
+{parts}
+"""
+
+
+def bundle(
+    console_url: ConsoleUrl = None,
+    token_file: TokenFile = None,
+    partition: Partitions = None,
+    out: Out = None,
+    interval_s: Interval = 10.0,
+) -> None:
+    """Write what a running process tells about itself into one zip, for a bug report.
+
+    Its first file, README.txt, says what it holds: no records and no secrets, but names. Log and
+    settings are given to callers on the process' own machine, or with --token-file.
+
+    Exit codes: 0 written, also if a part is missing; 2 the console does not answer, or the file
+    cannot be written.
+    """
+    with users_errors():
+        if console_url is None:
+            raise ConfigError("give --console URL: `bundle` asks a running process")
+        client = ConsoleClient(console_url, token_file)
+        places = [place_of(text) for text in partition or ()]
+    now_ms = wall_clock_ms()
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_ms / 1000))
+    target = out or Path(f"fetchproxy-bundle-{stamp}.zip")
+    parts, readme = run_to_end(_collect(client, mask_text(console_url), places, interval_s))
+    with users_errors():
+        write(target, {"README.txt": readme, **parts})
+    typer.echo(readme.partition("\n\n")[0])
+    typer.echo(f"written to {target}")
+
+
+def place_of(text: str) -> tuple[str, int]:
+    """`orders:0` → ("orders", 0). Raises ConfigError."""
+    topic, colon, number = text.rpartition(":")
+    if not (topic and colon and number.isascii() and number.isdigit()):
+        raise ConfigError(f"--partition {text}: expected TOPIC:NUMBER, such as orders:0")
+    return topic, int(number)
+
+
+async def _collect(
+    client: ConsoleClient, console: str, places: list[tuple[str, int]], interval_s: float
+) -> tuple[dict[str, str], str]:
+    """All parts by their names in the zip, and the README. Raises ConfigError."""
+    await asyncio.to_thread(client.get, "/healthz")  # else there is nothing to tell
+    found: dict[str, str] = {}
+    lines: list[str] = []
+
+    async def add(name: str, ask: Callable[[], str]) -> None:
+        try:
+            found[name] = mask_text(await asyncio.to_thread(ask))
+            lines.append(f"{name}")
+        except ConfigError as error:
+            lines.append(f"{name}: missing: {mask_text(str(error))}")
+
+    def listed(path: str) -> Callable[[], str]:
+        return lambda: as_json(client.rows(path))
+
+    asked_ms = wall_clock_ms()
+    await add("process.json", listed("/api/process"))
+    answered_ms = wall_clock_ms()
+    await add("metrics-1.txt", lambda: client.get("/metrics").decode(errors="replace"))
+    await add("log.jsonl", lambda: log_lines(client.rows("/api/log")))
+    await add("status.json", lambda: as_json(client.json("/api/status", rows_max="1000")))
+    for name in ("conditions", "topics", "readers", "groups"):
+        await add(f"{name}.json", listed(f"/api/{name}"))
+    for topic, number in places:
+        path = f"/api/topics/{quote(topic, safe='')}/partitions/{number}/segments"
+        await add(f"segments/{file_name(topic)}-{number}.json", listed(path))
+    await asyncio.sleep(interval_s)
+    await add("metrics-2.txt", lambda: client.get("/metrics").decode(errors="replace"))
+    readme = _README.format(
+        at=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(asked_ms / 1000)),
+        console=console,
+        version=__version__,
+        python=platform.python_version(),
+        system=platform.platform(),
+        ahead=_ahead_ms(found.get("process.json"), (asked_ms + answered_ms) // 2),
+        parts="\n".join(lines),
+    )
+    return found, readme
+
+
+def _ahead_ms(process: str | None, here_ms: int) -> int | str:
+    """How far the clock of the process is ahead of ours."""
+    try:
+        return int(json.loads(process or "[]")[0]["clock_ms"]) - here_ms
+    except (ValueError, LookupError, TypeError):
+        return "not known"
+
+
+def log_lines(rows: list[Any]) -> str:
+    """The oldest first, as in a log."""
+    return "".join(f"{row['line']}\n" for row in reversed(rows))
+
+
+def file_name(topic: str) -> str:
+    """A topic's name is a legal file name; what a user has typed may be none."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in topic)
+
+
+def write(target: Path, parts: dict[str, str]) -> None:
+    """Only this user may read it. Raises ConfigError, also if there is such a file."""
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise ConfigError(f"{target} exists: give another --out") from error
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot write: {error.strerror}") from error
+    try:
+        with (
+            os.fdopen(descriptor, "wb") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped,
+        ):
+            for name, text in parts.items():
+                zipped.writestr(name, text.encode(errors="replace"))
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot write: {error.strerror}") from error
