@@ -1,4 +1,4 @@
-"""`fetchproxy groups`: shows groups; their commits go with their clients, to an archive-only node and
+"""`fetchproxy groups`: shows groups. Their commits go with their clients, to an archive-only node
 back.
 
 The file is that of `archive_only.offsets_file`. A commit belongs to one incarnation of a topic, by

@@ -224,7 +224,7 @@ def _object(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _meaning(kind: Any) -> str:
     """The docstring; the one that dataclasses make is none."""
-    text = " ".join(inspect.getdoc(kind).split()) if inspect.getdoc(kind) else ""
+    text = " ".join((inspect.getdoc(kind) or "").split())
     return "" if text.startswith(f"{kind.__name__}(") else text
 
 

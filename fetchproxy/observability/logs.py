@@ -116,8 +116,8 @@ class RecentLines:
     def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
         """A structlog processor behind `mask_secrets` that keeps each line and changes nothing."""
         text = json.dumps(event_dict, ensure_ascii=False, default=str)[:LINE_CHARS_MAX]
-        names = (str(event_dict.get(name, "")) for name in ("timestamp", "level", "event"))
-        self._lines.append(RecentLine(*names, text))
+        at, level, event = (str(event_dict.get(key, "")) for key in ("timestamp", "level", "event"))
+        self._lines.append(RecentLine(at, level, event, text))
         self._chars += len(text)
         while self._chars > self._chars_max:
             self._chars -= len(self._lines.popleft().line)

@@ -30,7 +30,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple, cast
 
@@ -52,7 +52,7 @@ from fetchproxy.runtime.fairness import FairQueue, TokenBucket
 from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import SOFTWARE_SHOWN_MAX, ConsumerPaces, Reader, may_pause
 from fetchproxy.serving.limits import ServingLimits
-from fetchproxy.storage.reader_accounts import NAME_CHARS_MAX, Client, ReaderAccounts
+from fetchproxy.storage.reader_accounts import NAME_CHARS_MAX, Client, ReaderAccount, ReaderAccounts
 
 _CUT_SHARE = 0.75
 # Above this share, a response's piece of a block is copied if it uses less than half of the block.
@@ -323,6 +323,7 @@ class ClientQuota:
     payer: str = ""
     user: str = ""
     _client: Client | None = None  # that asked last
+    _account: ReaderAccount | None = None  # of that client
     _of_group: tuple[tuple[str, str], str] | None = None  # (address, client id), group
     _pause_s: float = 0.0  # the client was told to wait for so long
     _waited: bool = False
@@ -330,13 +331,18 @@ class ClientQuota:
     _reader: Reader | None = None
     _may_pause: bool = False
     _software: str = ""
+    groups: GroupsOfClients = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.groups = self._admission.groups
 
     def client(self, address: str, client_id: str) -> Client:
         """The client of this connection, as it is known now. Clients take turns by it."""
-        group = self._admission.groups.of(address, client_id)
         name, user = client_id[:NAME_CHARS_MAX], self.user[:NAME_CHARS_MAX]
-        self._client = Client(address, name, user, group)
-        return self._client
+        client = Client(address, name, user, self.groups.of(address, client_id))
+        if client != self._client:
+            self._client, self._account = client, None
+        return client
 
     def asked_last(self) -> Client | None:
         """The client of the last request that was made for somebody; None: there was none."""
@@ -348,11 +354,11 @@ class ClientQuota:
         if named != self._of_group:
             self._leave_group()
             self._of_group = named
-            self._admission.groups.begin(*named)
+            self.groups.begin(*named)
 
     def _leave_group(self) -> None:
         if self._of_group is not None:
-            self._admission.groups.end(*self._of_group)
+            self.groups.end(*self._of_group)
             self._of_group = None
 
     def software_is(self, name: str, version: str) -> None:
@@ -427,13 +433,21 @@ class ClientQuota:
         self._charged += size_bytes
         owed_s = self._admission.rates.spend(self.payer, size_bytes)
         self._pause_s = owed_s if must_wait else 0.0
-        if self._client is not None:
-            self._admission.accounts.served(self._client, size_bytes, self._pause_s)
+        self._note_served(size_bytes)
         if not self._pause_s:
             return 0
         CLIENT_THROTTLES.inc()
         CLIENT_THROTTLE_SECONDS.inc(self._pause_s)
         return int(self._pause_s * 1000) + 1
+
+    def _note_served(self, size_bytes: int) -> None:
+        if self._client is None or not (size_bytes or self._pause_s):
+            return
+        account = self._account
+        if account is None or account.is_gone:
+            account = self._account = self._admission.accounts.account_of(self._client)
+        account.served_bytes += size_bytes
+        account.throttle_s += self._pause_s
 
     @contextmanager
     def sending(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:

@@ -15,6 +15,7 @@ class GroupsOfClients:
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], dict[str, int]] = {}
+        self.changes = 0  # of what `of` returns
 
     def of(self, address: str, client_id: str) -> str:
         """ "" if no group is known."""
@@ -24,10 +25,12 @@ class GroupsOfClients:
         return next(iter(groups)) if len(groups) == 1 else self.SEVERAL
 
     def begin(self, place: tuple[str, str], group: str) -> None:
+        self.changes += 1
         groups = self._named.setdefault(place, {})
         groups[group] = groups.get(group, 0) + 1
 
     def end(self, place: tuple[str, str], group: str) -> None:
+        self.changes += 1
         groups = self._named[place]
         groups[group] -= 1
         if not groups[group]:

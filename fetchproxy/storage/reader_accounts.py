@@ -39,6 +39,7 @@ SERIES_MAX = 25
 # A nightly job is forgotten before its next run; a consumer that waits for records is not.
 FORGOTTEN_AFTER_S = 900.0
 _LOOK_INTERVAL_S = 60.0
+_SETTLED_A_LOOK = 12  # every 5 s
 # A client gets the series of another one if it has had so many times the bytes since the last look.
 _PUSHES_OUT = 2
 # Of each name in an account: a client may choose them.
@@ -103,7 +104,9 @@ class _Series:
 
 @dataclass(slots=True)
 class ReaderAccount:
-    """Counts since the client came. `served_bytes`: archived bytes of its responses."""
+    """Counts since the client came. `served_bytes`: archived bytes of its responses. Who serves the
+    client adds to `served_bytes` and `throttle_s` without a call.
+    """
 
     client: Client
     gets: int = 0
@@ -115,6 +118,9 @@ class ReaderAccount:
     seen_at: float = 0.0  # loop time, s
     series: _Series | None = None
     bytes_before: int = 0  # at the last look
+    settled_bytes: int = 0  # the parts of `served_bytes` and `throttle_s` that the metrics have
+    settled_s: float = 0.0
+    is_gone: bool = False  # forgotten: whoever holds it asks for the client's account anew
 
     @property
     def bytes_lately(self) -> int:
@@ -167,15 +173,23 @@ class ReaderAccounts:
         account.store_bytes += size_bytes
         series.store_bytes.inc(size_bytes)
 
-    def served(self, client: Client, size_bytes: int, throttle_s: float) -> None:
-        """The client gets archived bytes, and is asked to wait for `throttle_s`."""
-        if not (size_bytes or throttle_s):
-            return
-        account, series = self._of(client)
-        account.served_bytes += size_bytes
-        account.throttle_s += throttle_s
-        series.served_bytes.inc(size_bytes)
-        series.throttle_seconds.inc(throttle_s)
+    def account_of(self, client: Client) -> ReaderAccount:
+        return self._of(client)[0]
+
+    async def settle(self) -> None:
+        """Bring the metrics up to date."""
+        async for account in cooperative(self.clients()):
+            if not account.is_gone:
+                self._settle(account)
+
+    def _settle(self, account: ReaderAccount) -> None:
+        served = account.served_bytes - account.settled_bytes
+        throttle_s = account.throttle_s - account.settled_s
+        if served or throttle_s:
+            _, series = self._of(account.client)
+            series.served_bytes.inc(served)
+            series.throttle_seconds.inc(throttle_s)
+            account.settled_bytes, account.settled_s = account.served_bytes, account.throttle_s
 
     def _of(self, client: Client) -> tuple[ReaderAccount, _Series]:
         if client is THIS_PROCESS:
@@ -199,13 +213,16 @@ class ReaderAccounts:
 
     # -- looks -------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Looks at intervals, for ever."""
+        """Settles and looks at intervals, for ever."""
         while True:
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            for _ in range(_SETTLED_A_LOOK):
+                await asyncio.sleep(_LOOK_INTERVAL_S / _SETTLED_A_LOOK)
+                await self.settle()
             await self.look()
 
     async def look(self) -> None:
         """Forget who is gone, and give the series to those who read most."""
+        await self.settle()
         gone_before = asyncio.get_running_loop().time() - FORGOTTEN_AFTER_S
         async for account in cooperative(self.clients()):
             if account.seen_at < gone_before:
@@ -227,9 +244,13 @@ class ReaderAccounts:
             self._show(coming)
 
     def _forget(self, account: ReaderAccount) -> None:
-        if self._accounts.pop(account.client, None) is not None:
-            self._hide(account)
-            self.others.add(account)
+        if account.is_gone:
+            return
+        self._settle(account)
+        self._hide(account)
+        del self._accounts[account.client]
+        account.is_gone = True
+        self.others.add(account)
 
     def _show(self, account: ReaderAccount) -> None:
         account.series = _Series(account.client)

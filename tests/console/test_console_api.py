@@ -159,7 +159,8 @@ async def test_readers_and_groups_say_what_each_has_cost(
         with paid_by(client):
             accounts.requested(StoreRequest.GET, 10)
             accounts.received(1_000 * number)
-        accounts.served(client, 5_000 * number, 0.25)
+        account = accounts.account_of(client)
+        account.served_bytes, account.throttle_s = 5_000 * number, 0.25
     rows = await all_rows(http, "/api/readers", 2)
     own = next(row for row in rows if row["address"] == "this process")
     assert own["lists"] > 0  # the collector's looks
@@ -313,7 +314,8 @@ async def test_pages_over_twenty_thousand_partitions_are_made_in_short_steps(
 async def test_many_callers_do_not_hold_the_loop(process: Process) -> None:
     accounts = process.storage.accounts
     for number in range(10_050):
-        accounts.served(Client("10.0.0.1", f"c-{number}", "", f"g-{number % 3_000}"), number, 0)
+        client = Client("10.0.0.1", f"c-{number}", "", f"g-{number % 3_000}")
+        accounts.account_of(client).served_bytes = number
     assert len(accounts) == 10_000
     rows = rows_of(process)
     async with longest_turn() as longest:

@@ -144,6 +144,7 @@ def test_series_are_bounded_and_go_with_their_clients() -> None:
         before, served = series(), served_in_metrics()
         clients = 2 * SERIES_MAX
         await read_all(replay, clients, Random(12), "series")
+        await replay.accounts.settle()
         added = series() - before
         assert len(added - {tuple(OTHER), tuple(THIS_PROCESS)}) == SERIES_MAX
         assert served_in_metrics() - served == total(replay, "served_bytes")

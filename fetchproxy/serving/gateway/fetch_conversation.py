@@ -220,7 +220,8 @@ class FetchConversation:
         self.tail_is_read = False
         self.throttle_time_ms = 0
         self.head: FetchResponseHead | None = None  # of the broker's response in progress
-        self._client_id: str | None = None  # known from its first fetch
+        self._client: Client | None = None  # known from its first fetch
+        self._groups_seen = 0  # `GroupsOfClients.changes` of that time
         self._named: Set[PartitionKey] | None = None  # by the last request, if it named all
         # Topics with an error other than OffsetOutOfRange in the response in progress, and the
         # partitions that the broker lately let this connection read.
@@ -286,9 +287,12 @@ class FetchConversation:
 
     def _client_of(self, frame: bytes) -> Client:
         """The client as it is known now: its group may be named after its first fetch."""
-        if self._client_id is None:
-            self._client_id = client_id(frame, peek_request_header(frame, 4))
-        return self._share.client(self.session.client_host, self._client_id)
+        changes = self._share.groups.changes
+        if self._client is None or changes != self._groups_seen:
+            name = client_id(frame, peek_request_header(frame, 4))
+            self._client = self._share.client(self.session.client_host, name)
+            self._groups_seen = changes
+        return self._client
 
     def _take_in(self, frame: bytes, body_at: int, request: FetchRequest) -> Output:
         mirror = self.mirror
