@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 from fetchproxy.archive import stored_archive, wall_clock_ms
@@ -23,7 +23,9 @@ from fetchproxy.cli.console_client import (
     Row,
     TokenFile,
     as_json,
+    show,
     table,
+    terminal,
 )
 from fetchproxy.cli.running import run, run_to_end, users_errors
 from fetchproxy.config.schema import Config
@@ -87,7 +89,7 @@ def top(
 async def _top(
     client: ConsoleClient, interval_s: float, rows_max: int, *, once: bool, json: bool
 ) -> None:
-    console, clock = Console(), asyncio.get_running_loop().time
+    console, clock = terminal(), asyncio.get_running_loop().time
     before: Mapping[tuple[str, ...], Row] = {}
     looked_at = clock()
     while True:
@@ -157,7 +159,7 @@ def topics(
     Exit codes: 0 done; 2 the console, or the archive, could not be read.
     """
     rows = _rows(context, console_url, token_file, topic=None)
-    _show(rows, _TOPICS, json)
+    show(rows, _TOPICS, json=json)
 
 
 @options.shares("bootstrap", "store")
@@ -178,14 +180,7 @@ def lag(
     rows = _rows(context, console_url, token_file, topic=topic, partitions=True)
     for row in rows:
         row["archive_end"] = row["archived"][-1]["last"] + 1 if row["archived"] else None
-    _show(rows, _LAG, json)
-
-
-def _show(rows: Sequence[Row], columns: Sequence[tuple[str, str]], json: bool) -> None:
-    if json:
-        typer.echo(as_json(list(rows)))
-    else:
-        Console().print(table(rows, columns))
+    show(rows, _LAG, json=json)
 
 
 def _rows(

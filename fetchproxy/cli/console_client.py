@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +27,7 @@ RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 _WAIT_MAX_S = 30.0
 _PAGE = 1_000
 _ERROR_CHARS_MAX = 300
+_FILE_COLUMNS = 10_000
 
 ConsoleUrl = Annotated[
     str | None,
@@ -144,6 +147,19 @@ def cell(key: str, value: object) -> Text:
     if isinstance(value, float):
         return Text(f"{value:,.4f}".rstrip("0").rstrip(".") if "usd" in key else f"{value:,.1f}")
     return Text(f"{value:,}" if isinstance(value, int) else harmless(str(value)))
+
+
+def show(rows: Sequence[Row], columns: Sequence[tuple[str, str]], *, json: bool) -> None:
+    """On stdout, as a table or as JSON."""
+    if json:
+        typer.echo(as_json(rows))
+    else:
+        terminal().print(table(rows, columns))
+
+
+def terminal() -> Console:
+    """For stdout. A line that goes to a file or to a program is not folded."""
+    return Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
 
 
 def as_json(value: object) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.group_offsets import GroupOffset, commit_offsets, committed_offsets
@@ -26,9 +25,8 @@ from fetchproxy.cli.console_client import (
     ConsoleUrl,
     Row,
     TokenFile,
-    as_json,
-    table,
 )
+from fetchproxy.cli.console_client import show as show_rows
 from fetchproxy.cli.jobs import count
 from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
 from fetchproxy.config.schema import Config
@@ -82,7 +80,7 @@ def list_groups(
     context: typer.Context,
     console_url: ConsoleUrl = None,
     token_file: TokenFile = None,
-    as_json_text: AsJson = False,
+    json: AsJson = False,
 ) -> None:
     """List consumer groups: those of a running process' clients with their cost, or the cluster's.
 
@@ -99,12 +97,12 @@ def list_groups(
     if console_url is None:
         rows = list(by_group(run_to_end(_positions(config, None))))
     columns = _LISTED_BY_BROKERS if console_url is None else _LISTED
-    _show(rows, columns, as_json_text)
+    show_rows(rows, columns, json=json)
 
 
 @app.command("show")
 @options.shares("bootstrap")
-def show(context: typer.Context, group: Group, as_json_text: AsJson = False) -> None:
+def show(context: typer.Context, group: Group, json: AsJson = False) -> None:
     """Show how far GROUP has read, by partition, and whether it goes on from archive or brokers.
 
     Exit codes: 0 done; 2 the cluster does not answer, or has no commits of the group.
@@ -115,14 +113,7 @@ def show(context: typer.Context, group: Group, as_json_text: AsJson = False) -> 
     with users_errors():
         if not rows:
             raise ConfigError(f"the cluster has no committed offsets of group {group}")
-    _show(rows, _SHOWN, as_json_text)
-
-
-def _show(rows: Sequence[Row], columns: Sequence[tuple[str, str]], as_json_text: bool) -> None:
-    if as_json_text:
-        typer.echo(as_json(list(rows)))
-    else:
-        Console().print(table(rows, columns))
+    show_rows(rows, _SHOWN, json=json)
 
 
 async def _positions(config: Config, group: str | None) -> list[dict[str, Any]]:
