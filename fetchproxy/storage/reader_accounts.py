@@ -38,7 +38,7 @@ ACCOUNTS_MAX = 10_000
 SERIES_MAX = 25
 # A nightly job is forgotten before its next run; a consumer that waits for records is not.
 FORGOTTEN_AFTER_S = 900.0
-_LOOK_INTERVAL_S = 60.0
+LOOK_INTERVAL_S = 60.0
 _SETTLED_A_LOOK = 12  # every 5 s
 # A client gets the series of another one if it has had so many times the bytes since the last look.
 _PUSHES_OUT = 2
@@ -216,7 +216,7 @@ class ReaderAccounts:
         """Settles and looks at intervals, for ever."""
         while True:
             for _ in range(_SETTLED_A_LOOK):
-                await asyncio.sleep(_LOOK_INTERVAL_S / _SETTLED_A_LOOK)
+                await asyncio.sleep(LOOK_INTERVAL_S / _SETTLED_A_LOOK)
                 await self.settle()
             await self.look()
 

@@ -54,6 +54,7 @@ from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Health
 from fetchproxy.observability.logs import RECENT_EVENTS, configure_logging
 from fetchproxy.observability.metrics import REGISTRY
+from fetchproxy.storage import reader_accounts
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.own_archive import OwnArchive
@@ -226,6 +227,8 @@ def run_topics(
     configure_logging(LogConfig(level="error"), io.StringIO())
     monkeypatch.setattr(app, "wall_clock_ms", wall_clock_ms)
     monkeypatch.setattr(forgetting, "FORGET_INTERVAL_S", FORGET_INTERVAL_S)
+    monkeypatch.setattr(reader_accounts, "FORGOTTEN_AFTER_S", FORGET_INTERVAL_S)
+    monkeypatch.setattr(reader_accounts, "LOOK_INTERVAL_S", FORGET_INTERVAL_S)
 
     async def whole() -> None:
         loops[-1].network = network = SimulatedNetwork(Random(1), Conditions())
