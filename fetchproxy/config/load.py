@@ -45,6 +45,7 @@ _TYPE_WORDS = {
     str: "text",
     bool: "true or false",
     Path: "a path",
+    float: "a number",
     SecretStr: "text, which is never shown",
 }
 # Variables for the project's tests and lab, which are also set for the programs they start.
