@@ -448,7 +448,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     collector = StatusCollector(
         parts.config, parts.storage, parts.rlmm, cluster, around, limits=parts.limits.console
     )
-    facts = ProcessFacts(parts.config, parts.storage, wall_clock_ms)
+    facts = ProcessFacts(parts.config, parts.storage.objects, wall_clock_ms)
     rows = Rows(collector, parts.storage.accounts, facts)
     where = parts.config.console
     registry = REGISTRY if where.metrics_by_partition else BY_TOPIC

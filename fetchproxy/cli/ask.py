@@ -20,10 +20,10 @@ from fetchproxy.cli.console_client import (
     AsJson,
     ConsoleClient,
     ConsoleUrl,
-    Row,
+    JsonRow,
     TokenFile,
-    as_json,
-    show,
+    json_text,
+    print_rows,
     table,
     terminal,
 )
@@ -57,18 +57,33 @@ _LAG = (
     *(("margin", "margin_offsets"), ("deleted in s", "deleted_in_seconds"), ("role", "role")),
 )
 
-Interval = Annotated[
-    float, typer.Option("--interval", min=0.5, max=3600, metavar="SECONDS", help="Between looks.")
+LookInterval = Annotated[
+    float,
+    typer.Option(
+        "--interval",
+        envvar="FETCHPROXY_TOP_INTERVAL",
+        min=0.5,
+        max=3600,
+        metavar="SECONDS",
+        help="Time between two looks.",
+    ),
 ]
-Once = Annotated[bool, typer.Option("--once", help="Look once, and end.")]
-RowsMax = Annotated[int, typer.Option("--rows", min=1, max=LIMIT_MAX, help="Rows at most.")]
+OneLook = Annotated[
+    bool, typer.Option("--once", envvar="FETCHPROXY_ONCE", help="Look once, and end.")
+]
+RowsMax = Annotated[
+    int,
+    typer.Option(
+        "--rows", envvar="FETCHPROXY_TOP_ROWS", min=1, max=LIMIT_MAX, help="Rows at most."
+    ),
+]
 
 
 def top(
     console_url: ConsoleUrl = None,
     token_file: TokenFile = None,
-    interval_s: Interval = 2.0,
-    once: Once = False,
+    interval_s: LookInterval = 2.0,
+    once: OneLook = False,
     rows_max: RowsMax = 20,
     json: AsJson = False,
 ) -> None:
@@ -90,31 +105,31 @@ async def _top(
     client: ConsoleClient, interval_s: float, rows_max: int, *, once: bool, json: bool
 ) -> None:
     console, clock = terminal(), asyncio.get_running_loop().time
-    before: Mapping[tuple[str, ...], Row] = {}
+    before: Mapping[tuple[str, ...], JsonRow] = {}
     looked_at = clock()
     while True:
         status = await asyncio.to_thread(client.json, "/api/status", rows_max="0")
         rows = await asyncio.to_thread(client.rows, "/api/readers", rows_max)
         now = clock()
-        shown = with_rates(rows, before, now - looked_at)
+        with_rate = with_rates(rows, before, now - looked_at)
         if json:
-            typer.echo(as_json(shown))
+            typer.echo(json_text(with_rate))
         else:
             if console.is_terminal and not once:
                 sys.stdout.write(_REDRAW)
-            console.print(_screen(status, shown))
+            console.print(_screen(status, with_rate))
         if once:
             return
         before, looked_at = {_place(row): row for row in rows}, now
         await asyncio.sleep(interval_s)
 
 
-def _place(row: Row) -> tuple[str, ...]:
+def _place(row: JsonRow) -> tuple[str, ...]:
     return tuple(str(row.get(name)) for name in ("address", "client_id", "user", "group"))
 
 
 def with_rates(
-    rows: Sequence[Row], before: Mapping[tuple[str, ...], Row], seconds: float
+    rows: Sequence[JsonRow], before: Mapping[tuple[str, ...], JsonRow], seconds: float
 ) -> list[dict[str, Any]]:
     """Bytes per second since `before`; None at the first look, and for clients that came since."""
     found = []
@@ -130,7 +145,7 @@ def with_rates(
     return found
 
 
-def _screen(status: Any, rows: Sequence[Row]) -> Group:
+def _screen(status: Any, rows: Sequence[JsonRow]) -> Group:
     try:
         relay, reads = status["relay"], status["remote_reads"]
         first = (
@@ -159,7 +174,7 @@ def topics(
     Exit codes: 0 done; 2 the console, or the archive, could not be read.
     """
     rows = _rows(context, console_url, token_file, topic=None)
-    show(rows, _TOPICS, json=json)
+    print_rows(rows, _TOPICS, json=json)
 
 
 @options.shares("bootstrap", "store")
@@ -180,7 +195,7 @@ def lag(
     rows = _rows(context, console_url, token_file, topic=topic, partitions=True)
     for row in rows:
         row["archive_end"] = row["archived"][-1]["last"] + 1 if row["archived"] else None
-    show(rows, _LAG, json=json)
+    print_rows(rows, _LAG, json=json)
 
 
 def _rows(
@@ -205,7 +220,7 @@ def _rows(
 
 async def _direct(config: Config, topic: str | None, *, partitions: bool) -> list[dict[str, Any]]:
     """The rows that the API of a process would give, from one look. Raises ConfigError."""
-    async with _looked(config) as rows:
+    async with _one_look(config) as rows:
         try:
             names = [topic] if topic else [one.topic for one in await _all(rows.topics)]
             if not partitions:
@@ -220,7 +235,7 @@ async def _direct(config: Config, topic: str | None, *, partitions: bool) -> lis
 
 
 @asynccontextmanager
-async def _looked(config: Config) -> AsyncIterator[Rows]:
+async def _one_look(config: Config) -> AsyncIterator[Rows]:
     """Raises ConfigError if the archive cannot be read."""
     async with AsyncExitStack() as opened:
         storage, rlmm = await opened.enter_async_context(stored_archive(config))
@@ -234,7 +249,9 @@ async def _looked(config: Config) -> AsyncIterator[Rows]:
         store = (await collector()).store
         if store.up is False:
             raise ConfigError(f"the archive cannot be read: {store.last_error}")
-        yield Rows(collector, storage.accounts, ProcessFacts(config, storage, wall_clock_ms))
+        yield Rows(
+            collector, storage.accounts, ProcessFacts(config, storage.objects, wall_clock_ms)
+        )
 
 
 async def _all(of_page: Any) -> list[Any]:

@@ -21,24 +21,36 @@ import typer
 
 from fetchproxy import __version__
 from fetchproxy.archive import wall_clock_ms
-from fetchproxy.cli.console_client import ConsoleClient, ConsoleUrl, TokenFile, as_json
+from fetchproxy.cli.console_client import ConsoleClient, ConsoleUrl, TokenFile, json_text
 from fetchproxy.cli.running import run_to_end, users_errors
 from fetchproxy.config.values import mask_text
 from fetchproxy.errors import ConfigError
 
-Out = Annotated[
+BundleFile = Annotated[
     Path | None,
-    typer.Option("--out", metavar="FILE", help="The zip. Default: in this folder, by the time."),
+    typer.Option(
+        "--out",
+        envvar="FETCHPROXY_BUNDLE_OUT",
+        metavar="FILE",
+        help="The zip. Default: in this folder, by the time.",
+    ),
 ]
-Partitions = Annotated[
+BundlePartitions = Annotated[
     list[str] | None,
     typer.Option(
         "--partition", metavar="TOPIC:N", help="With the segments of it; may be repeated."
     ),
 ]
-Interval = Annotated[
+MetricsInterval = Annotated[
     float,
-    typer.Option("--interval", min=0, max=600, metavar="SECONDS", help="Between both metrics."),
+    typer.Option(
+        "--interval",
+        envvar="FETCHPROXY_BUNDLE_INTERVAL",
+        min=0,
+        max=600,
+        metavar="SECONDS",
+        help="Time between the two looks at the metrics.",
+    ),
 ]
 _README = """\
 A bundle about one process of fetchproxy, made at {at}.
@@ -61,9 +73,9 @@ Kafka's protocol does not tell the clocks of the brokers.
 def bundle(
     console_url: ConsoleUrl = None,
     token_file: TokenFile = None,
-    partition: Partitions = None,
-    out: Out = None,
-    interval_s: Interval = 10.0,
+    partition: BundlePartitions = None,
+    out: BundleFile = None,
+    interval_s: MetricsInterval = 10.0,
 ) -> None:
     """Write what a running process tells about itself into one zip, for a bug report.
 
@@ -112,14 +124,14 @@ async def _collect(
             lines.append(f"{name}: missing: {mask_text(str(error))}")
 
     def listed(path: str) -> Callable[[], str]:
-        return lambda: as_json(client.rows(path))
+        return lambda: json_text(client.rows(path))
 
     asked_ms = wall_clock_ms()
     await add("process.json", listed("/api/process"))
-    answered_ms = wall_clock_ms()
+    responded_ms = wall_clock_ms()
     await add("metrics-1.txt", lambda: client.get("/metrics").decode(errors="replace"))
     await add("log.jsonl", lambda: log_lines(client.rows("/api/log")))
-    await add("status.json", lambda: as_json(client.json("/api/status", rows_max="1000")))
+    await add("status.json", lambda: json_text(client.json("/api/status", rows_max="1000")))
     for name in ("conditions", "topics", "readers", "groups"):
         await add(f"{name}.json", listed(f"/api/{name}"))
     for topic, number in places:
@@ -133,7 +145,7 @@ async def _collect(
         version=__version__,
         python=platform.python_version(),
         system=platform.platform(),
-        ahead=_ahead_ms(found.get("process.json"), (asked_ms + answered_ms) // 2),
+        ahead=_ahead_ms(found.get("process.json"), (asked_ms + responded_ms) // 2),
         parts="\n".join(lines),
     )
     return found, readme

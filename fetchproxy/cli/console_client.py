@@ -51,7 +51,7 @@ AsJson = Annotated[
     bool,
     typer.Option("--json", envvar="FETCHPROXY_JSON", help="Print JSON, for programs."),
 ]
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 
 class ConsoleClient:
@@ -77,9 +77,9 @@ class ConsoleClient:
         connect = kind or http.client.HTTPConnection
         connection = connect(self._host, self._port, timeout=_WAIT_MAX_S)
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
-        asked = self._path + path + (f"?{urlencode(query)}" if query else "")
+        target = self._path + path + (f"?{urlencode(query)}" if query else "")
         try:
-            connection.request("GET", asked, headers=headers)
+            connection.request("GET", target, headers=headers)
             response = connection.getresponse()
             body = response.read(RESPONSE_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
@@ -99,9 +99,9 @@ class ConsoleClient:
         except ValueError as error:
             raise ConfigError(f"{path}: the answer is no JSON; is this a console?") from error
 
-    def rows(self, path: str, rows_max: int | None = None) -> list[Row]:
+    def rows(self, path: str, rows_max: int | None = None) -> list[JsonRow]:
         """All rows of a list, or the first `rows_max`."""
-        found: list[Row] = []
+        found: list[JsonRow] = []
         after: str | None = ""
         while after is not None and (rows_max is None or len(found) < rows_max):
             limit = _PAGE if rows_max is None else min(_PAGE, rows_max - len(found))
@@ -113,7 +113,7 @@ class ConsoleClient:
                 raise ConfigError(f"{path}: the answer is no page; is this a console?") from error
         return found
 
-    def partitions(self, topic: str) -> list[Row]:
+    def partitions(self, topic: str) -> list[JsonRow]:
         return self.rows(f"/api/topics/{quote(topic, safe='')}/partitions")
 
 
@@ -126,14 +126,14 @@ def _refusal(path: str, status: int, body: bytes) -> str:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def table(rows: Iterable[Row], columns: Sequence[tuple[str, str]]) -> Table:
+def table(rows: Iterable[JsonRow], columns: Sequence[tuple[str, str]]) -> Table:
     """`columns`: title and key. Keys that end in `_bytes` are shown as sizes."""
     found = Table(box=None, pad_edge=False)
-    shown = list(rows)
+    all_rows = list(rows)
     for title, key in columns:
-        numbers = any(isinstance(row.get(key), int | float) for row in shown)
+        numbers = any(isinstance(row.get(key), int | float) for row in all_rows)
         found.add_column(title, justify="right" if numbers else "left", overflow="fold")
-    for row in shown:
+    for row in all_rows:
         found.add_row(*(cell(key, row.get(key)) for _, key in columns))
     return found
 
@@ -149,10 +149,10 @@ def cell(key: str, value: object) -> Text:
     return Text(f"{value:,}" if isinstance(value, int) else harmless(str(value)))
 
 
-def show(rows: Sequence[Row], columns: Sequence[tuple[str, str]], *, json: bool) -> None:
+def print_rows(rows: Sequence[JsonRow], columns: Sequence[tuple[str, str]], *, json: bool) -> None:
     """On stdout, as a table or as JSON."""
     if json:
-        typer.echo(as_json(rows))
+        typer.echo(json_text(rows))
     else:
         terminal().print(table(rows, columns))
 
@@ -162,6 +162,6 @@ def terminal() -> Console:
     return Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS)
 
 
-def as_json(value: object) -> str:
+def json_text(value: object) -> str:
     """For programs: letters beyond ASCII are escaped, so that nothing reaches a terminal."""
     return json.dumps(value, indent=1)

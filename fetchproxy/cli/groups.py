@@ -23,10 +23,10 @@ from fetchproxy.cli.console_client import (
     AsJson,
     ConsoleClient,
     ConsoleUrl,
-    Row,
+    JsonRow,
     TokenFile,
+    print_rows,
 )
-from fetchproxy.cli.console_client import show as show_rows
 from fetchproxy.cli.jobs import count
 from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, users_errors
 from fetchproxy.config.schema import Config
@@ -41,6 +41,18 @@ from fetchproxy.serving.archive_only.committed_offsets import (
 )
 from fetchproxy.tls.reloading import upstream_context
 
+_LISTED = (
+    *(("group", "group"), ("clients", "clients"), ("served", "served_bytes")),
+    *(("from store", "store_bytes"), ("GET", "gets"), ("LIST", "lists")),
+    *(("throttled s", "throttle_seconds"), ("USD", "usd")),
+)
+_LISTED_BY_BROKERS = (("group", "group"), ("partitions", "partitions"), ("lag", "lag_offsets"))
+_POSITIONS = (
+    *(("topic", "topic"), ("partition", "partition"), ("committed", "committed_offset")),
+    *(("log start", "log_start_offset"), ("log end", "log_end_offset"), ("lag", "lag_offsets")),
+    ("reads from", "reads_from"),
+)
+
 app = typer.Typer(
     help="Show consumer groups, and take their committed offsets to an archive-only node and back.",
     no_args_is_help=True,
@@ -48,7 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group's whole name.")]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group's whole name.")]
 OffsetsFile = Annotated[
     Path, typer.Argument(metavar="FILE", help="The file of archive_only.offsets_file.")
 ]
@@ -59,19 +71,6 @@ def _read(context: typer.Context) -> Config:
     config = options.read_config(context)
     configure_logging(config.log, sys.stderr)
     return config
-
-
-_LISTED = (
-    *(("group", "group"), ("clients", "clients"), ("served", "served_bytes")),
-    *(("from store", "store_bytes"), ("GET", "gets"), ("LIST", "lists")),
-    *(("throttled s", "throttle_seconds"), ("USD", "usd")),
-)
-_LISTED_BY_BROKERS = (("group", "group"), ("partitions", "partitions"), ("lag", "lag_offsets"))
-_SHOWN = (
-    *(("topic", "topic"), ("partition", "partition"), ("committed", "committed_offset")),
-    *(("log start", "log_start_offset"), ("log end", "log_end_offset"), ("lag", "lag_offsets")),
-    ("reads from", "reads_from"),
-)
 
 
 @app.command("list")
@@ -88,7 +87,7 @@ def list_groups(
 
     Exit codes: 0 done; 2 the console or the cluster does not answer.
     """
-    rows: Sequence[Row]
+    rows: Sequence[JsonRow]
     with users_errors():
         if console_url is not None:
             rows = ConsoleClient(console_url, token_file).rows("/api/groups")
@@ -97,12 +96,12 @@ def list_groups(
     if console_url is None:
         rows = list(by_group(run_to_end(_positions(config, None))))
     columns = _LISTED_BY_BROKERS if console_url is None else _LISTED
-    show_rows(rows, columns, json=json)
+    print_rows(rows, columns, json=json)
 
 
 @app.command("show")
 @options.shares("bootstrap")
-def show(context: typer.Context, group: Group, json: AsJson = False) -> None:
+def show_group(context: typer.Context, group: GroupName, json: AsJson = False) -> None:
     """Show how far GROUP has read, by partition, and whether it goes on from archive or brokers.
 
     Exit codes: 0 done; 2 the cluster does not answer, or has no commits of the group.
@@ -113,7 +112,7 @@ def show(context: typer.Context, group: Group, json: AsJson = False) -> None:
     with users_errors():
         if not rows:
             raise ConfigError(f"the cluster has no committed offsets of group {group}")
-    show_rows(rows, _SHOWN, json=json)
+    print_rows(rows, _POSITIONS, json=json)
 
 
 async def _positions(config: Config, group: str | None) -> list[dict[str, Any]]:
@@ -132,15 +131,15 @@ async def _positions(config: Config, group: str | None) -> list[dict[str, Any]]:
         rows = []
         for one in sorted(found):
             tp = tps.get((one.topic, one.partition))
-            edges = None if tp is None else cluster.cached_log_offsets(tp)
-            rows.append(position_row(one, edges))
+            log_offsets = None if tp is None else cluster.cached_log_offsets(tp)
+            rows.append(position_row(one, log_offsets))
     return rows
 
 
-def position_row(committed: GroupOffset, edges: LogOffsets | None) -> dict[str, Any]:
+def position_row(committed: GroupOffset, log_offsets: LogOffsets | None) -> dict[str, Any]:
     """One commit and the edges of its log. None: the brokers do not tell them. Pure."""
-    start = None if edges is None else edges.log_start_offset
-    end = None if edges is None else edges.high_watermark
+    start = None if log_offsets is None else log_offsets.log_start_offset
+    end = None if log_offsets is None else log_offsets.high_watermark
     of_archive = start is not None and committed.offset < start
     return {
         "group": committed.group,
@@ -154,7 +153,7 @@ def position_row(committed: GroupOffset, edges: LogOffsets | None) -> dict[str, 
     }
 
 
-def by_group(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+def by_group(rows: Iterable[JsonRow]) -> Iterator[dict[str, Any]]:
     """The sums of each group. A lag that is not known everywhere is not known at all. Pure."""
     for name, some in groupby(rows, lambda row: str(row["group"])):
         lags = [row["lag_offsets"] for row in some]

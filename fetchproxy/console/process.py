@@ -16,7 +16,7 @@ from fetchproxy.config.document import masked_values
 from fetchproxy.config.memory_plan import memory_parts
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import RemoteStorageError
-from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.storage.archive_objects import ArchiveObjects
 
 # The store's clock is one request, so callers cannot make many.
 CLOCK_AGE_MAX_S = 60.0
@@ -66,7 +66,7 @@ class ProcessFacts:
     """`clock_ms`: the wall clock."""
 
     config: Config
-    storage: RemoteStorage
+    objects: ArchiveObjects
     clock_ms: Callable[[], int]
     _ahead_ms: int | None = None
     _asked_at: float = float("-inf")
@@ -94,7 +94,7 @@ class ProcessFacts:
                 self._asked_at, self._ahead_ms = clock(), None
                 try:
                     async with asyncio.timeout(CLOCK_WAIT_MAX_S):
-                        there_ms = await self.storage.objects.store_clock_ms()
+                        there_ms = await self.objects.store_clock_ms()
                 except (RemoteStorageError, TimeoutError):
                     there_ms = None  # the status says what fails
                 if there_ms is not None:

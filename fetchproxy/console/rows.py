@@ -66,7 +66,7 @@ class TopicRow(TopicStatus):
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentRow:
+class ArchivedSegment:
     """`last_offset` is inclusive. `packed`: compressed or encrypted."""
 
     topic_id: str
@@ -198,7 +198,7 @@ class Rows:
         tps = [tp for tp in self._of_topic(topic) if tp.partition == partition]
         if not tps:
             raise NotThere(f"partition {partition} of topic {topic}")
-        rows: list[SegmentRow] = []
+        rows: list[ArchivedSegment] = []
         for tp in tps:
             view = self.collector.rlmm.view(tp)
             if view is None:
@@ -210,9 +210,9 @@ class Rows:
                 index += len(step)
                 await a_turn()
         rows.sort(key=lambda row: (row.last_offset, row.base_offset))
-        shown = rows[: query.limit]
+        page_rows = rows[: query.limit]
         more = len(rows) > query.limit
-        return Page(tuple(shown), str(shown[-1].last_offset) if more else None)
+        return Page(tuple(page_rows), str(page_rows[-1].last_offset) if more else None)
 
     def _of_topic(self, topic: str) -> Sequence[TopicIdPartition]:
         tps = self.collector.tps
@@ -227,10 +227,10 @@ class Rows:
         every = [*self.accounts.clients(), self.accounts.others, self.accounts.own]
         await a_turn()
         most = await asyncio.to_thread(heapq.nlargest, skipped + query.limit + 1, every, _bytes)
-        shown = most[skipped : skipped + query.limit]
+        page_rows = most[skipped : skipped + query.limit]
         rows = [
             ReaderRow(**one.client._asdict(), **cost_of(one, self.prices))
-            async for one in cooperative(shown, LINES_AT_ONCE)
+            async for one in cooperative(page_rows, LINES_AT_ONCE)
         ]
         more = len(most) > skipped + query.limit
         return Page(tuple(rows), str(skipped + query.limit) if more else None)
@@ -264,8 +264,8 @@ class Rows:
         """The worst first."""
         skipped, now = skipped_rows(query), asyncio.get_running_loop().time()
         every = await self.collector.conditions()
-        shown = every[skipped : skipped + query.limit]
-        rows = [one.as_json_at(now) async for one in cooperative(shown, LINES_AT_ONCE)]
+        page_rows = every[skipped : skipped + query.limit]
+        rows = [one.as_json_at(now) async for one in cooperative(page_rows, LINES_AT_ONCE)]
         more = len(every) > skipped + query.limit
         return Page(tuple(rows), str(skipped + query.limit) if more else None)
 
@@ -273,9 +273,9 @@ class Rows:
         """The newest first."""
         skipped = skipped_rows(query)
         every = self.lines.newest_first()
-        shown = every[skipped : skipped + query.limit]
+        page_rows = every[skipped : skipped + query.limit]
         more = len(every) > skipped + query.limit
-        rows = tuple(LogLine(*one) for one in shown)
+        rows = tuple(LogLine(*one) for one in page_rows)
         return Page(rows, str(skipped + query.limit) if more else None)
 
     async def process(self, _query: PageQuery) -> Page:
@@ -290,8 +290,8 @@ def _bytes(account: ReaderAccount) -> int:
     return account.store_bytes + account.served_bytes
 
 
-def _segment_row(tp: TopicIdPartition, segment: Any) -> SegmentRow:
-    return SegmentRow(
+def _segment_row(tp: TopicIdPartition, segment: Any) -> ArchivedSegment:
+    return ArchivedSegment(
         uuid_text(tp.topic_id),
         uuid_text(segment.segment_id.id),
         segment.start_offset,

@@ -38,6 +38,7 @@ for _registry in (REGISTRY, BY_TOPIC):
 _TAKING_OVER = Lock()  # two scrapes at once must not add the same counts twice
 _TOPIC = ("topic",)
 _PARTITION = (*_TOPIC, "partition")
+_READER = ("address", "client_id", "user", "group")
 # The labels of each metric. Series whose first label is the topic go with their topics.
 _DECLARED: dict[Counter | Gauge | Histogram, tuple[str, ...]] = {}
 _BTM = "kafka_server_brokertopicmetrics"
@@ -741,7 +742,6 @@ ARCHIVE_ONLY_GROUPS = gauge(
 # Who reads history. A client has series of its own while it is among those that read most; what all
 # the rest does counts with the address "other".
 
-_READER = ("address", "client_id", "user", "group")
 READER_STORE_REQUESTS = counter(
     "fetchproxy_reader_store_requests",
     "Requests to the store, by the client for which they were sent first; request: get, list or "

@@ -61,6 +61,15 @@ _PRESSED_SHARE = 0.5
 PAUSE_MAX_S = 15.0
 # Leading bits of an IPv6 address that stand for one host (RFC 6177): it may use all others freely.
 _IPV6_HOST_BITS = 64
+# RFC 4514's short names, as in Kafka's principals of certificates.
+_SHORT = {
+    "commonName": "CN",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "countryName": "C",
+}
 # Payers remembered. A forgotten payer owes nothing any more.
 PAYERS_MAX = 10_000
 
@@ -232,17 +241,6 @@ def payer_of(transport: asyncio.BaseTransport, host: str | None = None) -> str:
         return repr(names)
     peer = (host,) if host is not None else transport.get_extra_info("peername")
     return host_of(str(peer[0])) if peer else "unknown"
-
-
-# RFC 4514's short names, as in Kafka's principals of certificates.
-_SHORT = {
-    "commonName": "CN",
-    "organizationName": "O",
-    "organizationalUnitName": "OU",
-    "localityName": "L",
-    "stateOrProvinceName": "ST",
-    "countryName": "C",
-}
 
 
 def certificate_user(transport: asyncio.BaseTransport) -> str:

@@ -233,8 +233,8 @@ class ReaderAccounts:
 
     async def _choose_shown(self) -> None:
         accounts = await collected(self.clients())
-        shown = [one for one in accounts if one.series is not None]
-        least = sorted(shown, key=lambda one: one.bytes_lately)
+        with_series = [one for one in accounts if one.series is not None]
+        least = sorted(with_series, key=lambda one: one.bytes_lately)
         hidden = (one for one in accounts if one.series is None)
         most = heapq.nlargest(self._series_max, hidden, key=lambda one: one.bytes_lately)
         for coming, going in zip(most, least, strict=False):

@@ -36,20 +36,10 @@ def read(args: list[str]) -> Config:
 
 
 def test_the_commands() -> None:
-    names = [
-        "archive",
-        "backfill",
-        "completion",
-        "config",
-        "doctor",
-        "groups",
-        "index",
-        "keys",
-        "merge",
-        "mirror",
-    ]
+    names = ["archive", "backfill", "bundle", "completion", "config", "doctor", "groups", "index"]
+    names += ["keys", "lag", "merge", "mirror"]
     names += ["reindex", "report"]
-    names += ["resolve", "restore", "segments", "serve", "user", "verify"]
+    names += ["resolve", "restore", "segments", "serve", "top", "topics", "user", "verify"]
     assert sorted(COMMANDS) == names
 
 

@@ -19,7 +19,7 @@ from segment_values import segment_of
 from test_console_collect import CONFIG, Process
 
 from fetchproxy.config.schema import ConsoleConfig, PricesConfig
-from fetchproxy.console.api import ENDPOINTS, OTHERS, openapi, page
+from fetchproxy.console.api import ENDPOINTS, OTHERS, api_page, openapi
 from fetchproxy.console.process import ProcessFacts
 from fetchproxy.console.rows import LIMIT_MAX, PageQuery, Rows, cost_of
 from fetchproxy.console.server import TOKEN_BYTES_MIN, ConsoleServer
@@ -71,7 +71,7 @@ async def longest_turn() -> AsyncIterator[list[float]]:
 
 
 def rows_of(process: Process) -> Rows:
-    facts = ProcessFacts(CONFIG, process.storage, lambda: 1_700_000_000_000)
+    facts = ProcessFacts(CONFIG, process.storage.objects, lambda: 1_700_000_000_000)
     return Rows(process.collector, process.storage.accounts, facts, process.lines)
 
 
@@ -223,7 +223,7 @@ async def test_all_that_is_answered_is_described(
 
 def test_the_page_on_disk_is_up_to_date() -> None:
     on_disk = (Path(__file__).parents[2] / "docs/reference/api.md").read_text(encoding="utf-8")
-    assert on_disk == page(), "run python -m fetchproxy.console.api"
+    assert on_disk == api_page(), "run python -m fetchproxy.console.api"
 
 
 async def test_with_a_token_only_probes_answer_without_it(process: Process, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
 
 COMMANDS = {name: main.loaded(name) for name in main.COMMANDS}
-GENERATED = {"commands.md", "configuration.md", "metrics.md", "log-events.md"}
+GENERATED = {"api.md", "commands.md", "configuration.md", "metrics.md", "log-events.md"}
 DOCUMENTS = sorted(
     [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")],
     key=lambda path: path.relative_to(ROOT).as_posix(),
