@@ -70,36 +70,42 @@ class ProcessFacts:
     clock_ms: Callable[[], int]
     _ahead_ms: int | None = None
     _asked_at: float = float("-inf")
-    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _packages: dict[str, str] | None = None
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def row(self) -> ProcessRow:
-        """Files are read in a thread: see `tests/app/test_disk_beside_the_loop.py`."""
-        packages, limits = await asyncio.to_thread(lambda: (_packages(), _limits()))
+        """One caller after the other, so that many cost no more than one. A thread reads files."""
+        async with self._one_at_a_time:
+            return await self._row()
+
+    async def _row(self) -> ProcessRow:
+        if self._packages is None:
+            self._packages = await asyncio.to_thread(_packages)
         return ProcessRow(
             version=__version__,
             python=platform.python_version(),
             system=platform.platform(),
-            packages=packages,
+            packages=self._packages,
             settings=tuple(masked_values(self.config)),
             memory_plan=memory_parts(self.config),
-            limits=limits,
+            limits=await asyncio.to_thread(_limits),
             clock_ms=self.clock_ms(),
             store_clock_ahead_ms=await self._store_ahead_ms(),
         )
 
     async def _store_ahead_ms(self) -> int | None:
         clock = asyncio.get_running_loop().time
-        async with self._asking:
-            if clock() - self._asked_at >= CLOCK_AGE_MAX_S:
-                self._asked_at, self._ahead_ms = clock(), None
-                try:
-                    async with asyncio.timeout(CLOCK_WAIT_MAX_S):
-                        there_ms = await self.objects.store_clock_ms()
-                except (RemoteStorageError, TimeoutError):
-                    there_ms = None  # the status says what fails
-                if there_ms is not None:
-                    self._ahead_ms = there_ms - self.clock_ms()
+        if clock() - self._asked_at < CLOCK_AGE_MAX_S:
             return self._ahead_ms
+        self._asked_at, self._ahead_ms = clock(), None
+        try:
+            async with asyncio.timeout(CLOCK_WAIT_MAX_S):
+                there_ms = await self.objects.store_clock_ms()
+        except (RemoteStorageError, TimeoutError):
+            return None  # the status says what fails
+        if there_ms is not None:
+            self._ahead_ms = there_ms - self.clock_ms()
+        return self._ahead_ms
 
 
 def _packages() -> dict[str, str]:

@@ -44,6 +44,12 @@ async def _http(victim: Victim, pieces: Sequence[bytes], *, pause_s: float = 0.0
         reset(writer)
 
 
+_API_PATHS = (
+    *(f"/api/{name}?limit=1000" for name in ("topics", "readers", "groups", "conditions", "log")),
+    *("/api/process", "/api/openapi.json", "/api/topics/none/partitions"),
+)
+
+
 async def _pieces(writer: asyncio.StreamWriter, pieces: Sequence[bytes], pause_s: float) -> None:
     for piece in pieces:
         await send(writer, [piece])
@@ -56,9 +62,8 @@ def _bomb(codec: str) -> bytes:
 
 
 def http(rng: random.Random, victim: Victim) -> Attack:
-    path = rng.choice(
-        ("/healthz", "/metrics", "/api/status", "/api/partitions", "/api/records", "/", "/no")
-    )
+    paths = ("/healthz", "/metrics", "/api/status", "/api/partitions", "/api/records", "/", "/no")
+    path = rng.choice((*paths, *_API_PATHS))
     get = b"GET " + path.encode() + b" HTTP/1.1\r\n" + _HOST
     count = rng.choice((1, 8, 64))
 

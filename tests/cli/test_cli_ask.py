@@ -27,7 +27,6 @@ from fetchproxy.cli.main import app
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.console.server import ConsoleServer
 from fetchproxy.model import LogOffsets, TopicIdPartition
-from fetchproxy.observability.logs import RecentLines
 from fetchproxy.storage.reader_accounts import Client, StoreRequest, paid_by
 from lab.process import free_port
 
@@ -47,7 +46,6 @@ class ServedConsole:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         async with Process() as process:
-            process.lines = RecentLines()
             await self._fill(process)
             config = ConsoleConfig(listen="127.0.0.1:0", token_file=self._token_file)
             rows = rows_of(process)

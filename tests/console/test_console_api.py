@@ -78,7 +78,6 @@ def rows_of(process: Process) -> Rows:
 @pytest.fixture
 async def process() -> AsyncIterator[Process]:
     async with Process() as process:
-        process.lines = RecentLines()
         for topic in range(TOPICS):
             for partition in range(PARTITIONS):
                 tp = TopicIdPartition(UUID(int=100 + topic), f"topic-{topic}", partition)

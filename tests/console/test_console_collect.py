@@ -35,7 +35,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Condition, Health, Kind, of_partition
-from fetchproxy.observability.logs import RecentEvents
+from fetchproxy.observability.logs import RecentEvents, RecentLines
 from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import partition_folder
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
@@ -94,6 +94,7 @@ class Process:
         self.work: dict[TopicIdPartition, PartitionArchiveStatus] = {}
         self.published_conditions = PublishedConditions()
         self.events = RecentEvents(clock=lambda: "now")
+        self.lines = RecentLines()
         self.consumer_paces: ConsumerPaces | None = None
         self.exits = AsyncExitStack()
 
