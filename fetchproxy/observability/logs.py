@@ -115,7 +115,7 @@ class RecentLines:
 
     def processor(self, _logger: WrappedLogger, _method: str, event_dict: EventDict) -> EventDict:
         """A structlog processor behind `mask_secrets` that keeps each line and changes nothing."""
-        text = json.dumps(event_dict, ensure_ascii=False, default=str)[:LINE_CHARS_MAX]
+        text = json.dumps(event_dict, default=str)[:LINE_CHARS_MAX]
         at, level, event = (str(event_dict.get(key, "")) for key in ("timestamp", "level", "event"))
         self._lines.append(RecentLine(at, level, event, text))
         self._chars += len(text)

@@ -34,7 +34,7 @@ from fetchproxy.runtime.cooperative import collected, cooperative
 
 # Clients may choose their names, so there may be any number of them. Each takes about 1 KiB.
 ACCOUNTS_MAX = 10_000
-# As many as people can read, and seven lines of `/metrics` each.
+# As many as people can read, and six lines of `/metrics` each.
 SERIES_MAX = 25
 # A nightly job is forgotten before its next run; a consumer that waits for records is not.
 FORGOTTEN_AFTER_S = 900.0
