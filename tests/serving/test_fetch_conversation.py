@@ -25,6 +25,7 @@ from test_fetch_session import asks
 from test_whole_answers import CORRELATION_ID, framed
 
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
+from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.gateway.fetch_conversation import (
     TRANSITIONS,
     FetchConversation,
@@ -42,6 +43,7 @@ from fetchproxy.serving.gateway.fetch_routing import ALL_FROM_BROKERS, FetchPlan
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics
 from fetchproxy.serving.gateway.session import ToBroker
+from fetchproxy.storage.reader_accounts import Client
 
 PAGE = Path(__file__).parents[2] / "docs" / "contribute" / "architecture.md"
 VERSION = 11
@@ -164,7 +166,13 @@ class Fetches:
         self.served: list[Serve] = []
         self.left = 0
         self.caught: list[PartitionKey] = []
-        self.share = self
+        self.share = SimpleNamespace(
+            due_in=self.due_in,
+            budget_bytes=self.budget_bytes,
+            responded=self.responded,
+            groups=GroupsOfClients(),
+            client=Client,
+        )
         self.addresses = SimpleNamespace(splice_fetch_tags=bytes)
         self.by_id, self.table, self.plan = False, RouteTable(60.0), ALL_FROM_BROKERS
         nobody = cast(Any, None)
@@ -262,7 +270,7 @@ def test_a_caught_fetch_without_records_is_served() -> None:
     assert fetches.arrives(relayed, response) == b""
     assert fetches.caught == [KEY]
     (serve,) = fetches.served
-    assert (serve.request, serve.client) == (relayed.request, ("10.0.0.1", "client"))
+    assert (serve.request, serve.client) == (relayed.request, Client("10.0.0.1", "client"))
     assert serve.requested_at == requested_at
     relayed.done()
     assert fetches.state is FetchState.PLANNING
