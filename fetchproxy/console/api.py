@@ -35,6 +35,7 @@ _PARTITION_DIGITS_MAX = 9
 # Paths that have no pages: path, summary, type of the response.
 OTHERS: tuple[tuple[str, str, type | str], ...] = (
     ("/api/status", "All figures of the page", Status),
+    ("/api/records", "Archived records, if console.show_records is set", "object"),
     ("/api/openapi.json", "This description", "object"),
     ("/metrics", "Metrics in the text format of Prometheus", "text"),
     ("/healthz", "200: the process is alive; open without a token", "text"),
