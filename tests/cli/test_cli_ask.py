@@ -49,7 +49,9 @@ class ServedConsole:
             await self._fill(process)
             config = ConsoleConfig(listen="127.0.0.1:0", token_file=self._token_file)
             rows = rows_of(process)
-            async with ConsoleServer(config, process.collector, CollectorRegistry(), rows) as http:
+            async with ConsoleServer(
+                config, process.collector, CollectorRegistry(), rows=rows
+            ) as http:
                 self.url = f"http://{http.address}"
                 self._ready.set()
                 await self._end.wait()

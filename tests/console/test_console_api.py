@@ -39,7 +39,7 @@ async def served(process: Process, **config: Any) -> AsyncIterator[aiohttp.Clien
     rows = rows_of(process)
     settings = ConsoleConfig(listen="127.0.0.1:0", **config)
     async with (
-        ConsoleServer(settings, process.collector, CollectorRegistry(), rows) as console,
+        ConsoleServer(settings, process.collector, CollectorRegistry(), rows=rows) as console,
         aiohttp.ClientSession(f"http://{console.address}") as session,
     ):
         yield session
