@@ -57,7 +57,9 @@ PriceFile = Annotated[
         "Default: an example.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", envvar="FETCHPROXY_JSON", help="Print JSON, for programs.")
+]
 
 
 @options.shares()

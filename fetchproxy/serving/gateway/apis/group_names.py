@@ -8,8 +8,8 @@ from fetchproxy_protocol.apis import ApiKey, WireError, is_flexible
 from fetchproxy_protocol.headers import RequestHead, client_id
 from fetchproxy_protocol.primitives import Buffer, Cursor
 
-from fetchproxy.serving.gateway.broker_link import ExpectedResponse
 from fetchproxy.serving.gateway.session import GatewaySession, Passes
+from fetchproxy.serving.upstream import ExpectedResponse
 
 KEYS = frozenset((ApiKey.JOIN_GROUP, ApiKey.OFFSET_FETCH, ApiKey.CONSUMER_GROUP_HEARTBEAT))
 _MANY_GROUPS_FROM = 8  # OffsetFetch
