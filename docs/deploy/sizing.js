@@ -247,7 +247,7 @@ function begin() {
   form.append(...FIELDS.map(fieldOf));
   form.addEventListener("input", () => show(form, table));
   form.addEventListener("submit", (event) => event.preventDefault());
-  document.getElementById("sizing").replaceChildren(form, table);
+  document.getElementById("sizing-calculator").replaceChildren(form, table);
   show(form, table);
 }
 

@@ -71,6 +71,15 @@ def test_a_page_has_one_title_and_no_heading_twice(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_an_element_of_a_page_has_no_headings_anchor(page: str) -> None:
+    """A script that looks for its element would find the heading, which comes first."""
+    lines = [line for _, line in outside_of_code(page)]
+    anchors = {re.sub(r"[^\w\- ]", "", line.lstrip("# ")).strip().lower().replace(" ", "-")
+               for line in lines if re.match(r"#+ ", line)}  # fmt: skip
+    assert not anchors & set(re.findall(r'id="([^"]+)"', "\n".join(lines)))
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_what_belongs_to_an_item_is_indented_by_four(page: str) -> None:
     """GitHub takes two spaces, too; the builder ends the list there."""
     for before, line in outside_of_code(page):

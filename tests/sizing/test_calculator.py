@@ -98,7 +98,7 @@ def test_both_files_on_disk_are_the_generated_ones() -> None:
 def test_the_page_loads_its_calculator_and_nothing_else() -> None:
     page = (ROOT / SIZING_PAGE).read_text("utf-8")
     assert re.findall(r"<script src=\"([^\"]+)\"", page) == [SCRIPT.name]
-    assert '<div id="sizing">' in page
+    assert '<div id="sizing-calculator">' in page
     words = ("fetch(", "XMLHttpRequest", "import ", "http:", "https:", "innerHTML")
     assert not [word for word in words if word in SCRIPT.read_text("utf-8")]
 
@@ -112,14 +112,14 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
 ) -> None:
     find_part("browser", lambda: str(find_browser()))
     (tmp_path / SCRIPT.name).write_bytes(SCRIPT.read_bytes())
-    body = '<div id="sizing"></div><script src="sizing.js"></script>'
+    body = '<div id="sizing-calculator"></div><script src="sizing.js"></script>'
     (tmp_path / "page.html").write_text(f'<!doctype html><meta charset="utf-8">{body}')
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(tmp_path)))
     Thread(target=server.serve_forever, daemon=True).start()
     try:
         with Browser() as page:
             page.open(f"http://127.0.0.1:{server.server_port}/page.html")
-            while not page.evaluate("document.querySelectorAll('#sizing tr').length"):
+            while not page.evaluate("document.querySelectorAll('#sizing-calculator tr').length"):
                 time.sleep(0.1)
             assert shown(page) == rows(estimate(EXAMPLE, EXAMPLE_PRICES))
             page.evaluate(
@@ -132,7 +132,7 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
                 "(() => { const f = document.querySelector('[name=partitions]'); f.value = '0';"
                 "f.dispatchEvent(new Event('input', {bubbles: true})); })()"
             )
-            assert "out of its bounds" in page.text("#sizing table")
+            assert "out of its bounds" in page.text("#sizing-calculator table")
     finally:
         server.shutdown()
         server.server_close()
@@ -140,7 +140,7 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
 
 def shown(page: Browser) -> list[tuple[str, ...]]:
     cells = page.evaluate(
-        "[...document.querySelectorAll('#sizing tr')]"
+        "[...document.querySelectorAll('#sizing-calculator tr')]"
         ".map(row => [...row.cells].map(cell => cell.textContent))"
     )
     return [tuple(row) for row in cells]
