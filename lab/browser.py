@@ -44,7 +44,10 @@ class Browser:
     """`with Browser() as page: page.open(url); page.text()`. One page."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="lab-browser-")
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="lab-browser-",
+            ignore_cleanup_errors=True,  # its processes end, and write, after it
+        )
         self._profile = Path(self._folder.name) / "profile"
         command = [str(find_browser()), *_FLAGS, f"--user-data-dir={self._profile}"]
         if os.geteuid() == 0:  # Chromium's sandbox does not run as root

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from math import isfinite
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,7 +16,7 @@ from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.sizing.estimate import DAY_S, Estimate, Workload, estimate
-from fetchproxy.sizing.prices import EXAMPLE_PRICES, Prices, read_prices
+from fetchproxy.sizing.prices import Prices, prices_of
 from fetchproxy.sizing.table import rows
 
 _KEEP_ALL_DAYS = 365.0
@@ -49,14 +48,6 @@ Ratio = Annotated[
         min=0.01, help="Bytes in the store for each byte of the log; 0.4 is usual for zstd."
     ),
 ]
-PriceFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="TOML file with per_1000_writes, per_1000_reads, gb_month, egress_gb and name. "
-        "Default: an example.",
-    ),
-]
 AsJson = Annotated[
     bool, typer.Option("--json", envvar="FETCHPROXY_JSON", help="Print JSON, for programs.")
 ]
@@ -71,20 +62,18 @@ def sizing(
     readers: Readers = 1,
     replay_mb_per_s: ReplayMegabytes = 0,
     ratio: Ratio = 1,
-    prices: PriceFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate machines, memory, disk, network, requests and money for a load.
 
-    The size and age of segments and the metadata manager are those of the configuration: try
-    others with --set. The archive is as old as its retention. docs/deploy/sizing.md explains each
-    figure.
+    The size and age of segments, the metadata manager and the prices are those of the
+    configuration: try others with --set. Without prices an example counts. The archive is as old
+    as its retention. docs/deploy/sizing.md explains each figure.
 
-    Exit codes: 0 success; 2 the configuration or the price file cannot be used.
+    Exit codes: 0 success; 2 the configuration cannot be used.
     """
     with users_errors():
         config = options.read_config(context)
-        price_list = EXAMPLE_PRICES if prices is None else read_prices(prices)
     load = Workload(
         mb_per_s=mb_per_s,
         partitions=partitions,
@@ -98,6 +87,7 @@ def sizing(
     )
     with users_errors():
         _check_finite(load)
+    price_list = prices_of(config.prices)
     found = estimate(load, price_list)
     if as_json:
         typer.echo(

@@ -441,15 +441,16 @@ class ConsoleConfig(Section):
 
 
 class PricesConfig(Section):
-    """What the store costs. With prices, `fetchproxy top` and the API show money."""
+    """What the store costs. With prices, `fetchproxy top` and the API show money,
+    and `fetchproxy sizing` estimates with them."""
 
-    get_usd_per_1000: float = Field(0.0, ge=0)
+    get_usd_per_1000: float = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for 1,000 reads of the store (GET)."""
-    put_usd_per_1000: float = Field(0.0, ge=0)
+    put_usd_per_1000: float = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for 1,000 writes and listings of the store (PUT, LIST)."""
-    egress_usd_per_gb: float = Field(0.0, ge=0)
+    egress_usd_per_gb: float = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for a GB (10⁹ bytes) that the store sends."""
-    storage_usd_per_gb_month: float = Field(0.0, ge=0)
+    storage_usd_per_gb_month: float = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for a GB (10⁹ bytes) in the store for a month."""
 
     @property

@@ -71,7 +71,7 @@ def test_every_option_has_help_and_a_variable(option: Any) -> None:
     if option.name in (
         *("user_name", "topic_patterns", "group_patterns", "check", "show"),
         *("before", "wait", "present", "skip", "plain", "shell"),
-        *("mb_per_s", "partitions", "days", "readers", "replay_mb_per_s", "ratio", "prices"),
+        *("mb_per_s", "partitions", "days", "readers", "replay_mb_per_s", "ratio"),
     ):
         assert option.envvar is None  # for what is printed: no process is started with it
         return

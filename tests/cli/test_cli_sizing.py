@@ -46,7 +46,8 @@ def test_segments_metadata_and_retention_are_those_of_the_configuration(tmp_path
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["--prices", "/nowhere.toml"], "/nowhere.toml: cannot be read"),
+        (["--set", "prices.put_usd_per_1000=-1"], "prices.put_usd_per_1000"),
+        (["--set", "prices.put_usd_per_1000=inf"], "prices.put_usd_per_1000"),
         (["--partitions", "0"], "greater than or equal to 1"),
         (["--mb-per-s", "nan"], "greater than or equal to 0"),
         (["--days", "inf"], "retention_days = inf: expected a number"),

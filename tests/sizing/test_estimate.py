@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_loads import loads
 
-from fetchproxy.errors import ConfigError
+from fetchproxy.config.schema import PricesConfig
 from fetchproxy.sizing.coefficients import COEFFICIENTS
 from fetchproxy.sizing.estimate import DAY_S, Workload, estimate, log_writes
-from fetchproxy.sizing.prices import EXAMPLE_PRICES, parse_prices, read_prices
+from fetchproxy.sizing.prices import EXAMPLE_PRICES, prices_of
 
 MIB = 1024 * 1024
 ONE = Workload(mb_per_s=1, partitions=1, retention_days=1)
@@ -84,28 +83,9 @@ def test_one_process_of_each_kind_may_be_missing(load: Workload) -> None:
     assert found.archiver_cores < found.archivers - 1 or found.archiver_cores <= 1
 
 
-def test_prices_come_from_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "p.toml"
-    file.write_text("per_1000_writes = 1.0\nper_1000_reads = 2.0\ngb_month = 0.5\n")
-    found = read_prices(file)
-    assert (found.per_1000_writes, found.per_1000_reads, found.egress_gb) == (1.0, 2.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("gb_month = ", "not a TOML file"),
-        ("per_1000_writes = 1\nper_1000_reads = 1", "p.toml: gb_month: Field required"),
-        ("per_1000_writes = -1\nper_1000_reads = 1\ngb_month = 1", "per_1000_writes"),
-        ("per_1000_writes = inf\nper_1000_reads = 1\ngb_month = 1", "finite"),
-        ("per_1000_writes = 1\nper_1000_reads = 1\ngb_month = 1\nput = 1", "p.toml: put"),
-    ],
-)
-def test_a_wrong_price_is_named(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        parse_prices(text, "p.toml")
-
-
-def test_a_missing_price_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read"):
-        read_prices(tmp_path / "nowhere.toml")
+def test_prices_are_those_of_the_configuration() -> None:
+    config = PricesConfig(put_usd_per_1000=1.0, get_usd_per_1000=2.0, storage_usd_per_gb_month=0.5)
+    found = prices_of(config)
+    assert (found.per_1000_writes, found.per_1000_reads) == (1.0, 2.0)
+    assert (found.gb_month, found.egress_gb) == (0.5, 0.0)
+    assert prices_of(PricesConfig()) == EXAMPLE_PRICES
