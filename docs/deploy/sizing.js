@@ -111,7 +111,7 @@ function machinesOf(load, segments, unit) {
 function requestsOf(load, segments, machines, unit) {
   const byStore = load.manager === "store" ? 1 : 0;
   const replayBytes = load.replay_mb_per_s * 1e6 * DAY_S;
-  const replayed = segments.log_bytes > 0 ? replayBytes / segments.log_bytes : 0;
+  const replayed = segments.log_bytes >= 1 ? replayBytes / segments.log_bytes : 0;
   const ofSegment = unit.segment_writes + logWrites(segments.log_bytes * load.ratio, unit);
   const processes = machines.proxies + machines.archivers;
   return {

@@ -160,7 +160,7 @@ def _requests(
 ) -> Requests:
     by_store = load.manager == "store"
     replay_bytes = load.replay_mb_per_s * 1e6 * DAY_S
-    replayed = replay_bytes / segments.log_bytes if segments.log_bytes > 0 else 0
+    replayed = replay_bytes / segments.log_bytes if segments.log_bytes >= 1 else 0
     of_segment = unit.segment_writes + log_writes(segments.log_bytes * load.ratio, unit)
     processes = machines.proxies + machines.archivers
     return Requests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from math import isfinite
 
 import pytest
 from hypothesis import given
@@ -89,3 +90,8 @@ def test_prices_are_those_of_the_configuration() -> None:
     assert (found.per_1000_writes, found.per_1000_reads) == (1.0, 2.0)
     assert (found.gb_month, found.egress_gb) == (0.5, 0.0)
     assert prices_of(PricesConfig()) == EXAMPLE_PRICES
+
+
+def test_next_to_nothing_costs_a_finite_amount() -> None:
+    found = estimate(replace(ONE, mb_per_s=5e-324, replay_mb_per_s=1), EXAMPLE_PRICES)
+    assert isfinite(found.costs_per_month.total)
