@@ -74,13 +74,8 @@ def scene(
         yield scene
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "store-corrupt",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("store-down", "store-slow")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["store-down", "store-slow", "store-corrupt"])
 def test_readers_wait_and_get_every_record(scene: Scene, fault: str) -> None:
     with scene.reader() as reader:
         reader.wait_until_held()

@@ -60,6 +60,7 @@ def scene(
         yield Scene(kafka_server, relay, f"{store}&region={s3_server.region}", tmp_path)
 
 
+@pytest.mark.slow
 def test_a_store_that_refuses_everything(scene: Scene) -> None:
     """Retention of archive and brokers goes on meanwhile, and a reader needs what is not copied."""
     data = scene.topic("refused", {"retention.bytes": "400000", "segment.bytes": "1048576"})
