@@ -133,7 +133,7 @@ OVERVIEW = Dashboard(
                 "{{instance}}": "rate(process_cpu_seconds_totalOF[$__rate_interval]) / "
                                 "on (job, instance) fetchproxy_available_cpu_coresOF",
             }, "percentunit"),
-            Panel("Memory in use, of what is available", {
+            Panel("Share of the available memory in use", {
                 "{{instance}}": "process_resident_memory_bytesOF / on (job, instance) "
                                 "fetchproxy_available_memory_bytesOF",
             }, "percentunit"),
