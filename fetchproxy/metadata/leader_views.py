@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -35,7 +36,7 @@ from fetchproxy.model import (
 from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.runtime.batcher import Batcher, OnResult
-from fetchproxy.runtime.cooperative import chosen, forget, pieces
+from fetchproxy.runtime.cooperative import chosen, forget, side_by_side
 from fetchproxy.runtime.single_flight import SingleFlight
 
 NO_EPOCH = -1
@@ -294,22 +295,19 @@ class LeaderViews(PartitionViews):
         (loop time), because its log is unknown. A partition that was never checked is served,
         because no change of its leader is known. Never raises.
         """
-        due = await chosen(tps, self.wants_check, CHECKED_AT_ONCE)
+        due = await chosen(dict.fromkeys(tps), self.wants_check, CHECKED_AT_ONCE)
         if not due:
             return frozenset()
-        try:
-            async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as asking:
-                for piece in pieces(due, COMPARED_AT_ONCE):
-                    for tp in piece:
-                        asking.create_task(self._ask(tp), name=f"compare {tp}")
-                    await asyncio.sleep(0)
-        except TimeoutError:
-            pass  # partitions without a response are found below
-        return frozenset(
-            tp
-            for tp in due
-            if (checked := self._checked.get(tp)) and self._has_new_leader(tp, checked)
-        )
+        # Partitions without a response are found below.
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await side_by_side(due, self._ask, COMPARED_AT_ONCE)
+
+        def has_new_leader(tp: TopicIdPartition) -> bool:
+            checked = self._checked.get(tp)
+            return checked is not None and self._has_new_leader(tp, checked)
+
+        return frozenset(await chosen(due, has_new_leader, CHECKED_AT_ONCE))
 
     def _has_new_leader(self, tp: TopicIdPartition, checked: _Checked) -> bool:
         """Whether another leader is known. Without a leader, the log does not change."""

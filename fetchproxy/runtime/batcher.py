@@ -8,10 +8,12 @@ from collections.abc import (
     Callable,
     Collection,
     Hashable,
+    Iterator,
 )
 from typing import Generic, TypeVar
 
 from fetchproxy.errors import ClusterError
+from fetchproxy.runtime.cooperative import ITEMS_AT_ONCE
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -75,10 +77,20 @@ class Batcher(Generic[K, V]):
                 self._next = None
             await self._work(list(single_flights), tell)
         finally:
-            for call in single_flights.values():
-                if not call.done():
-                    call.set_result(_LEFT)
+            _leave(iter(list(single_flights.values())))
         return own_call.result()
+
+
+def _leave(calls: Iterator[asyncio.Future[V | ClusterError | _Left]]) -> None:
+    """In steps: each caller that still waits begins anew."""
+    left = 0
+    for call in calls:
+        if not call.done():
+            call.set_result(_LEFT)
+            left += 1
+        if left == ITEMS_AT_ONCE:
+            asyncio.get_running_loop().call_soon(_leave, calls)
+            return
 
 
 class _Left:

@@ -15,6 +15,7 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -164,24 +165,53 @@ async def collected(items: Iterable[T]) -> list[T]:
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], at_once: int) -> None:
     """Run `work` on all items, `at_once` in parallel. Raises the first FetchProxyError itself, not
     in a group. No work begins after it.
+
+    For as many items as a client names: a task for each would be cancelled together with all
+    others, in one turn of the loop.
     """
-    waiting = iter(items)
+    waiting = enumerate(items, 1)
     failures: list[FetchProxyError] = []
 
     async def worker() -> None:
-        for item in waiting:
+        for number, item in waiting:
             try:
                 await work(item)
             except FetchProxyError as error:  # raised below: here the TaskGroup would wrap it
                 failures.append(error)
             if failures:
                 return
+            if not number % ITEMS_AT_ONCE:
+                await a_turn()  # `work` may never have waited
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(at_once):
             workers.create_task(worker())
     if failures:
         raise failures[0]
+
+
+async def side_by_side(
+    items: Iterable[T], work: Callable[[T], Coroutine[Any, Any, None]], begun_at_once: int
+) -> None:
+    """Run `work` on all items in parallel: for work that shares its requests with the others'.
+
+    A TaskGroup alone would cancel thousands of tasks in one turn of the loop when its caller is
+    cancelled. Here they are cancelled in steps.
+    """
+    async with asyncio.TaskGroup() as group:
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for piece in pieces(items, begun_at_once):
+                tasks += [group.create_task(work(item)) for item in piece]
+                await asyncio.sleep(0)
+            for task in tasks:
+                if not task.done():
+                    await asyncio.wait([task])
+        except asyncio.CancelledError:
+            # The last ones first: the first one may do the work that the others wait for.
+            async for task in cooperative(reversed(tasks)):
+                task.cancel()
+            raise
 
 
 def at_once(steps: Generator[None, None, T]) -> T:

@@ -224,3 +224,10 @@ async def test_what_was_kept_is_not_compared() -> None:
     leader.ends = {4: EpochEnd(4, 60)}  # it shares only offsets below the joint
     assert await check(views)
     assert (end(views), views.begins_again(TP)) == (200, True)
+
+
+async def test_a_partition_that_is_named_often_is_compared_once() -> None:
+    leader = Leader(2, {1: EpochEnd(1, 150)})
+    views = over(Archive(view((0, 99, 1))), leader)
+    assert not await views.check([TP] * 1_000, asyncio.get_running_loop().time() + 5.0)
+    assert leader.asked == [1]

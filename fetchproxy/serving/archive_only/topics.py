@@ -7,7 +7,7 @@ was archived last; the older one can be reached only by its id.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from uuid import UUID
@@ -180,7 +180,8 @@ class ArchiveWatch:
             except RemoteStorageError as error:
                 found[tp] = error
 
-        async def look_at_topic(topic_id: UUID, tps_of_topic: set[TopicIdPartition]) -> None:
+        async def look_at_topic(tps_of_topic: Collection[TopicIdPartition]) -> None:
+            topic_id = next(iter(tps_of_topic)).topic_id
             # After a failure each partition has its last view, if any.
             try:
                 async with self._reads:
@@ -195,13 +196,16 @@ class ArchiveWatch:
             async for tp in cooperative(tps_of_topic, _VIEWS_AT_ONCE):
                 await look(tp)
 
-        async with asyncio.TaskGroup() as tasks:
-            for topic_id, of_topic in by_topic.items():
-                if len(of_topic) > PARTITIONS_ALONE_MAX:
-                    tasks.create_task(look_at_topic(topic_id, of_topic))
-                else:
-                    for tp in of_topic:
-                        tasks.create_task(look(tp))
+        many: list[Collection[TopicIdPartition]] = []
+        few: list[TopicIdPartition] = []
+        async for of_topic in cooperative(by_topic.values()):
+            if len(of_topic) > PARTITIONS_ALONE_MAX:
+                many.append(of_topic)
+            else:
+                few += of_topic
+        async with asyncio.TaskGroup() as looks:
+            looks.create_task(for_each(many, look_at_topic, READS_AT_ONCE_MAX))
+            looks.create_task(for_each(few, look, READS_AT_ONCE_MAX))
         return found
 
     def watch_ends(self, tps: Iterable[TopicIdPartition]) -> None:

@@ -33,6 +33,7 @@ from collections.abc import (
     Sequence,
     Set,
 )
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
@@ -49,14 +50,14 @@ from fetchproxy_protocol.fetch import (
     leader_epoch,
 )
 
-from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.errors import ClusterError
+from fetchproxy.brokers.cluster import Cluster, TopicInfo
+from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.model import IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
-from fetchproxy.runtime.cooperative import checkpoint, cooperative, in_steps, pieces
+from fetchproxy.runtime.cooperative import checkpoint, chosen, cooperative, in_steps, pieces
 from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
 from fetchproxy.serving.gateway.held_readers import HeldReaders
@@ -431,26 +432,25 @@ class TopicIdentities:
         if not due:
             return None
         self._checked_at = {known: at for known, at in self._checked_at.items() if at > oldest}
-        lost: set[UUID] = set()
-        try:
-            async with asyncio.timeout(deadline - now), asyncio.TaskGroup() as looks:
-                for topic_id, name in due.items():
-                    looks.create_task(self._look(topic_id, name, lost))
-        except TimeoutError:
-            pass  # the broker's permit still holds
+        topics: Mapping[str, TopicInfo | ClusterError] = {}
+        # Without an answer the broker's permit still holds.
+        with suppress(TimeoutError, ClusterUnavailable):
+            async with asyncio.timeout(deadline - now):
+                names = set(due.values())
+                topics = await self._cluster.topics_by_name(names, IDENTITY_AGE_MAX_MS)
+        lost = set(
+            await chosen(due, lambda topic_id: _is_lost(topic_id, topics.get(due[topic_id])))
+        )
         checked_at = self._clock()
         self._checked_at.update(dict.fromkeys(due.keys() - lost, checked_at))
         return lost
 
-    async def _look(self, topic_id: UUID, name: str, lost: set[UUID]) -> None:
-        try:
-            topic = await self._cluster.topic_by_name(name, max_age_ms=IDENTITY_AGE_MAX_MS)
-        except ClusterError as error:
-            if error.error_code in UNKNOWN_TOPIC:
-                lost.add(topic_id)
-        else:
-            if topic.topic_id != topic_id:
-                lost.add(topic_id)
+
+def _is_lost(topic_id: UUID, found: TopicInfo | ClusterError | None) -> bool:
+    """`found`: what has the topic's name now. None: that is not known."""
+    if isinstance(found, ClusterError):
+        return found.error_code in UNKNOWN_TOPIC
+    return found is not None and found.topic_id != topic_id
 
 
 class DecisionsSoFar(NamedTuple):

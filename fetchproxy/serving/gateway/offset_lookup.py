@@ -20,7 +20,7 @@ from fetchproxy.errors import ClusterError, ClusterUnavailable, CorruptSegment, 
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PARTITIONS_ALONE_MAX
 from fetchproxy.model import LogOffsets, TopicIdPartition
-from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative, pieces
+from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative, for_each, pieces
 from fetchproxy.serving.gateway.route_decision import COMPARE_WAIT_MAX_S, IDENTITY_AGE_MAX_MS
 from fetchproxy.serving.gateway.served_archive import ServedArchive, StartOf, archive_start
 
@@ -123,9 +123,6 @@ class ArchiveLookup:
     archive: ServedArchive
     responded_at: float
     _first_wait_max_s: float | None = None
-    _listings: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(_LISTINGS_AT_ONCE)
-    )
     _failures: dict[TopicIdPartition, Exception] = field(default_factory=dict)
 
     async def identify(self, names: Collection[str]) -> Identified:
@@ -254,17 +251,21 @@ class ArchiveLookup:
         by_topic: dict[UUID, list[TopicIdPartition]] = {}
         async for tp in cooperative(await chosen(tps, lambda tp: self._is_older(tp, oldest))):
             by_topic.setdefault(tp.topic_id, []).append(tp)
-        async with asyncio.TaskGroup() as refreshing:
-            for topic_id, tps_of_topic in by_topic.items():
-                if len(tps_of_topic) > PARTITIONS_ALONE_MAX:
-                    refreshing.create_task(self._refresh_topic(topic_id, tps_of_topic, oldest))
-                else:
-                    for tp in tps_of_topic:
-                        refreshing.create_task(self._refresh_alone(tp, oldest))
 
-    async def _refresh_topic(
-        self, topic_id: UUID, tps: Sequence[TopicIdPartition], oldest: float
-    ) -> None:
+        async def refresh(tps_of_topic: Sequence[TopicIdPartition]) -> None:
+            if len(tps_of_topic) > PARTITIONS_ALONE_MAX:
+                await self._refresh_topic(tps_of_topic, oldest)
+            else:
+                await self._refresh_alone(tps_of_topic[0], oldest)
+
+        reads: list[Sequence[TopicIdPartition]] = []
+        async for tps_of_topic in cooperative(by_topic.values()):
+            together = len(tps_of_topic) > PARTITIONS_ALONE_MAX
+            reads += [tps_of_topic] if together else [[tp] for tp in tps_of_topic]
+        await for_each(reads, refresh, _LISTINGS_AT_ONCE)
+
+    async def _refresh_topic(self, tps: Sequence[TopicIdPartition], oldest: float) -> None:
+        topic_id = tps[0].topic_id
         await self._try(tps, lambda: self.archive.rlmm.refresh_topic(topic_id, oldest))
         failure = self._failures.get(tps[0])
         if isinstance(failure, RemoteStorageError) and failure.may_be_of_object:
@@ -287,7 +288,7 @@ class ArchiveLookup:
         wait_max_s = self._first_wait_max_s if bare else REFRESH_WAIT_MAX_S
         failure: Exception
         try:
-            async with self._listings, asyncio.timeout(wait_max_s):
+            async with asyncio.timeout(wait_max_s):
                 await refresh()
             return
         except TimeoutError:

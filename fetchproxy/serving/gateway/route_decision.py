@@ -8,7 +8,6 @@ knowledge, for all partitions of a fetch at once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,9 +21,10 @@ from fetchproxy.errors import ClusterError, FetchProxyError, RemoteStorageError
 from fetchproxy.metadata.archiver_positions import NOT_KNOWN
 from fetchproxy.metadata.catalogue import build_view
 from fetchproxy.metadata.partition_view import PartitionView
+from fetchproxy.metadata.remote_log_metadata_manager import READS_AT_ONCE_MAX
 from fetchproxy.model import LogOffsets, RemoteLogSegmentState, TopicIdPartition
 from fetchproxy.observability.metrics import CATCH_OUTCOMES
-from fetchproxy.runtime.cooperative import checkpoint, cooperative, pieces
+from fetchproxy.runtime.cooperative import checkpoint, cooperative, for_each, pieces
 from fetchproxy.serving.gateway.served_archive import ServedArchive, topic_key
 
 # How long a re-created topic may still show its predecessor's records.
@@ -337,9 +337,7 @@ class RouteDecider:
             else:
                 fresh.update(of_topic)
 
-        async with asyncio.TaskGroup() as refreshing:
-            for topic_id, of_topic in of_topics.items():
-                refreshing.create_task(refresh(topic_id, of_topic), name="refresh-views")
+        await for_each(of_topics.items(), lambda item: refresh(*item), READS_AT_ONCE_MAX)
         return fresh
 
     # --- both tiers ---
