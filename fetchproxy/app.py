@@ -45,6 +45,7 @@ from fetchproxy.observability.metrics import (
     MEMORY_BUDGET_BYTES,
     REGISTRY,
 )
+from fetchproxy.observability.tracing import tracing
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.runtime.control_groups import available_cpu_cores, available_memory_bytes
@@ -353,6 +354,7 @@ async def _open_parts(
     listener = listener_context(config.gateway, config.tls) if serves else None
     upstream = upstream_context(config.cluster, config.tls)
     async with (
+        tracing(config.tracing.enabled),
         open_archive(config, create=writes) as storage,
         Cluster(config.cluster, tls=upstream) as cluster,
         metadata_manager(config, storage, cluster, wall_clock_ms) as rlmm,

@@ -484,6 +484,16 @@ class DrillsConfig(Section):
     """
 
 
+class TracingConfig(Section):
+    """OpenTelemetry traces."""
+
+    enabled: bool = False
+    """If true, archived fetches and copies of segments send traces by OTLP over HTTP. The address
+    and the sampling come from OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_ENDPOINT
+    and OTEL_TRACES_SAMPLER. It needs the extra `tracing`.
+    """
+
+
 class LogConfig(Section):
     """The log."""
 
@@ -568,4 +578,5 @@ class Config(Section):
     prices: PricesConfig = PricesConfig()
     process: ProcessConfig = ProcessConfig()
     drills: DrillsConfig = DrillsConfig()
+    tracing: TracingConfig = TracingConfig()
     log: LogConfig = LogConfig()

@@ -38,6 +38,7 @@ from fetchproxy.observability.metrics import (
     REMOTE_LOG_READER_TASK_QUEUE_SIZE,
     REMOTE_READS_IN_FLIGHT,
 )
+from fetchproxy.observability.tracing import span
 from fetchproxy.reading.chunk_cache import Chunk
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.read_budget import PACKING_RESERVED_BYTES, ReadBudget, Slot
@@ -165,26 +166,30 @@ class FetcherPool:
             task.cancel()
 
     async def _run(self, load: Load) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            if await self._found_nearby(load):
-                return
-            REMOTE_FETCH_REQUESTS.labels(load.tp.topic).inc()
-            while (failure := await self._attempt(load)) is not None:
-                if not self._may_retry(load, failure, loop.time()):
-                    load.error = failure
-                    if isinstance(failure, CorruptSegment):
-                        load.on_corrupt(failure)
-                    REMOTE_FETCH_ERRORS.labels(load.tp.topic).inc()
-                    return
-                if not isinstance(failure, CorruptSegment):
-                    BACKOFFS.inc()
-                    pause_ms = self._backoff.pause_ms(load.failures, self._random.random())
-                    await asyncio.sleep(pause_ms / 1000)
-            load.error = None
-            REMOTE_LOG_READER_FETCH_TIME_MS.observe((loop.time() - load.begun_at) * 1000)
+            with span("remote load", what=load.what):
+                await self._load(load)
         finally:
             self._land(load)
+
+    async def _load(self, load: Load) -> None:
+        loop = asyncio.get_running_loop()
+        if await self._found_nearby(load):
+            return
+        REMOTE_FETCH_REQUESTS.labels(load.tp.topic).inc()
+        while (failure := await self._attempt(load)) is not None:
+            if not self._may_retry(load, failure, loop.time()):
+                load.error = failure
+                if isinstance(failure, CorruptSegment):
+                    load.on_corrupt(failure)
+                REMOTE_FETCH_ERRORS.labels(load.tp.topic).inc()
+                return
+            if not isinstance(failure, CorruptSegment):
+                BACKOFFS.inc()
+                pause_ms = self._backoff.pause_ms(load.failures, self._random.random())
+                await asyncio.sleep(pause_ms / 1000)
+        load.error = None
+        REMOTE_LOG_READER_FETCH_TIME_MS.observe((loop.time() - load.begun_at) * 1000)
 
     async def _found_nearby(self, load: Load) -> bool:
         if load.nearby is None:

@@ -28,6 +28,7 @@ from fetchproxy.observability.metrics import (
     PURGATORY_COMPLETED,
     PURGATORY_ENTRIES,
 )
+from fetchproxy.observability.tracing import NO_SPAN, OpenSpan, begin_span, span
 from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
 from fetchproxy.reading.disk_cache import DiskCache
 from fetchproxy.reading.fetcher_pool import FetcherPool, Load
@@ -80,6 +81,7 @@ class DelayedRemoteFetch(Generic[K]):
     # The reads that it watches.
     reads: dict[K, PendingRead] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
+    span: OpenSpan = NO_SPAN
     _results: dict[K, RemoteReadResult] = field(default_factory=dict)
 
     def results(self) -> dict[K, RemoteReadResult]:
@@ -104,6 +106,7 @@ class DelayedRemoteFetch(Generic[K]):
         self._results = results
         if self.timer is not None:
             self.timer.cancel()
+        self.span.end(reason=reason.value, bytes=sum(each.size_bytes for each in results.values()))
         self.completed.set()
 
 
@@ -214,12 +217,15 @@ class PendingReads:
         self._on_done(read)
 
     async def _drive(self, read: PendingRead) -> None:
+        tp, offset = read.request.tp, read.request.fetch_offset
         try:
-            while (need := self._lacks(read)) is not None:
-                read.load = self._loads.begin(need, read.needed_until, client=read.request.client)
-                await read.load.done.wait()
-                if not self._go_on(read, need, read.load):
-                    break
+            with span("remote read", topic=tp.topic, partition=tp.partition, offset=offset):
+                while (need := self._lacks(read)) is not None:
+                    client = read.request.client
+                    read.load = self._loads.begin(need, read.needed_until, client=client)
+                    await read.load.done.wait()
+                    if not self._go_on(read, need, read.load):
+                        break
         except Exception:  # a bug in one read must not end all of them
             log.exception("remote_read_crashed", read=str(read.request.tp))
         self._land(read)
@@ -356,6 +362,7 @@ class RemoteFetchPurgatory:
         """
         completed = completed or asyncio.Event()
         fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
+        fetch.span = begin_span("archived fetch", partitions=len(requests))
         now = asyncio.get_running_loop().time()
         if self._closed:
             fetch.complete(CompletionReason.CANCELLED, {})
@@ -406,8 +413,9 @@ class RemoteFetchPurgatory:
         self._entries[fetch] = None
         PURGATORY_ENTRIES.set(len(self._entries))
         needed_until = max(fetch.deadline, now + self._unasked_max_s)
-        for key in _pursued(fetch):
-            fetch.reads[key] = self._pending.ask(fetch.requests[key], needed_until, fetch)
+        with fetch.span.as_parent():
+            for key in _pursued(fetch):
+                fetch.reads[key] = self._pending.ask(fetch.requests[key], needed_until, fetch)
 
     def _try_complete(
         self, fetch: DelayedRemoteFetch[K], now: float, views: Mapping[K, PartitionView] = NO_VIEWS

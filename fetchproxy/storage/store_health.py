@@ -43,6 +43,7 @@ from fetchproxy.observability.metrics import (
     STORE_REQUESTS_PER_S_MAX,
     STORE_UP,
 )
+from fetchproxy.observability.tracing import span
 from fetchproxy.runtime.retrying import RESTART_PAUSE_MAX_S
 from fetchproxy.segments.object_keys import SegmentFile
 
@@ -279,7 +280,7 @@ class OperationHealth:
 
     @asynccontextmanager
     async def watch_request(
-        self, *, may_take_long: bool = False, tries: Sequence[float] = ()
+        self, *, key: str = "", may_take_long: bool = False, tries: Sequence[float] = ()
     ) -> AsyncIterator[Callable[[], None]]:
         """Watch one request, with all its tries; each of them begins with `turn`. The caller may
         call the given function to report a response before the request ends. `may_take_long`: long
@@ -297,7 +298,8 @@ class OperationHealth:
                 self.succeeded(loop.time())
 
         try:
-            yield responded
+            with span(f"store {self.operation}", key=key):
+                yield responded
         except (ObjectNotFound, RangeNotSatisfiable, DamagedObject):
             self.succeeded(loop.time())
             raise

@@ -100,7 +100,7 @@ class WatchedObjectStore(WrappedObjectStore):
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         """The store itself repeats the requests of an upload: this would repeat the whole file."""
         health = self.health[StoreOperation.WRITE]
-        async with health.watch_request(may_take_long=True):
+        async with health.watch_request(key=key, may_take_long=True):
             try:
                 await self.inner.put_file(key, path, settled=settled)
             except StorageThrottled as error:
@@ -185,7 +185,7 @@ class WatchedObjectStore(WrappedObjectStore):
                 self.accounts.requested(kind)
             return await call()
 
-        async with health.watch_request(tries=tries):
+        async with health.watch_request(key=key, tries=tries):
             return await retried(key, one, on_failure)
 
     @asynccontextmanager

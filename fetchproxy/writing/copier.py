@@ -33,6 +33,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability import metrics
 from fetchproxy.observability.ages import LAST_SUCCESSES, Activity
+from fetchproxy.observability.tracing import span
 from fetchproxy.runtime.retrying import Backoff
 from fetchproxy.segments.contents import AccumulatedSegment
 from fetchproxy.segments.object_keys import SegmentFile
@@ -103,6 +104,21 @@ class SegmentCopier:
             metadata.segment_id.id, metadata.start_offset, segment.size_bytes, started_at=now
         )
         deadline = now + self.copy_max_ms / 1000
+        topic, partition = segment.tp.topic, segment.tp.partition
+        try:
+            with span("copy segment", topic=topic, partition=partition):
+                return await self._copy(segment, metadata, lineage, confirm, deadline)
+        finally:
+            del self._running[segment.tp]
+
+    async def _copy(
+        self,
+        segment: AccumulatedSegment,
+        metadata: RemoteLogSegmentMetadata,
+        lineage: Sequence[EpochStart],
+        confirm: Callable[[], Awaitable[None]],
+        deadline: float,
+    ) -> RemoteLogSegmentMetadata:
         try:
             async with self._in_time(segment, deadline):
                 await self._upload(segment, metadata, lineage, confirm)
@@ -110,10 +126,7 @@ class SegmentCopier:
             self._count_failure(metadata, error)
             await self.remove(metadata)
             raise
-        else:
-            return await self._finish(segment, metadata, deadline)
-        finally:
-            del self._running[segment.tp]
+        return await self._finish(segment, metadata, deadline)
 
     async def remove(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Remove a failed copy. Best effort: the rest is found later as a dangling attempt. Objects
