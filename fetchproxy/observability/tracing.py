@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 # For spans that wait to be sent when the process ends.
 _FLUSH_MAX_MS = 2_000
 
-_tracer: Tracer | None = None
+# None: nothing is recorded.
+tracer: Tracer | None = None
 
 
 @asynccontextmanager
@@ -36,7 +37,7 @@ async def tracing(enabled: bool, exporter: SpanExporter | None = None) -> AsyncI
     """Record spans inside the block, and send those that are left at its end. `exporter`: instead
     of OTLP over HTTP. Raises ConfigError if the extra is not installed.
     """
-    global _tracer
+    global tracer
     if not enabled:
         yield
         return
@@ -54,11 +55,11 @@ async def tracing(enabled: bool, exporter: SpanExporter | None = None) -> AsyncI
     service_name = OTELResourceDetector().detect().attributes.get(SERVICE_NAME, "fetchproxy")
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: service_name}))
     provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter()))
-    _tracer = provider.get_tracer("fetchproxy")
+    tracer = provider.get_tracer("fetchproxy")
     try:
         yield
     finally:
-        _tracer = None
+        tracer = None
         await asyncio.to_thread(provider.force_flush, _FLUSH_MAX_MS)
         await asyncio.to_thread(provider.shutdown)
 
@@ -97,16 +98,16 @@ NO_SPAN = OpenSpan()
 
 def begin_span(name: str, **attributes: str | int) -> OpenSpan:
     """The caller ends it."""
-    if _tracer is None:
+    if tracer is None:
         return NO_SPAN
-    return OpenSpan(_tracer.start_span(name, attributes=attributes))
+    return OpenSpan(tracer.start_span(name, attributes=attributes))
 
 
 @contextmanager
 def span(name: str, **attributes: str | int) -> Iterator[None]:
     """An error that leaves the block is the span's, too."""
-    if _tracer is None:
+    if tracer is None:
         yield
         return
-    with _tracer.start_as_current_span(name, attributes=attributes):
+    with tracer.start_as_current_span(name, attributes=attributes):
         yield

@@ -21,6 +21,7 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import PartitionViews
 from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.observability import tracing
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.metrics import (
     DELAYED_REMOTE_FETCH_EXPIRES,
@@ -28,7 +29,7 @@ from fetchproxy.observability.metrics import (
     PURGATORY_COMPLETED,
     PURGATORY_ENTRIES,
 )
-from fetchproxy.observability.tracing import NO_SPAN, OpenSpan, begin_span, span
+from fetchproxy.observability.tracing import NO_SPAN, OpenSpan
 from fetchproxy.reading.chunk_cache import Chunk, ChunkKey
 from fetchproxy.reading.disk_cache import DiskCache
 from fetchproxy.reading.fetcher_pool import FetcherPool, Load
@@ -106,7 +107,9 @@ class DelayedRemoteFetch(Generic[K]):
         self._results = results
         if self.timer is not None:
             self.timer.cancel()
-        self.span.end(reason=reason.value, bytes=sum(each.size_bytes for each in results.values()))
+        if self.span is not NO_SPAN:
+            size_bytes = sum(result.size_bytes for result in results.values())
+            self.span.end(reason=reason.value, bytes=size_bytes)
         self.completed.set()
 
 
@@ -219,7 +222,7 @@ class PendingReads:
     async def _drive(self, read: PendingRead) -> None:
         tp, offset = read.request.tp, read.request.fetch_offset
         try:
-            with span("remote read", topic=tp.topic, partition=tp.partition, offset=offset):
+            with tracing.span("remote read", topic=tp.topic, partition=tp.partition, offset=offset):
                 while (need := self._lacks(read)) is not None:
                     client = read.request.client
                     read.load = self._loads.begin(need, read.needed_until, client=client)
@@ -362,7 +365,8 @@ class RemoteFetchPurgatory:
         """
         completed = completed or asyncio.Event()
         fetch = DelayedRemoteFetch(requests, bytes_max, deadline, completed, self._cancel)
-        fetch.span = begin_span("archived fetch", partitions=len(requests))
+        if tracing.tracer is not None:  # no call on the way of each fetch from memory
+            fetch.span = tracing.begin_span("archived fetch", partitions=len(requests))
         now = asyncio.get_running_loop().time()
         if self._closed:
             fetch.complete(CompletionReason.CANCELLED, {})

@@ -75,8 +75,8 @@ async def test_a_store_that_hangs_is_a_fetch_that_expires() -> None:
         fetch = side.watch(side.request(15), wait_s=0.2)
         await fetch.completed.wait()
         assert fetch.reason is CompletionReason.DEADLINE
-    (fetch,) = named(spans.get_finished_spans(), "archived fetch")
-    assert (fetch.attributes or {})["reason"] == CompletionReason.DEADLINE.value
+    (expired,) = named(spans.get_finished_spans(), "archived fetch")
+    assert (expired.attributes or {})["reason"] == CompletionReason.DEADLINE.value
 
 
 async def test_a_copy_is_the_parent_of_its_uploads(tmp_path: Path) -> None:
