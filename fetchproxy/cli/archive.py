@@ -15,7 +15,7 @@ from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count, interruptible, read_job, run_job
 from fetchproxy.cli.running import (
     EXIT_USER_ERROR,
-    operator_notes,
+    safe_one_line,
     run,
     run_to_end,
     users_errors,
@@ -78,9 +78,9 @@ def archive(
 def _end(left: Iterable[NotArchived], refused: Mapping[str, str], failed: bool = False) -> None:
     """Prints what was not archived. Exit code 2 if something has `failed`, or was refused."""
     for topic, reason in refused.items():
-        typer.echo(f"not archived: {topic}: {operator_notes(reason)}", err=True)
+        typer.echo(f"not archived: {topic}: {safe_one_line(reason)}", err=True)
     for one in left:
-        typer.echo(f"not archived: {operator_notes(str(one))}", err=True)
+        typer.echo(f"not archived: {safe_one_line(str(one))}", err=True)
         failed = failed or one.failed
     if failed or refused:
         raise typer.Exit(EXIT_USER_ERROR)
@@ -94,7 +94,7 @@ def _archive_on_spark(context: typer.Context, config: Config, create: bool) -> N
         f"{count(len(done.results), 'partition')} archived: {count(segments, 'segment')}, {size}"
     )
     for failure in done.failures:
-        typer.echo(f"not archived: {operator_notes(str(failure))}", err=True)
+        typer.echo(f"not archived: {safe_one_line(str(failure))}", err=True)
     left = [one for partition in done.results for one in partition.left]
     _end(left, plan.refused, failed=bool(done.failures))
 
@@ -112,6 +112,6 @@ def _print_plan(plan: job.ArchivePlan) -> None:
     for topic, reason in plan.refused.items():
         typer.echo(f"refused: {topic}: {reason}")
     for failure in plan.failed:
-        typer.echo(f"failed: {operator_notes(str(failure))}", err=True)
+        typer.echo(f"failed: {safe_one_line(str(failure))}", err=True)
     if plan.failed:
         raise typer.Exit(EXIT_USER_ERROR)

@@ -32,7 +32,7 @@ from fetchproxy.cli.running import (
     EXIT_FAULTS,
     EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
-    operator_notes,
+    safe_one_line,
     run_to_end,
     users_errors,
 )
@@ -155,7 +155,7 @@ def end_job(failures: Sequence[ItemFailure], *, faults: bool = False) -> None:
     first. Otherwise exit code 1 if the archive has faults.
     """
     for failure in failures:
-        typer.echo(f"failed: {operator_notes(str(failure))}", err=True)
+        typer.echo(f"failed: {safe_one_line(str(failure))}", err=True)
     if failures:
         raise typer.Exit(EXIT_USER_ERROR)
     if faults:

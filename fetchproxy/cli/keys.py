@@ -14,7 +14,7 @@ import typer
 from fetchproxy.archive import store_url, wall_clock_ms
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count
-from fetchproxy.cli.running import EXIT_FAULTS, operator_notes, run_to_end, users_errors
+from fetchproxy.cli.running import EXIT_FAULTS, safe_one_line, run_to_end, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import TopicIdPartition
@@ -200,16 +200,16 @@ def _say(report: RewrapReport, dry_run: bool) -> None:
 def _say_copy(copy: CopyReport) -> None:
     if copy.found is None:
         typer.echo(
-            f"not known: which keys the copy at {operator_notes(copy.url)} needs: "
-            f"{operator_notes(copy.unread)}. If that copy is gone for good, delete the object "
+            f"not known: which keys the copy at {safe_one_line(copy.url)} needs: "
+            f"{safe_one_line(copy.unread)}. If that copy is gone for good, delete the object "
             f"{copy.note_key}"
         )
         return
     for fault in copy.found.faults:
-        typer.echo(f"not opened in the copy at {operator_notes(copy.url)}: {operator_notes(fault)}")
+        typer.echo(f"not opened in the copy at {safe_one_line(copy.url)}: {safe_one_line(fault)}")
     for key_id, segments in sorted(copy.found.keys.items()):
         typer.echo(
-            f"the copy at {operator_notes(copy.url)} has {count(segments, 'data key')}: {key_id}"
+            f"the copy at {safe_one_line(copy.url)} has {count(segments, 'data key')}: {key_id}"
         )
 
 

@@ -44,7 +44,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME
 _elapsed = partial(time.clock_gettime, _CLOCK)
 
 
-def operator_notes(text: str) -> str:
+def safe_one_line(text: str) -> str:
     """The message on one line, harmless to a terminal, with secrets masked and data source options
     in command line form.
     """
@@ -61,7 +61,7 @@ def users_errors() -> Iterator[None]:
         if not all(_is_users(leaf) for leaf in leaves(error)):
             raise
         line = " ".join("; ".join(dict.fromkeys(messages)).split())
-        typer.echo(f"fetchproxy: {operator_notes(line)}", err=True)
+        typer.echo(f"fetchproxy: {safe_one_line(line)}", err=True)
         raise typer.Exit(EXIT_USER_ERROR) from error
 
 

@@ -21,7 +21,7 @@ from fetchproxy.auditing.reports import RepairReport, VerifyReport, fault_fields
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, run_over
-from fetchproxy.cli.running import operator_notes, users_errors
+from fetchproxy.cli.running import safe_one_line, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs import merge as merge_job
@@ -155,21 +155,21 @@ def _repaired(
 def print_repaired(report: RepairReport, dry_run: bool) -> None:
     for repair in report.repairs:
         typer.echo(
-            f"{'would be repaired' if dry_run else 'repaired'}: {operator_notes(str(repair))}"
+            f"{'would be repaired' if dry_run else 'repaired'}: {safe_one_line(str(repair))}"
         )
     for refusal in report.refusals:
-        typer.echo(f"not repaired: {operator_notes(str(refusal))}")
+        typer.echo(f"not repaired: {safe_one_line(str(refusal))}")
 
 
 def print_fault(fault: Condition) -> None:
-    typer.echo(f"fault: {operator_notes(fault.where_and_what)}")
+    typer.echo(f"fault: {safe_one_line(fault.where_and_what)}")
 
 
 def print_summary(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> None:
     for condition in report.published_conditions:
         typer.echo(str(condition))
     for one in report.not_known:
-        typer.echo(f"not known: {operator_notes(one.where_and_what)}")
+        typer.echo(f"not known: {safe_one_line(one.where_and_what)}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
     plain = report.segments_not_encrypted
     typer.echo(
@@ -289,7 +289,7 @@ def merge(
     refused = [reason for partition in done.results for reason in partition.refused]
     overtaken = sum(partition.overtaken for partition in done.results)
     for reason in refused:
-        typer.echo(f"not merged: {operator_notes(str(reason))}")
+        typer.echo(f"not merged: {safe_one_line(str(reason))}")
     typer.echo(
         f"{'to be merged' if dry_run else 'merged'}: {count(replaced, 'segment')} into {merged}, "
         f"{size}{f'; {overtaken} changed meanwhile' if overtaken else ''}"

@@ -59,23 +59,23 @@ class Batcher(Generic[K, V]):
     async def _lead(self, key: K) -> V | ClusterError | _Left:
         own_call: asyncio.Future[V | ClusterError | _Left]
         own_call = asyncio.get_running_loop().create_future()
-        single_flights = {key: own_call}
-        self._next = single_flights
+        calls = {key: own_call}
+        self._next = calls
 
         def tell(key: K, response: V | ClusterError) -> None:
-            if not single_flights[key].done():
-                single_flights[key].set_result(response)
+            if not calls[key].done():
+                calls[key].set_result(response)
 
         try:
             try:
                 accumulated = 0
                 # A caller with very many keys needs several turns.
-                while accumulated < len(single_flights):
-                    accumulated = len(single_flights)
+                while accumulated < len(calls):
+                    accumulated = len(calls)
                     await asyncio.sleep(0)
             finally:
                 self._next = None
-            await self._work(list(single_flights), tell)
+            await self._work(list(calls), tell)
         finally:
             _leave(iter(list(single_flights.values())))
         return own_call.result()

@@ -160,7 +160,7 @@ class KmsKeyRing(KeyRing):
             if self._silent_until > 0:  # one request tries, others fail meanwhile
                 self._silent_until = clock() + REQUEST_MAX_S
             try:
-                response = await self._respond(operation, request)
+                response = await self._call(operation, request)
             except KeyServiceError as error:
                 if isinstance(error, KeyServiceUnavailable):
                     self._silent_until = clock() + ASKED_AGAIN_AFTER_S
@@ -179,7 +179,7 @@ class KmsKeyRing(KeyRing):
         self._silent_until, self._failed = 0.0, None
         self._note(None)
 
-    async def _respond(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+    async def _call(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(REQUEST_MAX_S):
                 client = await self._open()

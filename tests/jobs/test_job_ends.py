@@ -14,7 +14,7 @@ from spark_commands import environment, small_segments
 from written_archive import WrittenArchive
 
 from fetchproxy.cli.backfill import skipped_records
-from fetchproxy.cli.running import operator_notes
+from fetchproxy.cli.running import safe_one_line
 from fetchproxy.errors import ConfigError
 from fetchproxy.remotelog.session import check_master, master_places
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
@@ -167,10 +167,10 @@ def test_of_several_masters_one_has_to_answer() -> None:
 
 
 def test_hints_name_what_the_command_line_has() -> None:
-    assert operator_notes("a hole; with failOnDataLoss=false it is passed over") == (
+    assert safe_one_line("a hole; with failOnDataLoss=false it is passed over") == (
         "a hole; with --option failOnDataLoss=false it is passed over"
     )
-    assert operator_notes("x (corruptBatches=skip leaves such batches out)") == (
+    assert safe_one_line("x (corruptBatches=skip leaves such batches out)") == (
         "x (--option corruptBatches=skip leaves such batches out)"
     )
 

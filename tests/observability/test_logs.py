@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 import structlog
 
-from fetchproxy.cli.running import operator_notes
+from fetchproxy.cli.running import safe_one_line
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import configure_logging
@@ -81,7 +81,7 @@ def test_texts_from_outside_do_no_harm(form: Literal["json", "console"]) -> None
     assert written.count("2J") == 3
     assert HARMLESS in json.loads(written)["user"] if form == "json" else HARMLESS in written
     assert str(Condition("kind", HOSTILE)) == f"kind: {HARMLESS}"
-    assert operator_notes(HOSTILE) == HARMLESS
+    assert safe_one_line(HOSTILE) == HARMLESS
 
 
 def test_levels_below_the_configured_one_are_silent() -> None:
