@@ -241,8 +241,8 @@ class Parts:
         return None if self.manager is None else self.manager.published_conditions
 
 
-def _say_nothing(console: HostPort | None) -> None:
-    """Nobody waits for clients to be let in."""
+def _no_callback(console: HostPort | None) -> None:
+    """For callers that need no news of the start."""
 
 
 async def run_server(
@@ -251,10 +251,10 @@ async def run_server(
     create: bool = False,
     limits: Limits = LIMITS,
     leaving: Leaving | None = None,
-    says: Says = _say_nothing,
+    on_ready: Says = _no_callback,
 ) -> None:
     """Serve until cancelled, or until `leaving` is asked and the clients have gone. `create`: see
-    `OwnArchive`. `says` is called when clients are let in, with the console's address.
+    `OwnArchive`. `on_ready` is called when clients are let in, with the console's address.
 
     Raises ConfigError, RemoteStorageError if it cannot start.
     """
@@ -262,10 +262,10 @@ async def run_server(
     async with _open_parts(
         config, limits, serves=True, writes=archives, create=create, leaving=leaving
     ) as parts:
-        await serve(parts, says)
+        await serve(parts, on_ready)
 
 
-async def serve(parts: Parts, says: Says = _say_nothing) -> None:
+async def serve(parts: Parts, on_ready: Says = _no_callback) -> None:
     """As `run_server`. Raises ConfigError, RemoteStorageError if it cannot start."""
     archives = parts.config.archive.topics is not None
     async with (
@@ -283,7 +283,7 @@ async def serve(parts: Parts, says: Says = _say_nothing) -> None:
             archiving = _keep_archiving(parts, positions)
             begun.append(tasks.create_task(archiving, name="archiver"))
         begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
-        says(parts.console_at)
+        on_ready(parts.console_at)
         # The gateway's own tasks cancel this one if they fail.
         await parts.leaving.asked()
         await gateway.drain()
@@ -523,7 +523,7 @@ async def _watch_process(parts: Parts) -> None:
 
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     forgetting = Forgetting(parts.rlmm, cluster, parts.tables)
-    # Each runs alone: a look at the brokers that fails does not stop the news about the store.
+    # Each loop runs in its own task, so an error in one does not stop the others.
     watches: list[tuple[str, Callable[[], Awaitable[None]], str]] = [
         ("memory", partial(give_back_freed_memory, glibc_allocator()), "freed memory is kept"),
         ("objects", visit_exempt_objects, "objects that refer to each other are kept"),

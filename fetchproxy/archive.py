@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.brokers.topic_writers import tell_writers
+from fetchproxy.brokers.topic_writers import log_writers
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
@@ -45,7 +45,7 @@ def metadata_manager(
             serves=alone,
             read_max_ms=config.store.metadata_read_max_ms,
         )
-    tell = partial(tell_writers, cluster, config)
+    tell = partial(log_writers, cluster, config)
     metadata_log = KafkaMetadataLog(cluster, config.cluster, config.metadata, wall_clock_ms, tell)
     return TopicBasedRemoteLogMetadataManager(
         metadata_log, storage, config.metadata, wall_clock_ms, config.store.metadata_read_max_ms

@@ -209,11 +209,11 @@ class PipelineFailed(FetchProxyError):
 
 
 class ConfigError(FetchProxyError):
-    """The user's configuration is wrong; names key and place. `faults`: each of its errors."""
+    """The user's configuration is wrong; names key and place. `messages`: each of its errors."""
 
-    def __init__(self, *faults: str) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
+    def __init__(self, *messages: str) -> None:
+        super().__init__("; ".join(messages))
+        self.faults = messages
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:

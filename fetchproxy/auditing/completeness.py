@@ -20,7 +20,7 @@ from fetchproxy.observability.health import Condition, Kind, Offsets, of_object,
 from fetchproxy.segments.description import FinishedOffsets
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.writing.archive_health import (
-    OffsetsProbe,
+    OffsetsCheckResult,
     in_no_segment,
     look_at_offsets,
     metadata_in_words,
@@ -92,7 +92,7 @@ class CompletenessCheck:
         what = f"offset {end} was archived in leader epoch {epoch}, not in this one"
         return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, end)]
 
-    def _unknown(self, look: OffsetsProbe) -> list[Condition]:
+    def _unknown(self, look: OffsetsCheckResult) -> list[Condition]:
         unknowns = [
             f"whether offsets {first} to {last}, which are in no segment, were archived"
             for first, last in look.found.not_known

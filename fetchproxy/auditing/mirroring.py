@@ -262,13 +262,13 @@ class PartitionMirror:
                 except RemoteStorageError as error:
                     if not error.retriable:
                         raise
-                    self._result.failed = before  # now a store fails: the rest is copied
+                    self._result.failed = before  # the store fails now; all else is copied
             if self.options.opens:
                 await self._open_all()
         return self._result
 
     async def _copy_all(self, *, compare: bool) -> None:
-        """All that the copy lacks, except what this run has found to be faulty."""
+        """Copies every object that the copy lacks, except segments that this run found damaged."""
         self._done_bytes, self._result.kept = 0, []
         there = await self.target.partition_objects(self.tp)
         plan = await self._planned(there, compare=compare)
@@ -351,14 +351,14 @@ class PartitionMirror:
         """
         done = True
         async with self._noting_errors(copy):
-            replaced = await self._replaced(copy)
-            if replaced:
-                done = replaced == [SegmentFile.PACKING] and await self._take_key(copy)
+            files = await self._files_that_differ(copy)
+            if files:
+                done = files == [SegmentFile.PACKING] and await self._take_key(copy)
             if done and copy.known != copy.metadata and await self._is_sound(copy):
                 await self._put_segment(copy, self._put_metadata(copy))
         return done
 
-    async def _replaced(self, copy: ToCopy) -> list[SegmentFile]:
+    async def _files_that_differ(self, copy: ToCopy) -> list[SegmentFile]:
         """The small objects that differ from those of the copy."""
         differ = []
         for file in REPLACEABLE:
@@ -401,13 +401,13 @@ class PartitionMirror:
         """Whether the archive's small objects agree with its metadata, which are newer than the
         copy's.
         """
-        check = SegmentVerifier(
+        verifier = SegmentVerifier(
             self.source.rsm, copy.metadata, TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
         )
-        await check.verify_small()
-        self._result.failed += check.unread
-        self._note_faults(copy, check.faults)
-        return not check.unread and not check.faults
+        await verifier.verify_small()
+        self._result.failed += verifier.unread
+        self._note_faults(copy, verifier.faults)
+        return not verifier.unread and not verifier.faults
 
     async def _copy(
         self, copy: ToCopy, there: Mapping[str, StoredObject], turn: asyncio.Event

@@ -27,7 +27,7 @@ from fetchproxy.errors import (
     DamagedObject,
     ObjectNotFound,
 )
-from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S
+from fetchproxy.metadata.archiver_positions import HEARTBEAT_INTERVAL_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.segments.check import TxnCheck
@@ -55,7 +55,7 @@ from fetchproxy.storage.stores.registry import same_place
 from fetchproxy.storage.stores.retries import each_object_alone
 
 # An archiver at work changes its object in each beat.
-HEARD_WITHIN_S = 3 * BEAT_INTERVAL_S
+HEARD_WITHIN_S = 3 * HEARTBEAT_INTERVAL_S
 NotCopied = list[tuple[str, DamagedObject]]
 
 
@@ -315,9 +315,11 @@ async def _is_readable(target: MirrorSide, named: str, others: Sequence[str]) ->
         if isinstance(error, DamagedObject):
             raise error
         return error is None
-    check = SegmentVerifier(target.rsm, found[0], TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None)
-    await check.verify(continues=False)
-    return not check.faults and not check.unread
+    verifier = SegmentVerifier(
+        target.rsm, found[0], TxnCheck(), MIRROR_RANGE_BYTES, lambda read: None
+    )
+    await verifier.verify(continues=False)
+    return not verifier.faults and not verifier.unread
 
 
 def _is_worthless(target: MirrorSide, segment: Mapping[str, StoredObject]) -> bool:

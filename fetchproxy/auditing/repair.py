@@ -44,18 +44,18 @@ DERIVED = (SegmentFile.INDEX, SegmentFile.TXN, SegmentFile.EPOCHS)
 
 
 @dataclass(slots=True)
-class Around:
+class PartitionContext:
     """The known facts about the partition, apart from the segment whose metadata are lost."""
 
     counted: list[RemoteLogSegmentMetadata]  # finished segments
     lineages: list[tuple[EpochStart, ...]]  # of `counted`, each from the log's beginning
     log_start_offset: int
-    stated_epoch: int  # of the last recorded segment; -1: none
+    recorded_leader_epoch: int  # of the last recorded segment; -1: none
     unknown: list[int] = field(default_factory=list)  # start offsets of segments that stay lost
 
 
 def metadata_of_lost(
-    stub: RemoteLogSegmentMetadata, derived: DerivedSegment, around: Around
+    stub: RemoteLogSegmentMetadata, derived: DerivedSegment, partition: PartitionContext
 ) -> RemoteLogSegmentMetadata:
     """Derives a segment's metadata from its log if the `.metadata` object is lost or unreadable.
     Pure.
@@ -70,7 +70,7 @@ def metadata_of_lost(
     """
     segment = derived.segment
     start, end = segment.start_offset, segment.end_offset
-    if end < around.log_start_offset:
+    if end < partition.log_start_offset:
         raise CorruptSegment(f"offsets {start} to {end} were deleted")
     metadata = replace(
         stub,
@@ -79,7 +79,7 @@ def metadata_of_lost(
         segment_leader_epochs=segment.leader_epochs,
         segment_size_bytes=segment.size_bytes,
     )
-    shared = [o for o in around.counted if o.start_offset <= end and o.end_offset >= start]
+    shared = [o for o in partition.counted if o.start_offset <= end and o.end_offset >= start]
     if shared:
         first = min(shared, key=lambda other: other.start_offset)
         if first.start_offset <= start or not _begins_newer_lineage(first, segment.leader_epochs):
@@ -89,23 +89,27 @@ def metadata_of_lost(
         cut = first.start_offset - 1
         clipped = metadata.clipped(cut)
         metadata = replace(clipped, max_timestamp_ms=derived.max_timestamp_ms(cut))
-    _check_place(metadata, around, is_cut=bool(shared))
+    _check_place(metadata, partition, is_cut=bool(shared))
     return metadata
 
 
-def _check_place(metadata: RemoteLogSegmentMetadata, around: Around, *, is_cut: bool) -> None:
+def _check_place(
+    metadata: RemoteLogSegmentMetadata, partition: PartitionContext, *, is_cut: bool
+) -> None:
     """Raises CorruptSegment if a newer leader's log may have replaced a part of the segment."""
     start, end = metadata.start_offset, metadata.end_offset
     epochs = metadata.segment_leader_epochs
-    if any(start < base <= end for base in around.unknown):
+    if any(start < base <= end for base in partition.unknown):
         raise CorruptSegment("an unknown segment begins within its offsets")
-    if any(_is_newer(lineage, epochs, start, end) for lineage in around.lineages):
+    if any(_is_newer(lineage, epochs, start, end) for lineage in partition.lineages):
         raise CorruptSegment("a newer leader's log has replaced some of its offsets")
-    below = [other for other in around.counted if other.start_offset <= start]
+    below = [other for other in partition.counted if other.start_offset <= start]
     if epochs and any(other.last_epoch > epochs[0].epoch >= 0 for other in below):
         raise CorruptSegment("a newer leader's log is below it")
-    newest = max(around.stated_epoch, *(other.last_epoch for other in around.counted), -1)
-    is_followed = any(other.start_offset == end + 1 for other in around.counted)
+    newest = max(
+        partition.recorded_leader_epoch, *(other.last_epoch for other in partition.counted), -1
+    )
+    is_followed = any(other.start_offset == end + 1 for other in partition.counted)
     if not (is_cut or is_followed) and epoch_at(epochs, end) < newest:
         raise CorruptSegment("a newer leader's log may have replaced some of its offsets")
 
@@ -344,11 +348,11 @@ class _PartitionRepair:
         if not lost:
             return {}
         view = self.rlmm.view(self.tp)
-        around = Around(
+        around = PartitionContext(
             counted=list(known),
             lineages=[e for s in known if (e := await self._lineage_of(s)) is not None],
             log_start_offset=0 if view is None else view.raised_log_start,
-            stated_epoch=-1 if self._stated is None else self._stated.leader_epoch,
+            recorded_leader_epoch=-1 if self._stated is None else self._stated.leader_epoch,
         )
         found = {}
         for stub in reversed(lost):

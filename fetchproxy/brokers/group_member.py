@@ -68,7 +68,9 @@ class GroupSettings:
 
 
 class GroupDuties(ABC):
-    """The work that this group shares out. Called on the loop; no method may block."""
+    """Callbacks of the assignor: what the group's members divide among them. Called on the loop;
+    no method may block.
+    """
 
     @abstractmethod
     def subscription(self, generation: int) -> bytes:

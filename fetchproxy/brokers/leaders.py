@@ -32,7 +32,7 @@ R = TypeVar("R", OffsetResult, EpochResult)
 # Pauses between two tries at a leader. An election takes 10 ms to seconds, so the pauses begin
 # low and stay below a second. request_max_ms limits the whole anyway.
 _RETRY_PAUSES = Backoff(20, 500, 0.2)
-TOLD_AT_ONCE = 20
+RESULTS_PER_STEP = 20
 
 _Topics = Mapping[str | UUID, TopicInfo | ClusterError]
 AskTopics = Callable[[Collection[str | UUID]], Awaitable[_Topics]]
@@ -146,7 +146,7 @@ async def _tell_all(
     tell: Callable[[TopicIdPartition, T | ClusterError], None],
 ) -> None:
     """A few at a time, because the called function has work to do."""
-    async for tp in cooperative(tps, TOLD_AT_ONCE):
+    async for tp in cooperative(tps, RESULTS_PER_STEP):
         tell(tp, found[tp])
 
 

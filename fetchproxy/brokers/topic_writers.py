@@ -33,7 +33,7 @@ _EVERYBODY, _EVERYWHERE = "User:*", "*"
 _NAMED_MAX = 20
 
 
-async def tell_writers(cluster: Cluster, config: Config) -> bool:
+async def log_writers(cluster: Cluster, config: Config) -> bool:
     """Log the writers of the topic in `config.metadata`. False: try again later. Raises no
     broker error, because the topic works without a response too.
     """

@@ -15,9 +15,9 @@ from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count, interruptible, read_job, run_job
 from fetchproxy.cli.running import (
     EXIT_USER_ERROR,
-    safe_one_line,
     run,
     run_to_end,
+    safe_one_line,
     users_errors,
 )
 from fetchproxy.config.schema import Config

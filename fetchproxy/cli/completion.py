@@ -69,15 +69,15 @@ def _commands() -> Iterator[CommandWords]:
     )
     yield CommandWords("", "", of_all, cli.COMMANDS)
     for name in cli.COMMANDS:
-        yield from _below(name, cli.loaded(name))
+        yield from _subcommands(name, cli.loaded(name))
 
 
-def _below(path: str, command: Any) -> Iterator[CommandWords]:
+def _subcommands(path: str, command: Any) -> Iterator[CommandWords]:
     meaning = (command.help or "").partition("\n")[0]
     below: Mapping[str, Any] = getattr(command, "commands", {})
     yield CommandWords(path, meaning, tuple(_options(command)), tuple(below))
     for name, one in below.items():
-        yield from _below(f"{path} {name}", one)
+        yield from _subcommands(f"{path} {name}", one)
 
 
 def _options(command: Any) -> Iterator[OptionWord]:

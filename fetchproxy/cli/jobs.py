@@ -32,8 +32,8 @@ from fetchproxy.cli.running import (
     EXIT_FAULTS,
     EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
-    safe_one_line,
     run_to_end,
+    safe_one_line,
     users_errors,
 )
 from fetchproxy.config.schema import Config

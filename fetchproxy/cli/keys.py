@@ -14,7 +14,7 @@ import typer
 from fetchproxy.archive import store_url, wall_clock_ms
 from fetchproxy.cli import options
 from fetchproxy.cli.jobs import count
-from fetchproxy.cli.running import EXIT_FAULTS, safe_one_line, run_to_end, users_errors
+from fetchproxy.cli.running import EXIT_FAULTS, run_to_end, safe_one_line, users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError, DamagedObject, ObjectNotFound, RemoteStorageError
 from fetchproxy.model import TopicIdPartition

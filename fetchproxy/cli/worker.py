@@ -32,7 +32,7 @@ def main() -> None:
 async def _serve(config: Config, create: bool, limits: Limits, leaving: Leaving) -> None:
     """Serve until the parent says so, or is gone."""
     asyncio.get_running_loop().add_reader(sys.stdin, _end_with_parent)
-    await run_server(config, create=create, limits=limits, leaving=leaving, says=_say)
+    await run_server(config, create=create, limits=limits, leaving=leaving, on_ready=_say)
 
 
 def _end_with_parent() -> None:

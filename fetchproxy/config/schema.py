@@ -218,7 +218,7 @@ class MetadataConfig(Section):
     """
 
     @property
-    def ruling(self) -> str:
+    def recorded_name(self) -> str:
         """The metadata manager, as recorded in the archive."""
         return self.manager if self.manager == "store" else f"{self.manager} {self.topic_name}"
 

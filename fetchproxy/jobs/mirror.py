@@ -79,7 +79,7 @@ class Mirrored:
     refused: str | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.failures and not any(partition.kept for partition in self.partitions)
 
     @property
@@ -140,7 +140,7 @@ async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIden
 @dataclass(frozen=True, slots=True)
 class _Partitions:
     """`here`: the archive's, with the reason why the copy's store cannot hold their topic, or None.
-    `there`: the copy's.
+    `there`: the partitions of the copy.
     """
 
     here: dict[TopicIdPartition, str | None]
@@ -172,7 +172,8 @@ def _one_run(
         return _Partitions(faults, there, unlisted)
 
     found = places.ask(partitions)
-    places.ask(moving.copy_archive_wide)  # readers of the copy know each topic, and wait for it
+    # The topics go first: then readers of the copy wait for a topic instead of not knowing it.
+    places.ask(moving.copy_archive_wide)
     done = runner.each(found.fit, mirror_work(places, options), on_result)
     failed = [one for partition in done.results for one in partition.failed]
     of_archive = places.ask(moving.copy_archive_wide)
@@ -217,7 +218,7 @@ def _cut_over(
 
 
 def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
-    if not done.whole:
+    if not done.is_complete:
         return "not everything was copied"
     if done.has_faults and not options.with_damaged:
         return (

@@ -29,7 +29,7 @@ from fetchproxy.config.schema import LogConfig
 from fetchproxy.errors import FetchProxyError, PipelineFailed, RemoteStorageError, leaves
 from fetchproxy.observability.health import Condition
 from fetchproxy.observability.logs import configure_logging
-from fetchproxy.remotelog.session import keep_what_is_loaded
+from fetchproxy.remotelog.session import freeze_loaded_modules
 
 log = structlog.get_logger(__name__)
 
@@ -355,7 +355,7 @@ def _on_executor(
         outcome = attempt(work, item, work.name(item))
         done.add({number: 0 if isinstance(outcome, ItemFailure) else work.size(outcome)})
         yield number, outcome
-    keep_what_is_loaded()
+    freeze_loaded_modules()
 
 
 def attempt(work: Callable[[T], R], item: T, name: str) -> R | ItemFailure:

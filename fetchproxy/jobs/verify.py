@@ -156,7 +156,7 @@ async def _with_published_conditions(
     other_manager = identity is not None and identity.manager not in (
         None,
         MIRROR,
-        config.metadata.ruling,
+        config.metadata.recorded_name,
     )
     return report, str(identity.manager) if identity and other_manager else None
 

@@ -8,8 +8,8 @@ at and above it are.
     {"version": 1, "beat": 17, "troubles": ["a sentence"], "retention": "the brokers delete …",
      "positions": {"<topic id>": {"0": 1234, "1": -1}}}
 
-An archiver rewrites its object when its content changes, and every `BEAT_INTERVAL_S` with another
-`beat`. No clock of another machine counts: an object that the reader sees unchanged for
+An archiver rewrites its object when its content changes, and every `HEARTBEAT_INTERVAL_S` with
+another `beat`. No clock of another machine counts: an object that the reader sees unchanged for
 `SILENT_MAX_S` is ignored. Time in which the reader did not look does not count: the archiver may
 not have reached the store then either, and still has its records. A silent archiver is reported
 sooner: three looks without a change are not an accident.
@@ -41,7 +41,7 @@ from fetchproxy.storage.archive_objects import ArchiveObjects
 log = structlog.get_logger(__name__)
 
 _VERSION = 1
-BEAT_INTERVAL_S = 2.0
+HEARTBEAT_INTERVAL_S = 2.0
 SILENT_MAX_S = 30.0
 # A look is a small listing. With these three values a killed archiver is named within 15 s.
 POSITIONS_LOOK_INTERVAL_S = 3.0
@@ -127,8 +127,8 @@ def _entries(fields: JsonFields) -> Iterator[tuple[tuple[UUID, int], int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stated:
-    """The object of one archiver: its `version`, and since when the reader sees it unchanged.
+class _ReadPositions:
+    """One archiver's object as last read: its `version`, and since when that is unchanged.
 
     `watched_from`: since when every look came in time and found the object unchanged.
     """
@@ -163,7 +163,7 @@ class ArchiverPositions:
         self._read_max_ms = read_max_ms
         self._clock = clock
         self._here = here
-        self._stored: dict[str, _Stated] = {}
+        self._stored: dict[str, _ReadPositions] = {}
         self._read_at = float("-inf")  # the last time that the store answered
         self._failing = False
         self._reads = FreshReads[None, None](self._read)
@@ -208,7 +208,7 @@ class ArchiverPositions:
                 await self.refresh(self._clock())
             await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
 
-    def _in_words(self, silent: _Stated, partitions: int) -> str:
+    def _in_words(self, silent: _ReadPositions, partitions: int) -> str:
         """`partitions`: how many of its partitions no other archiver has."""
         whose = "its partition is" if partitions == 1 else f"its {partitions} partitions are"
         since_s = int(self._clock() - silent.seen_at)
@@ -248,11 +248,11 @@ class ArchiverPositions:
             self._stored = await self._read_all(began_at)
             self._read_at = began_at
             self._failing = False
-            self._tell(began_at)
+            self._report_archivers(began_at)
 
-    async def _read_all(self, began_at: float) -> dict[str, _Stated]:
+    async def _read_all(self, began_at: float) -> dict[str, _ReadPositions]:
         listed = [stored async for stored in self._objects.list_archiver_positions()]
-        found: dict[str, _Stated] = {}
+        found: dict[str, _ReadPositions] = {}
         apart_s = began_at - self._read_at
         for stored in listed:
             known = self._stored.get(stored.key)
@@ -274,40 +274,42 @@ class ArchiverPositions:
                     hint="if it lasts, run one version of fetchproxy everywhere",
                 )
             topics = frozenset(topic_id for topic_id, _ in positions)
-            found[stored.key] = _Stated(
+            found[stored.key] = _ReadPositions(
                 stored.version, began_at, positions, topics, operator_notes, began_at
             )
         return found
 
-    def _tell(self, read_at: float) -> None:
+    def _report_archivers(self, read_at: float) -> None:
         """Report which archivers work and which are silent. An archiver whose partitions other
         archivers have taken over counts as neither.
         """
-        missed, heard = {}, {}
+        silent_positions, alive_positions = {}, {}
         taken: set[tuple[UUID, int]] = set()
         for key, one in self._stored.items():
             if read_at - one.watched_from >= MISSED_AFTER_S:
-                missed[key] = one
+                silent_positions[key] = one
             else:
-                heard[key] = one
+                alive_positions[key] = one
                 taken.update(one.positions)
         silent = [
             Condition(Kind.ARCHIVER_SILENT, self._in_words(one, left), key, since=one.seen_at)
-            for key, one in missed.items()
+            for key, one in silent_positions.items()
             if (left := len(one.positions.keys() - taken))
         ]
-        ARCHIVERS_HEARD.set(len(heard))
+        ARCHIVERS_HEARD.set(len(alive_positions))
         ARCHIVERS_SILENT.set(len(silent))
         self._health.keep(Kind.ARCHIVER_SILENT, silent)
         # Archivers report only a full disk. Two on one disk are reported once.
         own_key, disk = self._own_key(), Kind.ARCHIVER_DISK_FAILING
-        others = {o.operator_notes.troubles: key for key, o in heard.items() if key != own_key}
+        others = {
+            o.operator_notes.troubles: key for key, o in alive_positions.items() if key != own_key
+        }
         self._health.keep(
             disk, [Condition(disk, "; ".join(texts), key) for texts, key in others.items() if texts]
         )
 
 
-def _unchanged(known: _Stated, began_at: float, apart_s: float) -> _Stated:
+def _unchanged(known: _ReadPositions, began_at: float, apart_s: float) -> _ReadPositions:
     """`apart_s`: since the last look. In a longer pause the archiver may have had no store."""
     if apart_s > LOOKS_APART_MAX_S:
         return replace(known, seen_at=began_at, watched_from=began_at)

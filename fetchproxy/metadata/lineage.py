@@ -229,8 +229,8 @@ def begins_again(lineage: Sequence[EpochStart], end_offset: int, found: Comparis
     """True: no part of the copy is in the leader's log. `found` is the result of `compare` for the
     other arguments.
 
-    It looks like this if a follower that lacked everything leads, or a disk was replaced: then the
-    copy is the last one. Offsets below the copy's start do not count as shared.
+    This happens if an empty follower became leader, or a disk was replaced. Then the archive has
+    the only copy. Offsets below the copy's start do not count as shared.
     """
     if not lineage or not isinstance(found, Shared) or found.end_offset >= end_offset:
         return False

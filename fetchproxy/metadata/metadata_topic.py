@@ -59,7 +59,7 @@ class KafkaMetadataLog:
     """Knows bytes and offsets, not segments, and keeps nothing that it read. Every method raises
     RemoteStorageError if the log cannot be reached or refuses.
 
-    The caller opens and closes `cluster`. `wall_clock_ms` stamps the records. `tell_writers` logs
+    The caller opens and closes `cluster`. `wall_clock_ms` stamps the records. `log_writers` logs
     who else may write, in processes that act on the events; False: not possible yet.
     """
 

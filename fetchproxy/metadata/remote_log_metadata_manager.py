@@ -114,7 +114,7 @@ class RemoteLogMetadataManager(PartitionViews):
         """
 
     @abstractmethod
-    def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
+    def refresh_topic_in_background(self, topic_id: UUID, age_max_s: float) -> None:
         """Begin to read a topic again whose last read is older than that. Never blocks."""
 
     @abstractmethod

@@ -346,7 +346,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._topics: dict[UUID, dict[TopicIdPartition, StoredPartition]] = {}
         self._views = FreshReads(self._read_partition)
         self._topic_views = FreshReads(self._read_topic_views)
-        # The names of the archive's topics, as last listed: one each, which does not change.
+        # Names by topic id, from the last listing. A topic id normally has one name.
         self._names: dict[UUID, set[str]] = {}
         self._listed = FreshReads(self._list_partitions)
         self._deletions = FreshReads(self._read_deletion)
@@ -397,7 +397,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         """A partition's own `refresh` does not wait for this, because it has less to list."""
         return await self._topic_views.get(topic_id, not_older_than)
 
-    def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
+    def refresh_topic_in_background(self, topic_id: UUID, age_max_s: float) -> None:
         oldest = asyncio.get_running_loop().time() - age_max_s
         self._topic_views.renew(topic_id, oldest, age_max_s)
 
@@ -621,7 +621,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             return await self._get_listed(reads.values(), it_came, collected.result())
 
     async def _get_listed(
-        self, reads: Iterable[PartitionRead], it_came: Callable[[], None], collected: Collected
+        self, reads: Iterable[PartitionRead], on_progress: Callable[[], None], collected: Collected
     ) -> int:
         """Read new objects that were not collected; returns how many. Raises RemoteStorageError."""
         waiting: list[tuple[PartitionRead, Readable]] = []
@@ -639,7 +639,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             except ObjectNotFound:
                 pass
             finally:
-                it_came()
+                on_progress()
             read.read(entry, raw)
 
         await for_each(waiting, get, min(len(waiting), self._reads_max))
@@ -670,11 +670,11 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         loop, silence_max_s = asyncio.get_running_loop(), self._read_max_ms / 1000
         async with within(silence_max_s, what) as limit:
 
-            def it_came() -> None:
+            def on_progress() -> None:
                 if not limit.expired():
                     limit.reschedule(loop.time() + silence_max_s)
 
-            yield it_came
+            yield on_progress
 
     async def _names_of(self, topic_id: UUID, began_at: float) -> list[str]:
         """The names under which the topic is in the archive: one, or none."""

@@ -452,7 +452,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await asyncio.sleep(0)
         return views
 
-    def renew_topic(self, topic_id: UUID, age_max_s: float) -> None:
+    def refresh_topic_in_background(self, topic_id: UUID, age_max_s: float) -> None:
         """The follower has read the log lately, or begins to: no read is for one topic alone."""
         oldest = asyncio.get_running_loop().time() - age_max_s
         for tp in [tp for tp in self._views if tp.topic_id == topic_id]:

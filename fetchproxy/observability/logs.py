@@ -183,9 +183,9 @@ class SparingWarnings:
 
 def configure_logging(config: LogConfig, stream: TextIO) -> None:
     """Send every log of the process to `stream`; a second call replaces the first."""
-    operator_notes = config.format == "console" or (config.format == "auto" and stream.isatty())
+    for_console = config.format == "console" or (config.format == "auto" and stream.isatty())
     structlog.configure(
-        processors=list(_processors(operator_notes, colors=stream.isatty())),
+        processors=list(_processors(for_console, colors=stream.isatty())),
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
         logger_factory=lambda *names: _NamedLogger(stream, names[0] if names else ""),
         # Off, so that a later call also changes existing loggers. There is no log line per request.
@@ -196,7 +196,7 @@ def configure_logging(config: LogConfig, stream: TextIO) -> None:
     logging.captureWarnings(True)
 
 
-def _processors(operator_notes: bool, colors: bool) -> Iterator[Processor]:
+def _processors(for_console: bool, colors: bool) -> Iterator[Processor]:
     yield structlog.contextvars.merge_contextvars
     yield structlog.processors.add_log_level
     yield _add_logger_name
@@ -206,7 +206,7 @@ def _processors(operator_notes: bool, colors: bool) -> Iterator[Processor]:
     yield RECENT_EVENTS.processor
     yield count_line
     yield RECENT_LINES.processor
-    if operator_notes:
+    if for_console:
         plain = structlog.dev.plain_traceback
         yield structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
         return

@@ -128,7 +128,7 @@ class PendingRead:
         self.chunks: dict[ChunkKey, Chunk] = {}
         self.missing: Need | None = None  # its object was not found
         self.view_from = float("-inf")  # then the view has to be at least this recent
-        self.landed = False
+        self.is_finished = False
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -163,7 +163,7 @@ class PendingReads:
     def get(self, request: RemoteReadRequest) -> PendingRead | None:
         return self._reads.get((request.tp, request.fetch_offset, request.isolation))
 
-    def ask(
+    def start_or_join(
         self,
         request: RemoteReadRequest,
         needed_until: float,
@@ -182,7 +182,7 @@ class PendingReads:
     def leave(self, read: PendingRead, watcher: DelayedRemoteFetch[Any]) -> None:
         """The watcher has its response; the read goes on."""
         read.watchers.pop(watcher, None)
-        if not read.watchers and not read.landed:
+        if not read.watchers and not read.is_finished:
             self._set_unwatched(read)
 
     def cancel_all(self) -> None:
@@ -197,7 +197,7 @@ class PendingReads:
         name = f"remote read {request.tp} at {request.fetch_offset}"
         read.task = self._tasks.create_task(self._drive(read), name=name)
         # A task that is cancelled before its first step runs none of its own code.
-        read.task.add_done_callback(lambda _: self._land(read))
+        read.task.add_done_callback(lambda _: self._finish(read))
         return read
 
     def _set_unwatched(self, read: PendingRead) -> None:
@@ -209,12 +209,12 @@ class PendingReads:
     def _cancel(self, read: PendingRead) -> None:
         if read.task is not None:
             read.task.cancel()
-        self._land(read)
+        self._finish(read)
 
-    def _land(self, read: PendingRead) -> None:
-        if read.landed:
+    def _finish(self, read: PendingRead) -> None:
+        if read.is_finished:
             return
-        read.landed = True
+        read.is_finished = True
         del self._reads[read.key]
         self._unwatched.pop(read.key, None)
         self._on_done(read)
@@ -231,7 +231,7 @@ class PendingReads:
                         break
         except Exception:  # a bug in one read must not end all of them
             log.exception("remote_read_crashed", read=str(read.request.tp))
-        self._land(read)
+        self._finish(read)
 
     def _lacks(self, read: PendingRead) -> Need | None:
         """The next thing to load. None: `read` has a response, which may be an error."""
@@ -387,7 +387,7 @@ class RemoteFetchPurgatory:
         """Begin to read into memory, without a fetch that waits."""
         if not self._closed:
             now = asyncio.get_running_loop().time()
-            self._ask(request, now)
+            self._start_or_join(request, now)
 
     async def first_offset_at_or_after(
         self, tp: TopicIdPartition, timestamp_ms: int, client: Hashable = None
@@ -407,10 +407,10 @@ class RemoteFetchPurgatory:
         """Of the look-ups by time. `Health` calls it."""
         return self._by_time.turns.conditions(now)
 
-    def _ask(self, request: RemoteReadRequest, now: float) -> None:
+    def _start_or_join(self, request: RemoteReadRequest, now: float) -> None:
         outcome = self._reader.read(request, 1, True, now, now)
         if not isinstance(outcome, RemoteReadResult):
-            self._pending.ask(request, now + self._unasked_max_s)
+            self._pending.start_or_join(request, now + self._unasked_max_s)
 
     def _register(self, fetch: DelayedRemoteFetch[K], now: float) -> None:
         """Watch the reads of as many requests as could fill the response."""
@@ -430,9 +430,9 @@ class RemoteFetchPurgatory:
             return False
         data = any(result.size_bytes for result in results.values())
         self._complete(fetch, CompletionReason.DATA if data else CompletionReason.ERROR, results)
-        for key in _pursued(fetch) if needs else ():
+        for key in _requests_that_fit(fetch) if needs else ():
             if key in needs:
-                self._ask(fetch.requests[key], now)  # ready for the client's next fetch
+                self._start_or_join(fetch.requests[key], now)  # ready for the client's next fetch
         return True
 
     def _collect(
@@ -541,15 +541,15 @@ class RemoteFetchPurgatory:
                 self._register(fetch, now)
 
 
-def _pursued(fetch: DelayedRemoteFetch[K]) -> list[K]:
+def _requests_that_fit(fetch: DelayedRemoteFetch[K]) -> list[K]:
     """The first requests, as many as could fill the response. Further ones would be read in
     vain.
     """
-    pursued: list[K] = []
+    keys: list[K] = []
     chunks = 0
     for key, request in fetch.requests.items():
-        if chunks >= fetch.bytes_max and pursued:
+        if chunks >= fetch.bytes_max and keys:
             break
-        pursued.append(key)
+        keys.append(key)
         chunks += request.bytes_max
-    return pursued
+    return keys

@@ -480,11 +480,13 @@ class FollowedArchive:
     def end_with_what_is_there(self) -> None:
         self._last_ends = self._ends()
 
-    def latest(self, start: StreamOffset | None = None, *, limited: bool = False) -> StreamOffset:
+    def latest(
+        self, start: StreamOffset | None = None, *, apply_batch_limits: bool = False
+    ) -> StreamOffset:
         """The archive's current ends; never below `start` (None: the end of the last batch) unless
         the archive was truncated or a topic made again, and `failOnDataLoss` is false.
 
-        `limited`: the options' limits for one batch apply. Raises DataLoss.
+        `apply_batch_limits`: the options' limits for one batch apply. Raises DataLoss.
         """
         before = self._read_up_to if start is None else _Position.decode(start)
         ends = dict(self._ends())
@@ -498,7 +500,7 @@ class FollowedArchive:
                 starts[key] = ends[key] = end
             else:
                 ends[key] = max(offset, ends.get(key, offset))
-        if not limited:
+        if not apply_batch_limits:
             return self._position(ends, before).encode()
         begins = new_offsets(self._views, starts, ends)
         if self._waits(sum(ends[key] - begin for key, begin in begins.items())):

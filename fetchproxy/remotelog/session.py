@@ -45,7 +45,7 @@ def share_one_heap() -> None:
 
 
 @cache
-def keep_what_is_loaded() -> None:
+def freeze_loaded_modules() -> None:
     """To call after a worker's first task.
 
     Around every task PySpark does two things of a tenth of a second each. It runs a full garbage

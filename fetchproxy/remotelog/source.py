@@ -39,7 +39,7 @@ from fetchproxy.remotelog.decoder.record_rows import RowLimits
 from fetchproxy.remotelog.options import SourceOptions, is_not_needed, parse_options
 from fetchproxy.remotelog.planning import OffsetSpan, ReadTask, Selection
 from fetchproxy.remotelog.pushed_filters import PushedFilters
-from fetchproxy.remotelog.session import keep_what_is_loaded
+from fetchproxy.remotelog.session import freeze_loaded_modules
 from fetchproxy.remotelog.task_reader import logged, read_task
 
 # The installed PySpark's abilities. 4.0 and 4.1 ask a stream only for its latest offset; from 4.2
@@ -105,7 +105,7 @@ def rows_of(
     if task is not None:
         with sentence_first():
             yield from logged(task, read_task(options, task, columns, rows))
-    keep_what_is_loaded()
+    freeze_loaded_modules()
 
 
 def check_stream(options: SourceOptions) -> None:
@@ -166,7 +166,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         self._knows_latest = True
         limited = ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
         with sentence_first():
-            return self._archive().latest(start, limited=limited)
+            return self._archive().latest(start, apply_batch_limits=limited)
 
     def reportLatestOffset(self) -> StreamOffset:
         """The archive's ends; the query's progress shows the lag from the last batch to them."""
@@ -202,7 +202,7 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
 class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no types here
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        keep_what_is_loaded()  # Spark makes the source in planning workers, one task a query
+        freeze_loaded_modules()  # Spark makes the source in planning workers, one task a query
 
     @classmethod
     def name(cls) -> str:
@@ -219,8 +219,8 @@ class RemoteLogDataSource(DataSource):  # type: ignore[misc]  # pyspark has no t
             check_batch(options)
             columns = chosen_columns(schema)
         self._log_what_has_no_use()
-        kind = FilteringReader if options.push_filters else RemoteLogReader
-        return kind(options, columns)
+        reader_class = FilteringReader if options.push_filters else RemoteLogReader
+        return reader_class(options, columns)
 
     def streamReader(self, schema: StructType) -> RemoteLogStreamReader:
         with sentence_first():

@@ -68,10 +68,10 @@ class Batcher(Generic[K, V]):
 
         try:
             try:
-                accumulated = 0
+                count_before = 0
                 # A caller with very many keys needs several turns.
-                while accumulated < len(calls):
-                    accumulated = len(calls)
+                while count_before < len(calls):
+                    count_before = len(calls)
                     await asyncio.sleep(0)
             finally:
                 self._next = None

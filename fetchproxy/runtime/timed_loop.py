@@ -1,8 +1,8 @@
 """The event loop and how long each of its turns holds it. All other ready work waits for that time.
 
 A turn is the work that the loop runs between two polls of its sockets. So the selector measures
-it, by reading clocks (1 µs), without a task that would have to wake up. No callback takes longer
-than its turn, and a byte of the tail waits for the whole turn. A turn also lasts while other
+it, by reading clocks (1 µs), without a task that would have to wake up. A turn is at
+least as long as its longest callback. Tail data that arrives during a turn waits until it ends. It also lasts while other
 processes and threads use the core. A second clock shows how much of it the loop's own thread used.
 """
 

@@ -354,7 +354,7 @@ class SegmentCheck:
         self._size = metadata.segment_size_bytes
         self._spans = spans
         self._txns = txns
-        self._continues = continues
+        self._follows_previous_segment = continues
         self.faults: list[Condition] = []
         self.log_is_sound = True
         # Offsets at which the next batch may begin. Two after a base offset that does not fit, as
@@ -504,7 +504,7 @@ class SegmentCheck:
         """True: the batch begins at an expected offset, or no offset is expected."""
         if not self._expected or header.base_offset in self._expected:
             return True
-        may_be_trimmed = self._first and not self._continues
+        may_be_trimmed = self._first and not self._follows_previous_segment
         return may_be_trimmed and header.base_offset < self._expected[0] <= header.last_offset
 
     def _check_epoch(self, header: BatchHeader, position: int) -> None:

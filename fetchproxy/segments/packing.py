@@ -111,7 +111,7 @@ class WrappedKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class CopyDescription:
     """The state of a segment when it was copied. Later it may only be clipped."""
 
     start_offset: int
@@ -122,7 +122,7 @@ class Described:
     leader_epochs: tuple[EpochStart, ...]
 
     @classmethod
-    def of(cls, metadata: RemoteLogSegmentMetadata) -> Described:
+    def of(cls, metadata: RemoteLogSegmentMetadata) -> CopyDescription:
         """`metadata`: of the copy."""
         return cls(
             metadata.start_offset,
@@ -193,7 +193,7 @@ class Packing:
     block_bytes: int
     ends: array[int]
     key: WrappedKey | None = None
-    described: Described | None = None
+    described: CopyDescription | None = None
 
     @property
     def digest(self) -> str:
@@ -397,9 +397,9 @@ def _packing(fields: JsonFields) -> Packing:
     return Packing(segment_id, log_bytes, block_bytes, ends, key, described)
 
 
-def _described(fields: JsonFields, log_bytes: int) -> Described:
+def _described(fields: JsonFields, log_bytes: int) -> CopyDescription:
     start = fields.integer("base_offset", 0, OFFSET_MAX + 1)
-    return Described(
+    return CopyDescription(
         start_offset=start,
         end_offset=fields.integer("end_offset", start, OFFSET_MAX + 1),
         max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64_LIMIT),

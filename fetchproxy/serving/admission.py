@@ -449,7 +449,7 @@ class ClientQuota:
 
     @contextmanager
     def sending(self, pieces: Sequence[Buffer]) -> Iterator[Sequence[Buffer]]:
-        """As AnswerBudget.taking."""
+        """As `ResponseBudget.taking`."""
         with self._admission.responses.taking(pieces) as pieces:
             yield pieces
         if self._charged:

@@ -46,11 +46,11 @@ class PartitionResponse(NamedTuple):
         """Bytes of records."""
         return sum(map(len, self.records))
 
-    def has_news(self, last: PartitionPatch | None) -> bool:
+    def has_news(self, last_sent: PartitionPatch | None) -> bool:
         """Incremental answers list only partitions with news (Kafka's maybeUpdateResponseData).
-        `last`: the log ends that the client last saw.
+        `last_sent`: the log ends that the client last saw.
         """
-        return bool(self.records) or self.error_code != 0 or self.watermarks != last
+        return bool(self.records) or self.error_code != 0 or self.watermarks != last_sent
 
 
 @dataclass(slots=True)

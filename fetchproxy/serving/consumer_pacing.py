@@ -175,7 +175,7 @@ class Lately:
 
     def add(self, at: float, records: int, size_bytes: int, partitions: int) -> None:
         if at - self._begun_at >= LATELY_S:
-            self._turn(at)
+            self._roll_window(at)
         self._records += records
         self._bytes += size_bytes
         self._partitions = max(self._partitions, partitions)
@@ -188,7 +188,7 @@ class Lately:
     def seen(self, now: float) -> tuple[float, float, int]:
         """Records/s, bytes/s, and the most partitions of one fetch."""
         if now - self._begun_at >= LATELY_S:
-            self._turn(now)
+            self._roll_window(now)
         begun_at, records, size_bytes, _ = self._before
         span = max(now - begun_at, 1.0)
         return (
@@ -197,7 +197,7 @@ class Lately:
             self.partitions,
         )
 
-    def _turn(self, now: float) -> None:
+    def _roll_window(self, now: float) -> None:
         if now - self._begun_at < 2 * LATELY_S:
             self._before = (self._begun_at, self._records, self._bytes, self._partitions)
         else:

@@ -59,7 +59,7 @@ _ACCEPTED_AT_ONCE = 8
 _DRAINED_AT_ONCE = 50
 # When each stage ends at the latest, as a share of `gateway.drain_max_ms`. A client that has lost
 # one connection has a new one within half a second.
-_DRAIN_STAGES = ((Drain.NODES, 0.1), (Drain.ALL, 0.5), (Drain.INSISTS, 1.0))
+_DRAIN_STAGES = ((Drain.NODES, 0.1), (Drain.ALL, 0.5), (Drain.FORCE, 1.0))
 
 # A refusal is shown for this long: clients try again sooner.
 REFUSED_SHOWN_S = 900.0

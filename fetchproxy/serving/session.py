@@ -57,7 +57,7 @@ class Drain(IntEnum):
 
     NODES = 0  # connections to single brokers go, as clients soon have new ones
     ALL = 1  # those to the bootstrap address, which clients seldom use, go too
-    INSISTS = 2  # no client waits to be told, and fetches that wait at the broker are answered here
+    FORCE = 2  # no client waits to be told, and fetches that wait at the broker are answered here
 
 
 class SessionOwner(Protocol):
@@ -132,7 +132,7 @@ class ClientSession(ClientProtocol):
         self._closes: asyncio.TimerHandle | None = None  # set by `close_late` and `leave`
         self.draining = False  # see `drain`
         # Its last Metadata request is of a version that can tell a client to bootstrap again.
-        self.can_be_told = False
+        self.supports_rebootstrap = False
 
     # -- asyncio -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -270,9 +270,9 @@ class ClientSession(ClientProtocol):
         """
         self.draining = True
         in_turn = stage >= Drain.ALL or not self.is_bootstrap
-        if stage is Drain.INSISTS or (in_turn and not self.can_be_told):
+        if stage is Drain.FORCE or (in_turn and not self.supports_rebootstrap):
             self.take_no_more()
-        if stage is Drain.INSISTS:
+        if stage is Drain.FORCE:
             self._respond_for_broker()
 
     @property

@@ -81,14 +81,14 @@ class ArchiveObjects:
 
     @measured
     async def list_partitions(
-        self, it_came: Callable[[], None] = lambda: None, unlisted: Unlisted | None = None
+        self, on_progress: Callable[[], None] = lambda: None, unlisted: Unlisted | None = None
     ) -> list[TopicIdPartition]:
-        """Every partition that has an object in the store, sorted. This may take long: `it_came` is
-        called after each response of the store. `unlisted`: see `listed_partitions`.
+        """Every partition that has an object in the store, sorted. This may take long:
+        `on_progress` is called after each response of the store. `unlisted`: see `listed_partitions`.
         """
         await self._identity.check()
         return await self._or_missing(
-            await listed_partitions(self._store, self._prefix, None, it_came, unlisted)
+            await listed_partitions(self._store, self._prefix, None, on_progress, unlisted)
         )
 
     @measured

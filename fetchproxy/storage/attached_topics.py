@@ -270,7 +270,7 @@ def open_archive(config: Config, *, create: bool = False, must_exist: bool = Tru
     if config.store.url is None:
         raise ConfigError("store.url is not set")
     archive_store, prefix = open_object_store(config.store.url, config.store, create=create)
-    manager = None if config.archive_only.enabled else config.metadata.ruling
+    manager = None if config.archive_only.enabled else config.metadata.recorded_name
     at_rest = at_rest_of(config.store)
     must_exist = must_exist and not config.archive_only.enabled
     attached = [

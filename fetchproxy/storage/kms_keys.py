@@ -76,8 +76,10 @@ class KmsKeyRing(KeyRing):
         self._active = ""
         self._credentials: AwsCredentials | None = None
         self._places = asyncio.Semaphore(REQUESTS_AT_ONCE)
-        self._silent_until = 0.0  # loop s; 0: it is not silent
-        self._failed: tuple[str, dict[str, Any]] | None = None  # the last request without a key
+        self._circuit_open_until = 0.0  # loop s; 0: it is closed
+        self._failed_request: tuple[str, dict[str, Any]] | None = (
+            None  # the last request without a key
+        )
         self.service = f"AWS KMS in {place.region}"
         self.health = Health()
 
@@ -134,11 +136,11 @@ class KmsKeyRing(KeyRing):
         """While the service fails, ask it from time to time, so that its own response ends that."""
         while True:
             await asyncio.sleep(ASKED_AGAIN_AFTER_S)
-            failed = self._failed
-            if failed is None:
+            failed_request = self._failed_request
+            if failed_request is None:
                 continue
             with suppress(RemoteStorageError):
-                await self._ask(failed[0], **failed[1])
+                await self._ask(failed_request[0], **failed_request[1])
 
     def _note(self, error: Exception | None) -> None:
         """`error`: why the service gave no key; None: it answered."""
@@ -152,21 +154,21 @@ class KmsKeyRing(KeyRing):
 
     # --- requests ---
     async def _ask(self, operation: str, **request: Any) -> dict[str, Any]:
-        """Raises KeyServiceError, at once while the service is silent, and SegmentLocked."""
+        """Raises KeyServiceError, at once while its circuit is open, and SegmentLocked."""
         async with self._places:
             clock = asyncio.get_running_loop().time
-            if clock() < self._silent_until:
+            if clock() < self._circuit_open_until:
                 raise KeyServiceUnavailable(f"{self.service} did not answer a moment ago")
-            if self._silent_until > 0:  # one request tries, others fail meanwhile
-                self._silent_until = clock() + REQUEST_MAX_S
+            if self._circuit_open_until > 0:  # one request tries, others fail meanwhile
+                self._circuit_open_until = clock() + REQUEST_MAX_S
             try:
                 response = await self._call(operation, request)
             except KeyServiceError as error:
                 if isinstance(error, KeyServiceUnavailable):
-                    self._silent_until = clock() + ASKED_AGAIN_AFTER_S
+                    self._circuit_open_until = clock() + ASKED_AGAIN_AFTER_S
                 else:
-                    self._silent_until = 0.0
-                self._failed = operation, request
+                    self._circuit_open_until = 0.0
+                self._failed_request = operation, request
                 self._note(error)
                 raise
             except RemoteStorageError:  # a response about this key
@@ -176,7 +178,7 @@ class KmsKeyRing(KeyRing):
             return response
 
     def _responded(self) -> None:
-        self._silent_until, self._failed = 0.0, None
+        self._circuit_open_until, self._failed_request = 0.0, None
         self._note(None)
 
     async def _call(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -97,11 +97,11 @@ async def listed_partitions(
     store: ObjectStore,
     prefix: str,
     topic_id: UUID | None,
-    it_came: Callable[[], None],
+    on_progress: Callable[[], None],
     unlisted: Unlisted | None = None,
 ) -> list[TopicIdPartition]:
-    """Sorted partitions of one topic, or of all (None). Calls `it_came` after each topic's listing.
-    Raises RemoteStorageError. `unlisted`: for topics whose folder alone cannot be listed.
+    """Sorted partitions of one topic, or of all (None). Calls `on_progress` after each topic's
+    listing. Raises RemoteStorageError. `unlisted`: for topics whose folder alone cannot be listed.
     """
     topics = [
         topic
@@ -122,7 +122,7 @@ async def listed_partitions(
                 raise
             unlisted[topic[0]] = error
         finally:
-            it_came()
+            on_progress()
 
     await for_each(topics, list_one, min(len(topics), _LISTINGS_AT_ONCE))
     return sorted(found)

@@ -44,7 +44,7 @@ from fetchproxy.segments.packing import (
     NONCE_BYTES,
     SEALED_BYTES_MORE,
     Cipher,
-    Described,
+    CopyDescription,
     Packing,
     WrappedKey,
     decode_packing,
@@ -91,13 +91,13 @@ class AtRest:
     required: bool = False
 
 
-AS_THEY_ARE = AtRest()
+NO_ENCRYPTION = AtRest()
 
 
-def not_emptied(key: str, file: SegmentFile, content: bytes) -> bytes:
+def check_not_empty(key: str, file: SegmentFile, content: bytes) -> bytes:
     """`content` of a file that is not encrypted. A segment with aborted transactions lists them in
     TXN, and no bytes would list none: read_committed would show their records. Raises
-    DamagedObject. (`verify --repair` may seal an empty list of a segment that was cut.)
+    DamagedObject. (`verify --repair` may write an encrypted empty index for a truncated segment.)
     """
     if file is SegmentFile.TXN and not content:
         raise DamagedObject(f"{key}: no entry, but has_aborted_txns is true")
@@ -223,7 +223,7 @@ class PackedLogs:
         disk fails.
         """
         place = self._place(segment)
-        described = Described.of(segment)
+        described = CopyDescription.of(segment)
         data_key, cipher = await self._new_key(place, described)
         for file, content in data.small_objects():
             await self._put_small(segment, file, content, cipher)
@@ -247,7 +247,7 @@ class PackedLogs:
             await asyncio.to_thread(path.unlink, missing_ok=True)
 
     async def _new_key(
-        self, place: RemoteLogSegmentId, described: Described
+        self, place: RemoteLogSegmentId, described: CopyDescription
     ) -> tuple[WrappedKey | None, Cipher | None]:
         """A key for one copy of a segment: each attempt has a new segment id, and so a new key."""
         if self._at_rest.keys is None or not self._at_rest.keys.writes:
@@ -272,7 +272,7 @@ class PackedLogs:
         cipher = (await self.opened(segment)).cipher
         key = self._object_key(segment, file)
         if cipher is None:
-            return not_emptied(key, file, await self._store.get(key, bytes_max))
+            return check_not_empty(key, file, await self._store.get(key, bytes_max))
         stored = await self._store.get(key, bytes_max + SEALED_BYTES_MORE)
         try:
             return opened_file(cipher, file_label(self._place(segment), file), stored)
@@ -345,7 +345,7 @@ class PackedLogs:
     def join(self, name: Hashable, client: Hashable) -> None:
         self._turns.join(name, client)
 
-    def _check_described(self, segment: AnySegment, described: Described | None) -> None:
+    def _check_described(self, segment: AnySegment, described: CopyDescription | None) -> None:
         """Runs at each use, because metadata read again later may differ."""
         if described is None or segment.stored_end_offset == END_UNKNOWN:
             return

@@ -15,7 +15,7 @@ from fetchproxy.segments import object_keys as keys
 from fetchproxy.storage.archive_identity import OwnIdentity
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.key_rings import FileKeyRing, KeyRing, KeyRings
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest, PackedLogs
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest, PackedLogs
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import ObjectStore
 from fetchproxy.storage.stores.registry import open_object_store
@@ -35,7 +35,7 @@ class RemoteStorage:
         *,
         manager: str | None = None,
         must_exist: bool = False,
-        at_rest: AtRest = AS_THEY_ARE,
+        at_rest: AtRest = NO_ENCRYPTION,
     ) -> None:
         prefix = keys.normal_prefix(prefix)
         self.store = watched = WatchedObjectStore(store, prefix + keys.LAYOUT_OBJECT)

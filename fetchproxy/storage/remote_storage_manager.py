@@ -17,7 +17,7 @@ from fetchproxy.storage.packed_logs import (
     LogSegmentData,
     PackedLogs,
     SegmentOpening,
-    not_emptied,
+    check_not_empty,
 )
 from fetchproxy.storage.store_health import measured
 from fetchproxy.storage.stores.object_store import Content, StoredObject, segment_file_bytes_max
@@ -108,7 +108,7 @@ class RemoteStorageManager:
                 self._packed.check_may_be_plain(segment)
             elif file is not SegmentFile.PACKING:
                 return await self._packed.read_file(segment, file, size_max)
-            return not_emptied(key, file, await self._store.get(key, size_max))
+            return check_not_empty(key, file, await self._store.get(key, size_max))
 
     @measured
     async def delete_log_segment_data(self, segment: AnySegment) -> None:

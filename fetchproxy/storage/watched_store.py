@@ -175,12 +175,12 @@ class WatchedObjectStore(WrappedObjectStore):
         on_failure: Callable[[RemoteStorageError], object],
     ) -> T:
         """`kind`: as what each try counts; None: as nothing."""
-        tries: list[float] = []
+        attempt_times: list[float] = []
 
         async def one() -> T:
-            if tries:
+            if attempt_times:
                 await health.turn()
-            tries.append(asyncio.get_running_loop().time())
+            attempt_times.append(asyncio.get_running_loop().time())
             if kind is not None:
                 self.accounts.requested(kind)
             return await call()

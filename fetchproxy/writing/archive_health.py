@@ -105,7 +105,7 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetsProbe:
+class OffsetsCheckResult:
     """`stated`: the archivers' record. None: there is none, or it is damaged. `damaged`: how."""
 
     stated: FinishedOffsets | None
@@ -119,7 +119,7 @@ async def look_at_offsets(
     tp: TopicIdPartition,
     refresh: Callable[[], Awaitable[PartitionView]] | None = None,
     also: Callable[[], Iterable[Offsets]] = tuple,
-) -> OffsetsProbe:
+) -> OffsetsCheckResult:
     """Find the offsets that are in no segment, and their records: one listing and one small read.
 
     `refresh`: reads the metadata anew. None: as the manager does it.
@@ -128,7 +128,7 @@ async def look_at_offsets(
     Raises RemoteStorageError.
     """
 
-    async def look() -> OffsetsProbe:
+    async def look() -> OffsetsCheckResult:
         """Reads expected offsets, then segments, then gaps: so a copy under way is not a fault."""
         stated: FinishedOffsets | None = None
         damaged: CorruptSegment | None = None
@@ -146,7 +146,7 @@ async def look_at_offsets(
             newest_epoch=max((s.last_epoch for s in done), default=-1),
         )
         gaps = [gap async for gap in records.list_archive_gaps(tp)]
-        return OffsetsProbe(stated, damaged, missing_offsets(coverage, stated, gaps))
+        return OffsetsCheckResult(stated, damaged, missing_offsets(coverage, stated, gaps))
 
     found = await look()
     if found.found.missing:

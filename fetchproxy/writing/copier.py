@@ -164,19 +164,19 @@ class SegmentCopier:
         finished = metadata.with_state(_State.COPY_SEGMENT_FINISHED, self.wall_clock_ms())
         try:
             async with self._in_time(segment, deadline) as refusals:
-                await self._record_in_the_end(finished, deadline, refusals)
+                await self._record_with_retries(finished, deadline, refusals)
         except FetchProxyError as error:
             self._count_failure(metadata, error)
-            await self._has_taken_back(metadata)
+            await self._delete_if_superseded(metadata)
             raise
         late = asyncio.get_running_loop().time() >= deadline
-        if late and await self._has_taken_back(metadata):
+        if late and await self._delete_if_superseded(metadata):
             raise StorageUnavailable(f"copy of {segment.tp} was finished too late")
         metrics.REMOTE_COPY_BYTES.labels(segment.tp.topic).inc(segment.size_bytes)
         LAST_SUCCESSES.note(Activity.COPY, asyncio.get_running_loop().time())
         return finished
 
-    async def _record_in_the_end(
+    async def _record_with_retries(
         self, finished: RemoteLogSegmentMetadata, deadline: float, refusals: list[Exception]
     ) -> None:
         """As `_record`, again and again while the store refuses this small write: the whole log is
@@ -191,7 +191,7 @@ class SegmentCopier:
             except ValueError as error:
                 if failures > 1 and self._is_recorded(finished):
                     return None  # by an earlier write, whose response was lost
-                raise _refused(finished, error) from error
+                raise _copy_refused_error(finished, error) from error
             except RemoteStorageError as error:
                 refusals.append(error)
                 jitter = finished.segment_id.id.int % 1024 / 1024
@@ -205,7 +205,7 @@ class SegmentCopier:
         known = self.rlmm.list_remote_log_segments(finished.topic_id_partition)
         return any(one.segment_id == finished.segment_id and one.is_finished for one in known)
 
-    async def _has_taken_back(self, metadata: RemoteLogSegmentMetadata) -> bool:
+    async def _delete_if_superseded(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Whether another archiver took the unfinished copy for a dangling attempt and deleted it;
         then delete the rest. Best effort: `verify` reports what stays; it goes once others have its
         offsets.
@@ -251,7 +251,7 @@ class SegmentCopier:
         try:
             await self.rlmm.put(metadata)
         except ValueError as error:
-            raise _refused(metadata, error) from error
+            raise _copy_refused_error(metadata, error) from error
         LAST_SUCCESSES.note(Activity.METADATA_WRITE, asyncio.get_running_loop().time())
 
     def _metadata(self, segment: AccumulatedSegment) -> RemoteLogSegmentMetadata:
@@ -293,7 +293,9 @@ class SegmentCopier:
         log.debug(event, **metadata.logged, error=str(error) or type(error).__name__)
 
 
-def _refused(metadata: RemoteLogSegmentMetadata, error: ValueError) -> StorageUnavailable:
+def _copy_refused_error(
+    metadata: RemoteLogSegmentMetadata, error: ValueError
+) -> StorageUnavailable:
     return StorageUnavailable(
         f"copy of {metadata.topic_id_partition} at {metadata.start_offset}: {error}"
     )

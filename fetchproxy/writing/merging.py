@@ -155,8 +155,8 @@ def _continues(before: RemoteLogSegmentMetadata, segment: RemoteLogSegmentMetada
 
 def _fits(group: _Segments, segment: RemoteLogSegmentMetadata, bytes_max: int) -> bool:
     size = sum(s.segment_size_bytes for s in group) + segment.segment_size_bytes
-    offsets = segment.end_offset - group[0].start_offset + 1
-    return size <= bytes_max and offsets <= MERGED_OFFSETS_MAX
+    offset_count = segment.end_offset - group[0].start_offset + 1
+    return size <= bytes_max and offset_count <= MERGED_OFFSETS_MAX
 
 
 def _is_worth_it(group: _Segments) -> bool:

@@ -145,7 +145,7 @@ class OwnArchive:
             await self._identity.check()
         by_cluster = not self.config.archive_only.enabled
         cluster_id = await self.cluster.cluster_id() if by_cluster else None
-        here = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.ruling)
+        here = ArchiveIdentity(self.uuid_factory(), cluster_id, self.config.metadata.recorded_name)
         spool_dir = self.config.archive.spool_dir
         marker = await asyncio.to_thread(_marker, spool_dir, cluster_id, self._place)
         was_seen = self.archives and await asyncio.to_thread(_was_seen, marker)

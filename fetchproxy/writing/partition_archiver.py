@@ -175,13 +175,13 @@ class PartitionArchiver:
     async def _resume(self) -> Resumed:
         if self._resumed is None:
             await self.release()
-            self._resumed = await self._look()
+            self._resumed = await self._read_archive_state()
         return self._resumed
 
     async def _fresh_view(self) -> PartitionView:
         return await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
 
-    async def _look(self) -> Resumed:
+    async def _read_archive_state(self) -> Resumed:
         view = await self._fresh_view()
         if await self.truncation.remove_buried(view):
             view = await self._fresh_view()

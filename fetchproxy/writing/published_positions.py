@@ -15,7 +15,7 @@ import structlog
 
 from fetchproxy.errors import RemoteStorageError
 from fetchproxy.metadata.archiver_positions import (
-    BEAT_INTERVAL_S,
+    HEARTBEAT_INTERVAL_S,
     SILENT_MAX_S,
     OperatorNotes,
     Positions,
@@ -66,7 +66,7 @@ class PublishedPositions:
         try:
             while True:
                 current = await self._current()
-                due = current != last or clock() - published_at >= BEAT_INTERVAL_S
+                due = current != last or clock() - published_at >= HEARTBEAT_INTERVAL_S
                 if due and await self._tell(*current):
                     last, published_at = current, clock()
                 if clock() - noted_at >= _REMOVAL_INTERVAL_S:

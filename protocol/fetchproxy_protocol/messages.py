@@ -72,8 +72,8 @@ class _Writing(bytearray):
 
 
 class Composite(ABC):
-    """Reads and writes a kind of value that has others in it. The steps end after each
-    ELEMENTS_A_STEP elements of arrays: the caller serves other clients in between.
+    """Reads and writes a kind of value that has others in it. The generators yield
+    after every ELEMENTS_PER_STEP array elements, so that the caller can serve other clients.
     """
 
     @abstractmethod

@@ -14,7 +14,7 @@ from fetchproxy.errors import ObjectNotReadable, StorageDenied
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.packed_logs import AS_THEY_ARE
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
 from fetchproxy.writing.archive_records import ArchiveRecords
@@ -72,7 +72,7 @@ async def test_mirror(file: SegmentFile, tmp_path: Path) -> None:
     def place(of: MemoryObjectStore) -> MirrorSide:
         storage = RemoteStorage(of, "archive")
         rlmm = StoreBackedRemoteLogMetadataManager(storage, MetadataConfig())
-        return MirrorSide(storage.store, "archive/", storage, rlmm, lambda: AS_THEY_ARE)
+        return MirrorSide(storage.store, "archive/", storage, rlmm, lambda: NO_ENCRYPTION)
 
     here, there = place(store), place(target)
     async with here.rlmm, there.rlmm, Spool(tmp_path) as spool:

@@ -35,7 +35,7 @@ from fetchproxy.remotelog import archive_reading
 from fetchproxy.remotelog.options import SourceOptions, parse_options
 from fetchproxy.remotelog.planning_processes import _read
 from fetchproxy.segments.object_keys import SegmentFile
-from fetchproxy.storage.packed_logs import AS_THEY_ARE
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores import retries
 from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX, Content
@@ -232,7 +232,7 @@ def test_only_jobs_take_a_failing_object_for_its_own_state() -> None:
 def place(of: MemoryObjectStore) -> MirrorSide:
     storage = RemoteStorage(of, "archive")
     rlmm = StoreBackedRemoteLogMetadataManager(storage, MetadataConfig())
-    return MirrorSide(storage.store, "archive/", storage, rlmm, lambda: AS_THEY_ARE)
+    return MirrorSide(storage.store, "archive/", storage, rlmm, lambda: NO_ENCRYPTION)
 
 
 async def mirrored(

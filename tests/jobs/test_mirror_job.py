@@ -676,7 +676,7 @@ async def test_the_archive_changes_while_it_is_mirrored(
     async def mirror() -> None:
         while not done.is_set():
             result = await asyncio.to_thread(mirrored, a, b)
-            assert result.whole
+            assert result.is_complete
             assert not result.has_faults, result.partitions[0].faults
             for metadata in (b / PREFIX).rglob("*.metadata"):
                 assert metadata.with_suffix(".log").exists()
@@ -700,7 +700,7 @@ async def test_segments_are_merged_between_two_runs(
         monkeypatch.setattr("fetchproxy.jobs.merge.wall_clock_ms", clock)
         options = MergeOptions(bytes_max=10_000)
         await asyncio.to_thread(merge, Here(), config_of(a), options=options)
-        assert mirrored(a, b).whole
+        assert mirrored(a, b).is_complete
     mirrored(a, b)
     assert objects(b) == {
         name: content for name, content in objects(a).items() if "collected" not in name

@@ -177,7 +177,7 @@ def test_an_archive_that_takes_no_note_is_copied_all_the_same(archive: Encrypted
     notes.mkdir()
     notes.chmod(0o500)
     try:
-        assert archive.mirrored().whole
+        assert archive.mirrored().is_complete
     finally:
         notes.chmod(0o700)
     assert archive.read(archive.b) == LOG

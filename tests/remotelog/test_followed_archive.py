@@ -95,7 +95,7 @@ def test_a_restart_goes_on_from_the_checkpoint(archive: WrittenArchive) -> None:
 def batches_of(stream: FollowedArchive, start: StreamOffset) -> list[StreamOffset]:
     """Their ends, up to the one behind which nothing is new."""
     ends = []
-    while (end := stream.latest(start, limited=True)) != start:
+    while (end := stream.latest(start, apply_batch_limits=True)) != start:
         ends.append(end)
         stream.tasks(start, end)
         start = end
@@ -135,15 +135,17 @@ def test_a_micro_batch_waits_for_its_least_and_no_longer_than_the_delay(
 ) -> None:
     with followed(archive, minOffsetsPerTrigger="15", maxTriggerDelay="1d") as stream:
         start = stream.initial()
-        first = stream.latest(start, limited=True)  # as Spark's: the first one does not wait
+        first = stream.latest(
+            start, apply_batch_limits=True
+        )  # as Spark's: the first one does not wait
         assert first == at(_0=30)
         add(archive, 30)
-        assert stream.latest(first, limited=True) == first
+        assert stream.latest(first, apply_batch_limits=True) == first
         add(archive, 40)
-        assert stream.latest(first, limited=True) == at(_0=50)
+        assert stream.latest(first, apply_batch_limits=True) == at(_0=50)
     with followed(archive, minOffsetsPerTrigger="15", maxTriggerDelay="0s") as stream:
-        assert stream.latest(at(_0=45), limited=True) == at(_0=50)
-        assert stream.latest(at(_0=45), limited=True) == at(_0=50)
+        assert stream.latest(at(_0=45), apply_batch_limits=True) == at(_0=50)
+        assert stream.latest(at(_0=45), apply_batch_limits=True) == at(_0=50)
 
 
 def test_a_query_of_what_is_there_ends_with_it(archive: WrittenArchive) -> None:

@@ -39,7 +39,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.topic_description import TopicDescription, encode_topic_description
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
@@ -98,7 +98,7 @@ def test_an_archive_that_is_packed_is_read_likewise(tmp_path: Path, bytes_max: i
     write_keys(ring, NO_KEYS.with_new("k1", bytes(32)), new=True)
     made = WrittenArchive(tmp_path / "archive", AtRest(compress=True, keys=FileKeyRing(ring)))
     made.add(batches_of(0))
-    made.at_rest = AS_THEY_ARE
+    made.at_rest = NO_ENCRYPTION
     made.add(batches_of(100))
     keys = {"store.encryption_keys": str(ring), "maxBytesPerPartition": str(bytes_max)}
     assert offsets_read(made, **keys) == list(range(200))

@@ -13,7 +13,7 @@ from written_archive import WrittenArchive
 PROGRAM = """
 import gc, importlib, sys
 from zipimport import zipimporter
-from fetchproxy.remotelog.session import keep_what_is_loaded
+from fetchproxy.remotelog.session import freeze_loaded_modules
 
 def importers():
     return [p for p, f in sys.path_importer_cache.items() if isinstance(f, zipimporter)]
@@ -21,12 +21,12 @@ def importers():
 sys.path.insert(0, sys.argv[1])
 import first
 assert importers() == [sys.argv[1]] and gc.get_freeze_count() == 0
-keep_what_is_loaded()
+freeze_loaded_modules()
 frozen = gc.get_freeze_count()
 assert importers() == [] and frozen > 1000, frozen
 importlib.invalidate_caches()
 import second
-keep_what_is_loaded()
+freeze_loaded_modules()
 assert gc.get_freeze_count() <= frozen, "what a later task leaves is not frozen"
 print(first.NAME, second.NAME)
 """

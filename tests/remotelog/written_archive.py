@@ -21,7 +21,7 @@ from fetchproxy.segments.description import encode_segment
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import encode_aborted, encode_epochs
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest, LogSegmentData
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest, LogSegmentData
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
@@ -29,7 +29,7 @@ TP = TopicIdPartition(UUID(int=1), "orders", 0)
 
 
 class WrittenArchive:
-    def __init__(self, folder: Path, at_rest: AtRest = AS_THEY_ARE) -> None:
+    def __init__(self, folder: Path, at_rest: AtRest = NO_ENCRYPTION) -> None:
         self.folder = folder
         self.at_rest = at_rest
         self.url = folder.as_uri()
@@ -71,7 +71,7 @@ class WrittenArchive:
             segment_size_bytes=len(log),
             state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
             has_aborted_txns=bool(aborted),
-            packed=self.at_rest != AS_THEY_ARE,
+            packed=self.at_rest != NO_ENCRYPTION,
         )
         store = FilesystemObjectStore(self.folder, create=True)
         async with RemoteStorage(store, at_rest=self.at_rest) as storage:

@@ -19,7 +19,7 @@ from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.packing import (
     BLOCK_BYTES_MAX,
     Cipher,
-    Described,
+    CopyDescription,
     Packing,
     WrappedKey,
     decode_packing,
@@ -201,7 +201,7 @@ def test_a_packing_is_what_the_docs_say_and_refuses_what_cannot_be() -> None:
 
 def test_an_encrypted_segment_says_what_it_was_copied_with() -> None:
     epochs = (EpochStart(-1, 0), EpochStart(7, 5))
-    described = Described(5, 19, -1, 100, has_aborted_txns=False, leader_epochs=epochs)
+    described = CopyDescription(5, 19, -1, 100, has_aborted_txns=False, leader_epochs=epochs)
     packing = Packing(SEGMENT, 100, BLOCK, array("q", (30, 50)), KEY, described)
     document = json.loads(encode_packing(packing))
     assert document["version"] == 2

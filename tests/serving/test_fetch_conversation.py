@@ -40,7 +40,7 @@ from fetchproxy.serving.gateway.fetch_conversation import (
     next_state,
 )
 from fetchproxy.serving.gateway.fetch_routing import ALL_FROM_BROKERS, FetchPlan, RouteTable
-from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
+from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionPair
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics
 from fetchproxy.serving.gateway.session import ToBroker
 from fetchproxy.storage.reader_accounts import Client
@@ -184,7 +184,7 @@ class Fetches:
             permit_ttl_s=5.0,
         )
         me = cast(Any, self)
-        self.mirror = FetchSessionMirror(lambda: 77)
+        self.mirror = FetchSessionPair(lambda: 77)
         self.conversation = FetchConversation(me, cast(Any, shared), self.mirror, me, me)
 
     # the quota

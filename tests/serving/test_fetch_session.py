@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fetchproxy.serving.gateway.fetch_session import (
     EPOCH_MAX,
     FetchKind,
-    FetchSessionMirror,
+    FetchSessionPair,
     UpstreamFetch,
     next_epoch,
 )
@@ -127,7 +127,7 @@ class Proxy:
 
     def __init__(self, broker: BrokerModel) -> None:
         self.broker = broker
-        self.mirror = FetchSessionMirror(lambda: 7)
+        self.mirror = FetchSessionPair(lambda: 7)
         self.parked: tuple[int, int] | None = None  # (error, session id) of the broker's response
 
     def fetch(
@@ -168,7 +168,7 @@ class Proxy:
                 mirror._client_session_id,
                 mirror._client_epoch,
                 mirror._upstream_epoch,
-                mirror._stale,
+                mirror._needs_full_fetch,
                 mirror._upstream_partitions,
                 mirror._dirty,
                 mirror._kept_from_broker,
@@ -218,7 +218,7 @@ def _send(broker: BrokerModel, upstream: UpstreamFetch) -> tuple[int, int]:
 
 
 def test_a_session_keeps_to_names_or_to_ids() -> None:
-    mirror = FetchSessionMirror(lambda: 7)
+    mirror = FetchSessionPair(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
     mirror.on_response(0, 9)
     by_id = asks(9, 1, {})._replace(version=13)
@@ -236,7 +236,7 @@ class Uncounted(dict):
 
 
 def test_a_request_costs_what_it_changes_and_not_its_session() -> None:
-    mirror = FetchSessionMirror(lambda: 7)
+    mirror = FetchSessionPair(lambda: 7)
     many = {(b"t", n): 0 for n in range(1_000)}
     mirror.on_request(asks(0, 0, many))
     mirror.on_response(0, 9)
@@ -265,7 +265,7 @@ def test_a_request_costs_what_it_changes_and_not_its_session() -> None:
 
 
 def test_requests_of_a_session_that_is_not_this_connections_are_refused() -> None:
-    mirror = FetchSessionMirror(lambda: 7)
+    mirror = FetchSessionPair(lambda: 7)
     assert mirror.on_request(asks(9, 4, {})) is FetchKind.UNKNOWN_SESSION
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
     mirror.on_response(0, 9)
@@ -274,7 +274,7 @@ def test_requests_of_a_session_that_is_not_this_connections_are_refused() -> Non
 
 
 def test_a_session_that_only_the_archive_serves_has_an_id_of_its_own() -> None:
-    mirror = FetchSessionMirror(lambda: 7)
+    mirror = FetchSessionPair(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
     assert mirror.upstream_request(frozenset([KEYS[0]])) is None
     assert mirror.on_proxy_response() == 7
@@ -289,7 +289,7 @@ def test_epochs_wrap_to_one() -> None:
 @pytest.mark.parametrize("epoch", [-1, 0])
 def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: int) -> None:
     """The client's answer must list all partitions, and its session begins with that response."""
-    mirror = FetchSessionMirror(lambda: 7)
+    mirror = FetchSessionPair(lambda: 7)
     mirror.on_request(asks(0, epoch, {KEYS[0]: 1, KEYS[1]: 2}))
     mirror.on_response(0, 9 if epoch == 0 else 0)
     mirror.on_suppressed_response(9 if epoch == 0 else 0)
@@ -304,7 +304,7 @@ def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: i
 
 
 def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its() -> None:
-    mirror = FetchSessionMirror(lambda: 7)
+    mirror = FetchSessionPair(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1, KEYS[1]: 2}))
     mirror.on_response(0, 9)
     mirror.on_request(asks(9, 1, {KEYS[0]: 5}))
@@ -319,11 +319,11 @@ def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its(
 
 
 def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
-    mirror = FetchSessionMirror(lambda: 7)
+    mirror = FetchSessionPair(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 5, KEYS[1]: 2}))
     mirror.on_response(0, 9)
     mirror.on_request(asks(9, 1, {}))
-    mirror.lead({KEYS[0]: 80})
+    mirror.set_broker_offsets({KEYS[0]: 80})
     assert not mirror.rejoin()
     assert mirror.pass_on(asks(9, 1, {})) is None
     sent = mirror.upstream_request(frozenset())
@@ -331,7 +331,7 @@ def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
     assert sent.partitions == {KEYS[0]: entry(0, 80)}
     assert mirror.on_response(0, 9) == 9
     mirror.on_request(asks(9, 2, {KEYS[0]: 90}))
-    mirror.lead({})
+    mirror.set_broker_offsets({})
     sent = mirror.upstream_request(frozenset())
     assert sent is not None
     assert sent.partitions == {KEYS[0]: entry(0, 90)}

@@ -118,7 +118,7 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
             held.hold(reader, False, KEY, 7, left)
             for says in (WAIT, left, NOT_KNOWN, left):
                 await asyncio.sleep(SILENT_MAX_S - 4)
-                assert held.waits(reader, False, KEY, 7)
+                assert held.note_fetch(reader, False, KEY, 7)
                 decide_routes.says = says
                 await asyncio.sleep(2)
             await asyncio.sleep(SILENT_MAX_S + 2)
@@ -146,7 +146,7 @@ def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
                 assert wait.value in shown[0][1]
                 assert f"such as {TP} at offset 7" in shown[0][1]
             for _ in range(round(limit_s or 300) - 1):
-                assert held.waits(reader, False, KEY, 7)
+                assert held.note_fetch(reader, False, KEY, 7)
                 await asyncio.sleep(1)
             await asyncio.sleep(2.5)
             ended = [] if limit_s is None else [(KEY, 7, Route.LOST)]
@@ -166,7 +166,7 @@ def test_while_nothing_is_known_no_time_is_counted() -> None:
             decide_routes.says = NOT_KNOWN
             for _ in range(10):
                 await asyncio.sleep(HELD_MAX_MS / 1000)
-                assert held.waits(reader, False, KEY, 7)
+                assert held.note_fetch(reader, False, KEY, 7)
             decide_routes.says = WAIT
             await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
             assert not reader.settled
@@ -190,7 +190,7 @@ def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> Non
             assert in_metric() == 0
             for _ in range(5):
                 await asyncio.sleep(HELD_MAX_MS / 1000)
-                assert held.waits(reader, False, KEY, 7)
+                assert held.note_fetch(reader, False, KEY, 7)
             assert len(reader.settled) == 1
 
     run_virtual(main)
@@ -244,7 +244,7 @@ def test_who_has_left_or_stays_away_is_not_judged_for() -> None:
             looks = len(decide_routes.looks)
             await asyncio.sleep(60)
             assert len(decide_routes.looks) == looks
-            assert not held.waits(away, False, (b"u", 0), 7)
+            assert not held.note_fetch(away, False, (b"u", 0), 7)
             assert not gone.settled
             assert not away.settled
 

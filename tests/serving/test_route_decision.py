@@ -21,7 +21,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
-from fetchproxy.serving.gateway.fetch_routing import FetchPlan, Knowledge, RouteTable
+from fetchproxy.serving.gateway.fetch_routing import CachedLookups, FetchPlan, RouteTable
 from fetchproxy.serving.gateway.route_decision import (
     Route,
     RouteDecision,
@@ -154,8 +154,8 @@ class Known:
     def __init__(self, seen: PartitionView | None, log_offsets: LogOffsets | None) -> None:
         self.view, self.log_offsets = seen, log_offsets
 
-    def knowledge(self) -> Knowledge:
-        return Knowledge(
+    def knowledge(self) -> CachedLookups:
+        return CachedLookups(
             lambda tp: self.view, lambda tp: self.log_offsets, lambda topic, partition: TP
         )
 
@@ -240,10 +240,10 @@ def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> 
     route.decision = RouteDecision(Route.LOST, TP, forward_to=500)
     known = Known(view((0, 399)), LOG_OFFSETS).knowledge()
     plan = at_once(table.plan_in_steps(asked(450), 0.1, known))
-    assert (plan.ahead, plan.kept_from_broker) == ({KEY: 500}, frozenset())
-    assert not table.led_on, "it has nothing yet"
-    assert not at_once(table.plan_in_steps(asked(520), 0.2, known)).ahead
-    assert table.led_on == [(TP, 450, 499)]
+    assert (plan.broker_offsets, plan.kept_from_broker) == ({KEY: 500}, frozenset())
+    assert not table.skipped_ranges, "it has nothing yet"
+    assert not at_once(table.plan_in_steps(asked(520), 0.2, known)).broker_offsets
+    assert table.skipped_ranges == [(TP, 450, 499)]
     assert not table.routes
 
 
@@ -273,5 +273,5 @@ def test_partitions_take_turns() -> None:
         assert route is not None
         route.decision = RouteDecision(Route.REMOTE, TP)
     assert list(at_once(table.plan_in_steps(wanted, 1.0, known)).remote) == keys
-    table.had_its_turn(keys[0])
+    table.move_to_end(keys[0])
     assert list(at_once(table.plan_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]

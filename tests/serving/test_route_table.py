@@ -19,7 +19,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
-from fetchproxy.serving.gateway.fetch_routing import Knowledge, RouteTable
+from fetchproxy.serving.gateway.fetch_routing import CachedLookups, RouteTable
 from fetchproxy.serving.gateway.route_decision import Route, RouteDecision
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
@@ -27,13 +27,13 @@ KEY: PartitionKey = (b"t", 0)
 STALE = LogOffsets(log_start_offset=0, high_watermark=900, last_stable_offset=900)
 
 
-def knowledge(log_offsets: LogOffsets) -> Knowledge:
+def knowledge(log_offsets: LogOffsets) -> CachedLookups:
     finished = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     segment = RemoteLogSegmentMetadata(
         RemoteLogSegmentId(TP, UUID(int=2)), 0, 499, 0, 0, (), 1, finished, False
     )
     view = build_view(TP, [segment], 0.0)
-    return Knowledge(lambda tp: view, lambda tp: log_offsets, lambda topic, number: TP)
+    return CachedLookups(lambda tp: view, lambda tp: log_offsets, lambda topic, number: TP)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
         return TP
 
     known = knowledge(STALE)
-    known = Knowledge(known.view, known.log_offsets, identify)
+    known = CachedLookups(known.view, known.log_offsets, identify)
     asked = {(b"t", n): entry(n, 600) for n in range(100)}
     table.catch((b"t", 0), 600, 0.0)
     at_once(table.plan_in_steps(asked, 1.0, known, []))

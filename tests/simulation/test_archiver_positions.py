@@ -15,7 +15,7 @@ from virtual_loop import run_virtual
 
 from fetchproxy.errors import CorruptSegment, StorageUnavailable
 from fetchproxy.metadata.archiver_positions import (
-    BEAT_INTERVAL_S,
+    HEARTBEAT_INTERVAL_S,
     LOOK_WAIT_MAX_S,
     MISSED_AFTER_S,
     NOT_KNOWN,
@@ -176,7 +176,7 @@ def test_one_that_has_nothing_new_to_say_is_believed_as_long_as_it_runs() -> Non
             for _ in range(20):
                 await reader.refresh(await now())
                 assert reader.archiver_position(T0) == 100
-                await asyncio.sleep(BEAT_INTERVAL_S)
+                await asyncio.sleep(HEARTBEAT_INTERVAL_S)
             await asyncio.sleep(100 * SILENT_MAX_S)
             await reader.refresh(await now())
             assert reader.archiver_position(T0) == 100, "also by one that has not looked for long"

@@ -9,7 +9,7 @@ import pytest
 
 from fetchproxy.config.memory_plan import CHUNK_BYTES, PART_BYTES, memory_parts
 from fetchproxy.config.schema import ArchiveConfig, Config, MetadataConfig
-from fetchproxy.metadata.archiver_positions import BEAT_INTERVAL_S, POSITIONS_LOOK_INTERVAL_S
+from fetchproxy.metadata.archiver_positions import HEARTBEAT_INTERVAL_S, POSITIONS_LOOK_INTERVAL_S
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S
 from fetchproxy.sizing.coefficients import COEFFICIENTS
 from fetchproxy.sizing.estimate import DAY_S, Workload
@@ -66,8 +66,8 @@ def test_an_archiver_that_copies_writes_its_positions_each_second() -> None:
     """Twice as often as an idle one, which was measured."""
     rows = json.loads((RESULTS / "requests.json").read_text("utf-8"))["rows"]
     (value,) = [each["value"] for each in rows if each["name"] == "idle archiver: writes"]
-    assert value == pytest.approx(DAY_S / BEAT_INTERVAL_S, rel=0.02)
-    assert COEFFICIENTS.archiver_writes == DAY_S / BEAT_INTERVAL_S * 2
+    assert value == pytest.approx(DAY_S / HEARTBEAT_INTERVAL_S, rel=0.02)
+    assert COEFFICIENTS.archiver_writes == DAY_S / HEARTBEAT_INTERVAL_S * 2
 
 
 @pytest.mark.parametrize(

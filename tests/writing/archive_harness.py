@@ -31,7 +31,7 @@ from fetchproxy.model import (
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.segments.side_files import decode_aborted, decode_epochs
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.storage.stores.object_store import ObjectStore
@@ -102,7 +102,7 @@ class Archive:
 
 @asynccontextmanager
 async def open_archive(
-    store: Path | ObjectStore, at_rest: AtRest = AS_THEY_ARE
+    store: Path | ObjectStore, at_rest: AtRest = NO_ENCRYPTION
 ) -> AsyncIterator[Archive]:
     if isinstance(store, Path):
         store = FilesystemObjectStore(store, create=True)

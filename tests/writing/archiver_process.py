@@ -24,7 +24,7 @@ from labelled_store import (
 )
 
 from fetchproxy.storage.key_rings import FileKeyRing
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 
 SMALL = '{"segment_bytes_max": 4096, "fetch_bytes_max": 16384}'
@@ -48,7 +48,7 @@ async def main(
     stops = label.startswith(STOP)
     reached = stop_at(label.removeprefix(STOP)) if stops else kill_at(label)
     labelled = LabelledStore(FilesystemObjectStore(Path(store), create=True), reached)
-    at_rest = AtRest(compress=True, keys=FileKeyRing(Path(ring))) if ring else AS_THEY_ARE
+    at_rest = AtRest(compress=True, keys=FileKeyRing(Path(ring))) if ring else NO_ENCRYPTION
     async with (
         open_archive(labelled, at_rest) as archive,
         running_archiver(bootstrap, archive, topic, spool_dir=Path(spool), **json.loads(changes)),

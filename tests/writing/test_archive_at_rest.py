@@ -38,7 +38,7 @@ from fetchproxy.model import ByteRange, RemoteLogSegmentMetadata, TopicIdPartiti
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.attached_topics import AttachedObjectStore, AttachedTopic
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore
 from fetchproxy.writing.copier import SegmentCopier
@@ -166,7 +166,7 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
     store = tmp_path / "store"
     write_old = FileKeyRing(ring)
     for base, at_rest in (
-        (0, AS_THEY_ARE),
+        (0, NO_ENCRYPTION),
         (20, AtRest(compress=True)),
         (40, AtRest(keys=write_old)),
     ):

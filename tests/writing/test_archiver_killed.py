@@ -18,7 +18,7 @@ from archiver_process import SMALL
 from confluent_kafka import Producer
 
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from lab.mock_cluster import MockCluster
 
 TOPIC = "orders"
@@ -66,7 +66,7 @@ def run_and_kill(bootstrap: str, folder: Path, lives_s: float | None, ring: Path
 async def test_killed_at_random_moments(
     mock_cluster: MockCluster, tmp_path: Path, kills: int, encrypted: bool
 ) -> None:
-    ring, at_rest = None, AS_THEY_ARE
+    ring, at_rest = None, NO_ENCRYPTION
     if encrypted:
         ring = tmp_path / "keys.json"
         write_keys(ring, NO_KEYS.with_new("k1", bytes(range(32))), new=True)

@@ -39,7 +39,7 @@ from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.segments.object_keys import SegmentFile, parse_segment_key
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, write_keys
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from lab.kafka import KafkaServer
 
 pytestmark = pytest.mark.kafka
@@ -216,7 +216,7 @@ async def finish(
     topic: str,
     tmp_path: Path,
     changes: dict[str, Any],
-    at_rest: AtRest = AS_THEY_ARE,
+    at_rest: AtRest = NO_ENCRYPTION,
 ) -> None:
     """Check that no data is missing or doubled, and that no old attempt is left."""
     changes = {**changes, "spool_dir": Path(changes["spool_dir"])}

@@ -292,9 +292,9 @@ class LogDecoder:
         inside = np.flatnonzero(placed)
         placed[inside[1:][bases[inside[1:]] <= lasts[inside[:-1]]]] = False
         for i in np.flatnonzero(~placed).tolist():
-            before, behind = lasts[:i][placed[:i]], bases[i + 1 :][placed[i + 1 :]]
+            before, after = lasts[:i][placed[:i]], bases[i + 1 :][placed[i + 1 :]]
             begin = int(before[-1]) + 1 if len(before) else first_offset
-            end = int(behind[0]) if len(behind) else last_offset + 1
+            end = int(after[0]) if len(after) else last_offset + 1
             if not _outside(begin, end, limits):
                 what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
                 self._fault_in(headers, i, what)

@@ -88,7 +88,7 @@ class CommittedOffsets:
             self._offsets = await self._in_thread(partial(read_offsets, self._file))
             await self._add_keys(self._offsets, [_Commit(self._offsets)])
             self._memory.take(sum(_size_bytes(*item) for item in self._offsets.items()))
-            # Now and not at the first commit: a folder that cannot be written to is a mistake.
+            # Checked at the start: an unwritable folder is an error of the configuration.
             try:
                 await self._in_thread(partial(write_offsets, self._file, self._offsets))
             except OSError as error:

@@ -312,9 +312,10 @@ class ClassicGroup:
         others = len(self.members) - (replaced is not None)
         if others and request.protocol_type != self.protocol_type:
             return False
-        leaving = set() if replaced is None else _names(replaced.request)
+        replaced_protocols = set() if replaced is None else _names(replaced.request)
         return any(
-            self._members_with[name] - (name in leaving) == others for name in _names(request)
+            self._members_with[name] - (name in replaced_protocols) == others
+            for name in _names(request)
         )
 
     def _count(self, request: JoinRequest) -> None:

@@ -54,7 +54,7 @@ from fetchproxy.serving.gateway.fetch_routing import (
     FetchRouter,
     SharedByFetches,
 )
-from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionMirror
+from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionPair
 from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
 from fetchproxy.serving.gateway.session import GatewaySession, ToBroker
 from fetchproxy.serving.upstream import ExpectedResponse
@@ -200,7 +200,7 @@ class FetchConversation:
         self,
         session: GatewaySession,
         shared: SharedByFetches,
-        mirror: FetchSessionMirror,
+        mirror: FetchSessionPair,
         routing: FetchRouter,
         shell: FetchShell,
     ) -> None:
@@ -511,7 +511,7 @@ class RelayedFetch(ScannedResponse):
         if session_id is None:
             return False
         self.frame_bytes = len(frame)
-        clients_id = conversation.mirror.on_fine_response(session_id)
+        clients_id = conversation.mirror.on_ok_response(session_id)
         if clients_id != session_id:
             INT32.pack_into(frame, head_bytes(version) - INT32.size, clients_id)
         return True

@@ -59,7 +59,7 @@ from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
 from fetchproxy.runtime.cooperative import checkpoint, chosen, cooperative, in_steps, pieces
 from fetchproxy.serving.archived_reads import SkippedOffsets
-from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
+from fetchproxy.serving.gateway.fetch_session import FetchSessionPair
 from fetchproxy.serving.gateway.held_readers import HeldReaders
 from fetchproxy.serving.gateway.route_decision import (
     IDENTITY_AGE_MAX_MS,
@@ -104,10 +104,10 @@ class SharedByFetches:
         by_id: bool,
         offsets: Mapping[PartitionKey, int],
         caught_at: float,
-        impatient: Collection[PartitionKey] = (),
+        waited_too_long: Collection[PartitionKey] = (),
     ) -> Mapping[PartitionKey, RouteDecision]:
         decider = RouteDecider(
-            self.archive, self.refuses_lost, by_id, offsets, caught_at, impatient
+            self.archive, self.refuses_lost, by_id, offsets, caught_at, waited_too_long
         )
         return await decider.run()
 
@@ -157,12 +157,12 @@ class FetchPlan:
 
     `kept_from_broker`: those in `remote` and `undecided`. The broker is asked for all others.
     `remote` has the views at the time of the plan; a read that begins at once uses them.
-    For partitions in `ahead`, the broker is asked from the first offset after the lost ones.
+    `broker_offsets`: where the broker is asked for the first offset after lost ones instead.
     """
 
     remote: Mapping[PartitionKey, PartitionView]
     undecided: Set[PartitionKey]
-    ahead: Mapping[PartitionKey, int] = field(default_factory=dict)
+    broker_offsets: Mapping[PartitionKey, int] = field(default_factory=dict)
     kept_from_broker: frozenset[PartitionKey] = field(init=False)
     tps: Sequence[TopicIdPartition] = field(init=False)  # of `remote`, in its order
 
@@ -175,7 +175,7 @@ ALL_FROM_BROKERS = FetchPlan({}, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class Knowledge:
+class CachedLookups:
     """Look-ups that never wait; each returns None if nothing is known."""
 
     view: Callable[[TopicIdPartition], PartitionView | None]
@@ -194,8 +194,8 @@ class RouteTable:
     epochs: dict[PartitionKey, int] = field(default_factory=dict)
     # Permitted topics with news: the next plan looks at all their partitions.
     topics_with_news: set[TopicRef] = field(default_factory=set)
-    # Readers that have passed lost offsets: (partition, first, last); the owner empties this list.
-    led_on: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
+    # Lost offsets that readers have passed: (partition, first, last). The owner empties this list.
+    skipped_ranges: list[tuple[TopicIdPartition, int, int]] = field(default_factory=list)
 
     def permitted(self, topic: TopicRef, now: float) -> bool:
         return self.permits.get(topic, now) > now
@@ -242,7 +242,7 @@ class RouteTable:
         if route is not None and route.decision is not None and route.decision.outcome in decided:
             del self.routes[key]
 
-    def had_its_turn(self, key: PartitionKey) -> None:
+    def move_to_end(self, key: PartitionKey) -> None:
         """Move the partition to the end: next time the others come first, as brokers rotate too."""
         route = self.routes.pop(key, None)
         if route is not None:
@@ -277,7 +277,7 @@ class RouteTable:
         self,
         partitions: Mapping[PartitionKey, FetchEntry],
         now: float,
-        known: Knowledge,
+        known: CachedLookups,
         changed: Collection[PartitionKey] | None = None,
     ) -> Generator[None, None, FetchPlan]:
         """Decide which tier answers each partition, and forget routes that no longer apply.
@@ -290,20 +290,20 @@ class RouteTable:
         self._forget_permits(now)
         remote: dict[PartitionKey, PartitionView] = {}
         undecided: dict[PartitionKey, None] = {}  # ordered, so that equal runs do the same
-        ahead: dict[PartitionKey, int] = {}
+        broker_offsets: dict[PartitionKey, int] = {}
         for number, key in enumerate(list(self.routes), 1):
             entry = partitions.get(key)
             if entry is None or self._other_epoch(key, entry):
                 del self.routes[key]
             else:
-                self._place(key, fetch_offset(entry), remote, undecided, ahead, known)
+                self._place(key, fetch_offset(entry), remote, undecided, broker_offsets, known)
             if not number % PLAN_AT_ONCE:
                 yield
         if self.permits:
             yield from self._extend(
                 partitions, partitions if changed is None else changed, remote, known
             )
-        return FetchPlan(remote, undecided.keys(), ahead)
+        return FetchPlan(remote, undecided.keys(), broker_offsets)
 
     def _forget_permits(self, now: float) -> None:
         over = [topic for topic, at in self.permits.items() if at <= now]
@@ -327,8 +327,8 @@ class RouteTable:
         offset: int,
         remote: dict[PartitionKey, PartitionView],
         undecided: dict[PartitionKey, None],
-        ahead: dict[PartitionKey, int],
-        known: Knowledge,
+        broker_offsets: dict[PartitionKey, int],
+        known: CachedLookups,
     ) -> None:
         route = self.routes[key]
         if route.decision is None:
@@ -348,10 +348,10 @@ class RouteTable:
                 remote[key] = view
         elif route.offset != offset:
             if decision.tp is not None and route.offset < decision.forward_to <= offset:
-                self.led_on.append((decision.tp, route.offset, decision.forward_to - 1))
+                self.skipped_ranges.append((decision.tp, route.offset, decision.forward_to - 1))
             del self.routes[key]  # the client asks for another offset: the broker decides anew
         elif decision.outcome is Route.LOST:
-            ahead[key] = decision.forward_to
+            broker_offsets[key] = decision.forward_to
         elif decision.outcome in (Route.WAIT, Route.END, Route.REFUSED):
             undecided[key] = None  # the broker has nothing for it
         # RELAY_ERROR and LOCAL: the broker is asked once more, and the client gets its response.
@@ -361,7 +361,7 @@ class RouteTable:
         partitions: Mapping[PartitionKey, FetchEntry],
         changed: Collection[PartitionKey],
         remote: dict[PartitionKey, PartitionView],
-        known: Knowledge,
+        known: CachedLookups,
     ) -> Generator[None, None, None]:
         """Add partitions of permitted topics that are known to be below the broker's log start.
 
@@ -391,7 +391,7 @@ class RouteTable:
 
 
 def _serving(
-    tp: TopicIdPartition, offset: int, known: Knowledge, caught: int = -1
+    tp: TopicIdPartition, offset: int, known: CachedLookups, caught: int = -1
 ) -> PartitionView | None:
     """The archive's view, if it answers for `offset` and the broker is not known to have it."""
     view = known.view(tp)
@@ -477,7 +477,7 @@ class FetchRouter:
     def __init__(
         self,
         shared: SharedByFetches,
-        mirror: FetchSessionMirror,
+        mirror: FetchSessionPair,
         spawn: Spawn,
         node_id: int | None,
         client: Callable[[], Hashable],
@@ -493,7 +493,7 @@ class FetchRouter:
         self._to_decide: dict[PartitionKey, PartitionRoute] = {}
         self.table = RouteTable(shared.permit_ttl_s)
         self.decided = asyncio.Event()
-        self._known = Knowledge(self._view, cluster.cached_log_offsets, self.identify)
+        self._known = CachedLookups(self._view, cluster.cached_log_offsets, self.identify)
         self._unchecked: set[TopicIdPartition] = set()  # of the last plan: see `wants_check`
         self._refreshing: set[TopicIdPartition] = set()
         self._identities = TopicIdentities(cluster, self._clock)
@@ -522,12 +522,12 @@ class FetchRouter:
         self._unchecked = set()
         partitions, changed = self._mirror.partitions, self._mirror.changed
         plan = yield from self.table.plan_in_steps(partitions, self._clock(), self._known, changed)
-        while self.table.led_on:
-            self._shared.skipped.note(*self.table.led_on.pop())
-        self._mirror.lead(plan.ahead)
+        while self.table.skipped_ranges:
+            self._shared.skipped.note(*self.table.skipped_ranges.pop())
+        self._mirror.set_broker_offsets(plan.broker_offsets)
         return plan
 
-    async def confirmed(
+    async def confirm_plan(
         self, plan: FetchPlan, deadline: float, alone_deadline: float
     ) -> tuple[FetchPlan, frozenset[TopicIdPartition]]:
         """`plan`, or a new one if topics or leaders may have changed; and the partitions that must
@@ -536,9 +536,11 @@ class FetchRouter:
         Brokers are asked until `deadline` (loop time), or until `alone_deadline` if no partition of
         the tail has to wait for their responses.
         """
-        if await self._look_up_topics(plan, alone_deadline if self.alone(plan) else deadline):
+        if await self._look_up_topics(
+            plan, alone_deadline if self.is_archive_only(plan) else deadline
+        ):
             plan = await self.plan()
-        until = alone_deadline if self.alone(plan) else deadline
+        until = alone_deadline if self.is_archive_only(plan) else deadline
         waiting = await self._waiting_for_leaders(plan, until)
         if waiting is not None:
             plan = await self.plan()
@@ -556,7 +558,7 @@ class FetchRouter:
             return archive.views.view(tp)
         return visible
 
-    def alone(self, plan: FetchPlan) -> bool:
+    def is_archive_only(self, plan: FetchPlan) -> bool:
         """The broker is asked for no partition."""
         return len(plan.kept_from_broker) >= len(self._mirror.partitions)
 
@@ -591,7 +593,7 @@ class FetchRouter:
                 continue
             if route.decision.outcome not in WAITING_ROUTES:
                 continue
-            if not self._shared.held_readers.waits(self, self.by_id, key, route.offset):
+            if not self._shared.held_readers.note_fetch(self, self.by_id, key, route.offset):
                 self._shared.held_readers.hold(self, self.by_id, key, route.offset, route.decision)
 
     # -- partitions that the broker calls out of range ---------------------------------------------

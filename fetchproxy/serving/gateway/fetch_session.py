@@ -103,13 +103,13 @@ class _BeforeResponse(NamedTuple):
     client_id: int
     client_epoch: int
     upstream_epoch: int
-    stale: bool
+    needs_full_fetch: bool
     upstream_partitions: dict[PartitionKey, FetchEntry] | None
     dirty: dict[PartitionKey, None]
     kept_from_broker: Set[PartitionKey]
 
 
-class FetchSessionMirror:
+class FetchSessionPair:
     """Both sides' sessions of one connection. Each fetch is answered before the next one.
 
     `new_session_id` makes a positive int32 for sessions that no broker knows.
@@ -132,12 +132,12 @@ class FetchSessionMirror:
         self._upstream_session_id = 0
         self._upstream_epoch = 0
         self.sent_full = False  # the broker's next response lists all partitions
-        self._stale = False  # the next request to the broker must be a full one
+        self._needs_full_fetch = False  # the next request to the broker must be a full one
         self._upstream_partitions: dict[PartitionKey, FetchEntry] | None = None  # None: in lockstep
         self._undo: dict[PartitionKey, FetchEntry | None] = {}
         self._dirty: dict[PartitionKey, None] = {}  # ordered, so that equal runs send equal bytes
         self._kept_from_broker: Set[PartitionKey] = frozenset()
-        self._ahead: Mapping[PartitionKey, int] = {}
+        self._broker_offsets: Mapping[PartitionKey, int] = {}
         self._before: _BeforeResponse | None = None
 
     @property
@@ -159,7 +159,7 @@ class FetchSessionMirror:
             if self._upstream_partitions is None:
                 self._upstream_session_id = request.session_id
             else:
-                self._stale = True
+                self._needs_full_fetch = True
             self._by_id = request.version >= TOPIC_IDS_FROM
             self.partitions = dict(request.partitions)
             self.changed = self.partitions
@@ -182,20 +182,20 @@ class FetchSessionMirror:
             self.partitions.pop(key, None)
         return self._kind
 
-    def lead(self, ahead: Mapping[PartitionKey, int]) -> None:
+    def set_broker_offsets(self, broker_offsets: Mapping[PartitionKey, int]) -> None:
         """Ask the broker for these partitions from these offsets on, not from the client's."""
-        if ahead != self._ahead:
-            self._dirty.update(dict.fromkeys(sorted({*ahead, *self._ahead})))
-            self._ahead = ahead
+        if broker_offsets != self._broker_offsets:
+            self._dirty.update(dict.fromkeys(sorted({*broker_offsets, *self._broker_offsets})))
+            self._broker_offsets = broker_offsets
 
-    def part(self) -> None:
+    def separate(self) -> None:
         """From this request on, the two sides have separate sessions."""
         if self._upstream_partitions is not None:
             return
         self._upstream_partitions = dict(self.partitions)
-        self._dirty = dict.fromkeys((*self._undo, *self._ahead))
-        self._stale = self._kind is not FetchKind.INCREMENTAL
-        if not self._stale:
+        self._dirty = dict.fromkeys((*self._undo, *self._broker_offsets))
+        self._needs_full_fetch = self._kind is not FetchKind.INCREMENTAL
+        if not self._needs_full_fetch:
             self._upstream_session_id, self._upstream_epoch = (
                 self._client_session_id,
                 self._client_epoch,
@@ -213,7 +213,7 @@ class FetchSessionMirror:
         None: nothing is left to ask. An empty request closes the broker's session, so it is sent
         only if the client has emptied its own.
         """
-        self.part()
+        self.separate()
         assert self._upstream_partitions is not None
         if not self.partitions:
             return self._end()
@@ -222,9 +222,9 @@ class FetchSessionMirror:
         if len(kept_from_broker) >= len(self.partitions):
             return None
         sessionless = self._kind is FetchKind.SESSIONLESS
-        self.sent_full = sessionless or self._stale or not self._upstream_session_id
+        self.sent_full = sessionless or self._needs_full_fetch or not self._upstream_session_id
         if self.sent_full:
-            self._stale = False
+            self._needs_full_fetch = False
             local = self._local(kept_from_broker)
             self._upstream_partitions = dict(local)
             self._dirty.clear()
@@ -234,7 +234,7 @@ class FetchSessionMirror:
 
     def _end(self) -> UpstreamFetch | None:
         """The client's session has no partition left: it ends on both sides."""
-        self._stale = True
+        self._needs_full_fetch = True
         if not self._upstream_session_id:
             return None
         self.sent_full = True
@@ -244,7 +244,7 @@ class FetchSessionMirror:
         """True: the last request to the broker asks for exactly the partitions wanted now."""
         if self._upstream_partitions is None or (self._kind.lists_all and not self.sent_full):
             return False  # the response to a full request must list all partitions
-        if self._stale:
+        if self._needs_full_fetch:
             same = self._local(kept_from_broker) == self._upstream_partitions
         else:
             keys = self._dirty.keys() | (kept_from_broker ^ self._kept_from_broker)
@@ -254,7 +254,7 @@ class FetchSessionMirror:
             )
         if same:
             self._kept_from_broker = frozenset(kept_from_broker)
-            self._stale = False
+            self._needs_full_fetch = False
             self._dirty.clear()
         return same
 
@@ -262,8 +262,8 @@ class FetchSessionMirror:
         self, key: PartitionKey, kept_from_broker: Set[PartitionKey]
     ) -> FetchEntry | None:
         entry = None if key in kept_from_broker else self.partitions.get(key)
-        if entry is not None and key in self._ahead:
-            return from_offset(entry, self._ahead[key])
+        if entry is not None and key in self._broker_offsets:
+            return from_offset(entry, self._broker_offsets[key])
         return entry
 
     def _local(self, kept_from_broker: Set[PartitionKey]) -> dict[PartitionKey, FetchEntry]:
@@ -271,7 +271,7 @@ class FetchSessionMirror:
         local = {
             key: entry for key, entry in self.partitions.items() if key not in kept_from_broker
         }
-        for key in self._ahead:
+        for key in self._broker_offsets:
             if (entry := self._entry_for_broker(key, kept_from_broker)) is not None:
                 local[key] = entry
         return local
@@ -295,7 +295,12 @@ class FetchSessionMirror:
             or not self._upstream_session_id
         ):
             return None
-        if self._stale or self._kept_from_broker or self._ahead or not self.partitions:
+        if (
+            self._needs_full_fetch
+            or self._kept_from_broker
+            or self._broker_offsets
+            or not self.partitions
+        ):
             return None
         if self._dirty.keys() - {*request.partitions, *request.forgotten}:
             return None
@@ -330,7 +335,7 @@ class FetchSessionMirror:
             self._client_session_id,
             self._client_epoch,
             self._upstream_epoch,
-            self._stale,
+            self._needs_full_fetch,
             self._upstream_partitions,
             self._dirty,
             self._kept_from_broker,
@@ -343,7 +348,7 @@ class FetchSessionMirror:
             return self._lockstep_response(session_id)
         self._advance_upstream(session_id)
         session_id = self._advance_client(session_id)
-        apart = self._kept_from_broker or self._ahead
+        apart = self._kept_from_broker or self._broker_offsets
         if self.sent_full and self._kind is FetchKind.FULL and not apart and session_id:
             self._reset_lockstep()  # both sides begin the same session: they agree again
         return session_id
@@ -357,7 +362,7 @@ class FetchSessionMirror:
         """
         assert self._before is not None
         self._client_session_id, self._client_epoch, self._upstream_epoch, *_ = self._before
-        self._stale, self._dirty = self._before.stale, self._before.dirty
+        self._needs_full_fetch, self._dirty = self._before.needs_full_fetch, self._before.dirty
         self._upstream_partitions = self._before.upstream_partitions
         self._kept_from_broker = self._before.kept_from_broker
         self._before = None
@@ -368,9 +373,9 @@ class FetchSessionMirror:
             self._upstream_epoch = self._client_epoch
         self._advance_upstream(session_id)
         # If the client's answer must list all partitions, the broker is asked for all again.
-        self._stale = self._stale or self._kind.lists_all
+        self._needs_full_fetch = self._needs_full_fetch or self._kind.lists_all
 
-    def on_fine_response(self, session_id: int) -> int:
+    def on_ok_response(self, session_id: int) -> int:
         """As `on_response`, for a response without error."""
         if self._upstream_partitions is None:
             return self._lockstep_response(session_id)
@@ -414,7 +419,7 @@ class FetchSessionMirror:
         the request may pass unchanged. A full or sessionless request always can if no session with
         the broker is open.
         """
-        if self._ahead:
+        if self._broker_offsets:
             return False
         if self._upstream_partitions is None:
             return True
@@ -427,7 +432,7 @@ class FetchSessionMirror:
 
     def _reset_lockstep(self) -> None:
         self._upstream_partitions = None
-        self._stale = False
+        self._needs_full_fetch = False
         self._undo = {}
         self._dirty = {}
         self._kept_from_broker = frozenset()

@@ -92,7 +92,7 @@ class HeldReaders:
         self._note(entry, decision)
         self._any.set()
 
-    def waits(self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int) -> bool:
+    def note_fetch(self, reader: HeldReader, by_id: bool, key: PartitionKey, offset: int) -> bool:
         """Notes that a held reader has fetched again. False: it is not held."""
         entry = self._entries.get((by_id, key, offset))
         if entry is None or reader not in entry.readers:
@@ -142,22 +142,22 @@ class HeldReaders:
         self, decide_routes: DecideRoutes, by_id: bool, offsets: Mapping[PartitionKey, int]
     ) -> None:
         now = self._clock()
-        too_long, for_nothing = set(), set()
+        overdue, uncertain_overdue = set(), set()
         async for key, offset in cooperative(offsets.items()):
             entry = self._entries.get((by_id, key, offset))
             if entry is None:
                 continue
             if entry.since is not None and now - entry.since >= self._held_max_s:
-                too_long.add(key)
+                overdue.add(key)
             elif entry.uncertain_since is not None and now - entry.uncertain_since >= SILENT_MAX_S:
-                for_nothing.add(key)
+                uncertain_overdue.add(key)
         try:
-            decided = await decide_routes(by_id, offsets, now, too_long | for_nothing)
+            decided = await decide_routes(by_id, offsets, now, overdue | uncertain_overdue)
         except Exception as error:  # the readers stay held; the gateway must not fail by them
             log.exception("held_readers_not_judged", error=repr(error))
             return
         async for key, decision in cooperative(decided.items()):
-            self._settle(by_id, key, offsets[key], decision, key in too_long)
+            self._settle(by_id, key, offsets[key], decision, key in overdue)
 
     def _settle(
         self, by_id: bool, key: PartitionKey, offset: int, decision: RouteDecision, gave_up: bool

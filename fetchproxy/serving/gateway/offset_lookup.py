@@ -1,4 +1,9 @@
-"""Starts, ends and offsets at a time, for answers about very many partitions at once."""
+"""Starts, ends and offsets at a time, for ListOffsets responses about very many partitions.
+
+`rows_in` reads a response. `patch_starts` and its siblings overwrite the broker's values with those
+that are in memory, and return the results that memory cannot settle. `ArchiveLookup` looks these up
+in the store and at the brokers.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +101,8 @@ class Identified(NamedTuple):
     """Topics by name. For topics in none of these only the broker's response counts: the proxy's
     own user may not describe them.
 
-    `others` have nothing in the archive; `unknown` says why that is not known. Unknown topics with
-    a known TopicInfo are `unlisted`: the store has never said which topics are archived.
+    `others` have nothing in the archive; `unknown` says why that is not known. `unlisted`: topics
+    that the brokers know, while the store has never been listed.
     """
 
     archived: dict[str, TopicInfo]
@@ -244,7 +249,7 @@ class ArchiveLookup:
     def renew(self, topics: Iterable[TopicInfo]) -> None:
         """Called after the response: reads the next response's views in the background."""
         for topic in topics:
-            self.archive.rlmm.renew_topic(topic.topic_id, VIEW_RENEWED_AFTER_S)
+            self.archive.rlmm.refresh_topic_in_background(topic.topic_id, VIEW_RENEWED_AFTER_S)
 
     async def _refresh(self, tps: Collection[TopicIdPartition], oldest: float) -> None:
         """Refreshes the partitions that were read before `oldest`."""
@@ -314,13 +319,7 @@ class ArchiveLookup:
 
 
 def rows_in(payload: bytes, version: int) -> Iterator[TopicRows]:
-    """The results of a response, v4 or newer. Raises WireError.
-
-    Starts and offsets at a time for thousands of partitions, written at once from memory.
-
-    Known values overwrite the broker's, result by result. This decides nothing and waits only for
-    the event loop: results that memory cannot settle go the longer way.
-    """
+    """The results of a response, v4 or newer. Raises WireError."""
     body = response_body(payload, ApiKey.LIST_OFFSETS, version)
     return wire.result_rows_in(body, version)
 

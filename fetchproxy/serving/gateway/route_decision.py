@@ -172,7 +172,7 @@ class RouteDecider:
     `offsets`: brokers and store are not asked partition by partition.
 
     `refuses_lost`: a reader of lost offsets gets an error instead of going on after them.
-    `caught_at` (loop time): knowledge must not be older. `impatient`: held for too long.
+    `caught_at` (loop time): knowledge must not be older. `waited_too_long`: held for too long.
     """
 
     archive: ServedArchive
@@ -180,7 +180,7 @@ class RouteDecider:
     by_id: bool
     offsets: Mapping[PartitionKey, int]
     caught_at: float
-    impatient: Collection[PartitionKey] = ()
+    waited_too_long: Collection[PartitionKey] = ()
     found: dict[PartitionKey, RouteDecision] = field(default_factory=dict)
     # Topics that may or may not be archived: the store has never answered.
     unlisted: set[UUID] = field(default_factory=set)
@@ -188,7 +188,7 @@ class RouteDecider:
     async def run(self) -> dict[PartitionKey, RouteDecision]:
         """Raises nothing: if store or cluster does not answer, nothing is known (WAIT)."""
         tps = await self._identify()
-        await self._from_memory(tps)
+        await self._decide_from_memory(tps)
         left = self._left(tps)
         archived = await self._archived(left) if left else {}
         unseen = {
@@ -197,10 +197,10 @@ class RouteDecider:
             if tp.topic_id not in self.unlisted and self.archive.rlmm.view(tp) is None
         }
         if unseen:
-            await self._from_memory(await self._refreshed(unseen, self.caught_at))
+            await self._decide_from_memory(await self._refreshed(unseen, self.caught_at))
         left = self._left(archived)
         if left:
-            await self._from_fresh(left)
+            await self._decide_from_fresh(left)
         for decision in self.found.values():
             CATCH_OUTCOMES.labels(decision.outcome.value).inc()
         return self.found
@@ -254,7 +254,7 @@ class RouteDecider:
         return _wait_route(None, Wait.RESPONSE)
 
     # --- the archive ---
-    async def _from_memory(self, tps: _Tps) -> None:
+    async def _decide_from_memory(self, tps: _Tps) -> None:
         """Archived data that is known needs no further proof and no broker."""
         views = self.archive.views
         for piece in pieces(tps.items()):
@@ -275,7 +275,7 @@ class RouteDecider:
         """
         archive, archived = self.archive, dict[PartitionKey, TopicIdPartition]()
         may_be: dict[UUID, bool] = {}
-        await self._outside_the_log(tps)
+        await self._decide_outside_the_log(tps)
         tps = self._left(tps)
         for topic_id in {tp.topic_id for tp in tps.values()}:
             try:
@@ -293,7 +293,7 @@ class RouteDecider:
                 self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)
         return archived
 
-    async def _outside_the_log(self, tps: _Tps) -> None:
+    async def _decide_outside_the_log(self, tps: _Tps) -> None:
         """Decides on offsets that are not below a log that has no archive, as far as memory knows.
         Asks the brokers, and no store.
         """
@@ -311,7 +311,7 @@ class RouteDecider:
         except (ClusterError, RemoteStorageError):
             return  # then the store is asked
         known = {key: tp for key, tp in unlisted.items() if isinstance(log_offsets[tp], LogOffsets)}
-        await self._by_log_offsets(known, log_offsets)
+        await self._decide_by_log_offsets(known, log_offsets)
 
     async def _refreshed(self, tps: _Tps, not_older_than: float) -> _Tps:
         """The partitions whose views are up to date now; each topic is listed once."""
@@ -341,13 +341,13 @@ class RouteDecider:
         return fresh
 
     # --- both tiers ---
-    async def _from_fresh(self, tps: _Tps) -> None:
+    async def _decide_from_fresh(self, tps: _Tps) -> None:
         archive = self.archive
         try:
             log_offsets = await self.archive.cluster.fetch_log_offsets(
                 list(tps.values()), not_older_than=self.caught_at
             )
-            await self._by_log_offsets(tps, log_offsets)
+            await self._decide_by_log_offsets(tps, log_offsets)
             await archive.positions.refresh(self.caught_at)
         except (ClusterError, RemoteStorageError) as error:
             async for key, tp in cooperative(self._left(tps).items()):
@@ -358,13 +358,17 @@ class RouteDecider:
             # An archiver that has it in its spool has not copied it yet.
             archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
             known = log_offsets[tp]
-            waits = archiver_position is not None and archiver_position <= offset
+            archiver_has_it = archiver_position is not None and archiver_position <= offset
             seen = archive.rlmm.view(tp)
             # A log start never falls, but a person may declare a log another one's history.
             settled = not archive.views.begins_again(tp)
             if settled and seen is not None and offset < seen.raised_log_start:
                 self.found[key] = RouteDecision(Route.RELAY_ERROR, tp)  # deleted on purpose
-            elif waits and key not in self.impatient and isinstance(known, LogOffsets):
+            elif (
+                archiver_has_it
+                and key not in self.waited_too_long
+                and isinstance(known, LogOffsets)
+            ):
                 self.found[key] = _wait_route(
                     tp, what_is_waited_for(offset, known, archiver_position)
                 )
@@ -384,7 +388,7 @@ class RouteDecider:
                     self.found[key] = self._decided(key, tp, known)
             await checkpoint(len(piece))
 
-    async def _by_log_offsets(
+    async def _decide_by_log_offsets(
         self, tps: _Tps, log_offsets: Mapping[TopicIdPartition, LogOffsets | ClusterError]
     ) -> None:
         """Decides on the partitions that need no look at the store."""
@@ -405,7 +409,7 @@ class RouteDecider:
         archive = self.archive
         view = archive.views.view(tp) or build_view(tp, (), self.caught_at)
         archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
-        patient = key not in self.impatient
+        patient = key not in self.waited_too_long
         outcome = decide(offset, view, log_offsets, archiver_position, patient=patient)
         forward_to = log_offsets.log_start_offset if outcome is Route.LOST else -1
         if outcome is Route.WAIT:
@@ -413,7 +417,7 @@ class RouteDecider:
         if outcome in (Route.LOST, Route.END):
             stored = archive.rlmm.view(tp)
             hidden = stored is not None and stored.covers_offset(self.offsets[key])
-            if hidden and key not in self.impatient:
+            if hidden and key not in self.waited_too_long:
                 # Hidden since an election: leader or archiver will settle it (`LeaderViews`).
                 return _wait_route(tp, Wait.LEADER)
             if self.refuses_lost:

@@ -1,9 +1,9 @@
 """One client connection, its own connection to one broker, and the handling of each request.
 
-A request that *passes* goes to the broker as it arrives, without being accumulated, and the proxy
-looks only at its response. A request that is *held* is accumulated whole, within
+A request that *passes* goes to the broker as it arrives, without being buffered, and the proxy
+looks only at its response. A request that is *buffered* is read whole, within
 `held_request_bytes_max`, and given to its API's handler. Requests go to the broker in order, and
-answers come back in order. This module knows no single API: each module in `apis` has one `API`, or
+responses come back in order. This module knows no single API: each module in `apis` has one `API`, or
 the `APIS` that it handles in the same way, and `apis.table` joins them.
 """
 
@@ -427,11 +427,11 @@ class GatewaySession(ClientSession):
             self.upstream.send(output.frame, None)
             self.upstream.expected.append(output.expect())
             return True
-        way = self.fetch.work_for(output, frame, body_at)
-        if isinstance(way, InTurn):
-            self.mute_while(self._in_turn(way.work), way.name)
+        work = self.fetch.work_for(output, frame, body_at)
+        if isinstance(work, InTurn):
+            self.mute_while(self._in_turn(work.work), work.name)
             return True
-        self.mute_while(way.work, way.name)
+        self.mute_while(work.work, work.name)
         return False
 
     def at_inflight_limit(self) -> bool:

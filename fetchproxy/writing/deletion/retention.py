@@ -269,7 +269,7 @@ def stopped_by(
 
 
 def segments_kept(view: PartitionView, start: int | None) -> Iterator[RemoteLogSegmentMetadata]:
-    """From offset `start` on (None: all), without the newest, which stays in any case."""
+    """The segments from `start` on (None: all) except the newest, which retention never deletes."""
     first = 0 if start is None else view.segments.index_at_or_after(start)
     return (view.segments[number] for number in range(first, len(view.segments) - 1))
 
@@ -296,9 +296,9 @@ def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadat
 
 @dataclass(frozen=True, slots=True)
 class Removals:
-    """Oldest first. `stand_ins`: segment ids that go although they are not below the log start ->
-    the segments that hold their offsets and must be whole. None: there are none, so the segment
-    must not go unless it is damaged.
+    """Oldest first. `stand_ins`: for each redundant segment to delete, the segments that have the
+    same offsets. These must be intact. None: there are none, so the segment must not go unless it
+    is damaged.
     """
 
     hide: tuple[RemoteLogSegmentMetadata, ...]  # to become DELETE_SEGMENT_STARTED

@@ -61,7 +61,7 @@ def _expect(session: GatewaySession, head: RequestHead, view: Buffer, end: int) 
 def _expect_metadata(
     session: GatewaySession, head: RequestHead, view: Buffer, end: int
 ) -> ExpectedResponse:
-    session.can_be_told = head.api_version >= REBOOTSTRAP_FROM
+    session.supports_rebootstrap = head.api_version >= REBOOTSTRAP_FROM
 
     def rewrite(payload: bytes) -> Sequence[Buffer] | Awaitable[Sequence[Buffer]]:
         if session.draining and head.api_version >= REBOOTSTRAP_FROM:

@@ -64,7 +64,7 @@ from fetchproxy.serving.gateway.fetch_routing import (
     FetchRouter,
     SharedByFetches,
 )
-from fetchproxy.serving.gateway.fetch_session import FetchSessionMirror
+from fetchproxy.serving.gateway.fetch_session import FetchSessionPair
 from fetchproxy.serving.gateway.route_decision import WAITING_ROUTES, Route, RouteDecision
 from fetchproxy.serving.gateway.session import GatewaySession, InTurn, Muting
 
@@ -87,12 +87,12 @@ class FetchHandler:
         self.share = session.share
         self.arrived, self._responded = asyncio.Event(), asyncio.Event()
         self.poll_arrived, self.responded = self.arrived.set, self._responded.set
-        self.mirror = FetchSessionMirror(shared.new_session_id)
+        self.mirror = FetchSessionPair(shared.new_session_id)
         self.routing = FetchRouter(
             shared, self.mirror, session.spawn, session.node_id, self.share.asked_last
         )
         self.conversation = FetchConversation(session, shared, self.mirror, self.routing, self)
-        self.served: ServedFetch | None = None  # while one is answered
+        self.current_fetch: ServedFetch | None = None  # while one is answered
         self.hurries = False
 
     def close(self) -> None:
@@ -108,8 +108,8 @@ class FetchHandler:
     def hurry(self) -> None:
         """Answer at once what only waits for records, now and from now on."""
         self.hurries = True
-        if self.served is not None:
-            self.served.hurry()
+        if self.current_fetch is not None:
+            self.current_fetch.hurry()
 
     @property
     def kept_bytes(self) -> int:
@@ -128,7 +128,9 @@ class FetchHandler:
             return Muting(asyncio.sleep(output.due_in_s), "pace-by-appetite")
         if output.state is FetchState.READING:
             return Muting(self._read_in_steps(frame, body_at), "read-large-fetch")
-        return Muting(self.until(lambda: not self.conversation.is_relaying), "fetch-behind-fetch")
+        return Muting(
+            self.wait_until(lambda: not self.conversation.is_relaying), "fetch-behind-fetch"
+        )
 
     async def _read_in_steps(self, frame: bytes, body_at: int) -> None:
         """Parse in steps, so that one client's ten thousand partitions do not delay the others."""
@@ -147,9 +149,9 @@ class FetchHandler:
         run = ServedFetch(self, serve).run(waited=False)
         self.session.mute_while(run, "serve-caught-fetch")
 
-    async def until(self, over: Callable[[], bool]) -> None:
+    async def wait_until(self, is_over: Callable[[], bool]) -> None:
         """Wait for broker's responses until it is `over`."""
-        while not over():
+        while not is_over():
             self._responded.clear()
             await self._responded.wait()
 
@@ -160,7 +162,7 @@ class FetchHandler:
             return
         poll.discarded = True
         self.session.upstream.go_on()
-        await self.until(lambda: self.conversation.parked is None)
+        await self.wait_until(lambda: self.conversation.parked is None)
 
     async def respond_for_broker(self) -> None:
         """The broker lets the only open fetch wait: answer it without records, and let the client
@@ -211,7 +213,7 @@ class ServedFetch:
         """The plan is made anew if the fetch `waited` for its turn."""
         on, plan = self._on, self._plan
         self._plan = None
-        on.served = self
+        on.current_fetch = self
         if on.hurries:
             self.hurry()
         try:
@@ -221,7 +223,7 @@ class ServedFetch:
             while self._conversation.state is FetchState.PLANNING:
                 await self._respond(await on.routing.plan())
         finally:
-            on.served = None
+            on.current_fetch = None
             on.share.to_store()
         await on.share.pay()
 
@@ -229,9 +231,9 @@ class ServedFetch:
         """In PLANNING afterwards if nothing was answered yet."""
         on, clock = self._on, self._on.clock
         tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
-        plan, waiting = await on.routing.confirmed(plan, tail_deadline, self._archive_deadline)
+        plan, waiting = await on.routing.confirm_plan(plan, tail_deadline, self._archive_deadline)
         side = self._remote_side(on.share.owed_s())
-        self._alone, views = on.routing.alone(plan), plan.remote
+        self._alone, views = on.routing.is_archive_only(plan), plan.remote
         patience = self._archive_deadline if self._alone else self._deadline
         if side.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
             patience = clock() if self._alone else min(self._deadline, clock() + side.owed_s)
@@ -354,7 +356,7 @@ class ServedFetch:
         listed = [item for item in table.routes.items() if item[0] in plan.kept_from_broker]
         if len(plan.kept_from_broker) > PARTITIONS_READ_MAX:
             for key in side.read_for():
-                table.had_its_turn(key)
+                table.move_to_end(key)
         named: list[PartitionResponse] = []
         for piece in pieces(listed):
             for key, route in piece:
@@ -365,7 +367,7 @@ class ServedFetch:
                     now.last_sent = response.watermarks
                     named.append(response)
                 if response.records:
-                    table.had_its_turn(key)
+                    table.move_to_end(key)
                     if response.skipped is not None and (tp := on.routing.identify(*key)):
                         on.shared.skipped.note(tp, *response.skipped)
                 if response.error_code:
@@ -422,7 +424,7 @@ class ServedFetch:
         )
         with on.share.sending([p for each in injected.values() for p in each.pieces]):
             on.session.upstream.go_on()
-            await on.until(lambda: conversation.parked is None)
+            await on.wait_until(lambda: conversation.parked is None)
         if merge.dropped:
             routes = on.routing.table.routes
             for response in responses:
