@@ -231,7 +231,7 @@ class ArchivedRecords:
         request = RemoteReadRequest(
             tp, page.next_offset, _READ_BYTES, IsolationLevel.READ_UNCOMMITTED
         )
-        fetch = self.purgatory.watch(
+        fetch = self.purgatory.fetch(
             {tp: request}, bytes_max=_READ_BYTES, deadline=loop.time() + _READ_MAX_S
         )
         try:

@@ -346,7 +346,7 @@ class RemoteFetchPurgatory:
         if self._disk_cache is not None:
             await self._disk_cache.__aexit__(None, None, None)
 
-    def watch(
+    def fetch(
         self,
         requests: Mapping[K, RemoteReadRequest],
         *,

@@ -2,8 +2,9 @@
 
 A turn is the work that the loop runs between two polls of its sockets. So the selector measures
 it, by reading clocks (1 µs), without a task that would have to wake up. A turn is at
-least as long as its longest callback. Tail data that arrives during a turn waits until it ends. It also lasts while other
-processes and threads use the core. A second clock shows how much of it the loop's own thread used.
+least as long as its longest callback. Tail data that arrives during a turn waits until it ends. It
+also lasts while other processes and threads use the core. A second clock shows how much of it the
+loop's own thread used.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ArchivedReads:
             offset, bytes_max = fetch_offset(entry), entry_bytes_max(entry)
             reads[key] = RemoteReadRequest(tp, offset, bytes_max, isolation, self.client)
         if reads:
-            delayed = self.purgatory.watch(
+            delayed = self.purgatory.fetch(
                 reads,
                 bytes_max=self.bytes_max,
                 deadline=deadline,

@@ -84,7 +84,8 @@ class ArchiveObjects:
         self, on_progress: Callable[[], None] = lambda: None, unlisted: Unlisted | None = None
     ) -> list[TopicIdPartition]:
         """Every partition that has an object in the store, sorted. This may take long:
-        `on_progress` is called after each response of the store. `unlisted`: see `listed_partitions`.
+        `on_progress` is called after each response of the store. `unlisted`: see
+        `listed_partitions`.
         """
         await self._identity.check()
         return await self._or_missing(

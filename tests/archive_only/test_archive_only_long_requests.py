@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from blown_messages import Shape, request
 from fetchproxy_protocol.apis import ApiKey, MalformedMessage
-from fetchproxy_protocol.messages import ELEMENTS_A_STEP, ELEMENTS_MAX, read_request
+from fetchproxy_protocol.messages import ELEMENTS_MAX, ELEMENTS_PER_STEP, read_request
 from loop_turns import loop_turns
 from served_archive import Client, ServedArchive, serve_archive
 from test_archive_only_apis import plant
@@ -63,7 +63,7 @@ async def test_a_long_request_takes_many_turns(
     frame = request(key, version, shape)
     async with serve_archive(await plant()) as served:
         turns = await turns_of(await served.client(), frame)
-    assert turns >= 2 * ELEMENTS_MAX / ELEMENTS_A_STEP  # to read it, and to write the response
+    assert turns >= 2 * ELEMENTS_MAX / ELEMENTS_PER_STEP  # to read it, and to write the response
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class ReadSide:
         self, *requests: RemoteReadRequest, wait_s: float = 0.5, bytes_max: int = 1000 * KiB
     ) -> DelayedRemoteFetch[int]:
         reads = dict(enumerate(requests))
-        return self.purgatory.watch(reads, bytes_max=bytes_max, deadline=now() + wait_s)
+        return self.purgatory.fetch(reads, bytes_max=bytes_max, deadline=now() + wait_s)
 
     def in_memory(self, request: RemoteReadRequest) -> RemoteReadResult | None:
         """A fetch's immediate result; None: the fetch would have to wait."""

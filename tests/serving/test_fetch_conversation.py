@@ -89,7 +89,9 @@ def every_situation() -> list[TiersSoFar]:
     ]
     times = product((-inf, 1.0, 3.0), (1.0, 3.0), (1.0, 3.0))
     return [
-        TiersSoFar(**one, **other, due_at=due, deadline=deadline, patience=patience)
+        TiersSoFar(
+            **one, **other, broker_deadline=due, client_deadline=deadline, archive_deadline=patience
+        )
         for one, other, (due, deadline, patience) in product(flags, more, list(times))
     ]
 
@@ -104,7 +106,7 @@ def test_what_a_served_fetch_does_next_in_every_situation() -> None:
         elif tiers.broker_only:
             assert until is None, "as long as without a proxy"
         else:
-            assert until in (tiers.due_at, tiers.deadline, tiers.patience)
+            assert until in (tiers.broker_deadline, tiers.client_deadline, tiers.archive_deadline)
             assert until is not None
             assert until > now
         if tiers.arrived and not tiers.archive_first:
@@ -372,7 +374,7 @@ def test_a_response_is_dropped_only_if_the_client_loses_nothing(
     conversation = fetches.conversation
     served = request({KEY: 40})._replace(min_bytes=min_bytes)
     fetches.mirror.on_request(served)
-    fetches.mirror.upstream_request(frozenset())
+    fetches.mirror.split_off_broker_part(frozenset())
     conversation.state = FetchState.MERGING
     deadline = fetches.now - 1 if late else fetches.now + 1
     keys = frozenset({(b"orders", 9)})

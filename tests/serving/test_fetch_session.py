@@ -142,7 +142,7 @@ class Proxy:
             mirror.on_discarded_response(*self.parked)
             self.parked = None
         if self.parked is None:
-            upstream = mirror.upstream_request(kept_from_broker)
+            upstream = mirror.split_off_broker_part(kept_from_broker)
             if upstream is None:
                 assert kept_from_broker == mirror.partitions.keys()
                 return 0, mirror.on_proxy_response()
@@ -186,7 +186,7 @@ class Proxy:
         elif (session := mirror.pass_on(request)) is not None:
             response = broker.fetch(*session, request.partitions, request.forgotten)
         else:
-            upstream = mirror.upstream_request(frozenset())
+            upstream = mirror.split_off_broker_part(frozenset())
             assert upstream is not None
             response = _send(broker, upstream)
         if not response[0]:
@@ -241,21 +241,21 @@ def test_a_request_costs_what_it_changes_and_not_its_session() -> None:
     mirror.on_request(asks(0, 0, many))
     mirror.on_response(0, 9)
     mirror.on_request(asks(9, 1, {(b"t", 1): 5}))
-    assert mirror.upstream_request(frozenset([(b"t", 1)])) is not None
+    assert mirror.split_off_broker_part(frozenset([(b"t", 1)])) is not None
     mirror.on_response(0, 9)
     mirror.partitions, mirror._upstream_partitions = (
         Uncounted(mirror.partitions),
         Uncounted(mirror._upstream_partitions or {}),
     )
     mirror.on_request(asks(9, 2, {(b"t", 2): 5}))
-    sent = mirror.upstream_request(frozenset([(b"t", 1)]))
+    sent = mirror.split_off_broker_part(frozenset([(b"t", 1)]))
     assert sent is not None
     assert list(sent.partitions) == [(b"t", 2)]
     mirror.on_response(0, 9)
     mirror.on_request(asks(9, 3, {}))
     assert mirror.take_up(frozenset([(b"t", 1)]))
     assert not mirror.take_up(frozenset())
-    sent = mirror.upstream_request(frozenset())
+    sent = mirror.split_off_broker_part(frozenset())
     assert sent is not None
     assert list(sent.partitions) == [(b"t", 1)]
     mirror.on_response(0, 9)
@@ -276,7 +276,7 @@ def test_requests_of_a_session_that_is_not_this_connections_are_refused() -> Non
 def test_a_session_that_only_the_archive_serves_has_an_id_of_its_own() -> None:
     mirror = FetchSessionPair(lambda: 7)
     mirror.on_request(asks(0, 0, {KEYS[0]: 1}))
-    assert mirror.upstream_request(frozenset([KEYS[0]])) is None
+    assert mirror.split_off_broker_part(frozenset([KEYS[0]])) is None
     assert mirror.on_proxy_response() == 7
     assert mirror.on_request(asks(7, 1, {})) is FetchKind.INCREMENTAL
 
@@ -294,7 +294,7 @@ def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: i
     mirror.on_response(0, 9 if epoch == 0 else 0)
     mirror.on_suppressed_response(9 if epoch == 0 else 0)
     assert not mirror.in_lockstep
-    sent = mirror.upstream_request(frozenset([KEYS[0]]))
+    sent = mirror.split_off_broker_part(frozenset([KEYS[0]]))
     assert sent is not None
     assert list(sent.partitions) == [KEYS[1]]
     assert (sent.session_id, sent.session_epoch) == ((9, 0) if epoch == 0 else (0, -1))
@@ -310,7 +310,7 @@ def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its(
     mirror.on_request(asks(9, 1, {KEYS[0]: 5}))
     mirror.on_response(0, 9)
     mirror.on_suppressed_response(9)
-    sent = mirror.upstream_request(frozenset([KEYS[0]]))
+    sent = mirror.split_off_broker_part(frozenset([KEYS[0]]))
     assert sent is not None
     assert (sent.session_id, sent.session_epoch) == (9, 2), "the broker's session has gone on"
     assert (dict(sent.partitions), sent.forgotten) == ({}, (KEYS[0],))
@@ -326,12 +326,12 @@ def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
     mirror.set_broker_offsets({KEYS[0]: 80})
     assert not mirror.rejoin()
     assert mirror.pass_on(asks(9, 1, {})) is None
-    sent = mirror.upstream_request(frozenset())
+    sent = mirror.split_off_broker_part(frozenset())
     assert sent is not None
     assert sent.partitions == {KEYS[0]: entry(0, 80)}
     assert mirror.on_response(0, 9) == 9
     mirror.on_request(asks(9, 2, {KEYS[0]: 90}))
     mirror.set_broker_offsets({})
-    sent = mirror.upstream_request(frozenset())
+    sent = mirror.split_off_broker_part(frozenset())
     assert sent is not None
     assert sent.partitions == {KEYS[0]: entry(0, 90)}

@@ -97,7 +97,7 @@ def test_decide(name: str) -> None:
 def test_what_is_on_its_way_for_too_long_is_not_waited_for(
     seen: PartitionView, archiver_position: int | None
 ) -> None:
-    assert decide(450, seen, LOG_OFFSETS, archiver_position, patient=False) == LOST
+    assert decide(450, seen, LOG_OFFSETS, archiver_position, may_wait=False) == LOST
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_a_held_reader_waits_for(
 
 
 def test_an_end_that_the_log_does_not_reach_again_is_not_waited_for_for_ever() -> None:
-    assert decide(990, view((0, 989)), LOG_OFFSETS, NOBODY, patient=False) == RELAY_ERROR
+    assert decide(990, view((0, 989)), LOG_OFFSETS, NOBODY, may_wait=False) == RELAY_ERROR
 
 
 def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:
@@ -139,7 +139,7 @@ def test_what_any_tier_has_is_never_called_out_of_range(
     offset: int, archive_start: int, archive_end: int, archiver_position: int | None, patient: bool
 ) -> None:
     seen = view((archive_start, archive_end))
-    outcome = decide(offset, seen, LOG_OFFSETS, archiver_position, patient=patient)
+    outcome = decide(offset, seen, LOG_OFFSETS, archiver_position, may_wait=patient)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
         assert outcome in (Route.REMOTE, Route.LOCAL)

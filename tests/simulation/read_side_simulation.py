@@ -184,7 +184,7 @@ async def _fetch(
             world.completions[identity] += 1
             super().set()
 
-    fetch = world.purgatory.watch(
+    fetch = world.purgatory.fetch(
         dict(enumerate(requests)), bytes_max=bytes_max, deadline=deadline, completed=Counted()
     )
     try:

@@ -23,7 +23,7 @@ from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler
 from fetchproxy.serving.gateway.broker_link import BrokerLink
 from fetchproxy.serving.gateway.fetch_conversation import RelayedFetch
-from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, FetchRouter
+from fetchproxy.serving.gateway.fetch_routing import PARTITIONS_PER_STEP, FetchRouter
 from fetchproxy.serving.gateway.fetch_session import PARTITION_BYTES
 from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits
@@ -210,7 +210,7 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     assert max(asked) >= PARTITIONS - 1
     assert len(asked) <= 6, asked
     assert identified.total() >= PARTITIONS
-    assert max(identified.values()) <= 2 * PLAN_AT_ONCE + 100
+    assert max(identified.values()) <= 2 * PARTITIONS_PER_STEP + 100
 
 
 def sessions_held() -> int:

@@ -146,7 +146,7 @@ class Client:
 
     async def _read(self, tp: TopicIdPartition, offset: int, deadline: float) -> Sequence[Buffer]:
         request = RemoteReadRequest(tp, offset, RESPONSE, COMMITTED, self.number)
-        fetch = self.purgatory.watch({0: request}, bytes_max=RESPONSE, deadline=deadline)
+        fetch = self.purgatory.fetch({0: request}, bytes_max=RESPONSE, deadline=deadline)
         await fetch.completed.wait()
         found = [
             PartitionResponse((b"weather", tp.partition), PartitionPatch(), 0, result.records)

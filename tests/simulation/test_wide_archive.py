@@ -20,7 +20,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
 from fetchproxy.runtime.cooperative import ITEMS_AT_ONCE
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
-from fetchproxy.serving.gateway.fetch_routing import PLAN_AT_ONCE, RouteTable
+from fetchproxy.serving.gateway.fetch_routing import PARTITIONS_PER_STEP, RouteTable
 
 VERSION = 12
 PARTITIONS = 3 * PARTITIONS_READ_MAX
@@ -113,7 +113,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     steps.count(fetch_api, "read_response")
     responses: list[list[int]] = []
     read_for: list[int] = []
-    watch = RemoteFetchPurgatory.watch
+    watch = RemoteFetchPurgatory.fetch
 
     def watched(self: RemoteFetchPurgatory, requests: Any, **limits: Any) -> Any:
         read_for.extend(request.tp.partition for request in requests.values())
@@ -128,7 +128,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
     assert max(map(len, responses)) <= PARTITIONS_READ_MAX
     assert len(set(read_for[:PARTITIONS])) == PARTITIONS, "one was read twice before others once"
     assert steps.calls["_place"].total() >= PARTITIONS
-    assert steps.most("_place") <= 2 * PLAN_AT_ONCE
+    assert steps.most("_place") <= 2 * PARTITIONS_PER_STEP
     assert steps.most("read") <= 4 * PARTITIONS_READ_MAX
     assert steps.most("read_response") <= 2 * ITEMS_AT_ONCE
 

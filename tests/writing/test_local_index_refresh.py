@@ -271,7 +271,7 @@ async def read(scene: Scene, local: LocalIndexes | None, offset: int) -> RemoteR
     ):
         request = RemoteReadRequest(TP, offset, 100_000, IsolationLevel.READ_UNCOMMITTED)
         deadline = asyncio.get_running_loop().time() + 60
-        fetch = purgatory.watch({0: request}, bytes_max=100_000, deadline=deadline)
+        fetch = purgatory.fetch({0: request}, bytes_max=100_000, deadline=deadline)
         await fetch.completed.wait()
         [result] = fetch.results().values()
         return result

@@ -86,7 +86,7 @@ class World:
             request = RemoteReadRequest(
                 TP, offset, self.rng.choice([1, 400, 5000]), IsolationLevel.READ_COMMITTED
             )
-            fetch = self.purgatory.watch({0: request}, bytes_max=5000, deadline=loop.time() + 5)
+            fetch = self.purgatory.fetch({0: request}, bytes_max=5000, deadline=loop.time() + 5)
             await fetch.completed.wait()
             result = fetch.results()[0]
             assert result.error is None, result.error

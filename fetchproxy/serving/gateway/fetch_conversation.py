@@ -27,7 +27,6 @@ from typing import NamedTuple, Protocol
 from fetchproxy_protocol.apis import ErrorCode, MalformedMessage
 from fetchproxy_protocol.fetch import (
     PARTITIONS_MAX,
-    TOPIC_IDS_FROM,
     FetchRequest,
     FetchResponseHead,
     HeadPatch,
@@ -41,6 +40,7 @@ from fetchproxy_protocol.fetch import (
     with_bytes_max,
     with_session,
 )
+from fetchproxy_protocol.fetch_layout import TOPIC_IDS_FROM
 from fetchproxy_protocol.fetch_scan import FetchResponseScan
 from fetchproxy_protocol.headers import client_id, peek_request_header
 from fetchproxy_protocol.primitives import INT32
@@ -130,23 +130,23 @@ Output = ToBroker | Later | Refuse | Serve
 class TiersSoFar(NamedTuple):
     """What a served fetch knows of both tiers. Times are loop times (s).
 
-    `due_at`: until then, archived data waits for the broker's response; -inf: it is not asked.
-    `archive_first`: archived records are there, and the tail left no room for them last time.
-    `has_error`: the client must get an error. `ask_broker`: a partition is the broker's after all.
-    `only_refuses`: the response would say only that offsets are lost.
-    `deadline`: the client's own. `patience`: until then, something may still come.
+    `broker_deadline`: until then, archived data waits for the broker's response; -inf: it is not
+    asked. `archive_first`: archived records are there, and the tail left no room for them last
+    time. `has_error`: the client must get an error. `ask_broker`: a partition is the broker's after
+    all. `only_refuses`: the response would say only that offsets are lost. `client_deadline`: the
+    client's own. `archive_deadline`: until then, something may still come.
     """
 
     broker_only: bool
     arrived: bool
-    due_at: float
+    broker_deadline: float
     archive_ready: bool
     archive_first: bool
     has_error: bool
     ask_broker: bool
     only_refuses: bool
-    deadline: float
-    patience: float
+    client_deadline: float
+    archive_deadline: float
 
     @property
     def has_news(self) -> bool:
@@ -164,14 +164,14 @@ def next_state(tiers: TiersSoFar, now: float) -> tuple[FetchState, float | None]
     if not tiers.has_news:
         if tiers.ask_broker:
             return FetchState.PLANNING, None
-        if now < tiers.patience:
-            return FetchState.WAITING, tiers.patience
+        if now < tiers.archive_deadline:
+            return FetchState.WAITING, tiers.archive_deadline
     if tiers.arrived and not tiers.archive_first:
         return FetchState.MERGING, None
-    if not tiers.arrived and tiers.only_refuses and now < tiers.deadline:
-        return FetchState.WAITING, tiers.deadline  # some clients retry at once, and for ever
-    if tiers.archive_ready and not tiers.archive_first and now < tiers.due_at:
-        return FetchState.WAITING, tiers.due_at
+    if not tiers.arrived and tiers.only_refuses and now < tiers.client_deadline:
+        return FetchState.WAITING, tiers.client_deadline  # some clients retry at once, and for ever
+    if tiers.archive_ready and not tiers.archive_first and now < tiers.broker_deadline:
+        return FetchState.WAITING, tiers.broker_deadline
     return FetchState.RESPONDING, None
 
 
@@ -339,7 +339,7 @@ class FetchConversation:
             brokers_own = self.mirror.pass_on(request)
             if brokers_own is not None:
                 return with_session(frame, body_at, request.version, *brokers_own)
-            if (upstream := self.mirror.upstream_request(frozenset())) is not None:
+            if (upstream := self.mirror.split_off_broker_part(frozenset())) is not None:
                 return upstream.encode(request, request.max_wait_ms)
         return frame
 
@@ -360,7 +360,9 @@ class FetchConversation:
             request.correlation_id, session_id, injected, listed or {}, throttle_time_ms
         )
 
-    def on_error(self, topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
+    def on_partition_error(
+        self, topic: TopicRef, partition: int, code: int
+    ) -> PartitionPatch | None:
         """Show a partition that is out of range as empty, and have its route decided."""
         key = (topic, partition)
         entry = self.mirror.partitions.get(key)
@@ -525,7 +527,7 @@ class RelayedFetch(ScannedResponse):
             self.request.version,
             self.frame_bytes,
             self._on_head,
-            self._conversation.on_error,
+            self._conversation.on_partition_error,
             self._conversation.session.addresses.splice_fetch_tags,
             self.log_starts,
             self._suppress,
@@ -550,15 +552,15 @@ class BrokerPoll(ScannedResponse):
     serve the next one. That fetch must have the same version and isolation level, as any other
     needs another format or other records.
 
-    `due_at` (loop time): until then, archived records that are ready may wait to join it. For a
-    long poll it is the time of sending, or an idle tail would slow every archived read.
+    `broker_deadline` (loop time): until then, archived records that are ready may wait to join it.
+    For a long poll it is the time of sending, or an idle tail would slow every archived read.
     """
 
     _conversation: FetchConversation
     correlation_id: int
     version: int
     isolation_level: int
-    due_at: float
+    broker_deadline: float
     log_starts: LogStarts | None
     walked_slowly: bool
     frame_bytes: int = 0  # 0 until it arrives
@@ -585,7 +587,7 @@ class BrokerPoll(ScannedResponse):
         return FetchResponseScan(
             *read,
             merge.on_head,
-            conversation.on_error,
+            conversation.on_partition_error,
             splice_tags,
             self.log_starts,
             merge.suppress,

@@ -72,7 +72,7 @@ from fetchproxy.serving.gateway.route_decision import (
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics, ServedArchive
 
 # Partitions that are looked at in one step of the loop, some 10 µs each.
-PLAN_AT_ONCE = 250
+PARTITIONS_PER_STEP = 250
 # Log offsets older than this are asked for again. They only serve lag figures and the change from
 # the archive back to the broker.
 LOG_OFFSETS_AGE_MAX_MS = 2_000
@@ -270,7 +270,8 @@ class RouteTable:
         if not (self.routes or self.permits):
             return False
         return (
-            len(self.routes) + len(partitions if self.topics_with_news else changed) >= PLAN_AT_ONCE
+            len(self.routes) + len(partitions if self.topics_with_news else changed)
+            >= PARTITIONS_PER_STEP
         )
 
     def plan_in_steps(
@@ -297,7 +298,7 @@ class RouteTable:
                 del self.routes[key]
             else:
                 self._place(key, fetch_offset(entry), remote, undecided, broker_offsets, known)
-            if not number % PLAN_AT_ONCE:
+            if not number % PARTITIONS_PER_STEP:
                 yield
         if self.permits:
             yield from self._extend(
@@ -378,7 +379,7 @@ class RouteTable:
             if entry is None or self._other_epoch(key, entry):
                 continue
             checked += 1
-            if not checked % PLAN_AT_ONCE:
+            if not checked % PARTITIONS_PER_STEP:
                 yield
             tp = known.identify(*key)
             log_offsets = None if tp is None else known.log_offsets(tp)
@@ -528,19 +529,19 @@ class FetchRouter:
         return plan
 
     async def confirm_plan(
-        self, plan: FetchPlan, deadline: float, alone_deadline: float
+        self, plan: FetchPlan, deadline: float, archive_deadline: float
     ) -> tuple[FetchPlan, frozenset[TopicIdPartition]]:
         """`plan`, or a new one if topics or leaders may have changed; and the partitions that must
         wait until their new leader has told what is in its log.
 
-        Brokers are asked until `deadline` (loop time), or until `alone_deadline` if no partition of
-        the tail has to wait for their responses.
+        Brokers are asked until `deadline` (loop time), or until `archive_deadline` if no partition
+        of the tail has to wait for their responses.
         """
         if await self._look_up_topics(
-            plan, alone_deadline if self.is_archive_only(plan) else deadline
+            plan, archive_deadline if self.is_archive_only(plan) else deadline
         ):
             plan = await self.plan()
-        until = alone_deadline if self.is_archive_only(plan) else deadline
+        until = archive_deadline if self.is_archive_only(plan) else deadline
         waiting = await self._waiting_for_leaders(plan, until)
         if waiting is not None:
             plan = await self.plan()

@@ -27,7 +27,6 @@ from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
     INITIAL_EPOCH,
     SESSIONLESS_EPOCH,
-    TOPIC_IDS_FROM,
     FetchEntry,
     FetchRequest,
     PartitionKey,
@@ -35,6 +34,7 @@ from fetchproxy_protocol.fetch import (
     encode_fetch_request,
     from_offset,
 )
+from fetchproxy_protocol.fetch_layout import TOPIC_IDS_FROM
 
 EPOCH_MAX = (1 << 31) - 1
 # Memory per partition: its key, its entry and its places in maps; and one more place in a map.
@@ -206,7 +206,7 @@ class FetchSessionPair:
                 else:
                     self._upstream_partitions[key] = before
 
-    def upstream_request(self, kept_from_broker: Set[PartitionKey]) -> UpstreamFetch | None:
+    def split_off_broker_part(self, kept_from_broker: Set[PartitionKey]) -> UpstreamFetch | None:
         """Splits the request: the part for the broker, without `kept_from_broker`, which are all in
         `partitions`.
 

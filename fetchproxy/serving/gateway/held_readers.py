@@ -51,7 +51,7 @@ class HeldReader(Protocol):
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _HeldEntry:
     """`since`: loop time since which the offset is known to be on its way; None: not known.
 
     `uncertain_since`: since when it is only possible (`UNCERTAIN_WAITS`).
@@ -72,7 +72,7 @@ class HeldReaders:
     def __init__(self, clock: Callable[[], float], held_max_ms: int) -> None:
         self._clock = clock
         self._held_max_s = held_max_ms / 1000
-        self._entries: dict[HeldOffset, _Waiting] = {}
+        self._entries: dict[HeldOffset, _HeldEntry] = {}
         self._of_reader: dict[HeldReader, set[HeldOffset]] = {}
         self._any = asyncio.Event()
         HELD_PARTITIONS.set_function(self._waiting)
@@ -86,7 +86,7 @@ class HeldReaders:
         decision: RouteDecision,
     ) -> None:
         """`decision` has one of WAITING_ROUTES. `reader` is told when it changes."""
-        entry = self._entries.setdefault((by_id, key, offset), _Waiting(decision))
+        entry = self._entries.setdefault((by_id, key, offset), _HeldEntry(decision))
         entry.readers[reader] = self._clock()
         self._of_reader.setdefault(reader, set()).add((by_id, key, offset))
         self._note(entry, decision)
@@ -184,7 +184,7 @@ class HeldReaders:
             self._remove((by_id, key, offset), reader)
             reader.settle(key, offset, decision)
 
-    def _note(self, entry: _Waiting, decision: RouteDecision) -> None:
+    def _note(self, entry: _HeldEntry, decision: RouteDecision) -> None:
         """Counts only the time in which both archiver and reader could have gone on."""
         entry.decision = decision
         waits_for, now = decision.waits_for, self._clock()

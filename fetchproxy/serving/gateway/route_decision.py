@@ -110,20 +110,20 @@ def decide(
     log_offsets: LogOffsets,
     archiver_position: int | None,
     *,
-    patient: bool = True,
+    may_wait: bool = True,
 ) -> Route:
     """The route for an offset that was out of the broker's range.
 
     `archiver_position`: an archiver accumulates the partition from there on; None: no archiver
     does.
-    `patient`: wait for records on their way.
+    `may_wait`: wait for records on their way.
     """
     if view.covers_offset(offset):
         return Route.REMOTE
     if offset > log_offsets.high_watermark:
         # At the end of an archive whose log has begun again: the log may get there.
         at_end = offset == view.log_end_offset
-        return Route.WAIT if at_end and patient else Route.RELAY_ERROR
+        return Route.WAIT if at_end and may_wait else Route.RELAY_ERROR
     if offset >= log_offsets.log_start_offset:
         return Route.LOCAL
     if offset < view.raised_log_start:
@@ -132,7 +132,7 @@ def decide(
     if start is not None and offset < start:
         return Route.RELAY_ERROR
     # Between the archive's end and the broker's log start: on its way, or lost.
-    if patient and _is_more_coming(offset, view, log_offsets, archiver_position):
+    if may_wait and _is_more_coming(offset, view, log_offsets, archiver_position):
         return Route.WAIT
     if start is None:
         return Route.RELAY_ERROR  # never archived: the client begins at the log start
@@ -333,7 +333,7 @@ class RouteDecider:
                         await refresh(topic_id, {key: tp})
                     return
                 for key, tp in of_topic.items():
-                    self._not_known(key, tp, error)
+                    self._note_unknown(key, tp, error)
             else:
                 fresh.update(of_topic)
 
@@ -351,7 +351,7 @@ class RouteDecider:
             await archive.positions.refresh(self.caught_at)
         except (ClusterError, RemoteStorageError) as error:
             async for key, tp in cooperative(self._left(tps).items()):
-                self._not_known(key, tp, error)
+                self._note_unknown(key, tp, error)
             return
         between: dict[PartitionKey, TopicIdPartition] = {}
         async for key, tp in cooperative(self._left(tps).items()):
@@ -385,7 +385,7 @@ class RouteDecider:
                 if tp in checked or isinstance(known, ClusterError):
                     self.found[key] = _wait_route(tp, Wait.RESPONSE)
                 else:
-                    self.found[key] = self._decided(key, tp, known)
+                    self.found[key] = self._decide_from_all(key, tp, known)
             await checkpoint(len(piece))
 
     async def _decide_by_log_offsets(
@@ -395,7 +395,7 @@ class RouteDecider:
         async for key, tp in cooperative(tps.items()):
             known, offset = log_offsets[tp], self.offsets[key]
             if isinstance(known, ClusterError):
-                self._not_known(key, tp, known)
+                self._note_unknown(key, tp, known)
             elif offset > known.high_watermark:
                 view = self.archive.views.view(tp)
                 if view is None or view.log_end_offset != offset:
@@ -403,14 +403,14 @@ class RouteDecider:
             elif offset >= known.log_start_offset:
                 self.found[key] = RouteDecision(Route.LOCAL, tp)
 
-    def _decided(
+    def _decide_from_all(
         self, key: PartitionKey, tp: TopicIdPartition, log_offsets: LogOffsets
     ) -> RouteDecision:
         archive = self.archive
         view = archive.views.view(tp) or build_view(tp, (), self.caught_at)
         archiver_position, offset = archive.positions.archiver_position(tp), self.offsets[key]
-        patient = key not in self.waited_too_long
-        outcome = decide(offset, view, log_offsets, archiver_position, patient=patient)
+        may_wait = key not in self.waited_too_long
+        outcome = decide(offset, view, log_offsets, archiver_position, may_wait=may_wait)
         forward_to = log_offsets.log_start_offset if outcome is Route.LOST else -1
         if outcome is Route.WAIT:
             return _wait_route(tp, what_is_waited_for(offset, log_offsets, archiver_position))
@@ -426,7 +426,9 @@ class RouteDecider:
             return _wait_route(tp, Wait.RECORDS)
         return RouteDecision(outcome, tp, forward_to)
 
-    def _not_known(self, key: PartitionKey, tp: TopicIdPartition, error: FetchProxyError) -> None:
+    def _note_unknown(
+        self, key: PartitionKey, tp: TopicIdPartition, error: FetchProxyError
+    ) -> None:
         self._warn(tp, self.offsets[key], error)
         self.found[key] = _wait_route(tp, Wait.RESPONSE)
 

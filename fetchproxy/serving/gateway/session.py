@@ -3,8 +3,8 @@
 A request that *passes* goes to the broker as it arrives, without being buffered, and the proxy
 looks only at its response. A request that is *buffered* is read whole, within
 `held_request_bytes_max`, and given to its API's handler. Requests go to the broker in order, and
-responses come back in order. This module knows no single API: each module in `apis` has one `API`, or
-the `APIS` that it handles in the same way, and `apis.table` joins them.
+responses come back in order. This module knows no single API: each module in `apis` has one `API`,
+or the `APIS` that it handles in the same way, and `apis.table` joins them.
 """
 
 from __future__ import annotations
@@ -621,7 +621,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
         held_max = self._limits.held_request_bytes_max
         if size > held_max and isinstance(handling, Buffered) and handling is not REFUSED_TREATMENT:
             raise self._too_large(size, head, "held_request_bytes_max", held_max)
-        if self._session.upstream is ARCHIVE_ALONE:
+        if not self._session.upstream.takes_requests:
             self._session.want_broker()
             return None
         return handling

@@ -518,7 +518,7 @@ class Expirer:
         """False: the segment stays, because no sound segment has its offsets. A condition
         says so.
         """
-        stand_ins = removals.stand_ins.get(segment.segment_id.id, ())
+        stand_ins = removals.replacements.get(segment.segment_id.id, ())
         damage = await self._looks.damage([segment] if stand_ins is None else stand_ins)
         # Without stand-ins it may go only if it is damaged itself.
         if (damage is not None) == (stand_ins is None):

@@ -296,16 +296,16 @@ def counted_bytes(view: PartitionView) -> Iterator[tuple[RemoteLogSegmentMetadat
 
 @dataclass(frozen=True, slots=True)
 class Removals:
-    """Oldest first. `stand_ins`: for each redundant segment to delete, the segments that have the
-    same offsets. These must be intact. None: there are none, so the segment must not go unless it
-    is damaged.
+    """Oldest first. `replacements`: for each redundant segment to delete, the segments that have
+    the same offsets. These must be intact. None: there are none, so the segment must not go unless
+    it is damaged.
     """
 
     hide: tuple[RemoteLogSegmentMetadata, ...]  # to become DELETE_SEGMENT_STARTED
     delete: tuple[RemoteLogSegmentMetadata, ...]  # hidden; their objects may be deleted
     waiting: tuple[RemoteLogSegmentMetadata, ...]  # hidden; in the grace time of current readers
     next_at_ms: int | None  # when (epoch ms) the next one is due; None: none waits
-    stand_ins: Mapping[UUID, Segments | None]
+    replacements: Mapping[UUID, Segments | None]
 
 
 def plan_removals(

@@ -193,21 +193,23 @@ class ServedFetch:
         self._kind = serve.kind
         self._client = serve.client
         self._plan = serve.plan
-        self._alone = False  # the broker is asked for no partition
+        self._archive_only = False  # the broker is asked for no partition
         wait_max_s = on.shared.wait_max_s
-        self._deadline = serve.requested_at + min(serve.request.max_wait_ms / 1000, wait_max_s)
-        self._archive_deadline = max(
-            self._deadline, serve.requested_at + min(READ_WAIT_MIN_S, wait_max_s)
+        self._client_deadline = serve.requested_at + min(
+            serve.request.max_wait_ms / 1000, wait_max_s
         )
-        self._side: ArchivedReads | None = None  # while it waits
+        self._archive_deadline = max(
+            self._client_deadline, serve.requested_at + min(READ_WAIT_MIN_S, wait_max_s)
+        )
+        self._archived_reads: ArchivedReads | None = None  # while it waits
 
     def hurry(self) -> None:
         """The client's time is over now: the response has what is there."""
         now = self._on.clock()
-        self._deadline = min(self._deadline, now)
+        self._client_deadline = min(self._client_deadline, now)
         self._archive_deadline = min(self._archive_deadline, now)
-        if self._side is not None:
-            self._side.completed.set()
+        if self._archived_reads is not None:
+            self._archived_reads.completed.set()
 
     async def run(self, waited: bool) -> None:
         """The plan is made anew if the fetch `waited` for its turn."""
@@ -230,40 +232,44 @@ class ServedFetch:
     async def _respond(self, plan: FetchPlan) -> None:
         """In PLANNING afterwards if nothing was answered yet."""
         on, clock = self._on, self._on.clock
-        tail_deadline = min(self._deadline, clock() + TAIL_GRACE_S)
+        tail_deadline = min(self._client_deadline, clock() + TAIL_GRACE_S)
         plan, waiting = await on.routing.confirm_plan(plan, tail_deadline, self._archive_deadline)
-        side = self._remote_side(on.share.owed_s())
-        self._alone, views = on.routing.is_archive_only(plan), plan.remote
-        patience = self._archive_deadline if self._alone else self._deadline
-        if side.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
-            patience = clock() if self._alone else min(self._deadline, clock() + side.owed_s)
-        elif self._alone:
-            entered = await on.share.enter(side.requested_bytes(plan.kept_from_broker), patience)
+        reads = self._new_archived_reads(on.share.owed_s())
+        self._archive_only, views = on.routing.is_archive_only(plan), plan.remote
+        wait_until = self._archive_deadline if self._archive_only else self._client_deadline
+        if reads.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
+            wait_until = (
+                clock()
+                if self._archive_only
+                else min(self._client_deadline, clock() + reads.owed_s)
+            )
+        elif self._archive_only:
+            entered = await on.share.enter(reads.requested_bytes(plan.kept_from_broker), wait_until)
             if await on.shared.archive.purgatory.steps.begin() or entered:
                 views = NO_VIEWS  # the views may be old by now
-        side.watch(zip(plan.remote, plan.tps, strict=True), patience, views, waiting)
+        reads.watch(zip(plan.remote, plan.tps, strict=True), wait_until, views, waiting)
         await checkpoint(len(plan.remote))
-        ready = side.ready
+        ready = reads.ready
         if not ready:
             on.share.to_store()
         try:
             poll = await self._poll_upstream(plan, ready)
-            self._side = side
+            self._archived_reads = reads
             if on.hurries:
                 self.hurry()
-            await self._first_ready(plan, side, poll, patience)
+            await self._wait_for_first_tier(plan, reads, poll, wait_until)
             if self._conversation.state is FetchState.RESPONDING:
-                await self._respond_alone(plan, side)
+                await self._respond_alone(plan, reads)
             elif self._conversation.state is FetchState.MERGING:
                 assert poll is not None
-                await self._merge(plan, side, poll, patience)
+                await self._merge(plan, reads, poll, wait_until)
         finally:
-            self._side = None
-            side.cancel()
+            self._archived_reads = None
+            reads.cancel()
         if self._conversation.state is FetchState.IDLE:
             await on.routing.refresh_log_offsets(plan.tps)
 
-    def _remote_side(self, owed_s: float) -> ArchivedReads:
+    def _new_archived_reads(self, owed_s: float) -> ArchivedReads:
         shared, request = self._on.shared, self._request
         most = min(request.bytes_max, shared.response_bytes_max)
         bytes_max = self._on.share.reads_max(most)
@@ -272,11 +278,11 @@ class ServedFetch:
             purgatory, request, self._on.mirror.partitions, self._client, bytes_max, owed_s
         )
 
-    def _only_refuses(self, plan: FetchPlan, side: ArchivedReads) -> bool:
+    def _only_refuses(self, plan: FetchPlan, reads: ArchivedReads) -> bool:
         """True: the response would say only that offsets are lost."""
         decisions = map(self._on.routing.decision, plan.undecided)
         outcomes = {decision.outcome for decision in decisions if decision is not None}
-        results = side.results().values()
+        results = reads.results().values()
         return (
             bool(results or Route.REFUSED in outcomes)
             and outcomes <= {Route.REFUSED, *WAITING_ROUTES}
@@ -292,46 +298,46 @@ class ServedFetch:
             if conversation.takes_up_parked(request, plan.kept_from_broker):
                 return conversation.parked
             await self._on.discard_parked()
-        upstream = self._on.mirror.upstream_request(plan.kept_from_broker)
+        upstream = self._on.mirror.split_off_broker_part(plan.kept_from_broker)
         if upstream is None:
             return None
-        left_ms = max(int((self._deadline - self._on.clock()) * 1000), 0)
+        left_ms = max(int((self._client_deadline - self._on.clock()) * 1000), 0)
         wait_ms = 0 if ready else min(left_ms, PARKED_WAIT_MAX_MS)
         self._on.arrived.clear()
         poll = conversation.park(request, wait_ms)
         self._on.session.upstream.send(upstream.encode(request, wait_ms), poll)
         return poll
 
-    async def _first_ready(
-        self, plan: FetchPlan, side: ArchivedReads, poll: BrokerPoll | None, patience: float
+    async def _wait_for_first_tier(
+        self, plan: FetchPlan, reads: ArchivedReads, poll: BrokerPoll | None, wait_until: float
     ) -> None:
-        """Wait until something can be answered, or `patience` (loop time) is over.
+        """Wait until something can be answered, or `wait_until` (loop time) is over.
 
-        The wait for a poll ends no earlier than its `due_at` if nothing can be answered.
+        The wait for a poll ends no earlier than its `broker_deadline` if nothing can be answered.
         """
         on, conversation = self._on, self._conversation
         undecided, found = dict.fromkeys(plan.undecided), _NOTHING_DECIDED
-        due_at = float("-inf") if poll is None else poll.due_at
-        patience, tiers = max(patience, due_at), None
+        broker_deadline = float("-inf") if poll is None else poll.broker_deadline
+        wait_until, tiers = max(wait_until, broker_deadline), None
         while True:
             on.routing.decided.clear()
             if undecided and not (tiers and tiers.has_news):
                 found = await on.routing.decisions_so_far(undecided)
-                side.watch(found.remote.items(), patience)
-            if not (found.undecided or side.watched):  # only an archiver can bring something now
-                patience = min(patience, self._deadline)
+                reads.watch(found.remote.items(), wait_until)
+            if not (found.undecided or reads.watched):  # only an archiver can bring something now
+                wait_until = min(wait_until, self._client_deadline)
             tiers = TiersSoFar(
                 broker_only=poll is not None and not plan.kept_from_broker,
                 arrived=poll is not None and poll.frame_bytes > 0,
-                due_at=due_at,
-                archive_ready=side.ready,
+                broker_deadline=broker_deadline,
+                archive_ready=reads.ready,
                 archive_first=conversation.archive_has_next_turn
-                and any(result.records for result in side.results().values()),
+                and any(result.records for result in reads.results().values()),
                 has_error=found.has_error,
                 ask_broker=found.ask_broker,
-                only_refuses=on.shared.refuses_lost and self._only_refuses(plan, side),
-                deadline=self._deadline,
-                patience=patience,
+                only_refuses=on.shared.refuses_lost and self._only_refuses(plan, reads),
+                client_deadline=self._client_deadline,
+                archive_deadline=wait_until,
             )
             until = conversation.step(tiers)
             if conversation.state is not FetchState.WAITING:
@@ -339,7 +345,7 @@ class ServedFetch:
             if until is None:
                 await on.arrived.wait()
                 continue
-            waits = [] if tiers.has_news else [side.completed.wait()]
+            waits = [] if tiers.has_news else [reads.completed.wait()]
             if waits and undecided:
                 waits.append(on.routing.decided.wait())
             if poll is not None:
@@ -347,15 +353,15 @@ class ServedFetch:
             await first_of(waits, until - on.clock())
 
     async def _responses(
-        self, plan: FetchPlan, side: ArchivedReads, room: ResponseRoom
+        self, plan: FetchPlan, reads: ArchivedReads, room: ResponseRoom
     ) -> list[PartitionResponse]:
         """The entries of the archive's partitions that must be listed, with the records that
         fit.
         """
-        on, table, results = self._on, self._on.routing.table, side.results()
+        on, table, results = self._on, self._on.routing.table, reads.results()
         listed = [item for item in table.routes.items() if item[0] in plan.kept_from_broker]
         if len(plan.kept_from_broker) > PARTITIONS_READ_MAX:
-            for key in side.read_for():
+            for key in reads.read_for():
                 table.move_to_end(key)
         named: list[PartitionResponse] = []
         for piece in pieces(listed):
@@ -393,13 +399,13 @@ class ServedFetch:
         view = plan.remote.get(key)
         tp = view.tp if view else decision.tp if decision else None
         patch = watermarks(tp, result.view if result else None)
-        response = read_response(key, patch, result, may_fail=self._alone)
+        response = read_response(key, patch, result, may_fail=self._archive_only)
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.routing.again(key)
         return response
 
     async def _merge(
-        self, plan: FetchPlan, side: ArchivedReads, poll: BrokerPoll, deadline: float
+        self, plan: FetchPlan, reads: ArchivedReads, poll: BrokerPoll, deadline: float
     ) -> None:
         """Stream the broker's response to the client, with the archive's part in front of it.
 
@@ -408,10 +414,10 @@ class ServedFetch:
         on, conversation = self._on, self._conversation
         left = self._request.bytes_max - poll.frame_bytes
         room, _ = on.share.room(min(left, _MERGED_BYTES_MAX))
-        responses = await self._responses(plan, side, ResponseRoom(room, first_whole=False))
+        responses = await self._responses(plan, reads, ResponseRoom(room, first_whole=False))
         injected = await in_steps(encode_topics(self._request, responses))
         on.share.charge(sum(a.size for a in responses), must_wait=False)
-        side.forget()
+        reads.forget()
         poll.merge = merge = Merge(
             conversation,
             self._request,
@@ -443,7 +449,7 @@ class ServedFetch:
         counts = self._on.mirror.listed_upstream()
         return {topic: counts[topic] for topic in injected if counts[topic]}
 
-    async def _respond_alone(self, plan: FetchPlan, side: ArchivedReads) -> None:
+    async def _respond_alone(self, plan: FetchPlan, reads: ArchivedReads) -> None:
         """Answer without the broker. If the broker was asked, its response is parked.
 
         A client waits for what it owes by its byte rate only if it reads the archive alone: the
@@ -451,14 +457,14 @@ class ServedFetch:
         """
         on, conversation = self._on, self._conversation
         of_tail: list[PartitionResponse] = []
-        if self._kind.lists_all and not self._alone:
+        if self._kind.lists_all and not self._archive_only:
             of_tail = await self._tail_responses(
                 key for key in on.mirror.partitions if key not in plan.kept_from_broker
             )
         room, first_whole = on.share.room(self._request.bytes_max)
-        responses = await self._responses(plan, side, ResponseRoom(room, first_whole))
+        responses = await self._responses(plan, reads, ResponseRoom(room, first_whole))
         conversation.archive_has_next_turn &= not any(response.records for response in responses)
-        owed_ms = on.share.charge(sum(a.size for a in responses), must_wait=self._alone)
+        owed_ms = on.share.charge(sum(a.size for a in responses), must_wait=self._archive_only)
         throttle_time_ms = max(conversation.throttle_time_ms, owed_ms)
         conversation.throttle_time_ms = 0
         session_id = on.mirror.on_proxy_response()
@@ -467,7 +473,7 @@ class ServedFetch:
             encode_proxy_response(self._request, session_id, every, throttle_time_ms)
         )
         del responses, every
-        side.forget()
+        reads.forget()
         with on.share.sending(pieces) as pieces:
             await on.session.write_as_taken(pieces)
         conversation.move(FetchState.IDLE)
