@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, WireError, error_text
-from fetchproxy_protocol.fetch import FETCH_FLEXIBLE_FROM, SESSIONS_FROM, TOPIC_IDS_FROM
+from fetchproxy_protocol.fetch_layout import (
+    FETCH_FLEXIBLE_FROM,
+    PREFERRED_REPLICA_FROM,
+    SESSIONS_FROM,
+    TOPIC_IDS_FROM,
+)
 from fetchproxy_protocol.headers import response_body
 from fetchproxy_protocol.primitives import Cursor
 from fetchproxy_protocol.record_batch import check_crc, walk
@@ -38,7 +43,6 @@ RETRIABLE = frozenset(
     }
 )
 _UUID_BYTES = 16
-_PREFERRED_REPLICA_FROM = 11
 # (lowest, highest) version spoken. Lower versions lack isolation level, log start or leader epochs.
 VERSIONS: dict[int, tuple[int, int]] = {
     ApiKey.PRODUCE: (3, 13),
@@ -124,7 +128,7 @@ def _partition(
     for _ in range(cursor.count(flexible) or 0):
         aborted.append((cursor.int64(), cursor.int64()))
         cursor.skip_tags(flexible)
-    if version >= _PREFERRED_REPLICA_FROM:
+    if version >= PREFERRED_REPLICA_FROM:
         cursor.int32()
     length = cursor.uvarint() - 1 if flexible else cursor.int32()
     start = cursor.skip(max(length, 0), "records")  # -1: null

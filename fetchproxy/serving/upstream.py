@@ -38,8 +38,11 @@ class ExpectedResponse:
 class Upstream(Protocol):
     """`heard`: bytes have come since the session last looked. `tells_responded`: the session waits
     for responses to leave. `expected`: the responses that are due, in the order of requests.
-    `address`: the broker's, as it was dialed.
+    `address`: the broker's, as it was dialed. `takes_requests`: False while
+    there is no broker to send them to.
     """
+
+    takes_requests: bool
 
     address: tuple[str, int] | None
     transport: asyncio.Transport | None
@@ -49,7 +52,7 @@ class Upstream(Protocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of incomplete answers, and of requests that were not taken yet."""
+        """Bytes of incomplete responses, and of requests that were not taken yet."""
 
     @property
     def waiting_for(self) -> ExpectedResponse | None:
@@ -64,7 +67,7 @@ class Upstream(Protocol):
         """Let a parked response through."""
 
     def rewritten(self, payload: Sequence[Buffer]) -> None:
-        """Send `payload` in place of the response that was given to `LinkOwner.rewrite`."""
+        """Send `payload` in place of the response that the session was given to rewrite."""
 
 
 @dataclass(eq=False)
@@ -73,6 +76,7 @@ class ArchiveAlone:
     sessions share one.
     """
 
+    takes_requests: bool = False
     address: tuple[str, int] | None = None
     transport: asyncio.Transport | None = None
     heard: bool = False

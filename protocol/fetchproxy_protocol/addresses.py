@@ -48,7 +48,7 @@ COORDINATORS_MAX = 100_000
 # Metadata with an error of the whole response: a client may be told to bootstrap again (KIP-1102).
 REBOOTSTRAP_FROM = 13
 # A step over this many elements takes up to a millisecond.
-_ELEMENTS_A_STEP = 100
+_ELEMENTS_PER_STEP = 100
 _Steps = Generator[None, None, None]
 PRODUCE_ENDPOINTS_FROM = 10
 _TRANSACTIONAL_ID_FROM = 3
@@ -104,10 +104,10 @@ def splice_addresses(
     flexible = is_flexible(api_key, api_version)
     pieces: list[Buffer] = []
     start = 0
-    for first in range(0, len(found.places), _ELEMENTS_A_STEP):
+    for first in range(0, len(found.places), _ELEMENTS_PER_STEP):
         if first:
             yield
-        some = found.places[first : first + _ELEMENTS_A_STEP]
+        some = found.places[first : first + _ELEMENTS_PER_STEP]
         pieces += _replaced(payload, start, some[-1].end, some, flexible, lookup)
         start = some[-1].end
     return b"".join([*pieces, memoryview(payload)[start:]])
@@ -225,7 +225,7 @@ def _in_metadata(cursor: Cursor, version: int, found: Located) -> _Steps:
     if version >= 3:
         cursor.skip(4, "throttle time")
     for number in range(_count(cursor, flexible, NODES_MAX)):
-        if number % _ELEMENTS_A_STEP == _ELEMENTS_A_STEP - 1:
+        if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
         found.add(read_place(cursor, flexible))
         if version >= 1:
@@ -245,7 +245,7 @@ def _in_find_coordinator(cursor: Cursor, version: int, found: Located) -> _Steps
         found.add(read_place(cursor, flexible))
         return
     for number in range(_count(cursor, flexible, COORDINATORS_MAX)):
-        if number % _ELEMENTS_A_STEP == _ELEMENTS_A_STEP - 1:
+        if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
         cursor.skip_string(flexible)
         found.add(read_place(cursor, flexible))
@@ -263,7 +263,7 @@ def _in_describe_cluster(cursor: Cursor, version: int, found: Located) -> _Steps
     cursor.skip_string(flexible=True)
     cursor.skip(4, "controller id")
     for number in range(_count(cursor, True, NODES_MAX)):
-        if number % _ELEMENTS_A_STEP == _ELEMENTS_A_STEP - 1:
+        if number % _ELEMENTS_PER_STEP == _ELEMENTS_PER_STEP - 1:
             yield
         found.add(read_place(cursor, flexible=True))
         cursor.skip_string(flexible=True)
@@ -285,7 +285,7 @@ def _behind_share_topics(
         cursor.skip(16, "topic id")
         for _ in range(cursor.count(flexible=True) or 0):
             passed += 1
-            if not passed % _ELEMENTS_A_STEP:
+            if not passed % _ELEMENTS_PER_STEP:
                 yield
             cursor.skip(6, "partition and error code")
             cursor.skip_string(flexible=True)
@@ -298,13 +298,13 @@ def _behind_share_topics(
                 cursor.skip_bytes(flexible=True)
                 for _ in range(cursor.count(flexible=True) or 0):
                     passed += 1
-                    if not passed % _ELEMENTS_A_STEP:
+                    if not passed % _ELEMENTS_PER_STEP:
                         yield
                     cursor.skip(18, "acquired records")
                     cursor.skip_tags()
             cursor.skip_tags()
         passed += 1
-        if not passed % _ELEMENTS_A_STEP:
+        if not passed % _ELEMENTS_PER_STEP:
             yield
         cursor.skip_tags()
     for place in read_node_endpoints(cursor):
@@ -363,7 +363,7 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
             cursor.skip_string(flexible=True)
         for _ in range(cursor.count(flexible=True) or 0):
             passed += 1
-            if not passed % _ELEMENTS_A_STEP:
+            if not passed % _ELEMENTS_PER_STEP:
                 yield
             pos = cursor.skip(30, "partition result") + 30
             if bytes(buf[pos : pos + 3]) in _QUIET_PARTITION:
@@ -371,7 +371,7 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
                 continue
             for _ in range(cursor.count(flexible=True) or 0):
                 passed += 1
-                if not passed % _ELEMENTS_A_STEP:
+                if not passed % _ELEMENTS_PER_STEP:
                     yield
                 cursor.skip(4, "batch index")
                 cursor.skip_string(flexible=True)
@@ -379,7 +379,7 @@ def _produce_tags(cursor: Cursor, version: int) -> Generator[None, None, int]:
             cursor.skip_string(flexible=True)
             cursor.skip_tags()
         passed += 1
-        if not passed % _ELEMENTS_A_STEP:
+        if not passed % _ELEMENTS_PER_STEP:
             yield
         cursor.skip_tags()
     cursor.skip(4, "throttle time")

@@ -1,4 +1,4 @@
-"""Fetch: requests and answers as values. Plain messages are read in one pass. Pure."""
+"""Fetch: requests and responses as values. Plain messages are read in one pass. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from struct import Struct
 from struct import error as StructError
 from typing import NamedTuple
 
-from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey, MalformedMessage, Truncated
+from fetchproxy_protocol.apis import MalformedMessage, Truncated
+from fetchproxy_protocol.fetch_layout import (
+    ENTRY_BYTES,
+    ENTRY_BYTES_MAX,
+    FETCH_FLEXIBLE_FROM,
+    LEADER_EPOCH_FROM,
+    LOG_START_FROM,
+    PREFERRED_REPLICA_FROM,
+    REPLICA_STATE_FROM,
+    RESPONSE_PARTITION,
+    SESSIONS_FROM,
+    TOPIC_IDS_FROM,
+    position,
+    positions_by_size,
+    response_partition,
+)
 from fetchproxy_protocol.primitives import (
     INT16,
     INT32,
@@ -23,13 +38,6 @@ from fetchproxy_protocol.primitives import (
 # the broker unchanged in any session. Only the offset is replaced if it was lost. Layout: Kafka's
 # FetchRequest.json.
 
-FETCH_VERSION_MIN, FETCH_VERSION_MAX = PROXIED_VERSIONS[ApiKey.FETCH]
-FETCH_FLEXIBLE_FROM = 12
-TOPIC_IDS_FROM = 13
-SESSIONS_FROM = 7
-LEADER_EPOCH_FROM = 9
-PREFERRED_REPLICA_FROM = 11
-
 SESSIONLESS_EPOCH = -1  # KIP-227 FINAL_EPOCH: no session, or close the named session
 INITIAL_EPOCH = 0
 NO_LEADER_EPOCH = -1
@@ -38,7 +46,7 @@ NO_LEADER_EPOCH = -1
 # 400 bytes.
 PARTITIONS_MAX = 50_000
 # `request_in_steps` yields after this many partitions, which take less than 2 ms.
-_PARTITIONS_A_STEP = 250
+_PARTITIONS_PER_STEP = 250
 
 # A topic as the client named it on the wire: its UTF-8 name (v4–12) or the 16 bytes of its id.
 TopicRef = bytes
@@ -47,10 +55,10 @@ PartitionKey = tuple[TopicRef, int]
 # may have ten thousand partitions, bytes are small, and Python's garbage collector ignores them.
 FetchEntry = bytes
 
-_ENTRY_V4 = Struct(">iqi")  # partition, offset, max bytes
-_ENTRY_V5 = Struct(">iqqi")  # + log start
-_ENTRY_V9 = Struct(">iiqqi")  # + leader epoch
-_ENTRY_V12 = Struct(">iiqiqi")  # + last fetched epoch
+# In an entry, by its size.
+_OFFSET_AT = positions_by_size("FetchOffset")
+_BYTES_MAX_AT = positions_by_size("PartitionMaxBytes")
+_LEADER_EPOCH_AT = positions_by_size("CurrentLeaderEpoch")
 _HEAD = Struct(">iii")  # max wait, min bytes, max bytes
 _SESSION = Struct(">ii")  # id, epoch
 _LIMITS = Struct(">iiiBii")  # max wait, min bytes, max bytes, isolation level, session id and epoch
@@ -72,11 +80,14 @@ _TOPICS_AT, _ONE = 19, 2
 _ONE_V13 = Struct(">8xB4xhix16sB4xh16xqB4xB")
 _ONE_PARTITION_AT = 37
 # A partition up to its records: aborted transactions, (preferred replica,) bytes of records.
-_PARTITION_V5 = Struct(">ihqqqiI")
-_PARTITION_V11 = Struct(">ihqqqiiI")
-_LOG_START_AT = 22  # in a partition's entry (v5+)
+_PARTITION_V7 = response_partition(SESSIONS_FROM, "iI")
+_PARTITION_V11 = response_partition(PREFERRED_REPLICA_FROM, "iiI")
+_LOG_START_AT = position(RESPONSE_PARTITION, "LogStartOffset", LOG_START_FROM)
 # A partition up to the count of its aborted transactions, which takes one byte if they are few.
-_PARTITION_V12 = Struct(">ihqqqB")
+_PARTITION_V12 = response_partition(FETCH_FLEXIBLE_FROM, "B")
+# Then comes the preferred replica, and the length of the records.
+_RECORDS_LENGTH_AT = _PARTITION_V12.size + INT32.size
+_VARINT_BYTES_MAX = 5
 # From a partition to its log start offset for clients. -1: not known. None: the broker's own.
 LogStart = Callable[[int], int | None]
 # By topic, for topics whose log may begin below the broker's log start.
@@ -84,31 +95,27 @@ LogStarts = Mapping[TopicRef, LogStart]
 
 
 def fetch_offset(entry: FetchEntry) -> int:
-    return INT64.unpack_from(entry, _offset_at(entry))[0]  # type: ignore[no-any-return]
+    return INT64.unpack_from(entry, _OFFSET_AT[min(len(entry), ENTRY_BYTES_MAX)])[0]  # type: ignore[no-any-return]
 
 
 def entry_bytes_max(entry: FetchEntry) -> int:
     """The client's limit of bytes for this partition."""
-    at = min(len(entry), _ENTRY_V12.size) - INT32.size  # the last field before the tags
+    at = _BYTES_MAX_AT[min(len(entry), ENTRY_BYTES_MAX)]
     return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
 
 
 def leader_epoch(entry: FetchEntry) -> int:
     """The client's current leader epoch. -1 (always below v9): there is none to check."""
-    if len(entry) < _ENTRY_V9.size:
+    if len(entry) < ENTRY_BYTES[LEADER_EPOCH_FROM]:
         return NO_LEADER_EPOCH
-    return INT32.unpack_from(entry, INT32.size)[0]  # type: ignore[no-any-return]
+    at = _LEADER_EPOCH_AT[min(len(entry), ENTRY_BYTES_MAX)]
+    return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
 
 
 def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:
     written = bytearray(entry)
-    INT64.pack_into(written, _offset_at(entry), offset)
+    INT64.pack_into(written, _OFFSET_AT[min(len(entry), ENTRY_BYTES_MAX)], offset)
     return bytes(written)
-
-
-def _offset_at(entry: FetchEntry) -> int:
-    """The size shows the version: 16 bytes (v4), 24 (v5), 28 (v9), 33 and more (v12)."""
-    return 8 if len(entry) >= _ENTRY_V9.size else 4
 
 
 class FetchRequest(NamedTuple):
@@ -145,7 +152,7 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
     if version < SESSIONS_FROM:
         return None
     try:
-        at = body_at if version >= 15 else body_at + 4
+        at = body_at if version >= REPLICA_STATE_FROM else body_at + 4
         wait, min_bytes, bytes_max, isolation, session, epoch = _LIMITS.unpack_from(payload, at)
         read = _plain_request_flexible if version >= FETCH_FLEXIBLE_FROM else _plain_request_classic
         found = read(payload, at + _LIMITS.size, version)
@@ -156,7 +163,7 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
             version,
             INT32.unpack_from(payload, 4)[0],
             payload[:body_at],
-            -1 if version >= 15 else INT32.unpack_from(payload, body_at)[0],
+            -1 if version >= REPLICA_STATE_FROM else INT32.unpack_from(payload, body_at)[0],
             *(wait, min_bytes, bytes_max, isolation, session, epoch),
             *(partitions, (), rack, tags),
         )
@@ -167,7 +174,7 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
 
 def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
     """Reads from the topics on (v12+). Raises IndexError or StructError if it ends too early."""
-    number_of, size = INT32.unpack_from, _ENTRY_V12.size + 1
+    number_of, size = INT32.unpack_from, ENTRY_BYTES[version] + 1
     partitions: dict[PartitionKey, FetchEntry] = {}
     topics = payload[pos] - 1
     pos += 1
@@ -200,7 +207,7 @@ def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | N
 
 def _plain_request_classic(payload: bytes, pos: int, version: int) -> _Read | None:
     """Reads from the topics on (v7–11). Raises IndexError or StructError if it ends too early."""
-    number_of, size = INT32.unpack_from, _entry_bytes(version)
+    number_of, size = INT32.unpack_from, ENTRY_BYTES[version]
     partitions: dict[PartitionKey, FetchEntry] = {}
     topics = _COUNT.unpack_from(payload, pos)[0]
     pos += 4
@@ -240,7 +247,7 @@ def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, Fet
     version = INT16.unpack_from(payload, 2)[0]
     flexible = version >= FETCH_FLEXIBLE_FROM
     cursor = Cursor(payload, body_at)
-    replica_id = cursor.int32() if version < 15 else -1
+    replica_id = cursor.int32() if version < REPLICA_STATE_FROM else -1
     at = cursor.skip(13, "fetch limits")
     max_wait_ms, min_bytes, bytes_max = _HEAD.unpack_from(payload, at)
     isolation_level = payload[at + 12]
@@ -263,7 +270,9 @@ def request_in_steps(payload: Buffer, body_at: int) -> Generator[None, None, Fet
     if flexible:
         start = cursor.pos
         for tag, tag_at, tag_end in cursor.tags():
-            if tag == 1 and version >= 15:  # ReplicaState: a follower, not a consumer
+            if (
+                tag == 1 and version >= REPLICA_STATE_FROM
+            ):  # ReplicaState: a follower, not a consumer
                 replica_id = Cursor(payload, tag_at, tag_end).int32()
         tags = bytes(payload[start : cursor.pos])
     if cursor.remaining:
@@ -295,20 +304,11 @@ def _topic_ref(cursor: Cursor, version: int) -> TopicRef:
     return bytes(cursor.buf[start : cursor.pos])
 
 
-def _entry_bytes(version: int) -> int:
-    """The size of an entry without tags."""
-    if version >= FETCH_FLEXIBLE_FROM:
-        return _ENTRY_V12.size
-    if version >= LEADER_EPOCH_FROM:
-        return _ENTRY_V9.size
-    return _ENTRY_V5.size if version >= 5 else _ENTRY_V4.size
-
-
 def _read_partitions(
     cursor: Cursor, version: int, found: dict[PartitionKey, FetchEntry]
 ) -> Iterator[None]:
     flexible = version >= FETCH_FLEXIBLE_FROM
-    size = _entry_bytes(version)
+    size = ENTRY_BYTES[version]
     left, step = PARTITIONS_MAX, 0
     for _ in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)
@@ -320,11 +320,11 @@ def _read_partitions(
             number = INT32.unpack_from(cursor.buf, start)[0]
             found[topic, number] = bytes(cursor.buf[start : cursor.pos])
             step += 1
-            if step % _PARTITIONS_A_STEP == 0:
+            if step % _PARTITIONS_PER_STEP == 0:
                 yield
         cursor.skip_tags(flexible)
         step += 1  # a topic costs as much as a partition
-        if step % _PARTITIONS_A_STEP == 0:
+        if step % _PARTITIONS_PER_STEP == 0:
             yield
 
 
@@ -336,7 +336,7 @@ def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> 
         _within(PARTITIONS_MAX - len(found), count, "forgotten partitions")
         found.extend((topic, cursor.int32()) for _ in range(count))
         cursor.skip_tags(flexible)
-        if number % _PARTITIONS_A_STEP == 0 or count > _PARTITIONS_A_STEP:
+        if number % _PARTITIONS_PER_STEP == 0 or count > _PARTITIONS_PER_STEP:
             yield
 
 
@@ -374,7 +374,7 @@ def encode_fetch_request(
     version = request.version
     out = bytearray(4)
     out += request.header
-    if version < 15:
+    if version < REPLICA_STATE_FROM:
         out += INT32.pack(request.replica_id)
     out += _HEAD.pack(max_wait_ms, min_bytes, bytes_max)
     out.append(request.isolation_level)
@@ -414,7 +414,7 @@ def with_session(
     `body_at`: the position where the header ends, counted after the size prefix.
     """
     out = bytearray(frame)
-    at = 4 + body_at + (4 if version < 15 else 0) + _HEAD.size + 1
+    at = 4 + body_at + (4 if version < REPLICA_STATE_FROM else 0) + _HEAD.size + 1
     _SESSION.pack_into(out, at, session_id, session_epoch)
     return bytes(out)
 
@@ -422,7 +422,7 @@ def with_session(
 def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> bytes:
     """The framed request with another `bytes_max`, otherwise unchanged; see `with_session`."""
     out = bytearray(frame)
-    INT32.pack_into(out, 4 + body_at + (4 if version < 15 else 0) + 8, bytes_max)
+    INT32.pack_into(out, 4 + body_at + (4 if version < REPLICA_STATE_FROM else 0) + 8, bytes_max)
     return bytes(out)
 
 
@@ -555,7 +555,7 @@ def encode_partition_start(
     flexible = version >= FETCH_FLEXIBLE_FROM
     out = bytearray(INT32.pack(partition) + INT16.pack(error_code))
     w = watermarks
-    if version >= 5:
+    if version >= LOG_START_FROM:
         out += WATERMARKS.pack(w.high_watermark, w.last_stable_offset, w.log_start_offset)
     else:
         out += WATERMARKS_V4.pack(w.high_watermark, w.last_stable_offset)
@@ -656,7 +656,7 @@ def _plain_response_classic(
 ) -> int | None:
     """Reads counts and lengths as unsigned, so that null becomes large and is not plain."""
     error_code, session_id, topics = _HEAD_V7.unpack_from(frame)
-    entry = _PARTITION_V11 if version >= PREFERRED_REPLICA_FROM else _PARTITION_V5
+    entry = _PARTITION_V11 if version >= PREFERRED_REPLICA_FROM else _PARTITION_V7
     pos, end = _HEAD_V7.size, len(frame)
     if error_code or topics >= 0x80:
         return None
@@ -696,21 +696,22 @@ def plain_run(
     Returns (position, partitions left). It stops before the first partition that is different or
     not whole. Log starts of the partitions before it are patched by `log_start`.
     """
-    unpack = _PARTITION_V12.unpack_from
-    while partitions and pos + 36 <= end:
+    unpack, length_at = _PARTITION_V12.unpack_from, _RECORDS_LENGTH_AT
+    while partitions and pos + length_at < end:
         fields = unpack(buf, pos)
         if fields[1] or fields[5] > 1:
             break
-        length = buf[pos + 35]
-        at = pos + 35 + (length or 1)
+        begin = pos + length_at
+        length = buf[begin]
+        at = begin + (length or 1)
         if length >= 0x80:
-            if pos + 40 > end:  # the length takes up to five bytes
+            if begin + _VARINT_BYTES_MAX > end:
                 break
-            second = buf[pos + 36]
+            second = buf[begin + 1]
             if second < 0x80:
-                at = pos + 36 + (length & 0x7F | second << 7)
+                at = begin + 1 + (length & 0x7F | second << 7)
             else:
-                length, at = decode_uvarint(buf, pos + 35)
+                length, at = decode_uvarint(buf, begin)
                 at += length - 1
         if at >= end or buf[at]:
             break

@@ -5,8 +5,8 @@ the bytes as they arrive and returns the bytes that may leave. It jumps over rec
   - patches the head (correlation and session id). It adds topics before the broker's, and
     partitions to the broker's topics: Kafka lists a topic once in answers that list all, and sarama
     forgets the first of two entries,
-  - calls `on_error` for every partition with an error, and may turn it into an empty partition
-    (fixed-width fields, the length is unchanged),
+  - calls `on_partition_error` for every partition with an error, and may turn it into an empty
+    partition (fixed-width fields, the length is unchanged),
   - lowers the log start offset of partitions whose log goes on below the broker's,
   - replaces the NodeEndpoints tag (v16+) if the frame is small enough to be held, and else renames
     it to a tag that no client knows: endpoints are optional (KIP-951), but the broker's own
@@ -24,10 +24,6 @@ from struct import Struct
 from fetchproxy_protocol.addresses import hide_node_endpoints
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.fetch import (
-    FETCH_FLEXIBLE_FROM,
-    PREFERRED_REPLICA_FROM,
-    SESSIONS_FROM,
-    TOPIC_IDS_FROM,
     WATERMARKS,
     WATERMARKS_V4,
     FetchResponseHead,
@@ -45,10 +41,19 @@ from fetchproxy_protocol.fetch import (
     plain_run,
     show_log_start,
 )
+from fetchproxy_protocol.fetch_layout import (
+    FETCH_FLEXIBLE_FROM,
+    LOG_START_FROM,
+    NODE_ENDPOINTS_FROM,
+    PREFERRED_REPLICA_FROM,
+    RESPONSE_PARTITION,
+    SESSIONS_FROM,
+    TOPIC_IDS_FROM,
+    VERSIONS,
+    position,
+    size,
+)
 from fetchproxy_protocol.primitives import INT16, INT32, Buffer, decode_uvarint, encode_uvarint_in
-
-NODE_ENDPOINTS_FROM = 16
-LOG_START_FROM = 5
 
 # A response with an error is small. Responses up to this size are held, so that the endpoints in
 # them can be rewritten.
@@ -64,7 +69,13 @@ OnError = Callable[[TopicRef, int, int], PartitionPatch | None]
 SpliceTags = Callable[[bytes], bytes]
 # (some error became an empty partition, some error is left) → True: suppress the whole response.
 Suppress = Callable[[bool, bool], bool]
-_PLAIN_BYTES = 37  # of a partition (v12+) without records that `plain_run` steps over
+# A partition's fixed fields by version, and where two of them are.
+_FIXED_BYTES = {version: size(RESPONSE_PARTITION, version) for version in VERSIONS}
+_ERROR_CODE_AT = position(RESPONSE_PARTITION, "ErrorCode", FETCH_FLEXIBLE_FROM)
+_WATERMARKS_AT = position(RESPONSE_PARTITION, "HighWatermark", FETCH_FLEXIBLE_FROM)
+# Of a partition (v12+) without records that `plain_run` steps over: it has also the count of
+# aborted transactions, the preferred replica, the length of the records and the count of tags.
+_PLAIN_BYTES = _FIXED_BYTES[FETCH_FLEXIBLE_FROM] + 1 + INT32.size + 1 + 1
 # Aborted transactions without tags are stepped over so many at a time. More would cost more than
 # linear time where entries with and without tags alternate.
 _ABORTED_STEP = 256
@@ -111,11 +122,11 @@ class BufferedFetchResponse:
 class FetchResponseScan:
     """One response, from its size prefix to its last byte.
 
-    `on_head(head)` is called once, `on_error(topic, partition, code)` for each partition with an
-    error. `splice_tags` rewrites the trailing tagged fields of a held response. `log_starts` costs
-    nothing if it is empty, and else a look at each partition of the topics that it names.
-    `suppress` is called at the end of a response without records if a partition was patched, or
-    always (`any_empty`). True: `feed` returns none of the response.
+    `on_head(head)` is called once, `on_partition_error(topic, partition, code)` for each partition
+    with an error. `splice_tags` rewrites the trailing tagged fields of a held response.
+    `log_starts` costs nothing if it is empty, and else a look at each partition of the topics that
+    it names. `suppress` is called at the end of a response without records if a partition was
+    patched, or always (`any_empty`). True: `feed` returns none of the response.
     """
 
     __slots__ = (
@@ -405,7 +416,7 @@ class FetchResponseScan:
 
     def _partition(self, buf: memoryview, pos: int, end: int) -> int:
         """The fields in front of the list of aborted transactions, with its length."""
-        at = pos + (30 if self._version >= LOG_START_FROM else 22)
+        at = pos + _FIXED_BYTES[self._version]
         if at + 4 > end:
             raise _NeedMore(pos)
         if self._version >= FETCH_FLEXIBLE_FROM:
@@ -413,7 +424,7 @@ class FetchResponseScan:
             aborted -= 1
         else:
             aborted, at = _int(INT32, buf, at, end, pos)
-        error_code = INT16.unpack_from(buf, pos + 4)[0]
+        error_code = INT16.unpack_from(buf, pos + _ERROR_CODE_AT)[0]
         if error_code:
             self._ask(buf, pos, error_code)
         elif self._log_start is not None:
@@ -482,17 +493,19 @@ class FetchResponseScan:
             self._kept.patched |= not left
         if patch is None:
             return
-        INT16.pack_into(buf, pos + 4, patch.error_code)
-        if self._version >= 5:
+        INT16.pack_into(buf, pos + _ERROR_CODE_AT, patch.error_code)
+        if self._version >= LOG_START_FROM:
             WATERMARKS.pack_into(
                 buf,
-                pos + 6,
+                pos + _WATERMARKS_AT,
                 patch.high_watermark,
                 patch.last_stable_offset,
                 patch.log_start_offset,
             )
         else:
-            WATERMARKS_V4.pack_into(buf, pos + 6, patch.high_watermark, patch.last_stable_offset)
+            WATERMARKS_V4.pack_into(
+                buf, pos + _WATERMARKS_AT, patch.high_watermark, patch.last_stable_offset
+            )
 
 
 def _int(kind: Struct, buf: memoryview, pos: int, end: int, begin: int) -> tuple[int, int]:

@@ -38,7 +38,7 @@ ELEMENTS_MAX = 20_000
 
 
 # A step over this many elements takes about a millisecond.
-ELEMENTS_A_STEP = 100
+ELEMENTS_PER_STEP = 100
 
 _Steps = Generator[None, None, Any]
 
@@ -188,7 +188,7 @@ class Array(Composite):
         found = []
         for _ in range(count):
             cursor.read += 1
-            if not cursor.read % ELEMENTS_A_STEP:
+            if not cursor.read % ELEMENTS_PER_STEP:
                 yield
             if isinstance(kind, Plain):
                 found.append(kind.read(cursor, version, flexible))
@@ -201,7 +201,7 @@ class Array(Composite):
         out += encode_count(None if value is None else len(value), flexible)
         for element in value or ():
             out.elements += 1
-            if not out.elements % ELEMENTS_A_STEP:
+            if not out.elements % ELEMENTS_PER_STEP:
                 yield
             if isinstance(kind, Plain):
                 kind.write(out, element, version, flexible)

@@ -124,6 +124,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _records: RecordPipe | None = None
     _accumulated: AccumulatedBytes | None = None
     _sockets: tuple[TransportSocket, TransportSocket] | None = None  # to splice between
+    takes_requests: bool = True
     address: tuple[str, int] | None = None  # the broker's, as it was dialed
     expected: deque[ExpectedResponse] = field(default_factory=deque)
     transport: asyncio.Transport | None = None

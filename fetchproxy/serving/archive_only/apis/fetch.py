@@ -18,10 +18,7 @@ from uuid import UUID
 
 from fetchproxy_protocol.apis import ApiKey, ErrorCode, MalformedMessage
 from fetchproxy_protocol.fetch import (
-    FETCH_VERSION_MAX,
-    FETCH_VERSION_MIN,
     SESSIONLESS_EPOCH,
-    TOPIC_IDS_FROM,
     FetchRequest,
     PartitionKey,
     PartitionPatch,
@@ -31,6 +28,7 @@ from fetchproxy_protocol.fetch import (
     parse_fetch_request,
     request_in_steps,
 )
+from fetchproxy_protocol.fetch_layout import FETCH_VERSION_MAX, FETCH_VERSION_MIN, TOPIC_IDS_FROM
 from fetchproxy_protocol.primitives import Buffer
 
 from fetchproxy.errors import OffsetNotArchived
