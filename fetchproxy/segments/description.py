@@ -359,16 +359,20 @@ def encode_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
         value = getattr(metadata, field.attribute)
         is_stored = field.since <= _IN_EVERY_OBJECT or value != field.if_absent
         if field.json and value is not None and is_stored:
-            encode = _TO_JSON.get(field.kind)
-            document[field.json] = value if encode is None else encode(value)
+            document[field.json] = to_json(field, value)
     return json_document(document)
 
 
-def epochs_as_json(epochs: Iterable[EpochStart]) -> list[dict[str, int]]:
+def to_json(field: StoredField, value: Any) -> object:
+    encode = _TO_JSON.get(field.kind)
+    return value if encode is None else encode(value)
+
+
+def _epochs_as_json(epochs: Iterable[EpochStart]) -> list[dict[str, int]]:
     return [{"epoch": e.epoch, "start_offset": e.start_offset} for e in epochs]
 
 
-def epoch_starts(fields: JsonFields, name: str) -> tuple[EpochStart, ...]:
+def _epoch_starts(fields: JsonFields, name: str) -> tuple[EpochStart, ...]:
     return tuple(
         EpochStart(e.integer("epoch", -1, INT32_LIMIT), e.integer("start_offset", 0, INT64_LIMIT))
         for e in fields.objects(name)
@@ -378,7 +382,7 @@ def epoch_starts(fields: JsonFields, name: str) -> tuple[EpochStart, ...]:
 _TO_JSON: dict[FieldKind, Callable[[Any], Any]] = {
     FieldKind.UUID: lambda segment_id: uuid_text(segment_id.id),
     FieldKind.STATE: lambda state: state.name,
-    FieldKind.EPOCHS: epochs_as_json,
+    FieldKind.EPOCHS: _epochs_as_json,
 }
 
 
@@ -395,28 +399,27 @@ def _segment(fields: JsonFields) -> RemoteLogSegmentMetadata:
     )
     values: dict[str, Any] = {}
     for field in FIELDS:
+        name = field.attribute
         if field.json and field.since > _IN_EVERY_OBJECT and field.json not in fields.names():
-            values[field.attribute] = field.if_absent
+            values[name] = field.if_absent
+        elif field.kind is FieldKind.UUID:
+            values[name] = RemoteLogSegmentId(tp, fields.uuid(field.json))
+        elif field.kind is FieldKind.OPTIONAL_INT64 and not clipped:
+            values[name] = None
         elif field.json:
-            low = field.least(values)
-            values[field.attribute] = _json_value(fields, field, low, tp, clipped)
+            values[name] = from_json(fields, field, field.least(values))
     return legal_segment(RemoteLogSegmentMetadata(**values))
 
 
-def _json_value(
-    fields: JsonFields, field: StoredField, low: int, tp: TopicIdPartition, clipped: bool
-) -> Any:
+def from_json(fields: JsonFields, field: StoredField, low: int) -> Any:
+    """Any field except the segment's id. Raises CorruptSegment."""
     name = field.json
-    if field.kind is FieldKind.UUID:
-        return RemoteLogSegmentId(tp, fields.uuid(name))
     if field.kind is FieldKind.STATE:
         return fields.member(name, RemoteLogSegmentState)
     if field.kind is FieldKind.BOOLEAN:
         return fields.boolean(name)
     if field.kind is FieldKind.EPOCHS:
-        return epoch_starts(fields, name)
-    if field.kind is FieldKind.OPTIONAL_INT64:
-        return fields.integer(name, low, INT64_LIMIT) if clipped else None
+        return _epoch_starts(fields, name)
     return fields.integer(name, low, INT64_LIMIT)
 
 

@@ -42,7 +42,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from struct import Struct
-from typing import Protocol
+from typing import Any, Protocol
 
 import cramjam
 from fastcrc.crc32 import iscsi as crc32c
@@ -59,13 +59,13 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
 )
 from fetchproxy.segments.description import (
-    INT64_LIMIT,
+    FIELDS,
     JsonFields,
     decode_document,
-    epoch_starts,
-    epochs_as_json,
+    from_json,
     identity_fields,
     json_document,
+    to_json,
 )
 from fetchproxy.segments.object_keys import SegmentFile, uuid_text
 
@@ -112,31 +112,25 @@ class WrappedKey:
 
 @dataclass(frozen=True, slots=True)
 class CopyDescription:
-    """The state of a segment when it was copied. Later it may only be clipped."""
+    """What a copy's metadata said, of which a segment may only be clipped later. Its fields are
+    some of the metadata's: `FIELDS` has their form in JSON.
+    """
 
     start_offset: int
     end_offset: int  # inclusive
     max_timestamp_ms: int
-    log_bytes: int
+    segment_size_bytes: int
     has_aborted_txns: bool
-    leader_epochs: tuple[EpochStart, ...]
+    segment_leader_epochs: tuple[EpochStart, ...]
 
     @classmethod
     def of(cls, metadata: RemoteLogSegmentMetadata) -> CopyDescription:
         """`metadata`: of the copy."""
-        return cls(
-            metadata.start_offset,
-            metadata.stored_end_offset,
-            metadata.max_timestamp_ms,
-            metadata.segment_size_bytes,
-            metadata.has_aborted_txns,
-            metadata.segment_leader_epochs,
-        )
+        return cls(**{name: _as_copied(metadata, name) for name in _DESCRIBED})
 
     def digest(self, topic: str) -> str:
-        epochs = [[e.epoch, e.start_offset] for e in self.leader_epochs]
-        numbers = (self.start_offset, self.end_offset, self.max_timestamp_ms, self.log_bytes)
-        text = json.dumps([topic, *numbers, self.has_aborted_txns, epochs])
+        values = [getattr(self, name) for name in _DESCRIBED]
+        text = json.dumps([topic, *values], default=lambda epoch: [epoch.epoch, epoch.start_offset])
         return hashlib.sha256(text.encode()).hexdigest()
 
     def fault(self, segment: AnySegment) -> str:
@@ -144,36 +138,25 @@ class CopyDescription:
 
         It may claim aborted transactions that do not exist: their index is encrypted too.
         """
-        fields: list[tuple[str, object, object]] = [
-            ("start_offset", segment.start_offset, self.start_offset),
-            ("segment_size_bytes", segment.segment_size_bytes, self.log_bytes),
-        ]
-        if not segment.has_aborted_txns:
-            fields.append(("has_aborted_txns", False, self.has_aborted_txns))
-        fields.append(("end_offset", segment.stored_end_offset, self.end_offset))
+        names: Iterable[str] = _IN_REFS
+        expected: AnySegment | CopyDescription = self
         if isinstance(segment, RemoteLogSegmentMetadata):
-            whole = self.clipped_as(segment)
-            fields += [
-                ("leader_epochs", segment.segment_leader_epochs, whole.segment_leader_epochs),
-                ("max_timestamp_ms", segment.max_timestamp_ms, whole.max_timestamp_ms),
-            ]
-        wrong = [f"{name} is {now}, not {was}" for name, now, was in fields if now != was]
+            names, expected = _DESCRIBED, self.expected_metadata(segment)
+        wrong = [
+            f"{name} is {now}, not {was}"
+            for name in names
+            if (now := _as_copied(segment, name)) != (was := _as_copied(expected, name))
+            and not (name == "has_aborted_txns" and now)
+        ]
         return "; ".join(wrong)
 
-    def clipped_as(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    def expected_metadata(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
         """The metadata as they should be. Only the state and the offset of a cut are taken from
         `metadata`.
         """
-        whole = replace(
-            metadata,
-            end_offset=self.end_offset,
-            copied_end_offset=None,
-            max_timestamp_ms=self.max_timestamp_ms,
-            segment_leader_epochs=self.leader_epochs,
-            segment_size_bytes=self.log_bytes,
-            has_aborted_txns=metadata.has_aborted_txns or self.has_aborted_txns,
-            packed=True,
-        )
+        values = {name: getattr(self, name) for name in _DESCRIBED}
+        values["has_aborted_txns"] = metadata.has_aborted_txns or self.has_aborted_txns
+        whole = replace(metadata, **values, copied_end_offset=None, packed=True)
         end = metadata.end_offset
         if metadata.copied_end_offset is None or not self.start_offset <= end < self.end_offset:
             return whole
@@ -182,10 +165,25 @@ class CopyDescription:
         return replace(whole.clipped(end), max_timestamp_ms=newest)
 
 
+# By name, in the order of `digest`.
+_DESCRIBED = {
+    name: next(field for field in FIELDS if field.attribute == name and field.json)
+    for name in CopyDescription.__dataclass_fields__
+}
+_IN_REFS = ("start_offset", "end_offset", "segment_size_bytes", "has_aborted_txns")
+
+
+def _as_copied(segment: AnySegment | CopyDescription, name: str) -> Any:
+    """The value at the time of the copy, as far as the segment has it."""
+    if name == "end_offset" and not isinstance(segment, CopyDescription):
+        return segment.stored_end_offset
+    return getattr(segment, name)
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`ends`: the byte of the object after each block. `described` None: nothing is encrypted, or
-    the encrypting program wrote no description.
+    """`ends`: the byte of the object after each block. `copy_description` None: nothing is
+    encrypted, or the encrypting program wrote no description.
     """
 
     segment_id: RemoteLogSegmentId
@@ -193,13 +191,13 @@ class Packing:
     block_bytes: int
     ends: array[int]
     key: WrappedKey | None = None
-    described: CopyDescription | None = None
+    copy_description: CopyDescription | None = None
 
     @property
     def digest(self) -> str:
         """The hash of the description, wrapped with the data key; "": there is none."""
         topic = self.segment_id.topic_id_partition.topic
-        return "" if self.described is None else self.described.digest(topic)
+        return "" if self.copy_description is None else self.copy_description.digest(topic)
 
     @property
     def stored_bytes(self) -> int:
@@ -207,7 +205,9 @@ class Packing:
 
     @property
     def memory_bytes(self) -> int:
-        epochs = () if self.described is None else self.described.leader_epochs
+        epochs = (
+            () if self.copy_description is None else self.copy_description.segment_leader_epochs
+        )
         return 8 * len(self.ends) + 200 * len(epochs) + 1000
 
     def blocks_of(self, byte_range: ByteRange) -> range:
@@ -350,7 +350,7 @@ def opened_file(cipher: Cipher, label: bytes, sealed: bytes) -> bytes:
 def encode_packing(packing: Packing) -> bytes:
     begins = [0, *packing.ends[:-1]]
     sizes = [end - begin for begin, end in zip(begins, packing.ends, strict=True)]
-    described = packing.described
+    described = packing.copy_description
     version = _UNDESCRIBED_VERSION if described is None else PACKING_VERSION
     document = {
         **identity_fields(packing.segment_id.topic_id_partition, version),
@@ -363,11 +363,9 @@ def encode_packing(packing: Packing) -> bytes:
         document["key_id"] = packing.key.key_id
         document["wrapped_key"] = b64encode(packing.key.wrapped).decode()
     if described is not None:
-        document["base_offset"] = described.start_offset
-        document["end_offset"] = described.end_offset
-        document["max_timestamp_ms"] = described.max_timestamp_ms
-        document["has_aborted_txns"] = described.has_aborted_txns
-        document["leader_epochs"] = epochs_as_json(described.leader_epochs)
+        for name, field in _DESCRIBED.items():
+            if name != "segment_size_bytes":  # it is log_bytes
+                document[field.json] = to_json(field, getattr(described, name))
     return json_document(document)
 
 
@@ -398,15 +396,13 @@ def _packing(fields: JsonFields) -> Packing:
 
 
 def _described(fields: JsonFields, log_bytes: int) -> CopyDescription:
-    start = fields.integer("base_offset", 0, OFFSET_MAX + 1)
-    return CopyDescription(
-        start_offset=start,
-        end_offset=fields.integer("end_offset", start, OFFSET_MAX + 1),
-        max_timestamp_ms=fields.integer("max_timestamp_ms", -1, INT64_LIMIT),
-        log_bytes=log_bytes,
-        has_aborted_txns=fields.boolean("has_aborted_txns"),
-        leader_epochs=epoch_starts(fields, "leader_epochs"),
-    )
+    values: dict[str, Any] = {"segment_size_bytes": log_bytes}
+    for name, field in _DESCRIBED.items():
+        if name not in values:
+            values[name] = from_json(fields, field, field.least(values))
+    if values["end_offset"] > OFFSET_MAX:
+        raise CorruptSegment(f"field end_offset is above {OFFSET_MAX}")
+    return CopyDescription(**values)
 
 
 def _sizes(count: int) -> Struct:

@@ -232,10 +232,10 @@ class PackedLogs:
         stop = threading.Event()
         try:
             packing, crc = await asyncio.to_thread(_pack, data, path, place, compress, cipher, stop)
-            if packing.log_bytes != described.log_bytes:
+            if packing.log_bytes != described.segment_size_bytes:
                 raise CorruptSegment(f"{data.log} has changed its size")
             if data_key is not None:
-                packing = replace(packing, key=data_key, described=described)
+                packing = replace(packing, key=data_key, copy_description=described)
             await self._put_packing(segment, packing)
             key = self._object_key(segment, SegmentFile.LOG)
             await self._store.put_file(key, path, settled=True)
@@ -310,7 +310,7 @@ class PackedLogs:
         number = segment.segment_id.id.int
         found = self._opened.get(number)
         opened = found or await self._opening.run(number, partial(self._open, segment))
-        self._check_described(segment, opened.packing.described)
+        self._check_described(segment, opened.packing.copy_description)
         return opened
 
     def opening(self, segment: AnySegment) -> SegmentOpening:
@@ -362,10 +362,10 @@ class PackedLogs:
         """
         if not metadata.packed:
             return metadata
-        described = (await self.opened(metadata.ref.as_listed())).packing.described
+        described = (await self.opened(metadata.ref.as_listed())).packing.copy_description
         if described is None or described.start_offset != metadata.start_offset:
             return metadata
-        return described.clipped_as(metadata)
+        return described.expected_metadata(metadata)
 
     async def check_metadata(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """True if the segment is encrypted, and so its metadata proven. Raises as `opened`."""

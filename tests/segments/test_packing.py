@@ -201,15 +201,18 @@ def test_a_packing_is_what_the_docs_say_and_refuses_what_cannot_be() -> None:
 
 def test_an_encrypted_segment_says_what_it_was_copied_with() -> None:
     epochs = (EpochStart(-1, 0), EpochStart(7, 5))
-    described = CopyDescription(5, 19, -1, 100, has_aborted_txns=False, leader_epochs=epochs)
+    described = CopyDescription(
+        5, 19, -1, 100, has_aborted_txns=False, segment_leader_epochs=epochs
+    )
     packing = Packing(SEGMENT, 100, BLOCK, array("q", (30, 50)), KEY, described)
     document = json.loads(encode_packing(packing))
     assert document["version"] == 2
     assert decode_packing(json.dumps(document).encode(), "a key") == packing
     digests = {described.digest("orders"), described.digest("orders-2")}
     for name, other in (
-        ("start_offset", 6), ("end_offset", 20), ("max_timestamp_ms", 0), ("log_bytes", 101),
-        ("has_aborted_txns", True), ("leader_epochs", epochs[:1]),
+        ("start_offset", 6), ("end_offset", 20), ("max_timestamp_ms", 0),
+        ("segment_size_bytes", 101),
+        ("has_aborted_txns", True), ("segment_leader_epochs", epochs[:1]),
     ):  # fmt: skip
         digests.add(replace(described, **{name: other}).digest("orders"))
     assert len(digests) == 8
