@@ -44,7 +44,6 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.runtime.cooperative import for_each
-from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.object_keys import (
     SegmentFile,
@@ -54,6 +53,7 @@ from fetchproxy.segments.object_keys import (
     partition_folder,
 )
 from fetchproxy.segments.packing import decode_packing
+from fetchproxy.segments.transaction_check import TxnCheck
 from fetchproxy.storage.packed_logs import AtRest
 from fetchproxy.storage.remote_storage import RemoteStorage, at_rest_of
 from fetchproxy.storage.stores.filesystem import FilesystemObjectStore

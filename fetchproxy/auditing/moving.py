@@ -30,7 +30,6 @@ from fetchproxy.errors import (
 from fetchproxy.metadata.archiver_positions import HEARTBEAT_INTERVAL_S
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.health import Condition, Kind, of_object
-from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.object_keys import (
     LAYOUT_OBJECT,
     SegmentFile,
@@ -42,6 +41,7 @@ from fetchproxy.segments.object_keys import (
     parse_topic_folder,
     topic_cluster_key,
 )
+from fetchproxy.segments.transaction_check import TxnCheck
 from fetchproxy.storage.archive_identity import (
     CREATION_SETTLE_S,
     MIRROR,

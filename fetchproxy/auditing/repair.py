@@ -18,19 +18,13 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition
-from fetchproxy.segments.check import (
-    SeenLog,
-    TxnHistory,
-    Witnesses,
-    agrees,
-    check_whole,
-    clip_epochs,
-    epochs_that_agree,
-)
+from fetchproxy.segments.check import clip_epochs
 from fetchproxy.segments.description import FinishedOffsets, encode_segment
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, epoch_at
+from fetchproxy.segments.log_end_check import Witnesses, agrees, check_whole, epochs_that_agree
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.side_files import decode_aborted, encode_aborted, encode_epochs
+from fetchproxy.segments.transaction_check import SeenLog, TxnHistory
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.packed_logs import PackedLogs
 from fetchproxy.storage.remote_storage import RemoteStorage

@@ -25,9 +25,11 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Condition, Kind, of_object
 from fetchproxy.segments import side_files
-from fetchproxy.segments.check import Next, SegmentCheck, TxnCheck, agrees, clip_epochs
+from fetchproxy.segments.check import Next, SegmentCheck, clip_epochs
+from fetchproxy.segments.log_end_check import agrees
 from fetchproxy.segments.object_keys import KAFKA_FILES, SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.segments.transaction_check import TxnCheck
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.writing.deletion.orphans import Objects, find_orphans

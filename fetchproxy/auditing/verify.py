@@ -25,10 +25,11 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.observability.health import Condition, Kind, Offsets, of_object
-from fetchproxy.segments.check import TxnCheck, first_newer
+from fetchproxy.segments.check import first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.leader_epochs import epoch_at
 from fetchproxy.segments.overlaps import first_difference
+from fetchproxy.segments.transaction_check import TxnCheck
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage import RemoteStorage
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager

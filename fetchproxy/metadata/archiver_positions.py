@@ -34,7 +34,7 @@ from fetchproxy.observability.metrics import ARCHIVERS_HEARD, ARCHIVERS_SILENT
 from fetchproxy.runtime.cooperative import pieces
 from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
-from fetchproxy.segments.description import INT32_LIMIT, INT64_LIMIT, JsonFields, decode_document
+from fetchproxy.segments.json_fields import INT32_LIMIT, INT64_LIMIT, JsonFields, decode_document
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 from fetchproxy.storage.archive_objects import ArchiveObjects
 

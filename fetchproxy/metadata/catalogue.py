@@ -23,9 +23,9 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.segments.description import check_deletion, check_update
 from fetchproxy.segments.overlaps import add_in_order
 from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent, Restore
+from fetchproxy.segments.states import check_deletion, check_update
 
 _STARTED = RemoteLogSegmentState.COPY_SEGMENT_STARTED
 _FINISHED = RemoteLogSegmentState.COPY_SEGMENT_FINISHED

@@ -44,7 +44,7 @@ from fetchproxy.model import (
     is_topic_name,
 )
 from fetchproxy.runtime.folders import take_folder
-from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.json_fields import NewerMetadataVersion
 from fetchproxy.segments.object_keys import parse_uuid, uuid_text
 from fetchproxy.segments.records import (
     MetadataEvent,

@@ -48,7 +48,6 @@ from fetchproxy.runtime.fresh_reads import FreshReads
 from fetchproxy.runtime.retrying import within
 from fetchproxy.segments.description import (
     FinishedOffsets,
-    check_deletion,
     decode_finished_offsets,
     decode_log_history,
     decode_partition_deletion,
@@ -59,6 +58,7 @@ from fetchproxy.segments.description import (
     encode_segment,
 )
 from fetchproxy.segments.records import LogStartOffset
+from fetchproxy.segments.states import check_deletion
 from fetchproxy.storage.listings import (
     ArchiveGapObject,
     FinishedOffsetsObject,

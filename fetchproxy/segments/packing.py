@@ -58,14 +58,12 @@ from fetchproxy.model import (
     RemoteLogSegmentId,
     RemoteLogSegmentMetadata,
 )
-from fetchproxy.segments.description import (
-    FIELDS,
+from fetchproxy.segments.description import FIELDS, from_json, to_json
+from fetchproxy.segments.json_fields import (
     JsonFields,
     decode_document,
-    from_json,
     identity_fields,
     json_document,
-    to_json,
 )
 from fetchproxy.segments.object_keys import SegmentFile, uuid_text
 

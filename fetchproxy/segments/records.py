@@ -69,11 +69,10 @@ from fetchproxy.segments.description import (
     EPOCHS_FIELD,
     FIELDS,
     FieldKind,
-    NewerMetadataVersion,
     StoredField,
-    legal_partition,
     legal_segment,
 )
+from fetchproxy.segments.json_fields import NewerMetadataVersion, legal_partition
 
 T = TypeVar("T")
 S = TypeVar("S", bound=IntEnum)

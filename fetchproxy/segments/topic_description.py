@@ -18,7 +18,7 @@ from uuid import UUID
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import is_topic_name
-from fetchproxy.segments.description import (
+from fetchproxy.segments.json_fields import (
     INT32_LIMIT,
     INT64_LIMIT,
     JsonFields,

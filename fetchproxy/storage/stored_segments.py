@@ -14,9 +14,9 @@ from fetchproxy_protocol.record_batch import BatchHeader, check_crc, control_typ
 
 from fetchproxy.errors import CorruptSegment, RangeNotSatisfiable
 from fetchproxy.model import AnySegment, ByteRange
-from fetchproxy.segments.check import TxnEvent
 from fetchproxy.segments.contents import AccumulatedSegment, SegmentSummary
 from fetchproxy.segments.object_keys import SegmentFile
+from fetchproxy.segments.transaction_check import TxnEvent
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stores.object_store import Content
 

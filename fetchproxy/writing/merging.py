@@ -37,9 +37,10 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.segments import side_files
-from fetchproxy.segments.check import agrees, clip_epochs
+from fetchproxy.segments.check import clip_epochs
 from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles
 from fetchproxy.segments.leader_epochs import NOT_COUNTED, are_those_of
+from fetchproxy.segments.log_end_check import agrees
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager
 from fetchproxy.storage.stored_segments import checked_batches

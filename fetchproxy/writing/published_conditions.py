@@ -21,7 +21,7 @@ from fetchproxy.observability.health import (
 )
 from fetchproxy.runtime.cooperative import for_each
 from fetchproxy.runtime.retrying import within
-from fetchproxy.segments.description import INT64_LIMIT, JsonFields, decode_document, json_document
+from fetchproxy.segments.json_fields import INT64_LIMIT, JsonFields, decode_document, json_document
 from fetchproxy.storage.archive_objects import ArchiveObjects, ConditionsObject
 
 log = structlog.get_logger(__name__)

@@ -20,8 +20,8 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.segments.description import check_deletion, check_update
 from fetchproxy.segments.records import LogHistoryRecord, LogStartOffset, MetadataEvent
+from fetchproxy.segments.states import check_deletion, check_update
 
 TP = TopicIdPartition(UUID(int=0x0102030405060708090A0B0C0D0E0F10), "orders", 3)
 INT64_MAX = 2**63 - 1

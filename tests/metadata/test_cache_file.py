@@ -20,7 +20,7 @@ from fetchproxy.metadata import flat_files as cache_file
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import HEADER, CachedEntries, CacheFile
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.json_fields import NewerMetadataVersion
 from fetchproxy.segments.records import MetadataEvent, encode_cache_entry
 
 FIRST = [segment(1, 0, 9, STARTED)]

@@ -23,7 +23,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteMetadata,
     RemotePartitionDeleteState,
 )
-from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.json_fields import NewerMetadataVersion
 from fetchproxy.segments.records import (
     EPOCHS_AT,
     HEAD_FIELDS,

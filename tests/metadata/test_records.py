@@ -23,7 +23,7 @@ from fetchproxy.model import (
     RemotePartitionDeleteState,
     TopicIdPartition,
 )
-from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.json_fields import NewerMetadataVersion
 from fetchproxy.segments.records import (
     LogStartOffset,
     MetadataEvent,

@@ -20,7 +20,8 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.segments.description import NewerMetadataVersion, decode_segment, encode_segment
+from fetchproxy.segments.description import decode_segment, encode_segment
+from fetchproxy.segments.json_fields import NewerMetadataVersion
 
 KEY = "orders-x/0/1.metadata"
 INT64 = st.integers(0, 2**63 - 1)

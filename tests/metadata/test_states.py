@@ -7,11 +7,7 @@ from metadata_contract import segment
 
 from fetchproxy.model import RemoteLogSegmentState as State
 from fetchproxy.model import RemotePartitionDeleteState as DeleteState
-from fetchproxy.segments.description import (
-    LEGAL_NEXT,
-    check_deletion,
-    check_update,
-)
+from fetchproxy.segments.states import LEGAL_NEXT, check_deletion, check_update
 
 # Kafka 4.1, RemoteLogSegmentState.isValidTransition.
 KAFKA = {

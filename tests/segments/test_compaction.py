@@ -8,8 +8,8 @@ import pytest
 from fetchproxy_protocol.record_batch import BatchHeader
 
 from fetchproxy.model import AbortedTxn, TopicIdPartition
-from fetchproxy.segments.check import TxnCheck
 from fetchproxy.segments.contents import SegmentSummary
+from fetchproxy.segments.transaction_check import TxnCheck
 
 
 def header(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import EpochStart
-from fetchproxy.segments.check import agrees
+from fetchproxy.segments.log_end_check import agrees
 from fetchproxy.segments.side_files import decode_epochs, encode_epochs
 
 

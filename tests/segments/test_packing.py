@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.model import ByteRange, EpochStart, RemoteLogSegmentId, TopicIdPartition
-from fetchproxy.segments.description import NewerMetadataVersion
+from fetchproxy.segments.json_fields import NewerMetadataVersion
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.packing import (
     BLOCK_BYTES_MAX,

@@ -23,13 +23,14 @@ from fetchproxy.model import (
     RemoteLogSegmentState,
     TopicIdPartition,
 )
-from fetchproxy.segments.check import SegmentCheck, TxnCheck
+from fetchproxy.segments.check import SegmentCheck
 from fetchproxy.segments.contents import SegmentSummary
 from fetchproxy.segments.description import decode_segment, encode_segment
 from fetchproxy.segments.leader_epochs import epoch_at, rising
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.records import decode_message, encode_message
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
+from fetchproxy.segments.transaction_check import TxnCheck
 
 TP = TopicIdPartition(UUID(int=1), "strange", 0)
 _NO_FILE = Path("unused")

@@ -37,7 +37,7 @@ from fetchproxy.observability import metrics
 from fetchproxy.observability.health import Kind
 from fetchproxy.observability.logs import utc_text
 from fetchproxy.runtime.retrying import within
-from fetchproxy.segments.description import INT64_LIMIT, JsonFields, decode_document, json_document
+from fetchproxy.segments.json_fields import INT64_LIMIT, JsonFields, decode_document, json_document
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.remote_log_index import RemoteLogIndex
 from fetchproxy.storage.archive_objects import ArchiveObjects

@@ -33,7 +33,7 @@ from fetchproxy.model import (
 )
 from fetchproxy.observability.health import Kind, of_topic
 from fetchproxy.observability.metrics import DELETED_PARTITIONS
-from fetchproxy.segments.description import JsonFields, decode_document, json_document
+from fetchproxy.segments.json_fields import JsonFields, decode_document, json_document
 from fetchproxy.segments.object_keys import uuid_text
 from fetchproxy.storage.archive_objects import ArchiveObjects
 from fetchproxy.storage.remote_storage_manager import RemoteStorageManager

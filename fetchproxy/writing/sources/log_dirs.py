@@ -50,11 +50,13 @@ from fetchproxy.errors import (
 )
 from fetchproxy.model import AbortedTxn, EpochStart, IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.segments import side_files
-from fetchproxy.segments.check import TxnCheck, agrees, clip_epochs
+from fetchproxy.segments.check import clip_epochs
 from fetchproxy.segments.contents import AccumulatedSegment, KafkaFiles, SegmentSummary
 from fetchproxy.segments.leader_epochs import uncounted
+from fetchproxy.segments.log_end_check import agrees
 from fetchproxy.segments.object_keys import parse_uuid
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
+from fetchproxy.segments.transaction_check import TxnCheck
 from fetchproxy.storage.ciphers import stream_at
 from fetchproxy.writing.copy_pace import accumulate_until
 from fetchproxy.writing.sources.segment_accumulator import LogGap, SegmentAccumulator
