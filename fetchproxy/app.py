@@ -189,11 +189,11 @@ class Parts:
         """Conditions of parts that come and go, and of parts that do not report to `health`."""
         if self.serves and self.gateway is None:
             listener = f"gateway listener {self.config.gateway.listen}"
-            what = f"The gateway does not listen at {self.config.gateway.listen} yet"
-            yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing=listener)
+            message = f"The gateway does not listen at {self.config.gateway.listen} yet"
+            yield Condition(Kind.GATEWAY_NOT_LISTENING, message, missing=listener)
         elif self.leaving.is_asked:
-            what = "The process ends, and lets its clients go"
-            yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing="new clients: it ends")
+            message = "The process ends, and lets its clients go"
+            yield Condition(Kind.GATEWAY_NOT_LISTENING, message, missing="new clients: it ends")
         for one in self.storage.health.conditions(now):
             # The others are about an object, a key or a pace, and say themselves what rests.
             yield self._with_consequences(one) if one.kind == Kind.STORE_FAILING else one

@@ -52,19 +52,19 @@ class CompletenessCheck:
         )
         stated = look.stated
         if look.damaged is not None:
-            again, what = look.damaged.retriable, str(look.damaged)
+            again, message = look.damaged.retriable, str(look.damaged)
             if not isinstance(look.damaged, ObjectNotReadable):
-                what += "; the archiver writes it anew with its next segment"
+                message += "; the archiver writes it anew with its next segment"
             key = records.finished_offsets_key(tp)
-            damaged = of_object(Kind.SEGMENT_DAMAGED, tp, key, what, retriable=again)
+            damaged = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=again)
             (found.unread if again else found.faults).append(damaged)
         folder = records.folder(tp)
         for first, last in look.found.missing:
-            kind, what = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
-            found.faults.append(of_object(kind, tp, folder, what, first))
+            kind, message = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
+            found.faults.append(of_object(kind, tp, folder, message, first))
         if stated is not None and stated.log_start_offset > self._log_start(self.stored):
-            what = f"the log start was raised to {stated.log_start_offset}, and is lower now"
-            found.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, what))
+            message = f"the log start was raised to {stated.log_start_offset}, and is lower now"
+            found.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, message))
         found.faults += self._older_end(stated)
         found.not_known += self._unknown(look)
         found.published_conditions += offsets_in_words(tp, look.found)
@@ -89,8 +89,8 @@ class CompletenessCheck:
             return []
         key = self.objects.segment_metadata_key(at_end[-1])
         end, epoch = stated.end_offset, stated.leader_epoch
-        what = f"offset {end} was archived in leader epoch {epoch}, not in this one"
-        return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, end)]
+        message = f"offset {end} was archived in leader epoch {epoch}, not in this one"
+        return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, message, end)]
 
     def _unknown(self, look: OffsetsCheckResult) -> list[Condition]:
         unknowns = [
@@ -102,7 +102,9 @@ class CompletenessCheck:
             unknowns.append("at which offsets the archive began and ended")
         elif any(s.start_offset < look.stated.recorded_from for s in segments):
             unknowns.append(f"whether the archive began below offset {segments[0].start_offset}")
-        return [of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, what) for what in unknowns]
+        return [
+            of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, message) for message in unknowns
+        ]
 
     # --- the metadata topic ---
     async def _segments_in_metadata_topic(
@@ -139,15 +141,17 @@ class CompletenessCheck:
         named = {problem.object_key for problem in self.stored.problems(self.tp)}
         faults: list[Condition] = []
 
-        def fault(segment: RemoteLogSegmentMetadata, what: str) -> None:
+        def fault(segment: RemoteLogSegmentMetadata, message: str) -> None:
             key = self.objects.segment_metadata_key(segment)
             if key not in named:
                 kind, start = Kind.SEGMENT_METADATA_UNREADABLE, segment.start_offset
-                faults.append(of_object(kind, self.tp, key, what, start))
+                faults.append(of_object(kind, self.tp, key, message, start))
 
         for segment in self._not_in_store(unchanged):
-            what = f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
-            fault(segment, f"{what} here, the store has no metadata of it")
+            message = (
+                f"the metadata topic has offsets {segment.start_offset} to {segment.end_offset}"
+            )
+            fault(segment, f"{message} here, the store has no metadata of it")
         for segment in finished(unchanged):
             other = stored.get(segment.segment_id)
             if other is not None and _says(other) != _says(segment):

@@ -326,11 +326,11 @@ class PartitionMirror:
             if error is None:
                 return
             key = self.target.rsm.object_key(metadata, SegmentFile.LOG)
-            what, first = f"it does not open at --to: {error}", metadata.start_offset
+            message, first = f"it does not open at --to: {error}", metadata.start_offset
             # A segment that was copied although it is damaged is a fault of the archive.
             again = error.retriable or await why_not_opened(self.source, metadata) is None
             kind = Kind.SEGMENT_DAMAGED
-            self._add([of_object(kind, self.tp, key, what, first, retriable=again)])
+            self._add([of_object(kind, self.tp, key, message, first, retriable=again)])
 
         await for_each(copied, check, COMPARED_AT_ONCE)
 
@@ -459,9 +459,9 @@ class PartitionMirror:
             self._faulty.add(copy.metadata.segment_id)
             self._add(faults)
 
-    def _note_fault(self, copy: ToCopy, what: str, file: SegmentFile = SegmentFile.LOG) -> None:
+    def _note_fault(self, copy: ToCopy, message: str, file: SegmentFile = SegmentFile.LOG) -> None:
         key, first = self.source.rsm.object_key(copy.metadata, file), copy.metadata.start_offset
-        self._note_faults(copy, [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, what, first)])
+        self._note_faults(copy, [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, message, first)])
 
     async def _put_segment(self, copy: ToCopy, puts: Awaitable[bool]) -> None:
         """Count the segment if `puts` wrote something. It is noted as failed if the target does not

@@ -68,6 +68,6 @@ def fault_fields(fault: Condition) -> dict[str, str | int | None]:
 
 def unread(segment: RemoteLogSegmentMetadata, object_key: str, error: Exception) -> Condition:
     """The segment could not be checked now, which says nothing of its content."""
-    what = f"offsets {segment.start_offset} to {segment.end_offset}: {error}"
+    message = f"offsets {segment.start_offset} to {segment.end_offset}: {error}"
     tp, first = segment.topic_id_partition, segment.start_offset
-    return of_object(Kind.OBJECT_NOT_READABLE, tp, object_key, what, first, retriable=True)
+    return of_object(Kind.OBJECT_NOT_READABLE, tp, object_key, message, first, retriable=True)

@@ -63,8 +63,8 @@ async def look_at_unnamed(
         if lost is not None and not is_deleted and not in_offsets(*lost, in_segments):
             stem = objects[SegmentFile.LOG].key.removesuffix(SegmentFile.LOG)
             key = f"{stem}{SegmentFile.METADATA}"
-            what = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
-            faults.append(of_object(Kind.SEGMENT_METADATA_UNREADABLE, tp, key, what, lost[0]))
+            message = f"object is missing; the log beside it has offsets {lost[0]} to {lost[1]}"
+            faults.append(of_object(Kind.SEGMENT_METADATA_UNREADABLE, tp, key, message, lost[0]))
             offsets.append(lost)
     return faults, offsets
 
@@ -176,9 +176,9 @@ class SegmentVerifier:
         end_offset = self.metadata.stored_end_offset
         for number, entry in enumerate(aborted):
             if entry.first_offset > end_offset:
-                what = f"lists a transaction from {entry.first_offset}, above the segment's end"
+                message = f"lists a transaction from {entry.first_offset}, above the segment's end"
                 place = number * side_files.ENTRY_BYTES
-                self._fault(SegmentFile.TXN, what, place, entry.first_offset)
+                self._fault(SegmentFile.TXN, message, place, entry.first_offset)
         return side_files.clip_aborted(aborted, self.metadata.end_offset)
 
     async def _epochs(self) -> None:
@@ -287,10 +287,14 @@ class SegmentVerifier:
             self._fault(file, str(error))
 
     def _fault(
-        self, file: SegmentFile, what: str, position: int | None = None, offset: int | None = None
+        self,
+        file: SegmentFile,
+        message: str,
+        position: int | None = None,
+        offset: int | None = None,
     ) -> None:
         tp, key = self.metadata.topic_id_partition, self._key(file)
-        self.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, what, offset, position))
+        self.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, message, offset, position))
 
 
 def _place_in_archive(key: str) -> list[str]:

@@ -246,11 +246,11 @@ def lineage_faults(
     for older in before:
         parted = first_newer(older, lineage, settled)
         if parted is not None:
-            what = (
+            message = (
                 f"its leader epoch from {parted} on is older than in the leader epochs of the "
                 f"segment from {metadata.start_offset}"
             )
-            faults.append(_ends_too_late(objects, older, what, parted))
+            faults.append(_ends_too_late(objects, older, message, parted))
     return faults
 
 
@@ -271,15 +271,15 @@ def overlap_faults(
         metadata.segment_leader_epochs, parted
     ):
         older, newer = metadata, before
-    what = (
+    message = (
         f"overlaps the segment from {newer.start_offset}, whose leader epoch is newer "
         f"from {parted} on"
     )
-    return [_ends_too_late(objects, older, what, parted)]
+    return [_ends_too_late(objects, older, message, parted)]
 
 
 def _ends_too_late(
-    objects: ArchiveObjects, segment: RemoteLogSegmentMetadata, what: str, parted: int
+    objects: ArchiveObjects, segment: RemoteLogSegmentMetadata, message: str, parted: int
 ) -> Condition:
     key = objects.segment_metadata_key(segment)
-    return of_object(Kind.SEGMENT_DAMAGED, segment.topic_id_partition, key, what, parted)
+    return of_object(Kind.SEGMENT_DAMAGED, segment.topic_id_partition, key, message, parted)

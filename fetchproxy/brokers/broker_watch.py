@@ -107,11 +107,11 @@ class BrokerWatch:
 
     def _one_is_away(self, address: HostPort, since: float) -> Condition:
         known, away = len(self._brokers), len(self.status().away)
-        what = (
+        message = (
             f"Broker {address} does not answer; {known - away} of {known} do: partitions that it "
             "leads are neither served nor archived until other brokers lead them"
         )
-        return Condition(Kind.BROKER_AWAY, what, str(address), since=since)
+        return Condition(Kind.BROKER_AWAY, message, str(address), since=since)
 
     async def _ask(self, address: HostPort, broker: _Broker) -> None:
         for is_last in (False, True):
@@ -152,11 +152,11 @@ class BrokerWatch:
             if self._none_since is None:
                 self._none_since = asyncio.get_running_loop().time()
             addresses, error = ", ".join(map(str, self._brokers)), self.status().last_error
-            what = (
+            message = (
                 "No broker answers: clients are not served and nothing is archived until one does "
                 f"({error})"
             )
             none = Condition(
-                Kind.BROKERS_AWAY, what, missing="brokers: none answers", since=self._none_since
+                Kind.BROKERS_AWAY, message, missing="brokers: none answers", since=self._none_since
             )
             self._health.report(none, addresses=addresses, error=error)

@@ -386,8 +386,8 @@ def _refused(key: str | UUID, response: ClusterMetadata) -> ClusterError:
     by_id = isinstance(key, UUID)
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     code = response.failed.get(key, unknown)
-    what = f"topic id {key}" if by_id else f"topic {key!r}"
-    return ClusterError(f"{what}: {error_text(code)}", code)
+    name = f"topic id {key}" if by_id else f"topic {key!r}"
+    return ClusterError(f"{name}: {error_text(code)}", code)
 
 
 async def delete_records(cluster: Cluster, tp: TopicIdPartition, offset: int) -> int:

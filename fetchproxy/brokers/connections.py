@@ -200,8 +200,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         exchange, mechanism = await credentials.exchange(), credentials.mechanism
 
         def refused(why: str, error_code: int | None = None) -> AuthenticationRefused:
-            what = f"broker {self.address}: {credentials.who}: {why}"
-            return AuthenticationRefused(what, error_code)
+            message = f"broker {self.address}: {credentials.who}: {why}"
+            return AuthenticationRefused(message, error_code)
 
         request = SaslHandshakeRequest(mechanism=mechanism)
         handshake = await self.ask(request, SaslHandshakeResponse)

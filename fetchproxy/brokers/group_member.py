@@ -262,10 +262,10 @@ class GroupMember:
             self._renew_lease(sent_at)
             self._note_well()
 
-    def _raise_for(self, code: int, what: str) -> None:
+    def _raise_for(self, code: int, operation: str) -> None:
         if code == 0:
             return
-        text = f"{what} in group {self._settings.group_id!r}: {error_text(code)}"
+        text = f"{operation} in group {self._settings.group_id!r}: {error_text(code)}"
         if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             self._coordinator = None
             raise ClusterUnavailable(text, code)

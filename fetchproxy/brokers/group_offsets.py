@@ -131,10 +131,10 @@ async def _commit(cluster: Cluster, group: str, offsets: Iterable[GroupOffset]) 
         response = await connection.call(request, OffsetCommitResponse)
     for topic in response.topics:
         for place in topic.partitions:
-            what = f"OffsetCommit of group {group} for {topic.name}-{place.partition_index}"
+            operation = f"OffsetCommit of group {group} for {topic.name}-{place.partition_index}"
             if place.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
-                what += " (the group has members: stop them first)"
-            raise_for(place.error_code, what)
+                operation += " (the group has members: stop them first)"
+            raise_for(place.error_code, operation)
 
 
 async def coordinator_of(cluster: Cluster, group: str) -> HostPort:

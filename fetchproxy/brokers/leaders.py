@@ -104,8 +104,8 @@ class Leaders:
             if isinstance(topic, ClusterError):
                 found[tp] = topic
             elif tp.partition not in topic.leaders:
-                what = f"{tp} is not a partition of the topic"
-                found[tp] = ClusterError(what, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                message = f"{tp} is not a partition of the topic"
+                found[tp] = ClusterError(message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             else:
                 known[tp] = topic
         return known
@@ -121,8 +121,8 @@ class Leaders:
         async for tp, topic in cooperative(known.items()):
             leader = self._metadata.brokers.get(topic.leaders[tp.partition][0])
             if leader is None:
-                what = f"{topic.name}-{tp.partition} has no leader"
-                found[tp] = ClusterUnavailable(what, ErrorCode.LEADER_NOT_AVAILABLE)
+                message = f"{topic.name}-{tp.partition} has no leader"
+                found[tp] = ClusterUnavailable(message, ErrorCode.LEADER_NOT_AVAILABLE)
             else:
                 by_leader.setdefault(leader, {})[tp] = topic
 

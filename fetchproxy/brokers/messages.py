@@ -170,9 +170,9 @@ def decode_api_versions(
     return 0, {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
 
 
-def raise_for(error_code: int, what: str) -> None:
+def raise_for(error_code: int, operation: str) -> None:
     if error_code != 0:
-        raise ClusterError(f"{what}: {error_text(error_code)}", error_code)
+        raise ClusterError(f"{operation}: {error_text(error_code)}", error_code)
 
 
 def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
@@ -181,8 +181,8 @@ def pick_version(api_key: int, offered: dict[int, tuple[int, int]]) -> int:
     broker_range = offered.get(api_key, (0, -1))
     version = min(highest, broker_range[1])
     if version < max(lowest, broker_range[0]):
-        what = f"no common version of API {api_key}: broker has {broker_range}"
-        raise ClusterError(what, ErrorCode.UNSUPPORTED_VERSION)
+        message = f"no common version of API {api_key}: broker has {broker_range}"
+        raise ClusterError(message, ErrorCode.UNSUPPORTED_VERSION)
     return version
 
 

@@ -63,8 +63,8 @@ def _row(parameter: Any) -> str:
     meaning = _one_line(parameter.help or "").replace("|", "\\|")
     required = " Required." if parameter.required else ""
     variable = f"`{parameter.envvar}`" if parameter.envvar else ""
-    what = " ".join(filter(None, (names, f"`{value}`" if value else "")))
-    return f"| {what} | {meaning}{required} | {variable} |\n"
+    label = " ".join(filter(None, (names, f"`{value}`" if value else "")))
+    return f"| {label} | {meaning}{required} | {variable} |\n"
 
 
 def _one_line(text: str) -> str:

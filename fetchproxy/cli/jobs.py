@@ -162,8 +162,8 @@ def end_job(failures: Sequence[ItemFailure], *, faults: bool = False) -> None:
         raise typer.Exit(EXIT_FAULTS)
 
 
-def count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @contextmanager

@@ -127,7 +127,7 @@ def _print_mirrored(done: job.Mirrored) -> None:
         "removed": sum(partition.removed for partition in every),
         "deleted meanwhile": sum(partition.overtaken for partition in every),
     }
-    notes = "".join(f"; {number} {what}" for what, number in more.items() if number)
+    notes = "".join(f"; {number} {noun}" for noun, number in more.items() if number)
     typer.echo(
         f"{count(sum(p.segments for p in every), 'segment')}, "
         f"{decimal(sum(p.size_bytes for p in every))} in {count(len(every), 'partition')}: "

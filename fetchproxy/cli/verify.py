@@ -264,8 +264,8 @@ def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> Non
         table.add_row(str(p.tp), str(p.segments), str(p.restored), log_start, *counts)
     Console().print(table)
     segments = sum(partition.restored for partition in restored)
-    what = "segments that would be restored" if dry_run else "segments restored"
-    typer.echo(f"{what}: {segments}; partitions: {len(restored)}")
+    noun = "segments that would be restored" if dry_run else "segments restored"
+    typer.echo(f"{noun}: {segments}; partitions: {len(restored)}")
 
 
 @options.shares("store", "bootstrap", spark=True)

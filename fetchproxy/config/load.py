@@ -337,10 +337,10 @@ def _checked(setting: Setting, keys: Mapping[str, Key]) -> Setting:
             f"{setting.key} ({setting.place}) is a section: expected {setting.key}.KEY"
         )
     if key is None:
-        what = "key" if "." in setting.key else "section"
-        known = list(keys) if what == "key" else list(Config.model_fields)
+        kind = "key" if "." in setting.key else "section"
+        known = list(keys) if kind == "key" else list(Config.model_fields)
         raise ConfigError(
-            f"unknown {what} {setting.key} ({setting.place}){_nearest(setting.key, known)}"
+            f"unknown {kind} {setting.key} ({setting.place}){_nearest(setting.key, known)}"
         )
     if isinstance(setting.value, bool) and not key.takes(bool):
         raise ConfigError(_invalid(setting, key))  # pydantic would read true as 1

@@ -361,8 +361,8 @@ class StatusCollector:
         if error is None or store_fails:
             self._health.clear(Kind.ARCHIVE_LISTING_FAILING)
         else:
-            what = f"The archive cannot be listed: {type(error).__name__}: {error}"
-            self._health.report(Condition(Kind.ARCHIVE_LISTING_FAILING, what))
+            message = f"The archive cannot be listed: {type(error).__name__}: {error}"
+            self._health.report(Condition(Kind.ARCHIVE_LISTING_FAILING, message))
 
     def _store_status(self) -> StoreStatus:
         """`up` is False also if the archive is missing or another cluster's."""

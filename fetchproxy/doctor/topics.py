@@ -126,8 +126,8 @@ async def _refuse_the_future(scene: Scene) -> Sequence[Finding]:
         limit_ms = number_in(settings, "message.timestamp.after.max.ms", 0)
         by_producer = settings.get("message.timestamp.type") == "CreateTime"
         if by_time and by_producer and limit_ms > _FUTURE_MAX_MS:
-            what = "none" if limit_ms == _NO_LIMIT_MS else f"{limit_ms} ms"
-            reason = f"{topic.name}: limit of timestamps from the future: {what}"
+            limit = "none" if limit_ms == _NO_LIMIT_MS else f"{limit_ms} ms"
+            reason = f"{topic.name}: limit of timestamps from the future: {limit}"
             findings.append(Finding(reason, {"topic": topic.name}))
     return findings
 

@@ -100,8 +100,8 @@ def too_large_in(options: SourceOptions, written: Iterable[Manifest]) -> Iterato
         if one.too_large:
             offsets = named([f"{first} to {last}" for first, last in one.too_large])
             many = "each batch is" if len(one.too_large) > 1 else "the batch is"
-            what = f"offsets {offsets} of {one.range.topic}-{one.range.partition} are left out"
-            yield ItemFailure(one.range.name, f"{what}: {many} {too_large_for(options)}", False)
+            message = f"offsets {offsets} of {one.range.topic}-{one.range.partition} are left out"
+            yield ItemFailure(one.range.name, f"{message}: {many} {too_large_for(options)}", False)
 
 
 @contextmanager

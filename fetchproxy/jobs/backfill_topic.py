@@ -153,8 +153,8 @@ def plan_topic(
     if selections:
         reason = in_loop(described_partitions(target.options, selections[0][0].tp.topic_id))
     if there < max(needed, reason or 0):
-        what = f"at least {needed}" if reason is None else str(reason)
-        raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {what}")
+        amount = f"at least {needed}" if reason is None else str(reason)
+        raise ConfigError(f"topic {target.topic} has {there} partitions, the source has {amount}")
     found = [
         PartitionTask(task, span.end, _id_text(info))
         for view, span in sorted(selections, key=lambda one: one[0].tp)
@@ -502,16 +502,16 @@ async def _topic(config: Config, topic: str) -> TopicInfo:
 def _in_words(
     error: KafkaError, target: TopicTarget, task: PartitionTask, refused_from: int | None
 ) -> ClusterError:
-    what = str(task.task.tp)
+    place = str(task.task.tp)
     if refused_from is not None:
-        what += f", at or after offset {refused_from}"
+        place += f", at or after offset {refused_from}"
     if isinstance(error, ProducerFencedError):
-        return ClusterError(f"{what}: another backfill into the same topic has taken over")
+        return ClusterError(f"{place}: another backfill into the same topic has taken over")
     if (reason := _moved(target, task.target_id)) is not None:
-        return ClusterError(f"{what}: {reason}")
+        return ClusterError(f"{place}: {reason}")
     kind = ClusterUnavailable if getattr(error, "retriable", False) else ClusterError
     remedy = _REMEDIES.get(type(error), "").format(topic=target.topic)
-    return kind(f"{what}: {type(error).__name__}: {error}{remedy}")
+    return kind(f"{place}: {type(error).__name__}: {error}{remedy}")
 
 
 def _text(path: object) -> str | None:

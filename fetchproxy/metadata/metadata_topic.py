@@ -274,12 +274,14 @@ def _chunk(records: bytes | memoryview, from_offset: int) -> LogChunk:
 
 
 @contextmanager
-def _as_storage_errors(what: str) -> Iterator[None]:
+def _as_storage_errors(operation: str) -> Iterator[None]:
     """For the metadata manager the topic is a store like any other."""
     try:
         yield
     except RemoteStorageError as error:
-        raise type(error)(f"{what}: {error}") from error
+        raise type(error)(f"{operation}: {error}") from error
     except (ClusterError, CorruptSegment) as error:
         is_denied = isinstance(error, ClusterError) and error.error_code in _DENIED
-        raise (StorageDenied if is_denied else StorageUnavailable)(f"{what}: {error}") from error
+        raise (StorageDenied if is_denied else StorageUnavailable)(
+            f"{operation}: {error}"
+        ) from error

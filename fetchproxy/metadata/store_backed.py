@@ -561,8 +561,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._identity.check()  # whether this is a mirror
         partition, collected = self._partition(tp), NOTHING_COLLECTED
         read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror)
-        what = f"metadata of {tp}"
-        async with counted(began_at), self._while_it_comes(what) as it_came:
+        operation = f"metadata of {tp}"
+        async with counted(began_at), self._while_it_comes(operation) as it_came:
             async for found in self._objects.list_partition(tp):
                 it_came()
                 read.add(found)
@@ -663,12 +663,12 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         return None
 
     @asynccontextmanager
-    async def _while_it_comes(self, what: str) -> AsyncIterator[Callable[[], None]]:
+    async def _while_it_comes(self, operation: str) -> AsyncIterator[Callable[[], None]]:
         """Bounds the silence of a read, not its length. The body calls the yielded function for
         each response. Raises StorageUnavailable if no call comes for `read_max_ms`.
         """
         loop, silence_max_s = asyncio.get_running_loop(), self._read_max_ms / 1000
-        async with within(silence_max_s, what) as limit:
+        async with within(silence_max_s, operation) as limit:
 
             def on_progress() -> None:
                 if not limit.expired():

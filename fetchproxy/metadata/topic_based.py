@@ -236,13 +236,13 @@ class TopicFollower:
     async def _read(self, number: int, began_at: float) -> float:
         """Read to the log's present end. A failure keeps the events read so far."""
         partition = self._partitions[number]
-        what = f"{self._place(partition, partition.position)} to the end"
-        async with counted(began_at), self._within(what):
+        operation = f"{self._place(partition, partition.position)} to the end"
+        async with counted(began_at), self._within(operation):
             await self._read_to_end(partition)
         return began_at
 
-    def _within(self, what: str) -> AbstractAsyncContextManager[object]:
-        return within(self._read_max_ms / 1000, what)
+    def _within(self, operation: str) -> AbstractAsyncContextManager[object]:
+        return within(self._read_max_ms / 1000, operation)
 
     async def _read_to_end(self, partition: _LogPartition) -> None:
         number = partition.number
@@ -521,8 +521,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
             )
 
     async def _is_in_store(self, tp: TopicIdPartition) -> bool:
-        what = f"list of the segments of {tp} in the store"
-        async with within(self._read_max_ms / 1000, what):
+        operation = f"list of the segments of {tp} in the store"
+        async with within(self._read_max_ms / 1000, operation):
             async for found in self._objects.list_partition(tp):
                 if isinstance(found, SegmentMetadataObject):
                     return True

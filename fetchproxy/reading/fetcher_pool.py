@@ -78,7 +78,7 @@ class Load:
     """
 
     key: Hashable
-    what: str  # for logs: "chunk 3 of …"
+    name: str  # for logs: "chunk 3 of …"
     tp: TopicIdPartition
     size_bytes: int
     attempt: Callable[[], Awaitable[Chunk | None]]
@@ -131,7 +131,7 @@ class FetcherPool:
         load.begun_at = asyncio.get_running_loop().time()
         if load.ahead:
             self.ahead_bytes += load.size_bytes
-        task = self._tasks.create_task(self._run(load), name=f"remote load {load.what}")
+        task = self._tasks.create_task(self._run(load), name=f"remote load {load.name}")
         self._loads[load.key] = (load, task)
         # A task that is cancelled before its first step runs none of its own code.
         task.add_done_callback(lambda _: self._land(load))
@@ -197,7 +197,7 @@ class FetcherPool:
         try:
             load.chunk = await load.nearby()
         except Exception:  # the chunk can still be read from the store
-            log.exception("remote_read_crashed", read=load.what)
+            log.exception("remote_read_crashed", read=load.name)
         if load.chunk is not None:
             load.error = None
         return load.chunk is not None
@@ -273,15 +273,15 @@ class FetcherPool:
                 with tried_once(), paid_by(load.client):
                     load.chunk = await work()
         except TimeoutError:
-            return late(f"{load.what}: no answer in {self._attempt_max_s} s")
+            return late(f"{load.name}: no answer in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:
-            return CorruptSegment(f"{load.what}: the object is too short: {error}")
+            return CorruptSegment(f"{load.name}: the object is too short: {error}")
         except (RemoteStorageError, CorruptSegment) as error:
             return error
         except Exception as error:  # a bug in one read must not end all reads
-            log.exception("remote_read_crashed", read=load.what)
+            log.exception("remote_read_crashed", read=load.name)
             self._health.crashed(error)
-            return ReadCrashed(f"{load.what}: {type(error).__name__}: {error}")
+            return ReadCrashed(f"{load.name}: {type(error).__name__}: {error}")
         return None
 
     def _note(self, load: Load, failure: FetchProxyError | None, began_at: float) -> None:
@@ -301,7 +301,7 @@ class FetcherPool:
             "remote_read_failed",
             topic=load.tp.topic,
             partition=load.tp.partition,
-            read=load.what,
+            read=load.name,
             failures=load.failures,
             error=str(failure),
         )

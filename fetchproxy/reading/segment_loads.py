@@ -69,20 +69,20 @@ class SegmentLoads:
         attempt: Callable[[], Awaitable[Chunk | None]]
         nearby: Callable[[], Awaitable[Chunk | None]] | None = None
         if isinstance(need, NeedView):
-            tp, what, size = need.tp, f"view of {need.tp}", 0
+            tp, name, size = need.tp, f"view of {need.tp}", 0
             attempt = partial(self._load_view, need)
         elif isinstance(need, NeedChunk):
             tp = need.metadata.topic_id_partition
-            what, size = f"chunk {need.number} of {_name(need)}", need.byte_range.length
+            name, size = f"chunk {need.number} of {_name(need)}", need.byte_range.length
             attempt = partial(self._load_chunk, need, client)
             if self._disk_cache is not None:
                 nearby = partial(self._load_cached, need, self._disk_cache)
         else:
             tp, size = need.metadata.topic_id_partition, INDEX_RESERVED_BYTES
             if isinstance(need, NeedLayout):
-                what, attempt = f"index of {_name(need)}", partial(self._load_layout, need)
+                name, attempt = f"index of {_name(need)}", partial(self._load_layout, need)
             else:
-                what = f"transaction index of {_name(need)}"
+                name = f"transaction index of {_name(need)}"
                 attempt = partial(self._load_aborted, need)
         opening = None
         if not isinstance(need, NeedView) and need.metadata.packed:
@@ -90,7 +90,7 @@ class SegmentLoads:
         on_corrupt = partial(self.give_up, need)
         return self._pool.load(
             Load(
-                *(need.key, what, tp, size, attempt, on_corrupt, needed_until, ahead, client),
+                *(need.key, name, tp, size, attempt, on_corrupt, needed_until, ahead, client),
                 nearby,
                 opening,
             )

@@ -107,15 +107,15 @@ class ArchiveReading:
         await self._opened.aclose()
 
     async def _check_there(self) -> None:
-        what = f"remotelog: store {mask_text(self._options.store)}"
+        message = f"remotelog: store {mask_text(self._options.store)}"
 
         async def look() -> None:
             try:
                 await self._identity.check()
             except ArchiveMissing as missing:  # the store has answered: a retry is of no use
-                raise ConfigError(f"{what}: {missing}") from None
+                raise ConfigError(f"{message}: {missing}") from None
 
-        await with_retries(what, look, FIRST_RESPONSE_MAX_S)
+        await with_retries(message, look, FIRST_RESPONSE_MAX_S)
 
     async def views(
         self, failing: Failing | None = None, unlisted: Unlisted | None = None
@@ -552,17 +552,17 @@ class FollowedArchive:
         now = _ids(self._views)
         again = {t for t, known in position.ids.items() if now.get(t, known) != known}
         for topic in sorted(again):
-            what = (
+            message = (
                 f"topic {topic} was deleted and made again: its id was {position.ids[topic]}, and "
                 f"is {now[topic]}"
             )
             if self._options.fail_on_data_loss:
                 raise DataLoss(
-                    f"{what}; start a query with a new checkpoint, or with failOnDataLoss=false "
+                    f"{message}; start a query with a new checkpoint, or with failOnDataLoss=false "
                     "this one goes on at the beginning of the new topic"
                 )
             log.warning(
-                "archived_data_lost", error=what, hint="fetchproxy verify names what is missing"
+                "archived_data_lost", error=message, hint="fetchproxy verify names what is missing"
             )
         return again
 
@@ -577,14 +577,14 @@ class FollowedArchive:
         end = view.log_end_offset or 0
         if end >= offset:
             return None
-        what = (
+        message = (
             f"{view.tp}: offsets {end} to {offset - 1} were read and are not in the archive any "
             f"more, which ends at {end - 1}: the log was truncated, or segments are lost"
         )
         if self._options.fail_on_data_loss:
-            raise DataLoss(f"{what}; with failOnDataLoss=false reading goes on at offset {end}")
+            raise DataLoss(f"{message}; with failOnDataLoss=false reading goes on at offset {end}")
         log.warning(
-            "archived_data_lost", error=what, hint="fetchproxy verify names what is missing"
+            "archived_data_lost", error=message, hint="fetchproxy verify names what is missing"
         )
         return end
 

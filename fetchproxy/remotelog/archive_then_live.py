@@ -144,7 +144,7 @@ class KafkaAdmin:
         return {place: found.get(partition).offset() for place, partition in made.items()}
 
 
-def _result_of(what: str, ask: Callable[[], T]) -> T:
+def _result_of(operation: str, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except Py4JJavaError as error:
@@ -152,7 +152,9 @@ def _result_of(what: str, ask: Callable[[], T]) -> T:
         while reason.getCause() is not None:
             reason = reason.getCause()
         name = reason.getClass().getSimpleName()
-        raise ConfigError(f"archive then live: {what}: {name}: {reason.getMessage()}") from None
+        raise ConfigError(
+            f"archive then live: {operation}: {name}: {reason.getMessage()}"
+        ) from None
 
 
 # `remotelog` reads the history, Spark's own Kafka source everything after it. The Kafka source

@@ -92,10 +92,10 @@ async def _cancel_others() -> None:
         await asyncio.wait(others)
 
 
-async def with_retries(what: str, read: Callable[[], Awaitable[T]], max_s: float) -> T:
+async def with_retries(operation: str, read: Callable[[], Awaitable[T]], max_s: float) -> T:
     """The result of `read`, which is retried while the store may answer later.
 
-    Raises RemoteStorageError of the same type, naming `what`; StorageUnavailable after `max_s`
+    Raises RemoteStorageError of the same type, naming `operation`; StorageUnavailable after `max_s`
     seconds. Within `each_object_alone` its requests are repeated one by one, and ObjectFailing is
     raised at once.
     """
@@ -110,10 +110,10 @@ async def with_retries(what: str, read: Callable[[], Awaitable[T]], max_s: float
                         return await read()
                 except RemoteStorageError as error:
                     if not error.retriable or isinstance(error, ObjectFailing):
-                        raise type(error)(f"{what}: {error}") from error
+                        raise type(error)(f"{operation}: {error}") from error
                     last = error
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)
     except TimeoutError:
         reason = f"; last: {last}" if last is not None else ""
-        raise StorageUnavailable(f"{what}: not read within {max_s:g} s{reason}") from last
+        raise StorageUnavailable(f"{operation}: not read within {max_s:g} s{reason}") from last

@@ -202,11 +202,11 @@ class _TaskReading:
         for i, j in _runs(part, index):
             span = index.merged(i, j)
             byte_range = ByteRange(span.position, span.end)
-            what = f"{where}: {key}, bytes {byte_range.start} to {byte_range.end - 1}"
+            operation = f"{where}: {key}, bytes {byte_range.start} to {byte_range.end - 1}"
             borders = [index[n].position for n in range(i, j)]
             read = partial(self._rsm.fetch_log_segment, part.segment, byte_range)
             # No name for it here: this generator would keep the bytes until the next range.
-            yield _Range(part, key, span, borders, aborted, [self._begin(what, read)])
+            yield _Range(part, key, span, borders, aborted, [self._begin(operation, read)])
 
     def _stand_ins(
         self, error: ObjectNotFound, part: SegmentPart, first: int, end: int
@@ -264,8 +264,8 @@ class _TaskReading:
                 f"{where}: {self._key}: {error}; `fetchproxy verify --repair` rebuilds it"
             ) from error
 
-    def _begin(self, what: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
-        return self._loop.begin(with_retries(what, read, self._options.read_max_ms / 1000))
+    def _begin(self, operation: str, read: Callable[[], Awaitable[T]]) -> Future[T]:
+        return self._loop.begin(with_retries(operation, read, self._options.read_max_ms / 1000))
 
     def decoded(self, each: _Range, rows: RowLimits) -> Iterator[Any]:
         """Keeps back the last Arrow batch until the range's memory is free."""
@@ -302,30 +302,30 @@ class _TaskReading:
             aborted=each.aborted,
         )
         if len(data) < span.length and decoder.next_offset < part.offset_end:
-            what = f"the log ends, its index goes on to {span.end}"
-            self._damaged(span.position + len(data), span.last_offset, what)
+            message = f"the log ends, its index goes on to {span.end}"
+            self._damaged(span.position + len(data), span.last_offset, message)
             if decoder.next_offset:
                 decoder.records_skipped += span.last_offset + 1 - decoder.next_offset
         self._skipped_records.records += decoder.records_skipped
         decoder.records_skipped = 0
 
-    def _damaged(self, position: int, offset: int, what: str) -> None:
+    def _damaged(self, position: int, offset: int, message: str) -> None:
         tp = self._task.tp
         if not self._options.skip_corrupt:
             raise CorruptSegment(
-                f"{tp}, offset {offset}: {self._key}, byte {position}: {what} "
+                f"{tp}, offset {offset}: {self._key}, byte {position}: {message} "
                 "(corruptBatches=skip leaves such batches out)"
             )
-        self._note(offset, what, position)
+        self._note(offset, message, position)
 
-    def _unreadable(self, position: int, offset: int, what: str) -> None:
+    def _unreadable(self, position: int, offset: int, message: str) -> None:
         if self._options.fail_on_data_loss:
             raise CorruptSegment(
-                f"{self._task.tp}, offset {offset}: {self._key}, byte {position}: {what}; the "
+                f"{self._task.tp}, offset {offset}: {self._key}, byte {position}: {message}; the "
                 "batch's checksum is right, so the broker had these records, which no Kafka client "
                 f"can read ({SKIPPED_RECORDS})"
             )
-        self._note(offset, what, position)
+        self._note(offset, message, position)
 
     def _too_large(self, position: int, first: int, last: int) -> None:
         """Neither a fault of the archive nor a loss: a task with more memory reads the batch."""
@@ -359,10 +359,10 @@ class _TaskReading:
         self._note(offset_from, str(error))
         self._skipped_records.records += offset_end - offset_from
 
-    def _note(self, offset: int, what: str, byte: int | None = None) -> None:
+    def _note(self, offset: int, message: str, byte: int | None = None) -> None:
         tp = self._task.tp
         place = {"topic": tp.topic, "partition": tp.partition, "offset": offset}
-        self._faults.append({**place, "object": self._key, "byte": byte, "what": what})
+        self._faults.append({**place, "object": self._key, "byte": byte, "what": message})
         self._skipped_records.faults += 1
 
     def report(self) -> None:

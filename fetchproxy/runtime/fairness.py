@@ -115,12 +115,12 @@ class FairQueue(Generic[T]):
 
 class FairTurns:
     """Work of which at most `at_once` goes on at a time. Who waits for a turn and is cancelled
-    leaves the queue. `what`: of which a client waits for many, in the words of a condition.
+    leaves the queue. `waiters`: of which a client waits for many, in the words of a condition.
     """
 
-    def __init__(self, at_once: int, what: str = "turns") -> None:
+    def __init__(self, at_once: int, waiters: str = "turns") -> None:
         self._free = at_once
-        self._what = what
+        self._what = waiters
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
         # The turns that are waited for, the oldest first: (name, client, loop time in s).
         self._waits: dict[asyncio.Future[None], tuple[Hashable, Hashable, float]] = {}
@@ -167,8 +167,10 @@ class FairTurns:
         waits = Counter(client for _, client, _ in self._waits.values())
         client, count = waits.most_common(1)[0]
         named = " ".join(client) if isinstance(client, tuple) else str(client)
-        what = f"{self.waiting} {self._what} wait, {count} of them of {named[:_CLIENT_SHOWN_MAX]!r}"
-        yield Condition(Kind.CLIENTS_WAIT, what, self._what, since=since)
+        message = (
+            f"{self.waiting} {self._what} wait, {count} of them of {named[:_CLIENT_SHOWN_MAX]!r}"
+        )
+        yield Condition(Kind.CLIENTS_WAIT, message, self._what, since=since)
 
     def _end_wait(self, granted: asyncio.Future[None]) -> None:
         if (waited := self._waits.pop(granted, None)) is not None:

@@ -23,13 +23,13 @@ log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
-async def within(max_s: float, what: str) -> AsyncIterator[asyncio.Timeout]:
-    """Raises StorageUnavailable, with `what`, after `max_s`: a hang counts as an outage."""
+async def within(max_s: float, operation: str) -> AsyncIterator[asyncio.Timeout]:
+    """Raises StorageUnavailable, with `operation`, after `max_s`: a hang counts as an outage."""
     try:
         async with asyncio.timeout(max_s) as limit:
             yield limit
     except TimeoutError:
-        raise StorageUnavailable(f"{what}: not done within {max_s:g} s") from None
+        raise StorageUnavailable(f"{operation}: not done within {max_s:g} s") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,8 @@ async def keep_running(
         except Exception as error:  # the top of a part that must not stop the relay
             on_failure()
             log.exception("part_failed", part=part, error=repr(error), pause_s=round(pause_s, 1))
-            what = f'the part "{part}" fails: {next(leaves(error))!r}; {rests}'
-            health.hold(Condition(Kind.PART_FAILED, what, part))
+            message = f'the part "{part}" fails: {next(leaves(error))!r}; {rests}'
+            health.hold(Condition(Kind.PART_FAILED, message, part))
         finally:
             recovery.cancel()
         if loop.time() - begun_at > RESTART_PAUSE_MAX_S:

@@ -126,8 +126,8 @@ class SegmentCheck:
             )
         stated = self._metadata.max_timestamp_ms
         if self.log_is_sound and stated != self._max_timestamp_ms:
-            what = f"max_timestamp_ms is {stated}, in the log it is {self._max_timestamp_ms}"
-            self._fault(SegmentFile.METADATA, what)
+            message = f"max_timestamp_ms is {stated}, in the log it is {self._max_timestamp_ms}"
+            self._fault(SegmentFile.METADATA, message)
 
     def _partial(self, data: Buffer, start: int, position: int) -> Next | None:
         """Asks for the rest of a batch that is not whole, unless the segment cannot hold it."""
@@ -144,11 +144,11 @@ class SegmentCheck:
             return self._broken(position, f"batch claims {size} bytes, {left} are left")
         return Next(position, size)
 
-    def _broken(self, position: int, what: str) -> Next | None:
+    def _broken(self, position: int, message: str) -> Next | None:
         """Goes on at the next index entry, the only other place where a batch surely begins."""
         if self._suspect is None:
             offset = self._expected[0] if self._expected else None
-            self._log_fault(position, offset, what)
+            self._log_fault(position, offset, message)
         else:
             position = self._suspect  # its size led here; it is already reported
         self._expected = ()
@@ -177,8 +177,8 @@ class SegmentCheck:
             control = self._control(data, header, position)
         elif not (follows or suspected):
             base, expected = header.base_offset, self._expected[0]
-            what = f"overlap: batch begins at offset {base}, expected {expected}"
-            self._log_fault(position, base, what)
+            message = f"overlap: batch begins at offset {base}, expected {expected}"
+            self._log_fault(position, base, message)
         elif self._counts(header, position):
             self._check_epoch(header, position)
             control = self._control(data, header, position)
@@ -206,8 +206,8 @@ class SegmentCheck:
     def _refuse_hole(self) -> None:
         if self._hole is not None:
             position, base, expected = self._hole
-            what = f"hole: batch begins at offset {base}, expected {expected}"
-            self._log_fault(position, base, what)
+            message = f"hole: batch begins at offset {base}, expected {expected}"
+            self._log_fault(position, base, message)
             self._hole = None
 
     def _counts(self, header: BatchHeader, position: int) -> bool:
@@ -219,8 +219,8 @@ class SegmentCheck:
         if self._metadata.copied_end_offset is None or header.last_offset <= clipped_at:
             return True
         if header.base_offset <= clipped_at:
-            what = f"clipped at offset {clipped_at}, inside a batch to {header.last_offset}"
-            self._log_fault(position, header.base_offset, what)
+            message = f"clipped at offset {clipped_at}, inside a batch to {header.last_offset}"
+            self._log_fault(position, header.base_offset, message)
         return False
 
     def _follows(self, header: BatchHeader) -> bool:
@@ -237,14 +237,14 @@ class SegmentCheck:
         if epoch == -1 or (epochs and stated == NOT_COUNTED):
             return  # -1: written without epochs, so metadata have none
         if epoch != stated:
-            what = f"leader epoch {epoch}, metadata say {stated}"
-            self._log_fault(position, header.base_offset, what)
+            message = f"leader epoch {epoch}, metadata say {stated}"
+            self._log_fault(position, header.base_offset, message)
             return
         # A batch that begins below the segment counts from the segment's start on.
         first = epochs[0].start_offset
         if max(header.base_offset, self._metadata.start_offset) < first:
-            what = f"leader epoch {epoch}, metadata say from {first} on"
-            self._log_fault(position, header.base_offset, what)
+            message = f"leader epoch {epoch}, metadata say from {first} on"
+            self._log_fault(position, header.base_offset, message)
 
     def _control(self, data: Buffer, header: BatchHeader, position: int) -> int | None:
         if not header.is_control:
@@ -292,19 +292,23 @@ class SegmentCheck:
         elif wrong:
             self._index_fault(span, "; ".join(wrong))
 
-    def _index_fault(self, span: IndexSpan, what: str) -> None:
-        text = f"entry for byte {span.position} of the log: {what}"
+    def _index_fault(self, span: IndexSpan, message: str) -> None:
+        text = f"entry for byte {span.position} of the log: {message}"
         self._fault(SegmentFile.INDEX, text, span.first_offset)
 
-    def _log_fault(self, position: int, offset: int | None, what: str) -> None:
+    def _log_fault(self, position: int, offset: int | None, message: str) -> None:
         self.log_is_sound = False
-        self._fault(SegmentFile.LOG, what, offset, position)
+        self._fault(SegmentFile.LOG, message, offset, position)
 
     def _fault(
-        self, file: SegmentFile, what: str, offset: int | None = None, position: int | None = None
+        self,
+        file: SegmentFile,
+        message: str,
+        offset: int | None = None,
+        position: int | None = None,
     ) -> None:
         tp, key = self._metadata.topic_id_partition, self._key_of(file)
-        self.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, what, offset, position))
+        self.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, key, message, offset, position))
 
 
 def first_newer(

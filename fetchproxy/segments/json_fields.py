@@ -91,16 +91,16 @@ class JsonFields:
         except KeyError:
             raise CorruptSegment(f"field {name} is missing") from None
 
-    def _typed(self, name: str, kind: type, what: str) -> Any:
+    def _typed(self, name: str, kind: type, message: str) -> Any:
         value = self._field(name)
         if type(value) is not kind:
-            raise CorruptSegment(f"field {name} is {what}")
+            raise CorruptSegment(f"field {name} is {message}")
         return value
 
-    def _list(self, name: str, kind: type, what: str) -> list[Any]:
+    def _list(self, name: str, kind: type, elements: str) -> list[Any]:
         value = self._field(name)
         if not isinstance(value, list) or any(type(one) is not kind for one in value):
-            raise CorruptSegment(f"field {name} is not a list of {what}")
+            raise CorruptSegment(f"field {name} is not a list of {elements}")
         return value
 
     def integer(self, name: str, low: int, limit: int) -> int:

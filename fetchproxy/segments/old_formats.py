@@ -144,10 +144,10 @@ def converted(records: memoryview, position: int = 0) -> Conversion:
 
 def log_damage(tp: TopicIdPartition, offset: int, fault: WireError) -> LogDamaged:
     """The error for a `Conversion.fault` at or after `offset` of the brokers' log."""
-    what = f"the broker's log is damaged at or after offset {offset}: {fault}"
+    message = f"the broker's log is damaged at or after offset {offset}: {fault}"
     if isinstance(fault, TooLargeToUnpack):
-        what = f"the message at or after offset {offset} is too large to unpack here: {fault}"
-    return LogDamaged(f"{tp}: {what}")
+        message = f"the message at or after offset {offset} is too large to unpack here: {fault}"
+    return LogDamaged(f"{tp}: {message}")
 
 
 def _size_at(records: memoryview, pos: int) -> int | None:

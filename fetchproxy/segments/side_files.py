@@ -163,14 +163,18 @@ def time_index_fault(raw: bytes, base_offset: int, end_offset: int, max_timestam
 
 
 def _last_entry(
-    what: str, raw: bytes, form: Struct, before: tuple[int, ...], rises: Callable[[int, int], bool]
+    index_name: str,
+    raw: bytes,
+    form: Struct,
+    before: tuple[int, ...],
+    rises: Callable[[int, int], bool],
 ) -> tuple[tuple[int, ...], str]:
     """The last entry and the fault. `rises`: an entry's second number is above the one before."""
     if len(raw) % form.size:
-        return before, f"{what} of {len(raw)} bytes ends inside an entry"
+        return before, f"{index_name} of {len(raw)} bytes ends inside an entry"
     for entry in form.iter_unpack(raw):
         if not (entry[0] > before[0] and rises(entry[1], before[1])):
-            return before, f"{what} entry {entry} after {before}"
+            return before, f"{index_name} entry {entry} after {before}"
         before = entry
     return before, ""
 

@@ -245,23 +245,23 @@ class TxnCheck:
                 if self._may_begin_unseen(self._entries[i], marker)
             )
             return
-        what = f"the transaction of producer {producer_id}, aborted at {marker}, is not listed"
+        message = f"the transaction of producer {producer_id}, aborted at {marker}, is not listed"
         if not self._explain(producer_id, txn, marker):
-            self._fault(self._key, txn.first_offset, what)
+            self._fault(self._key, txn.first_offset, message)
         if txn.unlisted_in is not None:
-            self._fault(txn.unlisted_in, txn.first_offset, what)
+            self._fault(txn.unlisted_in, txn.first_offset, message)
 
     def _committed(self, producer_id: int, marker: int) -> None:
         txn = self._open.pop(producer_id, None)
         if txn is None:
             return
-        what = f"the transaction of producer {producer_id} is listed, but committed at {marker}"
+        message = f"the transaction of producer {producer_id} is listed, but committed at {marker}"
         for i in self._of_producer.get(producer_id, ()):
             if self._entries[i].first_offset == txn.first_offset:
                 self._explained.add(i)
-                self._fault(self._key, txn.first_offset, what, i)
+                self._fault(self._key, txn.first_offset, message, i)
         if txn.listed_in is not None:
-            self._fault(txn.listed_in, txn.first_offset, what)
+            self._fault(txn.listed_in, txn.first_offset, message)
 
     def _explain(self, producer_id: int, txn: _Open, last_offset: int) -> bool:
         for i in self._of_producer.get(producer_id, ()):
@@ -285,7 +285,9 @@ class TxnCheck:
     def _may_begin_unseen(self, entry: AbortedTxn, last_offset: int) -> bool:
         return entry.last_offset == last_offset and self._begins_after_marker(entry)
 
-    def _fault(self, key: str, offset: int, what: str, entry: int | None = None) -> None:
+    def _fault(self, key: str, offset: int, message: str, entry: int | None = None) -> None:
         position = None if entry is None else entry * ENTRY_BYTES
         assert self._tp is not None  # `begin` came first
-        self._faults.append(of_object(Kind.SEGMENT_DAMAGED, self._tp, key, what, offset, position))
+        self._faults.append(
+            of_object(Kind.SEGMENT_DAMAGED, self._tp, key, message, offset, position)
+        )

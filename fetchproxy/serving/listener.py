@@ -73,7 +73,7 @@ class _Refused(NamedTuple):
     since: float
     last_at: float
     times: int
-    what: str
+    message: str
 
 
 class Listener:
@@ -208,20 +208,20 @@ class Listener:
         host = self.config.advertise_host or self.host
         return (reached if self.tells_reached else host), self.port
 
-    def too_large(self, limit: str, what: str) -> None:
+    def too_large(self, limit: str, message: str) -> None:
         """See `SessionOwner`. The session logs it."""
         now, before = self.clock(), self._refused.get(limit)
         if before is None or now - before.last_at > REFUSED_SHOWN_S:
-            before = _Refused(now, now, 0, what)
-        self._refused[limit] = _Refused(before.since, now, before.times + 1, what)
+            before = _Refused(now, now, 0, message)
+        self._refused[limit] = _Refused(before.since, now, before.times + 1, message)
 
     def conditions(self, now: float) -> Iterator[Condition]:
         """Messages that were refused by their size. `Health` calls it."""
         for limit, refused in self._refused.items():
             if now - refused.last_at <= REFUSED_SHOWN_S:
                 often = f", {refused.times} times" if refused.times > 1 else ""
-                what = f"Refused{often}: {refused.what}"
-                yield Condition(Kind.MESSAGE_TOO_LARGE, what, limit, since=refused.since)
+                message = f"Refused{often}: {refused.message}"
+                yield Condition(Kind.MESSAGE_TOO_LARGE, message, limit, since=refused.since)
 
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """Open a further server socket; the caller closes it. Raises OSError."""

@@ -77,8 +77,8 @@ class SessionOwner(Protocol):
     def advertised(self, reached: str) -> Address:
         """The address advertised to a client that has reached us at the address `reached`."""
 
-    def too_large(self, limit: str, what: str) -> None:
-        """A message was refused by its size. `what` describes the message; `limit` is the name of
+    def too_large(self, limit: str, message: str) -> None:
+        """A message was refused by its size. `message` describes it; `limit` is the name of
         the setting or constant that it exceeds.
         """
 
@@ -358,9 +358,9 @@ class ClientSession(ClientProtocol):
             "wire_error", error=str(error), kind=type(error).__name__, side=side, **hint
         )
 
-    def refused_as_too_large(self, limit: str, what: str) -> None:
-        """`limit`: a setting's key or a constant's name. `what` is a message of this client."""
-        self._owner.too_large(limit, f"{what} (client {self.client_host})")
+    def refused_as_too_large(self, limit: str, message: str) -> None:
+        """`limit`: a setting's key or a constant's name. `message` describes a message of this client."""
+        self._owner.too_large(limit, f"{message} (client {self.client_host})")
 
     # -- checked by the listener at intervals ------------------------------------------------------
     def look(self, now: float) -> None:
@@ -676,6 +676,6 @@ class RequestFraming(ABC, Generic[Handling]):
         api = "a"
         if head is not None:
             api = ApiKey(head.api_key).name if is_known(head.api_key) else "an unknown"
-        what = f"{api} request of {size} bytes is larger than {limit} = {most}"
-        self._session.refused_as_too_large(limit, what)
-        return FrameTooLarge(what, limit.rpartition(".")[2])
+        message = f"{api} request of {size} bytes is larger than {limit} = {most}"
+        self._session.refused_as_too_large(limit, message)
+        return FrameTooLarge(message, limit.rpartition(".")[2])

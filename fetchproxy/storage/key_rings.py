@@ -287,12 +287,12 @@ class FileKeyRing(KeyRing):
         try:
             self._seen, self.keys = await asyncio.to_thread(self._read_if_changed)
         except ConfigError as error:
-            what = f"The changed key ring cannot be used; the last keys stay in use: {error}"
+            message = f"The changed key ring cannot be used; the last keys stay in use: {error}"
             kind, path = Kind.KEY_RING_UNUSABLE, str(self._path)
             before = self.health.reported(kind, path)
-            if before is not None and before.what != what:
+            if before is not None and before.what != message:
                 self.health.forget(kind, path)  # another error is logged again
-            self.health.report(Condition(kind, what, path), error=str(error))
+            self.health.report(Condition(kind, message, path), error=str(error))
         else:
             self.health.clear(Kind.KEY_RING_UNUSABLE, str(self._path))
         return self.keys

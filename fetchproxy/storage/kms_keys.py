@@ -149,8 +149,8 @@ class KmsKeyRing(KeyRing):
         if error is None:
             self.health.clear(kind, service)
         else:
-            what = f"The key service gives no keys: {error}"
-            self.health.report(Condition(kind, what, service), error=str(error))
+            message = f"The key service gives no keys: {error}"
+            self.health.report(Condition(kind, message, service), error=str(error))
 
     # --- requests ---
     async def _ask(self, operation: str, **request: Any) -> dict[str, Any]:
@@ -231,12 +231,12 @@ class KmsKeyRing(KeyRing):
 
 def _translated(error: ClientError, key_id: str) -> RemoteStorageError:
     code = str(error.response.get("Error", {}).get("Code", ""))
-    what = f"AWS KMS, key {key_id!r}: {error}"
+    message = f"AWS KMS, key {key_id!r}: {error}"
     if code in _LOCKED:
-        return SegmentLocked(what)
+        return SegmentLocked(message)
     if code in _DENIED:
-        return KeyServiceDenied(what)
+        return KeyServiceDenied(message)
     if code in _THROTTLED:
-        return KeyServiceThrottled(what)
+        return KeyServiceThrottled(message)
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    return KeyServiceUnavailable(what) if status >= 500 else RemoteStorageError(what)
+    return KeyServiceUnavailable(message) if status >= 500 else RemoteStorageError(message)

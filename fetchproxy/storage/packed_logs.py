@@ -351,9 +351,9 @@ class PackedLogs:
             return
         if fault := described.fault(segment):
             key = self._object_key(segment, SegmentFile.METADATA)
-            what = f"{key}: it differs from what the segment was encrypted with: {fault}"
-            self._store.health.changed(segment, what)
-            raise MetadataChanged(what)
+            message = f"{key}: it differs from what the segment was encrypted with: {fault}"
+            self._store.health.changed(segment, message)
+            raise MetadataChanged(message)
         self._store.health.changed(segment, None)
 
     async def as_copied(self, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:

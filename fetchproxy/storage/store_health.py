@@ -229,8 +229,8 @@ class OperationHealth:
         if self._recovery is not None:
             self._recovery.cancel()
         part = f"{self.operation.requests} of the store"
-        what = f'the part "{part}" fails: {error!r}; what failed is tried again'
-        self._health.hold(Condition(Kind.PART_FAILED, what, part))
+        message = f'the part "{part}" fails: {error!r}; what failed is tried again'
+        self._health.hold(Condition(Kind.PART_FAILED, message, part))
         loop = asyncio.get_running_loop()
         self._recovery = loop.call_later(
             RESTART_PAUSE_MAX_S, self._health.clear, Kind.PART_FAILED, part
@@ -253,11 +253,11 @@ class OperationHealth:
         if per_s is None:
             self._health.clear(kind, name, now)
             return
-        what = (
+        message = (
             f"The store refuses {self.operation.requests} as too many: fetchproxy sends "
             f"at most {per_s:.0f} a second, and slowly increases that"
         )
-        self._health.report(Condition(kind, what, name, since=self._budget.refused_at))
+        self._health.report(Condition(kind, message, name, since=self._budget.refused_at))
 
     def failing_for_s(self, now: float) -> float:
         return 0.0 if self.failing_since is None else now - self.failing_since
@@ -273,9 +273,11 @@ class OperationHealth:
             self.failing_since = max(began_at, self._last_success_at)
             STORE_UP.labels(self.operation).set(0)
         if now - self.failing_since >= REPORTED_AFTER_S:
-            what = f"The store's {self.operation.requests} have been failing: {error}"
+            message = f"The store's {self.operation.requests} have been failing: {error}"
             name, since = self.operation.value, self.failing_since
-            self._health.report(Condition(Kind.STORE_FAILING, what, name, since=since), error=error)
+            self._health.report(
+                Condition(Kind.STORE_FAILING, message, name, since=since), error=error
+            )
         STORE_FAILING_SECONDS.labels(self.operation).set(now - self.failing_since)
 
     @asynccontextmanager
@@ -340,8 +342,8 @@ class Refusals:
     is forgotten is found again by its next reader.
     """
 
-    def __init__(self, health: Health, kind: Kind, what: str) -> None:
-        self._health, self._kind, self._what = health, kind, what
+    def __init__(self, health: Health, kind: Kind, message: str) -> None:
+        self._health, self._kind, self._what = health, kind, message
         # By partition, each place's last refusal, oldest first. A place is an object or a part.
         self._of: dict[TopicIdPartition, dict[Hashable, _Refused]] = {}
 
@@ -394,8 +396,8 @@ class Refusals:
         offsets = None
         if isinstance(first.segment, RemoteLogSegmentMetadata):
             offsets = first.segment.start_offset, first.segment.end_offset
-        what = f"{self._what}: {first.why}{more}"
-        self._health.report(of_partition(self._kind, partition, what, offsets), partition)
+        message = f"{self._what}: {first.why}{more}"
+        self._health.report(of_partition(self._kind, partition, message, offsets), partition)
 
 
 class WatchedKeys(Protocol):
@@ -459,23 +461,23 @@ class StoreHealth:
     def _say_locked(self, key_id: str, why: str) -> None:
         count = len(self._locked[key_id])
         which = "An encrypted segment" if count == 1 else f"{count} encrypted segments"
-        what = f"{which} cannot be read: {why}"
-        self._health.report(Condition(Kind.SEGMENTS_LOCKED, what, key_id))
+        message = f"{which} cannot be read: {why}"
+        self._health.report(Condition(Kind.SEGMENTS_LOCKED, message, key_id))
 
-    def changed(self, segment: AnySegment, what: str | None) -> None:
-        """`what`: how the segment's metadata differs from the metadata it was encrypted with; None:
+    def changed(self, segment: AnySegment, message: str | None) -> None:
+        """`message`: how the segment's metadata differs from the metadata it was encrypted with; None:
         they are the same. Only one segment of each partition is reported.
         """
         tp, segment_id = segment.segment_id.topic_id_partition, segment.segment_id.id
-        if what is not None:
+        if message is not None:
             self._changed.setdefault(tp, segment_id)
         if self._changed.get(tp) != segment_id:
             return
-        if what is None:
+        if message is None:
             del self._changed[tp]
             self._health.clear(Kind.SEGMENT_METADATA_CHANGED, tp)
         else:
-            self._health.report(of_partition(Kind.SEGMENT_METADATA_CHANGED, tp, what), tp)
+            self._health.report(of_partition(Kind.SEGMENT_METADATA_CHANGED, tp, message), tp)
 
     @contextmanager
     def reading(self, segment: AnySegment, file: SegmentFile = SegmentFile.LOG) -> Iterator[None]:

@@ -79,9 +79,9 @@ class ReloadingContext:
             if str(error) != self._fault:  # another error: report it again
                 self.health.forget(Kind.TLS_FILES_UNUSABLE, self.place)
             self._fault = str(error)
-            what = f"The {self.place}'s new TLS files cannot be used; the old ones stay: {error}"
+            message = f"The {self.place}'s new TLS files cannot be used; the old ones stay: {error}"
             self.health.report(
-                Condition(Kind.TLS_FILES_UNUSABLE, what, self.place), error=self._fault
+                Condition(Kind.TLS_FILES_UNUSABLE, message, self.place), error=self._fault
             )
             return
         # Stamps from before the load: a file that changed meanwhile is loaded at the next look.
@@ -100,8 +100,8 @@ class ReloadingContext:
             return
         now = asyncio.get_running_loop().time()
         until = now + ends - wall_clock_ms / 1000
-        what = f"The {self.place}'s certificate {'ends soon' if until > now else 'has ended'}"
-        self.health.hold(Condition(Kind.TLS_CERTIFICATE_EXPIRES, what, self.place, until=until))
+        message = f"The {self.place}'s certificate {'ends soon' if until > now else 'has ended'}"
+        self.health.hold(Condition(Kind.TLS_CERTIFICATE_EXPIRES, message, self.place, until=until))
         if self._warned_at is not None and now - self._warned_at < EXPIRY_WARNING_INTERVAL_S:
             return
         self._warned_at = now

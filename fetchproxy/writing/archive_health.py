@@ -170,16 +170,16 @@ def offsets_in_words(tp: TopicIdPartition, found: NotHeld) -> list[Condition]:
         (Kind.ARCHIVED_OFFSETS_NOT_KNOWN, found.not_known, unknown),
     )
     return [
-        of_partition(kind, tp, f"{tp}: offsets {first} to {last} {what}", (first, last))
-        for kind, offsets, what in kinds
+        of_partition(kind, tp, f"{tp}: offsets {first} to {last} {message}", (first, last))
+        for kind, offsets, message in kinds
         for first, last in offsets
     ]
 
 
 def mirror_in_words(url: str) -> Condition:
     """`url`: of a place that is marked as a mirror."""
-    what = f"a mirror is at {url}: it has what `fetchproxy mirror` has copied so far"
-    return Condition(Kind.MIRROR_READ, what)
+    message = f"a mirror is at {url}: it has what `fetchproxy mirror` has copied so far"
+    return Condition(Kind.MIRROR_READ, message)
 
 
 def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> list[Condition]:
@@ -188,22 +188,22 @@ def metadata_in_words(rlmm: RemoteLogMetadataManager, tp: TopicIdPartition) -> l
     if (view := rlmm.view(tp)) is None:
         return found
     if problems := rlmm.problems(tp):
-        what = (
+        message = (
             f"{tp}: metadata of {len(problems)} segments cannot be read, {problems[0].what}; run "
             "fetchproxy verify"
         )
-        found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tp, what))
+        found.append(of_partition(Kind.SEGMENT_METADATA_UNREADABLE, tp, message))
     if view.history == FIRST_HISTORY:
         return found
     every = rlmm.list_remote_log_segments(tp)
     aside = [s for s in every if s.is_finished and not view.history.shows(s)]
     if aside:
         first, last = min(s.start_offset for s in aside), max(s.end_offset for s in aside)
-        what = (
+        message = (
             f"{tp}: {len(aside)} segments with offsets {first} to {last} of another history of "
             f"the log are put aside; fetchproxy resolve {tp} --keep shows them again"
         )
-        found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tp, what, (first, last)))
+        found.append(of_partition(Kind.SEGMENTS_PUT_ASIDE, tp, message, (first, last)))
     return found
 
 

@@ -137,6 +137,6 @@ class TopicDiscovery:
     def _publish(self, refused: dict[str, str]) -> None:
         kind = Kind.TOPIC_REFUSED
         reasons = {name: f"{name} is not archived: {why}" for name, why in refused.items()}
-        self._health.keep(kind, [of_topic(kind, name, what) for name, what in reasons.items()])
+        self._health.keep(kind, [of_topic(kind, name, reason) for name, reason in reasons.items()])
         self.refused = refused
         ARCHIVE_REFUSED_TOPICS.set(len(refused))

@@ -232,11 +232,11 @@ class OwnArchive:
         if not unknown:
             self.health.clear(Kind.PARTITIONS_UNKNOWN)
             return
-        what = (
+        message = (
             f"the metadata topic lacks {len(unknown)} partitions of the store, such as "
             f"{unknown[0]}: they can be neither read nor archived; run fetchproxy restore"
         )
-        found = Condition(Kind.PARTITIONS_UNKNOWN, what)
+        found = Condition(Kind.PARTITIONS_UNKNOWN, message)
         first = str(unknown[0])
         self.health.report(found, partitions=len(unknown), first=first, remedy=found.remedy)
 

@@ -84,15 +84,15 @@ def deleted_at(deleted_in_ms: int | None) -> float | None:
     return asyncio.get_running_loop().time() + deleted_in_ms / 1000
 
 
-def until(deleted_in_ms: int | None, what: str = "it") -> str:
+def until(deleted_in_ms: int | None, subject: str = "it") -> str:
     """In whole minutes, so that the sentence does not change at each look."""
     if deleted_in_ms is None:
-        return f"it is not known when the brokers delete {what}"
+        return f"it is not known when the brokers delete {subject}"
     minutes = -(-deleted_in_ms // 60_000)
     if minutes <= 0:
-        return f"the brokers may delete {what} at any time"
+        return f"the brokers may delete {subject} at any time"
     span = f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-    return f"the brokers may delete {what} from about {span} on"
+    return f"the brokers may delete {subject} from about {span} on"
 
 
 def lasting(ms: int) -> str:
@@ -284,11 +284,11 @@ class PartitionWatch:
         which = f"{first} is" if count == 1 else f"{first} and {count - 1} more partitions are"
         known = [ms for tp in self._disk_errors if (ms := self.margin(tp)[1]) is not None]
         least_ms = min(known, default=None)
-        what = (
+        message = (
             f"The archiver's disk fails ({self._disk}: {error}): until it has room again {which} "
             f"not archived; {until(least_ms)}"
         )
-        health.report(Condition(kind, what, self._disk, until=deleted_at(least_ms)))
+        health.report(Condition(kind, message, self._disk, until=deleted_at(least_ms)))
 
     def _look_at_not_led(self, now: float) -> None:
         kind, health = Kind.PARTITIONS_NOT_LED, self._published_conditions.health
@@ -298,11 +298,11 @@ class PartitionWatch:
             return
         first = min(long)
         which = f"{first} is" if len(long) == 1 else f"{first} and {len(long) - 1} more are"
-        what = (
+        message = (
             f"{which} archived by nobody: no archiver with archive.log_dirs runs beside the broker "
             "that leads them, or it does not archive them"
         )
-        health.report(Condition(kind, what, since=min(long.values())))
+        health.report(Condition(kind, message, since=min(long.values())))
 
     def operator_notes(self, configs: Iterable[Mapping[str, str] | None]) -> OperatorNotes:
         """Texts for people. `configs`: of the topics that this archiver accumulates. Never
@@ -406,11 +406,11 @@ class PartitionWatch:
             self._published_conditions.release(deleted, status.tp)
             return
         # The sentence omits the last offset, which rises while the loss goes on.
-        what = (
+        message = (
             f"{status.tp}: the brokers have deleted records from offset {lost[0]} on before they "
             f"could be archived; cause: {_cause(status, watched)}"
         )
-        self._published_conditions.hold(deleted, status.tp, what, lost)
+        self._published_conditions.hold(deleted, status.tp, message, lost)
 
     def _note_oldest_age_ms(
         self, status: PartitionArchiveStatus, watched: _Watched, now_ms: int

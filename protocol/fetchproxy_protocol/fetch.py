@@ -340,9 +340,9 @@ def _read_forgotten(cursor: Cursor, version: int, found: list[PartitionKey]) -> 
             yield
 
 
-def _within(left: int, count: int, what: str) -> int:
+def _within(left: int, count: int, items: str) -> int:
     if count > left:
-        raise MalformedMessage(f"a Fetch of more than {PARTITIONS_MAX} {what}")
+        raise MalformedMessage(f"a Fetch of more than {PARTITIONS_MAX} {items}")
     return left - count
 
 

@@ -107,9 +107,9 @@ def client_software(buf: Buffer, head: RequestHead, end: int) -> tuple[str, str]
     cursor = Cursor(buf, head.body_position, end)
     parts = []
     try:
-        for what in ("client software name", "client software version"):
+        for field in ("client software name", "client software version"):
             size = cursor.uvarint() - 1
-            at = cursor.skip(size, what)
+            at = cursor.skip(size, field)
             parts.append(bytes(buf[at : at + size]).decode(errors="replace"))
     except WireError:
         parts += ["", ""]

@@ -118,12 +118,12 @@ class Cursor:
     def remaining(self) -> int:
         return self.end - self.pos
 
-    def skip(self, size: int, what: str = "field") -> int:
+    def skip(self, size: int, field: str = "field") -> int:
         start = self.pos
         if size < 0:
-            raise MalformedMessage(f"{what} at byte {start} has negative length {size}")
+            raise MalformedMessage(f"{field} at byte {start} has negative length {size}")
         if start + size > self.end:
-            raise Truncated(f"{what} at byte {start} needs {size} bytes, {self.end - start} left")
+            raise Truncated(f"{field} at byte {start} needs {size} bytes, {self.end - start} left")
         self.pos = start + size
         return start
 

@@ -124,11 +124,11 @@ def _skip_partition(cursor: Cursor, fields_size: int, flexible: bool) -> dict[in
     def note(at: int) -> None:
         lengths.update({n - begin: cursor.buf[n] for n in range(at, cursor.pos)})
 
-    for what in ("replicas", "in-sync replicas", "offline replicas"):
+    for list_name in ("replicas", "in-sync replicas", "offline replicas"):
         at = cursor.pos
         count = cursor.count(flexible) or 0
         note(at)
-        cursor.skip(4 * count, what)
+        cursor.skip(4 * count, list_name)
     if flexible:
         at = cursor.pos
         cursor.skip_tags()

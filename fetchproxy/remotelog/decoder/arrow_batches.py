@@ -266,7 +266,7 @@ class BrokenRecords(Exception):
     `index`: the batch's index among the given batches.
     """
 
-    def __init__(self, index: int, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, index: int, message: str) -> None:
+        super().__init__(message)
         self.index = index
-        self.what = what
+        self.what = message

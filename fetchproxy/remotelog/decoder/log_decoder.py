@@ -223,8 +223,8 @@ class LogDecoder:
                 continue
             last = int(headers.table[-1, POSITION]) + position if len(headers.table) else -1
             if last < 0 or last != self._fault_at:  # else its size is wrong, and has led here
-                what = f"batch {HEADER_FAULTS[headers.fault]}"
-                self._on_fault(position + broken_at, first_offset, what)
+                message = f"batch {HEADER_FAULTS[headers.fault]}"
+                self._on_fault(position + broken_at, first_offset, message)
             self.next_offset = after
             self.records_skipped += after - first_offset
 
@@ -296,8 +296,8 @@ class LogDecoder:
             begin = int(before[-1]) + 1 if len(before) else first_offset
             end = int(after[0]) if len(after) else last_offset + 1
             if not _outside(begin, end, limits):
-                what = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
-                self._fault_in(headers, i, what)
+                message = f"batch has offsets {bases[i]} to {lasts[i]}, where others belong"
+                self._fault_in(headers, i, message)
         return placed
 
     def _sound(self, headers: ScannedHeaders, indices: Any) -> set[int]:
@@ -311,8 +311,8 @@ class LogDecoder:
             if found == crc:
                 sound.add(i)
             else:
-                what = f"batch has CRC-32C {found:08x}, its header says {crc:08x}"
-                self._fault_in(headers, i, what)
+                message = f"batch has CRC-32C {found:08x}, its header says {crc:08x}"
+                self._fault_in(headers, i, message)
         return sound
 
     def _unpack(self, headers: ScannedHeaders, i: int, codec: int, limits: RowLimits) -> bool:
@@ -352,11 +352,11 @@ class LogDecoder:
         chosen.clear()
 
     def _fault_in(
-        self, headers: ScannedHeaders, i: int, what: str, tell: OnFault | None = None
+        self, headers: ScannedHeaders, i: int, message: str, tell: OnFault | None = None
     ) -> None:
         place = self._skipped(headers, i)
         self._fault_at = place
-        (tell or self._on_fault)(place, int(headers.table[i, BASE_OFFSET]), what)
+        (tell or self._on_fault)(place, int(headers.table[i, BASE_OFFSET]), message)
 
     def _skipped(self, headers: ScannedHeaders, i: int) -> int:
         """Counts the batch's records. Returns its position in the log."""

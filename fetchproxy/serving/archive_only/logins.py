@@ -63,9 +63,9 @@ class LoginRefused(Exception):
     """The client gets a response, and the connection closes."""
 
 
-def _malformed(what: str) -> LoginRefused:
+def _malformed(message: str) -> LoginRefused:
     """The client's bytes are not SCRAM, or not the message that is due."""
-    return LoginRefused(f"malformed SCRAM: {what}")
+    return LoginRefused(f"malformed SCRAM: {message}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,11 +476,11 @@ class Logins:
             return
         waiting = Counter((address, name) for _, address, name in self._waiting.values())
         (address, name), count = waiting.most_common(1)[0]
-        what = (
+        message = (
             f"{len(self._waiting)} logins wait, {count} of them from {address} as "
             f"{name[:_NAME_SHOWN_MAX]!r}: passwords from there are wrong"
         )
-        yield Condition(Kind.CLIENTS_WAIT, what, "logins", since=since)
+        yield Condition(Kind.CLIENTS_WAIT, message, "logins", since=since)
 
 
 @dataclass(eq=False, repr=False)

@@ -94,7 +94,7 @@ class LinkOwner(Protocol):
 
     def link_failed(self, error: WireError) -> None: ...
 
-    def refused_as_too_large(self, limit: str, what: str) -> None: ...
+    def refused_as_too_large(self, limit: str, message: str) -> None: ...
 
     def give_up(self) -> None:
         """The connection closes at once, as its response takes too much of the memory for all."""
@@ -389,10 +389,10 @@ class BrokerLink(asyncio.BufferedProtocol):
         limit, most = "gateway.frame_bytes_max", self._buffered_bytes_max
         if most > RESPONSE_BUFFERED_BYTES_MAX:
             limit, most = "held_bytes_max", RESPONSE_BUFFERED_BYTES_MAX
-        what = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
-        what = f"{what} than {limit} = {most}"
-        self._owner.refused_as_too_large(limit, what)
-        return FrameTooLarge(what, limit.rpartition(".")[2])
+        message = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
+        message = f"{message} than {limit} = {most}"
+        self._owner.refused_as_too_large(limit, message)
+        return FrameTooLarge(message, limit.rpartition(".")[2])
 
     def _not_a_response(self, size: int, correlation_id: int) -> MalformedMessage:
         if (other := other_protocol(size)) is not None:

@@ -519,14 +519,14 @@ class FileTree:
 
     @contextmanager
     def _translated(
-        self, what: str, absent: type[RemoteStorageError] = ObjectNotFound
+        self, operation: str, absent: type[RemoteStorageError] = ObjectNotFound
     ) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if error.errno in (ENOENT, ENOTDIR, EACCES, EPERM):
                 self._check_readable()
-            raise storage_error(error, what, absent) from error
+            raise storage_error(error, operation, absent) from error
 
     def _check_readable(self) -> None:
         """Raises StorageUnavailable if the whole store cannot be read."""
@@ -541,10 +541,10 @@ class FileTree:
 
 
 def storage_error(
-    error: OSError, what: str, absent: type[RemoteStorageError] = ObjectNotFound
+    error: OSError, operation: str, absent: type[RemoteStorageError] = ObjectNotFound
 ) -> RemoteStorageError:
     """The domain's error for an OSError while the store itself is available."""
-    text = f"{what}: {error.strerror or error}"
+    text = f"{operation}: {error.strerror or error}"
     if error.errno in (ENOENT, ENOTDIR):
         return absent(text)
     if error.errno in (EACCES, EPERM):

@@ -119,18 +119,20 @@ class HdfsObjectStore(ObjectStore):
 
     async def get_range(self, key: str, byte_range: ByteRange) -> bytes:
         start, length = byte_range.start, byte_range.length
-        what = f"get {check_key(key)} bytes {start} to {byte_range.end}"
+        operation = f"get {check_key(key)} bytes {start} to {byte_range.end}"
         try:
-            content = await self._read(key, what, length, offset=str(start), length=str(length))
+            content = await self._read(
+                key, operation, length, offset=str(start), length=str(length)
+            )
         except StorageUnavailable as error:
             # For a range past the end, HDFS answers with an unspecific exception.
             if not isinstance(error.__cause__, RemoteFault):
                 raise
-            if start < (await self._status(key, what)).size_bytes:
+            if start < (await self._status(key, operation)).size_bytes:
                 raise
-            raise RangeNotSatisfiable(f"{what}: the object ends before that") from None
+            raise RangeNotSatisfiable(f"{operation}: the object ends before that") from None
         if not content:
-            raise RangeNotSatisfiable(f"{what}: the object ends before that")
+            raise RangeNotSatisfiable(f"{operation}: the object ends before that")
         return content
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
@@ -222,9 +224,9 @@ class HdfsObjectStore(ObjectStore):
         except (RemoteStorageError, TimeoutError) as error:
             log.warning("temporary_not_removed", key=temporary, error=str(error))
 
-    async def _read(self, key: str, what: str, bytes_max: int, **span: str) -> bytes:
+    async def _read(self, key: str, operation: str, bytes_max: int, **span: str) -> bytes:
         try:
-            with translated_webhdfs_error(what, may_be_absent=True):
+            with translated_webhdfs_error(operation, may_be_absent=True):
                 content = await self._client.read(key, bytes_max, **span)
                 self._create = False
                 return content
@@ -232,9 +234,9 @@ class HdfsObjectStore(ObjectStore):
             await self._check_present()
             raise
 
-    async def _status(self, path: str, what: str) -> FileStatus:
-        with translated_webhdfs_error(what, may_be_absent=True):
-            return file_status(await self._client.ask("GET", "GETFILESTATUS", path), what)
+    async def _status(self, path: str, operation: str) -> FileStatus:
+        with translated_webhdfs_error(operation, may_be_absent=True):
+            return file_status(await self._client.ask("GET", "GETFILESTATUS", path), operation)
 
     async def _delete(self, path: str) -> bool:
         """Delete a file, and the folders that become empty. False: the file was missing."""
@@ -257,10 +259,10 @@ class HdfsObjectStore(ObjectStore):
         return response.get("boolean") is True
 
     async def _check_present(self) -> None:
-        what = f"look for {self._folder}"
+        operation = f"look for {self._folder}"
         may_be_absent = self._create  # read before the check: a put may be making it
         try:
-            status = await self._status("", what)
+            status = await self._status("", operation)
         except ObjectNotFound:
             if may_be_absent:
                 return
@@ -323,17 +325,17 @@ class HdfsObjectStore(ObjectStore):
             yield ready
 
     async def _page(self, folder: str, after: str) -> tuple[Statuses, bool]:
-        what = f"list {folder}"
+        operation = f"list {folder}"
 
         async def page() -> tuple[Statuses, bool]:
-            with translated_webhdfs_error(what, may_be_absent=True):
+            with translated_webhdfs_error(operation, may_be_absent=True):
                 response = await self._client.ask(
                     "GET", "LISTSTATUS_BATCH", folder, startAfter=after
                 )
-            return listed_page(response, after, what)
+            return listed_page(response, after, operation)
 
         try:
-            return await retried(what, page)
+            return await retried(operation, page)
         except ObjectNotFound:
             return [], False
 

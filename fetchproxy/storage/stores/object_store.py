@@ -124,10 +124,10 @@ def http_date_ms(date: str | None) -> int | None:
         return None
 
 
-def whole(content: bytes, length: int, what: str) -> bytes:
+def whole(content: bytes, length: int, operation: str) -> bytes:
     """`content`. Raises StorageUnavailable if it does not have `length` bytes."""
     if len(content) != length:
-        raise StorageUnavailable(f"{what}: {len(content)} of {length} bytes came")
+        raise StorageUnavailable(f"{operation}: {len(content)} of {length} bytes came")
     return content
 
 
@@ -179,7 +179,7 @@ def error_of(status: int, code: str = "") -> type[RemoteStorageError]:
 
 
 def responded(
-    what: str, status: int, code: str, text: str, *, may_be_absent: bool = True
+    operation: str, status: int, code: str, text: str, *, may_be_absent: bool = True
 ) -> RemoteStorageError:
     """The domain's error for a store's error response. `text`: what the response tells."""
     kind = error_of(status, code)
@@ -188,7 +188,7 @@ def responded(
     remedy = f"; {REMEDIES[code]}" if code in REMEDIES else ""
     if 300 <= status < 400:
         remedy = f"; {ELSEWHERE}"
-    error = kind(f"{what}: {text}{remedy}")
+    error = kind(f"{operation}: {text}{remedy}")
     error.status = status
     return error
 

@@ -74,13 +74,13 @@ _SLICE_BYTES = 1024 * 1024  # of a file, passed to the library at once
 _ALPHABET = "!+-.0123456789=@ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 
 
-def obstore_error(error: Exception, what: str) -> RemoteStorageError:
-    """`error`: the library's. `what`: the beginning of the text."""
+def obstore_error(error: Exception, operation: str) -> RemoteStorageError:
+    """`error`: the library's. `operation`: the beginning of the text."""
     text = str(error)
     what_failed, _, debug = text.partition("Debug source")
     code, status = _CODE.search(what_failed), _STATUS.search(what_failed)
     if _BEHIND_END.search(what_failed):
-        return RangeNotSatisfiable(f"{what}: the object ends before that")
+        return RangeNotSatisfiable(f"{operation}: the object ends before that")
     if status is None:
         cause = _CAUSE.search(debug)
         short = _QUERY.sub("", what_failed.strip())[:_TEXT_MAX] + (
@@ -89,10 +89,10 @@ def obstore_error(error: Exception, what: str) -> RemoteStorageError:
         if isinstance(
             error, obstore_errors.PermissionDeniedError | obstore_errors.UnauthenticatedError
         ):
-            return StorageDenied(f"{what}: {short}")
+            return StorageDenied(f"{operation}: {short}")
         if isinstance(error, obstore_errors.GenericError | FileNotFoundError):
-            return StorageUnavailable(f"{what}: {short}")
-        return RemoteStorageError(f"{what}: {short}")
+            return StorageUnavailable(f"{operation}: {short}")
+        return RemoteStorageError(f"{operation}: {short}")
     name = code[1] if code else ""
     message = _MESSAGE.search(what_failed)
     tried = int(retries[1]) + 1 if (retries := _RETRIES.search(what_failed)) else 1
@@ -103,7 +103,7 @@ def obstore_error(error: Exception, what: str) -> RemoteStorageError:
         f"(tried {tried} times)" if tried > 1 else "",
     ]
     text = " ".join(filter(None, [": ".join(filter(None, lines[:2])), *lines[2:]]))
-    return responded(what, int(status[1]), name, f"status {status[1]} {text}".rstrip())
+    return responded(operation, int(status[1]), name, f"status {status[1]} {text}".rstrip())
 
 
 def obstore_code(error: BaseException | None) -> str:
@@ -118,12 +118,12 @@ def _says_absent(error: Exception) -> bool:
 
 
 @contextmanager
-def _translated(what: str) -> Iterator[None]:
+def _translated(operation: str) -> Iterator[None]:
     """For calls that do not read one object: a 404 means that the store is unavailable."""
     try:
         yield
     except (obstore_errors.BaseError, FileNotFoundError) as error:
-        mapped = obstore_error(error, what)
+        mapped = obstore_error(error, operation)
         if isinstance(mapped, ObjectNotFound):
             mapped = StorageUnavailable(str(mapped))
         raise mapped from error
@@ -283,23 +283,23 @@ class ObstoreObjectStore(ObjectStore):
         return False
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        what = f"get {check_key(key)}"
-        async with self._reading(key, what) as reader:
+        operation = f"get {check_key(key)}"
+        async with self._reading(key, operation) as reader:
             response = await reader.get_async(key)
             size_bytes = int(response.meta["size"])
             if size_bytes > bytes_max:
                 raise too_large(key, size_bytes, bytes_max)
-            return whole(bytes(await response.bytes_async()), size_bytes, what)
+            return whole(bytes(await response.bytes_async()), size_bytes, operation)
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
-        async with self._reading(key, what) as reader:
+        operation = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
+        async with self._reading(key, operation) as reader:
             bounds = (byte_range.start, byte_range.end)
             response = await reader.get_async(key, options={"range": bounds})
             start, end = response.range
             if start != byte_range.start or end > byte_range.end:
-                raise StorageUnavailable(f"{what}: answered with bytes {start} to {end}")
-            return whole(bytes(await response.bytes_async()), end - start, what)
+                raise StorageUnavailable(f"{operation}: answered with bytes {start} to {end}")
+            return whole(bytes(await response.bytes_async()), end - start, operation)
 
     @property
     def page_objects(self) -> int:
@@ -307,10 +307,10 @@ class ObstoreObjectStore(ObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         """The library lists whole folders; entries outside the prefix are skipped."""
-        what = f"list {check_prefix(prefix)}"
+        operation = f"list {check_prefix(prefix)}"
         folder = prefix.rpartition("/")[0] or None
         last, seen, offset = "", 0, max(start_after, shortly_before(prefix)) or None
-        with _translated(what):
+        with _translated(operation):
             lister = (await self._opened()).lister
             pages = lister.list(folder, offset=offset, chunk_size=self._page_objects)
             while page := await self._next_page(pages):
@@ -318,7 +318,7 @@ class ObstoreObjectStore(ObjectStore):
                 for found in page:
                     key = str(found["path"])
                     if key <= last:
-                        raise StorageUnavailable(f"{what}: {key} is listed after {last}")
+                        raise StorageUnavailable(f"{operation}: {key} is listed after {last}")
                     last = key
                     if key <= start_after or not key.startswith(prefix):
                         if key > prefix and key > start_after:
@@ -326,24 +326,24 @@ class ObstoreObjectStore(ObjectStore):
                         continue
                     yield StoredObject(key, int(found["size"]), _version(found))
             if seen % self._page_objects == 0 and not start_after:
-                await self._confirm_end(prefix, what)
+                await self._confirm_end(prefix, operation)
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        what = f"list folders of {check_folder_prefix(prefix)}"
-        with _translated(what):
+        operation = f"list folders of {check_folder_prefix(prefix)}"
+        with _translated(operation):
             lister = (await self._opened()).lister
             async with self._places:
                 listed = await lister.list_with_delimiter_async(prefix.rstrip("/") or None)
             if not listed["common_prefixes"] and not listed["objects"]:
-                await self._confirm_end(prefix, what)
+                await self._confirm_end(prefix, operation)
         names = [str(path)[len(prefix) :] for path in listed["common_prefixes"]]
         for name in sorted(names, key=lambda name: name + "/"):
             yield name
 
     async def delete(self, key: str) -> None:
-        what = f"delete {check_key(key)}"
+        operation = f"delete {check_key(key)}"
         writer = (await self._opened()).writer
-        with _translated(what):
+        with _translated(operation):
             try:
                 async with self._places:
                     await writer.delete_async(key)
@@ -373,18 +373,18 @@ class ObstoreObjectStore(ObjectStore):
                 await writer.put_async(key, content, **how)
 
     @asynccontextmanager
-    async def _reading(self, key: str, what: str) -> AsyncIterator[Any]:
+    async def _reading(self, key: str, operation: str) -> AsyncIterator[Any]:
         reader = (await self._opened()).reader
         try:
             async with self._places:
                 yield reader
         except FileNotFoundError as error:
             if not _says_absent(error):
-                with _translated(what):
+                with _translated(operation):
                     await self._check_present(key)
-            raise ObjectNotFound(f"{what}: there is no such object") from error
+            raise ObjectNotFound(f"{operation}: there is no such object") from error
         except obstore_errors.BaseError as error:
-            raise obstore_error(error, what) from error
+            raise obstore_error(error, operation) from error
 
     async def _check_present(self, key: str) -> None:
         """Raises the library's error if the whole store is missing."""
@@ -392,7 +392,7 @@ class ObstoreObjectStore(ObjectStore):
         pages = (await self._opened()).reader.list(folder, chunk_size=1)
         await self._next_page(pages)
 
-    async def _confirm_end(self, prefix: str, what: str) -> None:
+    async def _confirm_end(self, prefix: str, operation: str) -> None:
         """Confirm an empty page: the library takes any other page, such as an HTTP proxy's, for an
         empty listing. Only a store answers that an object is missing. The object asked for is below
         `prefix`, because the process may have no rights elsewhere.
@@ -402,7 +402,7 @@ class ObstoreObjectStore(ObjectStore):
                 await (await self._opened()).reader.head_async(prefix + _NEVER_THERE)
         except FileNotFoundError:
             return
-        raise StorageUnavailable(f"{what}: the answer is not a listing")
+        raise StorageUnavailable(f"{operation}: the answer is not a listing")
 
     async def _next_page(self, pages: Any) -> Sequence[Any]:
         async with self._places:

@@ -85,11 +85,11 @@ def retry_pause_s(retry_after: str | None, date: str | None = None) -> float:
     return min(max(until_ms - now_ms, 0) / 1000, RETRY_AFTER_MAX_S)
 
 
-def pause_s(failures: int, error: RemoteStorageError, what: str) -> float:
-    """Seconds before the next try, after `failures` (1, 2, …) of them. `what` spreads the pauses of
+def pause_s(failures: int, error: RemoteStorageError, operation: str) -> float:
+    """Seconds before the next try, after `failures` (1, 2, …) of them. `operation` spreads the pauses of
     requests that failed together.
     """
-    spread = 0.5 + crc32(f"{failures} {what}".encode()) / 2**32
+    spread = 0.5 + crc32(f"{failures} {operation}".encode()) / 2**32
     pause = PAUSES_S[failures - 1] * spread
     if isinstance(error, StorageThrottled) and failures > 1:
         pause = max(pause, THROTTLED_PAUSE_S * (0.5 + spread))
@@ -97,7 +97,7 @@ def pause_s(failures: int, error: RemoteStorageError, what: str) -> float:
 
 
 async def retried(
-    what: str,
+    operation: str,
     call: Callable[[], Awaitable[T]],
     on_failure: Callable[[RemoteStorageError], object] = lambda error: None,
 ) -> T:
@@ -121,5 +121,5 @@ async def retried(
             if not passes or is_last or _once.get():
                 error.count_tries(failures)
                 raise
-            pause = pause_s(failures, error, what)
+            pause = pause_s(failures, error, operation)
         await asyncio.sleep(pause)

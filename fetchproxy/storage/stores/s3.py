@@ -239,21 +239,21 @@ class S3ObjectStore(ObjectStore):
 
     async def _get(self, key: str, bytes_max: int) -> bytes:
         client = await self._opened()
-        what = f"get {check_key(key)}"
-        with translated_s3_error(what, may_be_absent=True):
+        operation = f"get {check_key(key)}"
+        with translated_s3_error(operation, may_be_absent=True):
             ranges = self._ranges
             if ranges is not None:
-                small = await ranges.get(key, PartRequest(SMALL_OBJECT, to_end=True), what)
+                small = await ranges.get(key, PartRequest(SMALL_OBJECT, to_end=True), operation)
                 if small is not None:
                     if len(small) > bytes_max:
                         raise too_large(key, len(small), bytes_max)
                     return bytes(small)
             response: S3Response = await client.get_object(Bucket=self._bucket, Key=key)
             async with response["Body"] as body:  # an error ends the connection
-                length = object_length(response, what)
+                length = object_length(response, operation)
                 if length > bytes_max:
                     raise too_large(key, length, bytes_max)
-                content = whole(await body.read(), length, what)
+                content = whole(await body.read(), length, operation)
             if ranges is not None and 0 < length <= SMALL_OBJECT.length:
                 ranges.was_needless(key)
             return content
@@ -263,19 +263,19 @@ class S3ObjectStore(ObjectStore):
 
     async def _get_range(self, key: str, byte_range: ByteRange) -> Content:
         client = await self._opened()
-        what = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
-        with translated_s3_error(what, may_be_absent=True):
+        operation = f"get {check_key(key)} bytes {byte_range.start} to {byte_range.end}"
+        with translated_s3_error(operation, may_be_absent=True):
             ranges = self._ranges
             if ranges is not None:
-                part = await ranges.get(key, PartRequest(byte_range), what)
+                part = await ranges.get(key, PartRequest(byte_range), operation)
                 if part is not None:
                     return part
             response: S3Response = await client.get_object(
                 Bucket=self._bucket, Key=key, Range=f"bytes={byte_range.start}-{byte_range.end - 1}"
             )
             async with response["Body"] as body:
-                length = range_length(response, byte_range, what)
-                content = whole(await body.read(), length, what)
+                length = range_length(response, byte_range, operation)
+                content = whole(await body.read(), length, operation)
             if ranges is not None and length == byte_range.length:
                 ranges.was_needless(key)
             return content
@@ -286,15 +286,15 @@ class S3ObjectStore(ObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         last = start_after
-        what = f"list {check_prefix(prefix)}"
-        async for page in self._pages(what, Prefix=prefix, StartAfter=start_after):
-            for found in listed_objects(page, last, what):
+        operation = f"list {check_prefix(prefix)}"
+        async for page in self._pages(operation, Prefix=prefix, StartAfter=start_after):
+            for found in listed_objects(page, last, operation):
                 last = found.key
                 yield found
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
-        what = f"list folders of {check_folder_prefix(prefix)}"
-        async for page in self._pages(what, Prefix=prefix, Delimiter="/"):
+        operation = f"list folders of {check_folder_prefix(prefix)}"
+        async for page in self._pages(operation, Prefix=prefix, Delimiter="/"):
             for entry in page.get("CommonPrefixes", ()):
                 yield str(entry["Prefix"])[len(prefix) : -1]
 
@@ -310,10 +310,10 @@ class S3ObjectStore(ObjectStore):
         self, prefix: str, older_than_epoch_ms: int, is_ours: Callable[[str], bool]
     ) -> int:
         client = await self._opened()
-        what = f"list uploads to {check_prefix(prefix)}"
+        operation = f"list uploads to {check_prefix(prefix)}"
         stale = [
             upload
-            for upload in await self._uploads(client, prefix, what)
+            for upload in await self._uploads(client, prefix, operation)
             if is_ours(upload["Key"])
             and upload["Initiated"].timestamp() * 1000 < older_than_epoch_ms
         ]
@@ -355,24 +355,24 @@ class S3ObjectStore(ObjectStore):
             await resources.aclose()
         await self._sockets.shut()
 
-    async def _pages(self, what: str, **request: str) -> AsyncIterator[S3Response]:
+    async def _pages(self, operation: str, **request: str) -> AsyncIterator[S3Response]:
         arguments = {name: value for name, value in request.items() if value}
 
         async def one_page() -> tuple[S3Response, str | None]:
-            page = await self._allowed(partial(self._page, what, arguments))
-            with translated_s3_error(what):
-                return page, next_page(page, what)
+            page = await self._allowed(partial(self._page, operation, arguments))
+            with translated_s3_error(operation):
+                return page, next_page(page, operation)
 
         while True:
-            page, token = await retried(what, one_page)
+            page, token = await retried(operation, one_page)
             yield page
             if token is None:
                 return
             arguments["ContinuationToken"] = token
 
-    async def _page(self, what: str, arguments: dict[str, str]) -> S3Response:
+    async def _page(self, operation: str, arguments: dict[str, str]) -> S3Response:
         client = await self._opened()
-        with translated_s3_error(what):
+        with translated_s3_error(operation):
             page: S3Response = await client.list_objects_v2(Bucket=self._bucket, **arguments)
         return page
 
@@ -564,9 +564,9 @@ class S3ObjectStore(ObjectStore):
             "expires_at": datetime.now(UTC) + _CREDENTIALS_GOOD_FOR,
         }
 
-    async def _uploads(self, client: Any, prefix: str, what: str) -> Sequence[S3Response]:
+    async def _uploads(self, client: Any, prefix: str, operation: str) -> Sequence[S3Response]:
         found: Sequence[S3Response] = []
-        with translated_s3_error(what):
+        with translated_s3_error(operation):
             pages = client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 found = [*found, *page.get("Uploads", ())]

@@ -33,17 +33,17 @@ def bucket_hazards(
     kept = lock.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
     if kept:
         days = kept.get("Days") or 365 * kept.get("Years", 0)
-        what = f"object lock keeps each object for {days} days, whatever the archive's retention"
+        message = f"object lock keeps each object for {days} days, whatever the archive's retention"
         remedy = f"aws s3api put-object-lock-configuration --bucket {bucket} (no default retention)"
-        found.append(Hazard(what, remedy, False))
+        found.append(Hazard(message, remedy, False))
     ends = any("NoncurrentVersionExpiration" in rule for rule in rules)
     if versioning.get("Status") == "Enabled" and not ends:
-        what = "the bucket keeps old versions for ever: deleted segments stay, and are billed"
+        message = "the bucket keeps old versions for ever: deleted segments stay, and are billed"
         remedy = (
             f"aws s3api put-bucket-lifecycle-configuration --bucket {bucket} with a "
             "NoncurrentVersionExpiration"
         )
-        found.append(Hazard(what, remedy, False))
+        found.append(Hazard(message, remedy, False))
     return found
 
 
@@ -69,5 +69,5 @@ def _of_rule(bucket: str, rule: Mapping[str, Any]) -> Iterator[Hazard]:
         yield Hazard(f"the lifecycle rule {name} deletes objects {when}", remedy, True)
     for move in rule.get("Transitions", ()):
         if move.get("StorageClass") in _COLD_CLASSES:
-            what = f"the lifecycle rule {name} moves objects to {move['StorageClass']}"
-            yield Hazard(f"{what}, which cannot be read at once", remedy, True)
+            message = f"the lifecycle rule {name} moves objects to {move['StorageClass']}"
+            yield Hazard(f"{message}, which cannot be read at once", remedy, True)

@@ -56,8 +56,8 @@ class OtherResponse(Exception):
     `status`: 0 if it is not an HTTP/1.1 answer. `retry_after_s`: as in RemoteStorageError.
     """
 
-    def __init__(self, what: str, status: int = 0, retry_after_s: float = 0.0) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
         self.status = status
         self.retry_after_s = retry_after_s
 
@@ -363,7 +363,7 @@ class S3RangeReads:
         )
         self._needless = 0
 
-    async def get(self, key: str, part: PartRequest, what: str) -> bytearray | None:
+    async def get(self, key: str, part: PartRequest, operation: str) -> bytearray | None:
         """None: the caller has to use the client. Raises the error for status 429 or 500 and above,
         as such a store should get no second request; OSError and the client's errors if the request
         fails.
@@ -374,7 +374,7 @@ class S3RangeReads:
             content = await self._requests.get(await self.signed_url(key), part)
         except OtherResponse as error:
             if error.status == 429 or error.status >= 500:
-                translated = responded(what, error.status, "", str(error))
+                translated = responded(operation, error.status, "", str(error))
                 translated.retry_after_s = error.retry_after_s
                 raise translated from error
             return None

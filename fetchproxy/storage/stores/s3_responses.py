@@ -53,51 +53,51 @@ _DENIED = (
 )
 
 
-def object_length(response: S3Response, what: str) -> int:
+def object_length(response: S3Response, operation: str) -> int:
     """Bytes of a whole object. Raises StorageUnavailable if the response does not name it."""
     length = response.get("ContentLength")
     if response["ResponseMetadata"]["HTTPStatusCode"] != 200 or length is None:
-        raise StorageUnavailable(f"{what}: no whole object of a stated length")
+        raise StorageUnavailable(f"{operation}: no whole object of a stated length")
     return int(length)
 
 
-def range_length(response: S3Response, byte_range: ByteRange, what: str) -> int:
+def range_length(response: S3Response, byte_range: ByteRange, operation: str) -> int:
     """Bytes of the requested part. Raises StorageUnavailable if it is another part."""
     length = int(response.get("ContentLength") or 0)
     if response["ResponseMetadata"]["HTTPStatusCode"] == 200:
         # RFC 9110 lets a server ignore Range: correct only if the range covers the whole object.
         if byte_range.start == 0 and 0 < length <= byte_range.length:
             return length
-        raise StorageUnavailable(f"{what}: the store ignores ranges")
+        raise StorageUnavailable(f"{operation}: the store ignores ranges")
     match = _CONTENT_RANGE.fullmatch(str(response.get("ContentRange", "")))
     if match is None:
-        raise StorageUnavailable(f"{what}: the answer does not say which range it is")
+        raise StorageUnavailable(f"{operation}: the answer does not say which range it is")
     first, last, size = int(match[1]), int(match[2]), match[3]
     end = byte_range.end if size == "*" else min(byte_range.end, int(size))
     if (first, last + 1, length) != (byte_range.start, end, end - byte_range.start):
-        raise StorageUnavailable(f"{what}: answered with {match[0]}, {length} bytes")
+        raise StorageUnavailable(f"{operation}: answered with {match[0]}, {length} bytes")
     return length
 
 
-def listed_objects(page: S3Response, after: str, what: str) -> Iterable[StoredObject]:
+def listed_objects(page: S3Response, after: str, operation: str) -> Iterable[StoredObject]:
     """The objects of one page, all after the key `after`. Raises StorageUnavailable otherwise."""
     for entry in page.get("Contents", ()):
         key = str(entry["Key"])
         if key <= after:
-            raise StorageUnavailable(f"{what}: {key} is listed after {after}")
+            raise StorageUnavailable(f"{operation}: {key} is listed after {after}")
         after = key
         if not key.endswith("/"):  # consoles store empty objects with such names as folders
             yield StoredObject(key, int(entry["Size"]), str(entry["ETag"]).strip('"'))
 
 
-def next_page(page: S3Response, what: str) -> str | None:
+def next_page(page: S3Response, operation: str) -> str | None:
     """The token of the next page, None after the last. Raises StorageUnavailable if unclear."""
     if "IsTruncated" not in page:
-        raise StorageUnavailable(f"{what}: the answer is not a listing")
+        raise StorageUnavailable(f"{operation}: the answer is not a listing")
     if not page["IsTruncated"]:
         return None
     if not page.get("NextContinuationToken"):
-        raise StorageUnavailable(f"{what}: the listing breaks off")
+        raise StorageUnavailable(f"{operation}: the listing breaks off")
     return str(page["NextContinuationToken"])
 
 
@@ -108,8 +108,8 @@ def error_code(error: BaseException | None) -> str:
 
 
 @contextmanager
-def translated_s3_error(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
-    """Raise the domain's errors for the client's; `what` begins their text.
+def translated_s3_error(operation: str, *, may_be_absent: bool = False) -> Iterator[None]:
+    """Raise the domain's errors for the client's; `operation` begins their text.
 
     `may_be_absent`: the call reads one object. For all other calls a 404 means a problem of the
     store, not an absent object.
@@ -122,13 +122,13 @@ def translated_s3_error(what: str, *, may_be_absent: bool = False) -> Iterator[N
         request = f" (request {about['RequestId']})" if about.get("RequestId") else ""
         text = f"{error}{request}".replace(" (reached max retries: 0)", "")
         code = error_code(error)
-        failure = responded(what, status, code, text, may_be_absent=may_be_absent)
+        failure = responded(operation, status, code, text, may_be_absent=may_be_absent)
         headers = about.get("HTTPHeaders", {})
         failure.retry_after_s = retry_pause_s(headers.get("retry-after"), headers.get("date"))
         raise failure from error
     except _UNAVAILABLE as error:
-        raise StorageUnavailable(f"{what}: {error or type(error).__name__}") from error
+        raise StorageUnavailable(f"{operation}: {error or type(error).__name__}") from error
     except _DENIED as error:
-        raise StorageDenied(f"{what}: {error}") from error
+        raise StorageDenied(f"{operation}: {error}") from error
     except boto.BotoCoreError as error:
-        raise RemoteStorageError(f"{what}: {error}") from error
+        raise RemoteStorageError(f"{operation}: {error}") from error

@@ -126,8 +126,8 @@ def _kind(fault: RemoteFault) -> type[RemoteStorageError]:
 
 
 @contextmanager
-def translated_webhdfs_error(what: str, *, may_be_absent: bool = False) -> Iterator[None]:
-    """Raise the domain's errors for the client's; `what` begins their text.
+def translated_webhdfs_error(operation: str, *, may_be_absent: bool = False) -> Iterator[None]:
+    """Raise the domain's errors for the client's; `operation` begins their text.
 
     `may_be_absent`: the call reads one object. For all other calls "not found" means a problem of
     the store, not an absent object.
@@ -138,14 +138,14 @@ def translated_webhdfs_error(what: str, *, may_be_absent: bool = False) -> Itera
         kind = _kind(fault)
         if kind is ObjectNotFound and not may_be_absent:
             kind = StorageUnavailable
-        error = kind(f"{what}: {fault}")
+        error = kind(f"{operation}: {fault}")
         error.retry_after_s = fault.retry_after_s
         error.may_be_of_object = may_be_absent and _NO_DATANODE in str(fault)
         raise error from fault
     except (aiohttp.ClientError, OSError) as error:  # includes TimeoutError
         text = str(error) or type(error).__name__
         without_secret = without_token(text)
-        raise StorageUnavailable(f"{what}: {without_secret}") from (
+        raise StorageUnavailable(f"{operation}: {without_secret}") from (
             error if without_secret == text else None
         )
 
@@ -171,26 +171,26 @@ class FileStatus:
         return f"{self.name}/" if self.is_folder else self.name
 
 
-def decoded(body: bytes, what: str) -> Mapping[str, Any]:
+def decoded(body: bytes, operation: str) -> Mapping[str, Any]:
     """The JSON object in a response. Raises StorageUnavailable if `body` is none."""
     try:
         response = json.loads(body)
     except ValueError:
         response = None
     if not isinstance(response, dict):
-        raise StorageUnavailable(f"{what}: the answer is not a JSON object: {body[:100]!r}")
+        raise StorageUnavailable(f"{operation}: the answer is not a JSON object: {body[:100]!r}")
     return response
 
 
-def file_status(response: Mapping[str, Any], what: str) -> FileStatus:
+def file_status(response: Mapping[str, Any], operation: str) -> FileStatus:
     try:
         return _status(response["FileStatus"])
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{what}: the answer is not a FileStatus") from None
+        raise StorageUnavailable(f"{operation}: the answer is not a FileStatus") from None
 
 
 def listed_page(
-    response: Mapping[str, Any], after: str, what: str
+    response: Mapping[str, Any], after: str, operation: str
 ) -> tuple[list[FileStatus], bool]:
     """(entries of one page of LISTSTATUS_BATCH, all after `after`; whether more pages follow).
     Raises StorageUnavailable if the response is not such a page.
@@ -200,15 +200,15 @@ def listed_page(
         page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]
         more = int(listing["remainingEntries"]) > 0
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{what}: the answer is not a listing") from None
+        raise StorageUnavailable(f"{operation}: the answer is not a listing") from None
     if [entry.name for entry in page] == [""]:
         return [], False  # a file, not a folder
     for entry in page:
         if entry.name <= after:
-            raise StorageUnavailable(f"{what}: {entry.name} is listed after {after}")
+            raise StorageUnavailable(f"{operation}: {entry.name} is listed after {after}")
         after = entry.name
     if more and not page:
-        raise StorageUnavailable(f"{what}: the listing breaks off")
+        raise StorageUnavailable(f"{operation}: the listing breaks off")
     return page, more
 
 
@@ -265,8 +265,8 @@ def list_after(start_after: str, name_start: str) -> str:
 class LongerThanWanted(StorageUnavailable):
     """`size_bytes`: the stated length, or the bytes received until the client stopped."""
 
-    def __init__(self, what: str, size_bytes: int) -> None:
-        super().__init__(f"{what}: {size_bytes} bytes came")
+    def __init__(self, operation: str, size_bytes: int) -> None:
+        super().__init__(f"{operation}: {size_bytes} bytes came")
         self.size_bytes = size_bytes
 
 
@@ -513,14 +513,14 @@ def _is_refused(fault: RemoteFault, token: str | None) -> bool:
     return fault.exception in _NO_SUCH_TOKEN or fault.status == 401
 
 
-async def _body(response: aiohttp.ClientResponse, bytes_max: int, what: str) -> bytes:
+async def _body(response: aiohttp.ClientResponse, bytes_max: int, operation: str) -> bytes:
     """Raises LongerThanWanted, before reading anything if the response states its length."""
     stated = response.content_length
     if stated is not None and stated > bytes_max:
-        raise LongerThanWanted(what, stated)
+        raise LongerThanWanted(operation, stated)
     body = await _received(response, bytes_max)
     if len(body) > bytes_max:
-        raise LongerThanWanted(what, len(body))
+        raise LongerThanWanted(operation, len(body))
     return body
 
 

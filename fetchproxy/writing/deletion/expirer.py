@@ -318,9 +318,9 @@ class _Partition:
         """The ids in `found` (all current orphans) whose objects were unchanged for `age_min_s`."""
         before, self.orphans = self.orphans, {}
         for segment_id, objects in found.items():
-            what = frozenset((o.key, o.version) for o in objects.values())
+            versions = frozenset((o.key, o.version) for o in objects.values())
             known = before.get(segment_id)
-            self.orphans[segment_id] = known if known and known[0] == what else (what, now)
+            self.orphans[segment_id] = known if known and known[0] == versions else (versions, now)
         return [s for s, (_, since) in self.orphans.items() if now - since >= age_min_s]
 
 
@@ -490,10 +490,10 @@ class Expirer:
             if done >= self.limits.retention_deletes_per_turn_max or loop.time() > enough_at:
                 break
             step = self._delete if is_hidden(segment) else self._hide
-            what = f"{step.__name__} of a segment of {tp}"
+            operation = f"{step.__name__} of a segment of {tp}"
             try:
                 # A store that hangs must not hold up the partition's copies for ever.
-                async with within(self.config.copy_max_ms / 1000, what):
+                async with within(self.config.copy_max_ms / 1000, operation):
                     done += await self._do_one(step, segment, removals)
             except RemoteStorageError as error:
                 metrics.REMOTE_DELETE_ERRORS.labels(tp.topic).inc()

@@ -210,12 +210,12 @@ class LocalRetention:
                 break
             damage = await self._looks.damage([segment])
             if damage is not None:
-                what = (
+                message = (
                     f"the brokers keep their records of {view.tp}, as the archive's copy is "
                     f"damaged: {damage}; run fetchproxy verify"
                 )
                 stopped = Kind.LOCAL_TRIMMING_STOPPED
-                self.published_conditions.hold(stopped, view.tp, what, (start, target - 1))
+                self.published_conditions.hold(stopped, view.tp, message, (start, target - 1))
                 return None
             if loop.time() > enough_at:
                 return segment.end_offset + 1
@@ -232,8 +232,10 @@ class LocalRetention:
         return end.epoch == epoch and end.end_offset >= target
 
     def _refuse(self, topic: str, reason: str) -> None:
-        self._refused[topic] = what = f"local retention of {topic} is refused: {reason}"
-        self.published_conditions.health.report(of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, what))
+        self._refused[topic] = message = f"local retention of {topic} is refused: {reason}"
+        self.published_conditions.health.report(
+            of_topic(Kind.LOCAL_RETENTION_REFUSED, topic, message)
+        )
         LOCAL_TRIMMING_REFUSED.set(len(self._refused))
 
     def _allow(self, topic: str) -> None:

@@ -170,14 +170,16 @@ class ClockWitness:
         if store_ms is not None:
             return _ahead(now_ms - store_ms, STORE_AHEAD_MAX_MS, "the store's clock", sure=True)
         if self._newest_written_ms >= 0:
-            what = "the newest record, and records were written while it ran"
-            return _ahead(now_ms - self._newest_written_ms, RECORDS_AHEAD_MAX_MS, what, sure=True)
+            subject = "the newest record, and records were written while it ran"
+            return _ahead(
+                now_ms - self._newest_written_ms, RECORDS_AHEAD_MAX_MS, subject, sure=True
+            )
         if self._newest_ms < 0 and self._all_in_future:
             return Doubt("every record is ahead of this machine's clock", sure=False)
         if self._newest_ms < 0:
             return None  # records without timestamps prove nothing
-        what = "the newest record"
-        return _ahead(now_ms - self._newest_ms, RECORDS_AHEAD_MAX_MS, what, sure=False)
+        subject = "the newest record"
+        return _ahead(now_ms - self._newest_ms, RECORDS_AHEAD_MAX_MS, subject, sure=False)
 
 
 def _ahead(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None:

@@ -216,15 +216,17 @@ def _checked(
                 break
             if not check_crc(records, header):
                 offsets = f"{header.base_offset} to {header.last_offset}"
-                what = f"the broker's log is damaged: the batch of offsets {offsets} fails its CRC"
-                return fetched, headers, LogDamaged(f"{tp}: {what}")
+                message = (
+                    f"the broker's log is damaged: the batch of offsets {offsets} fails its CRC"
+                )
+                return fetched, headers, LogDamaged(f"{tp}: {message}")
             headers.append(header)
     except WireError as error:
         if has_old_format(records, headers[-1].end if headers else 0):
             return _converted(tp, position, fetched)
         at = headers[-1].last_offset + 1 if headers else position
-        what = f"the broker's log is damaged: the batch at or after offset {at}: {error}"
-        return fetched, headers, LogDamaged(f"{tp}: {what}")
+        message = f"the broker's log is damaged: the batch at or after offset {at}: {error}"
+        return fetched, headers, LogDamaged(f"{tp}: {message}")
     return fetched, headers, None
 
 

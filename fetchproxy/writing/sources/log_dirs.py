@@ -179,8 +179,8 @@ class EndsEarly(LogDirUnusable):
     or the file was cut. `is_empty`: nor one from the position on.
     """
 
-    def __init__(self, what: str, offset: int, *, is_empty: bool) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, offset: int, *, is_empty: bool) -> None:
+        super().__init__(message)
         self.offset = offset
         self.is_empty = is_empty
 
@@ -364,11 +364,11 @@ class _Reading:
                 raise self.damage
             return
         if self._next_offset not in (rolled.next_base_offset, rolled.hole_from):
-            what = (
+            message = (
                 f"{rolled.file} ends before offset {self._next_offset}, the next segment begins at "
                 f"{rolled.next_base_offset}"
             )
-            raise EndsEarly(what, self._next_offset, is_empty=self.summary.size_bytes == 0)
+            raise EndsEarly(message, self._next_offset, is_empty=self.summary.size_bytes == 0)
         for fault in self._txns.end():
             raise CorruptSegment(f"{rolled.file}: its transaction index does not fit: {fault.what}")
         known = read_epochs(rolled.folder)
@@ -409,8 +409,8 @@ class _Reading:
             raise self._unusable(f"ends inside the batch at byte {self._at}")
         return max(length + LOG_OVERHEAD_BYTES, MAGIC_POSITION + 1)
 
-    def _unusable(self, what: str) -> LogDirUnusable:
-        return LogDirUnusable(f"{self._rolled.file} {what}")
+    def _unusable(self, message: str) -> LogDirUnusable:
+        return LogDirUnusable(f"{self._rolled.file} {message}")
 
 
 def _aborted_txns(rolled: RolledSegment) -> list[AbortedTxn]:
@@ -552,8 +552,8 @@ class LogDirsAccumulator(SegmentAccumulator):
         except WireError:
             raise error from None
         except ClusterError as refusal:
-            what = f"{error}; the leader, asked for what lies between: {refusal}"
-            raise LogDirUnusable(what) from refusal
+            message = f"{error}; the leader, asked for what lies between: {refusal}"
+            raise LogDirUnusable(message) from refusal
         if following is None or following.base_offset < rolled.next_base_offset:
             raise error
 
@@ -585,10 +585,10 @@ class LogDirsAccumulator(SegmentAccumulator):
         folder = log_dir_of(log_dirs, self.tp)
         segments, txn_indexes = list_partition(folder)
         if segments and position < segments[0]:
-            what = f"{folder} begins at {segments[0]}, above {position}"
+            message = f"{folder} begins at {segments[0]}, above {position}"
             raise LogDirUnusable(
-                f"{what}: what is below is in the broker's own tier, or was deleted just now; run "
-                "an archiver without archive.log_dirs once"
+                f"{message}: what is below is in the broker's own tier, or was deleted just now; "
+                "run an archiver without archive.log_dirs once"
             )
         found = rolled_at(segments, position)
         if found is None or found[1] > log_offsets.last_stable_offset:
