@@ -58,8 +58,8 @@ def _wrong_size(size: int, most: int) -> str:
         see = ", see cluster.security_protocol" if other == "TLS" else ""
         return f"it speaks {other}{see}"
     if size > most:
-        return f"answer of {size} bytes is larger than cluster.frame_bytes_max = {most}"
-    return f"{size} is not the size of an answer"
+        return f"response of {size} bytes is larger than cluster.frame_bytes_max = {most}"
+    return f"{size} is not the size of a response"
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
@@ -225,10 +225,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
             except AuthenticationRefused as error:
                 raise refused(str(error)) from None
             except (ValueError, KeyError, binascii.Error, UnicodeDecodeError) as error:
-                raise refused(f"the broker's answer is malformed: {type(error).__name__}") from None
+                raise refused(
+                    f"the broker's response is malformed: {type(error).__name__}"
+                ) from None
             lifetime_ms = response.session_lifetime_ms or 0
         if not exchange.is_authenticated():
-            raise refused("the broker's last answer does not end the exchange")
+            raise refused("the broker's last response does not end the exchange")
         return lifetime_ms
 
     def version_of(self, api_key: int) -> int:
@@ -259,7 +261,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             return
         correlation_id = INT32.unpack_from(frame)[0]
         if not self._pending or self._pending[0][0] != correlation_id:
-            self._fail(f"answer with correlation id {correlation_id} to no request")
+            self._fail(f"response with correlation id {correlation_id} to no request")
             return
         _, response = self._pending.popleft()
         if not response.done():  # else its caller has left

@@ -1,4 +1,4 @@
-"""Brokers' answers about topics and brokers, and their age."""
+"""Brokers' responses about topics and brokers, and their age."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fetchproxy.runtime.cooperative import collected, cooperative
 
 # Each step may read the leaders of a hundred partitions, some 30 µs.
 STEPS_AT_ONCE = 10
-# Limits of the kept answers: a response takes 30 bytes a partition.
+# Limits of the kept responses: a response takes 30 bytes a partition.
 KEPT_RESPONSES_MAX = 16
 _KEPT_BYTES_MAX = 1024 * 1024
 NEVER = float("-inf")
@@ -44,7 +44,7 @@ async def decode_metadata(payload: memoryview, version: int) -> ClusterMetadata:
 class ClusterMetadataCache:
     """Known brokers and topics, and since when they are known (loop seconds).
 
-    Keeps the last responses: an identical answer returns the same objects. Callers that look up
+    Keeps the last responses: an identical response returns the same objects. Callers that look up
     thousands of partitions ask for their topics each second, and nearly always nothing has
     changed.
     """

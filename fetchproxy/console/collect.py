@@ -1,6 +1,6 @@
 """Accumulates the console's Status from the parts of the process, all in lower layers.
 
-`run()` asks archive and brokers at an interval; their own caches keep the answers. A status reads
+`run()` asks archive and brokers at an interval; their own caches keep the responses. A status reads
 only these caches, so it is never older than what the process itself acts on. This module decides
 and repairs nothing. If store or brokers are out of reach, it shows the last known figures. It also
 updates the gauges of the archived ranges.

@@ -194,7 +194,7 @@ async def add_security_headers(_request: web.Request, response: web.StreamRespon
     response.headers.update(SECURITY_HEADERS)
 
 
-# Only a drill changes anything. The console must never slow the relay, so it makes every answer
+# Only a drill changes anything. The console must never slow the relay, so it makes every response
 # from what the process already knows.
 
 

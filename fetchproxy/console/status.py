@@ -1,4 +1,4 @@
-"""The console's status as plain values, from the last answers of archive and brokers. Pure."""
+"""The console's status as plain values, from the last responses of archive and brokers. Pure."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _ABORTED_BYTES_MAX = 1  # bytes of records, which are ignored: the first batch c
 # Each comparison takes some 50 µs before it asks. Comparisons that follow in the next turns of the
 # loop share its requests.
 COMPARED_AT_ONCE = 20
-# To compare a new view with the leader's earlier answers takes some 20 µs.
+# To compare a new view with the leader's earlier responses takes some 20 µs.
 CHECKED_AT_ONCE = 50
 
 
@@ -169,7 +169,7 @@ async def compare_with_leader(
             ends[found.epoch] = end
         elif isinstance(found, AskLogStart):
             log_start_epoch = (await leader.leader_log_offsets(tp)).log_start_epoch
-            ends.clear()  # these are older answers: the log may have begun lower then
+            ends.clear()  # these are older responses: the log may have begun lower then
         else:
             break
     if log_start_epoch is not None and found != Shared(end_offset):

@@ -201,8 +201,8 @@ def compare(
     """`Shared(end_offset)`: no divergence. Else asks for the next response that `leader` lacks.
 
     `lineage` and `joints` rise; `end_offset` is exclusive. Records without epochs are believed, as
-    followers do. Two answers are not a contradiction: that the leader has deleted the whole end of
-    the copy, and that it has deleted all up to a joint. If the copy diverges and the leader has
+    followers do. Two responses are not a contradiction: that the leader has deleted the whole end
+    of the copy, and that it has deleted all up to a joint. If the copy diverges and the leader has
     deleted that place, the result is Undecided.
     """
     shared = end_offset

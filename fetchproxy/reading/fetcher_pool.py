@@ -49,7 +49,7 @@ from fetchproxy.storage.stores.retries import tried_once
 
 log = structlog.get_logger(__name__)
 
-# A corrupt answer may have been damaged in transit. It is read once more, then taken as corrupt.
+# A corrupt response may have been damaged in transit. It is read once more, then taken as corrupt.
 CORRUPT_READS_MAX = 2
 
 

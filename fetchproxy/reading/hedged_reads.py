@@ -1,5 +1,5 @@
 """A range read that takes longer than most of the last ones gets a second request, so that one slow
-answer does not hold up a reader. The first response counts, and the other request is cancelled. A
+response does not hold up a reader. The first response counts, and the other request is cancelled. A
 store in trouble is slow for every read and must not get twice the requests. So only a small share
 of all reads gets a second request, and only while no read waits for a place.
 """

@@ -38,7 +38,7 @@ class ReadingLimits:
     # Chunks that wait to be written to the disk. Further chunks are not cached, because no reader
     # waits for the disk.
     disk_cache_writes_max: int = DISK_CACHE_WRITES_MAX
-    # Share of range reads that may be sent a second time when they are slow; the faster answer
+    # Share of range reads that may be sent a second time when they are slow; the faster response
     # counts. The store gets, and charges for, at most this share of extra requests. 0: none.
     hedged_reads_share_max: float = 0.05
     # A read is slow after the 95th percentile of the last reads' times, bounded by these two. As

@@ -33,7 +33,7 @@ class Batcher(Generic[K, V]):
 
     def __init__(self, work: _Work[K, V]) -> None:
         self._work = work
-        # The group that a caller may still join: by key, the future answer. None: there is none.
+        # The group that a caller may still join: by key, the future response. None: there is none.
         self._next: dict[K, asyncio.Future[V | ClusterError | _Left]] | None = None
 
     async def ask(self, key: K) -> V:

@@ -91,7 +91,7 @@ class ResponseBudget:
         return self.taken >= self._total_max
 
     def room(self) -> int:
-        """Bytes for one more answer now; 0: one batch may go, unless the budget is `full`."""
+        """Bytes for one more response now; 0: one batch may go, unless the budget is `full`."""
         left = max(int(self._total_max * _CUT_SHARE) - self.taken, 0)
         if left < self._response_max:
             LIMITS_REACHED.labels("remote_answers_bytes_max").inc()
@@ -160,7 +160,7 @@ class ResponseBudget:
         self._wake_next()
 
     def _wake_next(self) -> None:
-        """Wake one waiter per answer that comes or goes: if all woke, most would find it full."""
+        """Wake one waiter per response that comes or goes: if all woke, most would find it full."""
         if self._waiting and not self.full:
             self._waiting.popleft().set()
 

@@ -47,7 +47,7 @@ class PartitionResponse(NamedTuple):
         return sum(map(len, self.records))
 
     def has_news(self, last_sent: PartitionPatch | None) -> bool:
-        """Incremental answers list only partitions with news (Kafka's maybeUpdateResponseData).
+        """Incremental responses list only partitions with news (Kafka's maybeUpdateResponseData).
         `last_sent`: the log ends that the client last saw.
         """
         return bool(self.records) or self.error_code != 0 or self.watermarks != last_sent
@@ -150,7 +150,7 @@ def encode_proxy_response(
     responses: Iterable[PartitionResponse],
     throttle_time_ms: int,
 ) -> Generator[None, None, list[Buffer]]:
-    """A whole framed answer of the proxy alone. Yields like `encode_topics`."""
+    """A whole framed response of the proxy alone. Yields like `encode_topics`."""
     topics = yield from encode_topics(request, responses)
     head = FetchResponseHead(request.correlation_id, throttle_time_ms, 0, session_id, len(topics))
     return encode_response(request.version, head, topics)

@@ -1,10 +1,10 @@
-"""Learns from a consumer's pauses how fast it takes records, and when its next answer is due.
+"""Learns from a consumer's pauses how fast it takes records, and when its next response is due.
 
 A librdkafka client stops fetching for `fetch.queue.backoff.ms` (a second) each time
 `queued.min.messages` (100,000) records wait for its application. So it reads 150,000 to 220,000
 small records a second from a fast server: its queue is empty long before the second is over. Once a
-client has paused, its answers leave a little slower than its application takes them, and the queue
-stays below that limit.
+client has paused, its responses leave a little slower than its application takes them, and the
+queue stays below that limit.
 
 While the queue has room, the proxy knows how many records it gave, but not how many were taken. A
 pause tells: at its begin the queue held QUEUE_RECORDS, and one response earlier it held fewer.
@@ -50,8 +50,8 @@ _TOLD_BY = 3
 # A pace must promise this many times the client's rate with pauses. Otherwise pacing rests.
 _GAIN_MIN = 1.3
 _REST_S = 60.0
-# If a single answer filled the queue, the client's rate is unknown. It is taken for at most so many
-# times the mean rate, pauses included. With a large mean the responses hold several queues, so
+# If a single response filled the queue, the client's rate is unknown. It is taken for at most so
+# many times the mean rate, pauses included. With a large mean the responses hold several queues, so
 # there is less to win.
 _GUESS, _GUESS_LARGE, _LARGE_MEAN = 5.0, 1.5, 250_000.0
 _RESTS_MAX = 5  # each rest is twice as long as the one before, up to this many doublings
@@ -107,7 +107,7 @@ class _Cycle:
         self._points: list[tuple[float, int]] = []  # when a response left, records given before it
 
     def add(self, records: int, at: float) -> None:
-        if self._points:  # other connections' answers may come in another order
+        if self._points:  # other connections' responses may come in another order
             at = max(at, self._points[-1][0])
         self._points.append((at, self.given))
         self.given += records

@@ -1,4 +1,4 @@
-"""One client's connection: cuts its bytes into requests, sends answers in order, and limits how
+"""One client's connection: cuts its bytes into requests, sends responses in order, and limits how
 long each may take.
 
 A request that takes work *mutes* the client: later requests wait in the socket, as they would
@@ -359,7 +359,7 @@ class ClientSession(ClientProtocol):
         )
 
     def refused_as_too_large(self, limit: str, message: str) -> None:
-        """`limit`: a setting's key or a constant's name. `message` describes a message of this client."""
+        """`limit`: a setting's key or a constant's name. `message` describes it."""
         self._owner.too_large(limit, f"{message} (client {self.client_host})")
 
     # -- checked by the listener at intervals ------------------------------------------------------
@@ -415,7 +415,7 @@ class ClientSession(ClientProtocol):
         kept = self.requests.kept_bytes + self.share.kept_bytes + self.upstream.kept_bytes
         return unsent + kept
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
     def write_to_client(self, data: Buffer) -> None:
         # A closing transport drops the bytes, and asyncio complains if that happens often.
         if self._transport is not None and not self._transport.is_closing():

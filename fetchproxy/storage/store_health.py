@@ -465,8 +465,8 @@ class StoreHealth:
         self._health.report(Condition(Kind.SEGMENTS_LOCKED, message, key_id))
 
     def changed(self, segment: AnySegment, message: str | None) -> None:
-        """`message`: how the segment's metadata differs from the metadata it was encrypted with; None:
-        they are the same. Only one segment of each partition is reported.
+        """`message`: how the segment's metadata differs from the metadata it was encrypted with;
+        None: they are the same. Only one segment of each partition is reported.
         """
         tp, segment_id = segment.segment_id.topic_id_partition, segment.segment_id.id
         if message is not None:

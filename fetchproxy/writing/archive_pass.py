@@ -84,9 +84,9 @@ class NotAllArchived(FetchProxyError):
 class ArchivePass(ArchiverParts):
     """Archives all that is there now, and ends. For cron, jobs and tests. It uses the same
     PartitionArchiver as a running archiver, so it resumes where any archiver stopped, even beside
-    another archiver. `topic_configs`: None for the brokers' answer at `run`. `tries_max`: how often
-    a partition is tried. `log_starts`: log start offsets from which on a loss counts, if nothing is
-    archived yet. A log start that is not given is read at the partition's turn.
+    another archiver. `topic_configs`: None for the brokers' response at `run`. `tries_max`: how
+    often a partition is tried. `log_starts`: log start offsets from which on a loss counts, if
+    nothing is archived yet. A log start that is not given is read at the partition's turn.
     """
 
     topic_configs: Mapping[UUID, Mapping[str, str] | None] | None = None

@@ -452,7 +452,7 @@ class PartitionWatch:
         return None
 
     async def ask(self, cluster: Cluster) -> None:
-        """Asks the brokers for what the last look did not know. The next look uses their answers.
+        """Asks the brokers for what the last look did not know. The next look uses their responses.
         Takes no longer than the time between two looks.
         """
 

@@ -1,10 +1,9 @@
-"""Finds broker addresses in answers and replaces them. All other bytes stay as they were.
+"""Finds broker addresses in responses and replaces them. All other bytes stay as they were.
 
-`_LOCATE` says where each API's answers have them. Fetch responses are relayed while they stream, so
-only their last tagged-field section comes here. In requests only Produce's `acks` is read, because
-a request with acks=0 has no response.
-Node ids and racks are never changed. In a response with an error, a negative node id or an empty
-host replaces the address; it is left alone.
+`_LOCATE` says where each API's responses have them. Fetch responses are relayed while they stream,
+so only their last tagged-field section comes here. In requests only Produce's `acks` is read,
+because a request with acks=0 has no response. Node ids and racks are never changed. In a response
+with an error, a negative node id or an empty host replaces the address; it is left alone.
 
 A payload is a whole response without its size prefix, so it begins with the correlation id.
 """
@@ -328,7 +327,7 @@ def acks_of(buf: Buffer, body_pos: int, api_version: int, end: int | None = None
 
 
 def _behind_single_quiet_partition(buf: Buffer, pos: int, version: int) -> int:
-    """A short cut for most Produce answers: one topic, one partition, no error. Else 0."""
+    """A short cut for most Produce responses: one topic, one partition, no error. Else 0."""
     try:
         if buf[pos] != 2:
             return 0

@@ -72,7 +72,7 @@ WATERMARKS_V4 = Struct(">qq")
 _SESSION_HEAD = Struct(">ihi")  # throttle time, error code, session id (v7+)
 # Error code, session id, topics; after the size prefix, correlation id and throttle time.
 _HEAD_V7 = Struct(">12xhiI")
-# The position of the number of topics in a framed answer (v12+), and the byte for one topic: a
+# The position of the number of topics in a framed response (v12+), and the byte for one topic: a
 # count is encoded as count + 1.
 _TOPICS_AT, _ONE = 19, 2
 # A response of one topic and partition (v13+) up to its records, without unused values of the
@@ -430,7 +430,7 @@ def with_bytes_max(frame: bytes, body_at: int, version: int, bytes_max: int) -> 
 # `encode_partition_start` and `no_tags`. Layout: Kafka's FetchResponse.json.
 
 
-# Made once per answer. A named tuple takes a third of a frozen dataclass's time.
+# Made once per response. A named tuple takes a third of a frozen dataclass's time.
 class FetchResponseHead(NamedTuple):
     correlation_id: int
     throttle_time_ms: int
@@ -463,7 +463,8 @@ class HeadPatch(NamedTuple):
 
 
 class PartitionPatch(NamedTuple):
-    """New values for a partition's answer, which may replace an error. -1: a value is not known."""
+    """New values for a partition's response, which may replace an error. -1: a value is not known.
+    """
 
     high_watermark: int = -1
     last_stable_offset: int = -1
@@ -571,7 +572,7 @@ def encode_partition_start(
 
 
 def encode_error_response(version: int, correlation_id: int, error_code: int) -> bytes:
-    """A framed answer with a top-level error and no topics (v7+)."""
+    """A framed response with a top-level error and no topics (v7+)."""
     return b"".join(
         encode_response(version, FetchResponseHead(correlation_id, 0, error_code, 0, 0), {})
     )
@@ -580,7 +581,7 @@ def encode_error_response(version: int, correlation_id: int, error_code: int) ->
 def plain_session_id(
     frame: memoryview, version: int, log_starts: LogStarts | None = None
 ) -> int | None:
-    """The session id of a whole framed answer (v7+) in which only log starts matter.
+    """The session id of a whole framed response (v7+) in which only log starts matter.
 
     Nearly every response at the tail is such: no error, no aborted transaction, no tags. This is
     one pass without the scan's state, because its time adds to the latency of each record. None:

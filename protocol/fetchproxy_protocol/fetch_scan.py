@@ -3,8 +3,8 @@
 A response may be 50 MiB and more, so it is never held as a whole. `FetchResponseScan.feed` takes
 the bytes as they arrive and returns the bytes that may leave. It jumps over records. It also
   - patches the head (correlation and session id). It adds topics before the broker's, and
-    partitions to the broker's topics: Kafka lists a topic once in answers that list all, and sarama
-    forgets the first of two entries,
+    partitions to the broker's topics: Kafka lists a topic once in responses that list all, and
+    sarama forgets the first of two entries,
   - calls `on_partition_error` for every partition with an error, and may turn it into an empty
     partition (fixed-width fields, the length is unchanged),
   - lowers the log start offset of partitions whose log goes on below the broker's,
@@ -235,7 +235,7 @@ class FetchResponseScan:
         parsed = parse_head(buf, self._version)
         if parsed is None:
             if not self.left:
-                raise Truncated(f"Fetch v{self._version} answer ends inside its head")
+                raise Truncated(f"Fetch v{self._version} response ends inside its head")
             self._carry = bytearray(buf)
             return []
         return self._front(buf, *parsed)
@@ -327,13 +327,13 @@ class FetchResponseScan:
         if self._state == _TOPIC and not self._topics:
             self._state = _TAIL
         if self._state != _TAIL:
-            raise Truncated(f"Fetch v{self._version} answer ends inside {self._topic!r}")
+            raise Truncated(f"Fetch v{self._version} response ends inside {self._topic!r}")
         if self._joining:
-            raise MalformedMessage(f"no {next(iter(self._joining))!r} in a Fetch answer")
+            raise MalformedMessage(f"no {next(iter(self._joining))!r} in a Fetch response")
         tail = bytes(buf[pos:])
         if self._version < FETCH_FLEXIBLE_FROM:
             if tail:
-                raise MalformedMessage(f"{len(tail)} bytes after the end of a Fetch answer")
+                raise MalformedMessage(f"{len(tail)} bytes after the end of a Fetch response")
             return tail
         if self._version < NODE_ENDPOINTS_FROM or tail == _NO_TAGS:
             return tail
@@ -376,7 +376,7 @@ class FetchResponseScan:
         else:
             length, at = _int(INT16, buf, at, end, pos)
         if length < 0:
-            raise MalformedMessage("topic without a name in a Fetch answer")
+            raise MalformedMessage("topic without a name in a Fetch response")
         if at + length > end:
             raise _NeedMore(pos)
         self._topic = bytes(buf[at : at + length])

@@ -40,7 +40,7 @@ _ERROR_END = 6  # correlation id and error code; the header is always v0
 _INT16_BYTES = 2
 # Kafka has 90 APIs. The whole list is read in one step.
 APIS_MAX = 1_000
-# With the broker's features and tags, some 1 KiB. Some answers are kept.
+# With the broker's features and tags, some 1 KiB. Some responses are kept.
 _API_VERSIONS_BYTES_MAX = 64 * 1024
 
 
@@ -137,7 +137,7 @@ def response_body(payload: Buffer, api_key: int, api_version: int) -> Cursor:
     return cursor
 
 
-# ApiVersions answers are cut down to the versions that the broker and this proxy share (KIP-511).
+# ApiVersions responses are cut down to the versions that the broker and this proxy share (KIP-511).
 # Only the list of API ranges is rebuilt; error code, throttle time, features and unknown tagged
 # fields keep their bytes.
 
@@ -149,7 +149,7 @@ def intersect_response(payload: Buffer, api_version: int) -> bytes:
     version was asked for. Raises `WireError`.
     """
     if len(payload) > _API_VERSIONS_BYTES_MAX:
-        raise MalformedMessage(f"an ApiVersions answer of {len(payload)} bytes")
+        raise MalformedMessage(f"an ApiVersions response of {len(payload)} bytes")
     return bytes(payload[:4]) + _intersected(bytes(payload[4:]), api_version)
 
 
@@ -187,7 +187,7 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
     list_start = cursor.pos
     count = cursor.count(flexible)
     if (count or 0) > APIS_MAX:
-        raise MalformedMessage(f"an ApiVersions answer of {count} APIs")
+        raise MalformedMessage(f"an ApiVersions response of {count} APIs")
     kept = []
     for _ in range(count or 0):
         start = cursor.skip(_RANGE.size, "API range")

@@ -1,6 +1,6 @@
 """ListOffsets: reads and writes requests, and finds each result in a response to patch it in place.
 
-v0 answers with arrays of offsets, from before logs had timestamps. Such answers are not read and
+v0 answers with arrays of offsets, from before logs had timestamps. Such responses are not read and
 reach the client as the broker sent them.
 """
 

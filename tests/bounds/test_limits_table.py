@@ -50,7 +50,7 @@ def test_the_table_has_the_codes_numbers() -> None:
         ),
         "any other request in archive-only mode": messages.ELEMENTS_MAX,
         "any message": primitives.TAGGED_FIELDS_MAX,
-        "an ApiVersions answer": headers.APIS_MAX,
+        "an ApiVersions response": headers.APIS_MAX,
         "an answer with addresses": addresses.NODES_MAX,
         "a FindCoordinator answer": addresses.COORDINATORS_MAX,
     }
@@ -117,7 +117,7 @@ def test_an_answer_names_so_many_apis(apis: int, tag_bytes: int) -> None:
     if apis <= headers.APIS_MAX and tag_bytes < 10:
         assert headers.intersect_response(response, 3)
     else:
-        with pytest.raises(MalformedMessage, match="an ApiVersions answer"):
+        with pytest.raises(MalformedMessage, match="an ApiVersions response"):
             headers.intersect_response(response, 3)
 
 

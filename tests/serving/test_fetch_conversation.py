@@ -22,7 +22,7 @@ from fetchproxy_protocol.fetch import (
 )
 from fetchproxy_protocol.headers import request_header
 from test_fetch_session import asks
-from test_whole_answers import CORRELATION_ID, framed
+from test_whole_responses import CORRELATION_ID, framed
 
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.serving.client_groups import GroupsOfClients

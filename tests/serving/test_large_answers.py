@@ -22,7 +22,7 @@ from raw_fetch import RawConnection
 from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker
 from test_bad_input import connect, is_closed, request
 from test_limits import rss_bytes
-from test_whole_answers import CORRELATION_ID, Client, Conversation, fetch_response
+from test_whole_responses import CORRELATION_ID, Client, Conversation, fetch_response
 
 from fetchproxy.serving.gateway.broker_link import (
     HELD_COPIES,
@@ -100,7 +100,7 @@ async def test_an_answer_that_is_read_whole_is_refused_by_its_size_alone() -> No
     talk = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [payload]))
     talk.arrives([struct.pack(">ii", MiB + 1, CORRELATION_ID)])
     assert [str(error) for error in talk.client.failures] == [
-        "a broker's answer of 1048577 bytes, which has to be read as a whole, is larger than "
+        "a broker's response of 1048577 bytes, which has to be read as a whole, is larger than "
         "gateway.frame_bytes_max = 1048576"
     ]
     assert talk.client.refused == ["gateway.frame_bytes_max"]
@@ -155,7 +155,7 @@ async def test_the_largest_of_the_answers_being_gathered_gives_way() -> None:
         (b"\x15\x03\x03\x00\x02", "broker speaks TLS, see cluster.security_protocol"),
         (b"HTTP/1.1 400 Bad Request", "broker speaks HTTP"),
         (b"SSH-2.0-x", "broker speaks SSH"),
-        (struct.pack(">ii", 3, 0), "3 is not the size of an answer"),
+        (struct.pack(">ii", 3, 0), "3 is not the size of a response"),
     ],
 )
 async def test_a_broker_that_is_none_is_named(first: bytes, says: str) -> None:

@@ -166,7 +166,7 @@ class RequestRefused(Exception):
         self.version, self.hint = head.api_version, hint
 
 
-# A framed answer in pieces. Raises WireError, RequestRefused.
+# A framed response in pieces. Raises WireError, RequestRefused.
 Respond = Callable[[ArchiveOnlyParts, Request], Awaitable[Sequence[Buffer]]]
 
 

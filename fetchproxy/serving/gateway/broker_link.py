@@ -51,7 +51,7 @@ WALKED_BYTES = 8 * 1024
 class BufferedResponse(ExpectedResponse):
     """`rewrite` takes the payload without size prefix and returns the payload to send instead.
 
-    It returns an awaitable only if it must wait; most answers are rewritten at once.
+    It returns an awaitable only if it must wait; most responses are rewritten at once.
     """
 
     correlation_id: int
@@ -113,7 +113,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     """The link reads the responses from the broker's socket, in request order.
 
     A large response goes to the client as it arrives, a small one in one piece. Reading pauses
-    while the client is slow, while a response is being rewritten, and while a parked answer waits
+    while the client is slow, while a response is being rewritten, and while a parked response waits
     for a fetch that wants it.
     """
 
@@ -129,7 +129,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     expected: deque[ExpectedResponse] = field(default_factory=deque)
     transport: asyncio.Transport | None = None
     heard: bool = False  # since the owner last looked
-    tells_responded: bool = False  # the owner waits for answers to leave
+    tells_responded: bool = False  # the owner waits for responses to leave
     _carry: bytearray = field(default_factory=bytearray)
     _left: int = 0  # bytes still to come of a response that passes
     _scan: FetchResponseScan | None = None
@@ -137,7 +137,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     _buffered: BufferedResponse | None = None
     _waiting: bool = False  # a response is parked or being rewritten
     _client_slow: bool = False
-    _goes_on: bool = False  # the next answers are handled in the loop's next turn
+    _goes_on: bool = False  # the next responses are handled in the loop's next turn
 
     # -- asyncio ---------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -175,7 +175,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._owner.broker_slow(False)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        while self._goes_on:  # the client still gets answers that arrived before the end
+        while self._goes_on:  # the client still gets responses that arrived before the end
             self._take_more()
         self.transport = None
         if self._accumulated is not None:
@@ -214,7 +214,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     # -- for the session -------------------------------------------------------------------------
     @property
     def kept_bytes(self) -> int:
-        """Bytes of incomplete answers, and of requests that the broker has not taken yet."""
+        """Bytes of incomplete responses, and of requests that the broker has not taken yet."""
         unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
         accumulated = 0 if self._buffered is None else self._buffered.accumulated
         return len(self._carry) + HELD_COPIES * accumulated + unsent
@@ -240,7 +240,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._pace()
 
     def go_on(self) -> None:
-        """A parked answer was attached."""
+        """A parked response was attached."""
         if self._waiting and self._buffered is None:
             self._waiting = False
             self._take(memoryview(b""))
@@ -261,7 +261,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         self._owner.write_to_client(b"".join((INT32.pack(size), *payload)))
         self._finish()
 
-    # -- answers ---------------------------------------------------------------------------------
+    # -- responses -------------------------------------------------------------------------------
     def _pace(self) -> None:
         if self.transport is None or self.transport.is_closing():
             return
@@ -288,7 +288,7 @@ class BrokerLink(asyncio.BufferedProtocol):
             self._pace()
 
     def _go_on_soon(self) -> None:
-        """Continue in the loop's next turn: other connections' answers come first."""
+        """Continue in the loop's next turn: other connections' responses come first."""
         if not self._goes_on:
             self._goes_on = True
             asyncio.get_running_loop().call_soon(self._take_more)
@@ -389,7 +389,7 @@ class BrokerLink(asyncio.BufferedProtocol):
         limit, most = "gateway.frame_bytes_max", self._buffered_bytes_max
         if most > RESPONSE_BUFFERED_BYTES_MAX:
             limit, most = "held_bytes_max", RESPONSE_BUFFERED_BYTES_MAX
-        message = f"a broker's answer of {size} bytes, which has to be read as a whole, is larger"
+        message = f"a broker's response of {size} bytes, which has to be read as a whole, is larger"
         message = f"{message} than {limit} = {most}"
         self._owner.refused_as_too_large(limit, message)
         return FrameTooLarge(message, limit.rpartition(".")[2])
@@ -399,10 +399,10 @@ class BrokerLink(asyncio.BufferedProtocol):
             see = ", see cluster.security_protocol" if other == "TLS" else ""
             return MalformedMessage(f"broker speaks {other}{see}")
         if size < 4:
-            return MalformedMessage(f"{size} is not the size of an answer")
+            return MalformedMessage(f"{size} is not the size of a response")
         if not self.expected:
             return MalformedMessage(
-                f"the broker sent answer {correlation_id}, but nothing was asked"
+                f"the broker sent response {correlation_id}, but nothing was asked"
             )
         due = self.expected[0].correlation_id
         return MalformedMessage(f"broker answered {correlation_id} where {due} was due")

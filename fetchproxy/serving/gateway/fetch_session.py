@@ -372,7 +372,7 @@ class FetchSessionPair:
             self.sent_full = self._kind is not FetchKind.INCREMENTAL
             self._upstream_epoch = self._client_epoch
         self._advance_upstream(session_id)
-        # If the client's answer must list all partitions, the broker is asked for all again.
+        # If the client's response must list all partitions, the broker is asked for all again.
         self._needs_full_fetch = self._needs_full_fetch or self._kind.lists_all
 
     def on_ok_response(self, session_id: int) -> int:

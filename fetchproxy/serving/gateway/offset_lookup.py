@@ -122,7 +122,7 @@ class ArchiveLookup:
     One Metadata request identifies the topics, and one list says which of them may be archived; the
     store is not asked about the others. An archived topic is listed once, several topics at the
     same time, and a list of some seconds' age serves every connection. Decides nothing about the
-    answers.
+    responses.
     """
 
     archive: ServedArchive

@@ -66,7 +66,7 @@ _READ_BEFORE = frozenset((ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE))
 class Treatment(StrEnum):
     """One word for the compatibility page."""
 
-    RELAYED = "relayed"  # request and answer pass unchanged
+    RELAYED = "relayed"  # request and response pass unchanged
     REWRITTEN = "rewritten"  # the broker answers, and the proxy changes its response
     RESPONDED = "answered"  # the broker is not asked
 
@@ -357,7 +357,7 @@ class GatewaySession(ClientSession):
         whole, response.payload = bytes(response.payload), bytearray()
         payload = response.rewrite(whole)
         if isinstance(payload, Awaitable):
-            self.spawn(self._rewrite(payload), "rewrite-answer")
+            self.spawn(self._rewrite(payload), "rewrite-response")
             return None
         return payload
 
@@ -415,7 +415,7 @@ class GatewaySession(ClientSession):
         async def response(waited: bool) -> None:
             self.write_to_client(INT32.pack(len(payload)) + payload)
 
-        self.mute_while(self._in_turn(response), "own-answer")
+        self.mute_while(self._in_turn(response), "own-response")
 
     async def _in_turn(self, work: Callable[[bool], Awaitable[None]]) -> None:
         await work(await self._drained_before())
@@ -570,7 +570,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
                 self._whole_at = size + 4
                 break
             if session.fetch.conversation.parked and handling is not FETCH_TREATMENT:
-                # the parked answer comes before this request's answer: discard it first
+                # the parked response comes before this request's response: discard it first
                 session.mute_while(session.fetch.discard_parked(), "discard-parked-fetch")
                 break
             if isinstance(handling, Passes):

@@ -2,7 +2,7 @@
 
 A broker that hangs still accepts connections, as its kernel does. So if there are several
 brokers, the dialer first asks which of them *answers*. It knows no sessions, and caches one
-answer for a moment.
+response for a moment.
 """
 
 from __future__ import annotations

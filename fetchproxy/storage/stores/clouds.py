@@ -26,7 +26,7 @@ from fetchproxy.storage.stores.obstore_store import (
     make_clients,
 )
 
-_PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # per answer: the vendors' limits
+_PAGE_OBJECTS = {"gs": 1000, "az": 5000}  # per response: the vendors' limits
 _OF_CONNECTION_STRING = {
     "accountname": "account_name",
     "accountkey": "account_key",

@@ -62,7 +62,7 @@ _TEXT_MAX = 300
 _ABSENT = ("NoSuchKey", "BlobNotFound")
 # S3 and Cloud Storage; Azure.
 _COMPLETED_ALREADY = ("NoSuchUpload", "InvalidBlockList")
-_BLOB_ABSENT = "The specified blob does not exist"  # in a batch answer, which has no code
+_BLOB_ABSENT = "The specified blob does not exist"  # in a batch response, which has no code
 _NEVER_THERE = "fetchproxy-puts-nothing-here"
 # Longer than any response: the library has no value for "no limit".
 _UNLIMITED = timedelta(days=30)
@@ -402,7 +402,7 @@ class ObstoreObjectStore(ObjectStore):
                 await (await self._opened()).reader.head_async(prefix + _NEVER_THERE)
         except FileNotFoundError:
             return
-        raise StorageUnavailable(f"{operation}: the answer is not a listing")
+        raise StorageUnavailable(f"{operation}: the response is not a listing")
 
     async def _next_page(self, pages: Any) -> Sequence[Any]:
         async with self._places:

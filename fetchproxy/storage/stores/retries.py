@@ -86,8 +86,8 @@ def retry_pause_s(retry_after: str | None, date: str | None = None) -> float:
 
 
 def pause_s(failures: int, error: RemoteStorageError, operation: str) -> float:
-    """Seconds before the next try, after `failures` (1, 2, …) of them. `operation` spreads the pauses of
-    requests that failed together.
+    """Seconds before the next try, after `failures` (1, 2, …) of them. `operation` spreads the
+    pauses of requests that failed together.
     """
     spread = 0.5 + crc32(f"{failures} {operation}".encode()) / 2**32
     pause = PAUSES_S[failures - 1] * spread

@@ -53,7 +53,7 @@ log = structlog.get_logger(__name__)
 class OtherResponse(Exception):
     """The server answered with something other than the requested part.
 
-    `status`: 0 if it is not an HTTP/1.1 answer. `retry_after_s`: as in RemoteStorageError.
+    `status`: 0 if it is not an HTTP/1.1 response. `retry_after_s`: as in RemoteStorageError.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Checks that an S3 server's answers match the requests, and translates its errors."""
+"""Checks that an S3 server's responses match the requests, and translates its errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fetchproxy.storage.stores.retries import retry_pause_s
 # order, or return a page that is not from an S3 server. Such a response must pass neither as data
 # nor as "there is nothing".
 
-# The client's answers are untyped dictionaries, built at run time from the service description.
+# The client's responses are untyped dictionaries, built at run time from the service description.
 S3Response = Mapping[str, Any]
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
@@ -71,7 +71,7 @@ def range_length(response: S3Response, byte_range: ByteRange, operation: str) ->
         raise StorageUnavailable(f"{operation}: the store ignores ranges")
     match = _CONTENT_RANGE.fullmatch(str(response.get("ContentRange", "")))
     if match is None:
-        raise StorageUnavailable(f"{operation}: the answer does not say which range it is")
+        raise StorageUnavailable(f"{operation}: the response does not say which range it is")
     first, last, size = int(match[1]), int(match[2]), match[3]
     end = byte_range.end if size == "*" else min(byte_range.end, int(size))
     if (first, last + 1, length) != (byte_range.start, end, end - byte_range.start):
@@ -93,7 +93,7 @@ def listed_objects(page: S3Response, after: str, operation: str) -> Iterable[Sto
 def next_page(page: S3Response, operation: str) -> str | None:
     """The token of the next page, None after the last. Raises StorageUnavailable if unclear."""
     if "IsTruncated" not in page:
-        raise StorageUnavailable(f"{operation}: the answer is not a listing")
+        raise StorageUnavailable(f"{operation}: the response is not a listing")
     if not page["IsTruncated"]:
         return None
     if not page.get("NextContinuationToken"):

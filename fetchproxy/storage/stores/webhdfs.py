@@ -1,4 +1,4 @@
-"""WebHDFS: the requests to one HDFS, its answers, and the translation of its errors."""
+"""WebHDFS: the requests to one HDFS, its responses, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def decoded(body: bytes, operation: str) -> Mapping[str, Any]:
     except ValueError:
         response = None
     if not isinstance(response, dict):
-        raise StorageUnavailable(f"{operation}: the answer is not a JSON object: {body[:100]!r}")
+        raise StorageUnavailable(f"{operation}: the response is not a JSON object: {body[:100]!r}")
     return response
 
 
@@ -186,7 +186,7 @@ def file_status(response: Mapping[str, Any], operation: str) -> FileStatus:
     try:
         return _status(response["FileStatus"])
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{operation}: the answer is not a FileStatus") from None
+        raise StorageUnavailable(f"{operation}: the response is not a FileStatus") from None
 
 
 def listed_page(
@@ -200,7 +200,7 @@ def listed_page(
         page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]
         more = int(listing["remainingEntries"]) > 0
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{operation}: the answer is not a listing") from None
+        raise StorageUnavailable(f"{operation}: the response is not a listing") from None
     if [entry.name for entry in page] == [""]:
         return [], False  # a file, not a folder
     for entry in page:
@@ -438,7 +438,7 @@ class WebHdfsClient:
             await _check(response, 200)
             proofs = response.headers.getall("WWW-Authenticate", [])
             body = await _received(response, _FAULT_BYTES_MAX)
-        await self._kerberos.run(lambda: negotiation.check_server(proofs), "the server's answer")
+        await self._kerberos.run(lambda: negotiation.check_server(proofs), "the server's response")
         try:
             return str(json.loads(body)["Token"]["urlString"])
         except (ValueError, KeyError, TypeError):
@@ -446,7 +446,7 @@ class WebHdfsClient:
 
     @contextmanager
     def _token_may_end(self) -> Iterator[None]:
-        """The token may expire after the NameNode's answer: a DataNode asks the NameNode again."""
+        """The token may expire after the NameNode's response: a DataNode asks it again."""
         used = self._token
         try:
             yield

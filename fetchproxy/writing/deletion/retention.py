@@ -66,7 +66,7 @@ class Retention:
 def effective_retention(
     config: ArchiveConfig, topic: str, topic_config: Mapping[str, str] | None
 ) -> Retention:
-    """`topic_config`: the brokers' answer. None: not known. If the topic's own settings count and
+    """`topic_config`: the brokers' response. None: not known. If the topic's own settings count and
     are not known, they are taken as unlimited: nothing is deleted on a guess.
     """
     overrides = parse_retention_overrides(config.retention_overrides or "")

@@ -55,7 +55,7 @@ async def _metadata(parts: ArchiveOnlyParts, request: Request) -> Sequence[Buffe
             if request.may_read(topic.name)
         ]
     else:
-        # Each topic once, as from a broker: a small request must not make a huge answer.
+        # Each topic once, as from a broker: a small request must not make a huge response.
         unique = {(topic["name"], topic["topic_id"]): topic for topic in named}
         topics = [
             _named_topic(catalogue, topic, request)

@@ -1,4 +1,4 @@
-"""APIs whose answers have brokers' addresses: clients get the proxy's ports instead.
+"""APIs whose responses have brokers' addresses: clients get the proxy's ports instead.
 
 Otherwise a client's next connection would bypass the proxy. A response is held until it is whole,
 and until each node that it names has a listener. A response with an error has no address and stays

@@ -121,7 +121,7 @@ class FetchHandler:
             return InTurn(partial(self._refuse, output), "fetch-session-error")
         assert isinstance(output, Later)
         if output.state is FetchState.PACED:
-            return Muting(asyncio.sleep(output.due_in_s), "pace-by-appetite")
+            return Muting(asyncio.sleep(output.due_in_s), "pace-to-consumer")
         if output.state is FetchState.READING:
             return Muting(self._read_in_steps(frame, body_at), "read-large-fetch")
         return Muting(
@@ -436,9 +436,9 @@ class ServedFetch:
     def _listed_by_broker(self, injected: EncodedTopics) -> Mapping[TopicRef, int]:
         """Topics that the client must see as one entry for both tiers → the broker's partitions.
 
-        Kafka may list a topic twice in incremental answers, as its order of partitions changes. So
-        clients with a session merge two entries. If a response lists all partitions, sarama keeps
-        only the last entry of a topic.
+        Kafka may list a topic twice in incremental responses, as its order of partitions changes.
+        So clients with a session merge two entries. If a response lists all partitions, sarama
+        keeps only the last entry of a topic.
         """
         if not (injected and self._kind.lists_all):
             return {}

@@ -73,7 +73,7 @@ from fetchproxy.storage.reader_accounts import Client
 _NOT_OURS = frozenset((wire.LATEST, wire.EARLIEST_LOCAL))
 # Answers made in one turn of the event loop: each reads through a partition's lineage.
 RESPONDED_AT_ONCE = 50
-# As above, for answers that search records in memory, some 50 µs each.
+# As above, for responses that search records in memory, some 50 µs each.
 _READ_AT_ONCE = 20
 
 _Timestamps = Mapping[tuple[str, int], int]  # timestamp by topic and partition
@@ -197,7 +197,7 @@ async def _patch(
     version: int,
     client: Client | None = None,
 ) -> None:
-    """Write both tiers' answers over the broker's results, each for its timestamp."""
+    """Write both tiers' responses over the broker's results, each for its timestamp."""
     archived: list[_Question] = []
     others: list[_Question] = []
     unlisted: list[_Question] = []
