@@ -435,7 +435,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     from fetchproxy.console.rows import Rows
     from fetchproxy.console.server import ConsoleServer
 
-    around = StatusSources(
+    sources = StatusSources(
         mode=parts.mode,
         health=parts.health,
         listeners=parts.listeners,
@@ -448,7 +448,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     )
     cluster = None if parts.config.archive_only.enabled else parts.cluster
     collector = StatusCollector(
-        parts.config, parts.storage, parts.rlmm, cluster, around, limits=parts.limits.console
+        parts.config, parts.storage, parts.rlmm, cluster, sources, limits=parts.limits.console
     )
     facts = ProcessFacts(parts.config, parts.storage.objects, wall_clock_ms)
     rows = Rows(collector, parts.storage.accounts, facts)
@@ -540,8 +540,8 @@ async def _watch_process(parts: Parts) -> None:
         watches.append(("broker watch", parts.brokers.run, rests))
     async with asyncio.TaskGroup() as tasks:
         for part, watch, rests in watches:
-            kept = keep_running(part, watch, parts.random, parts.health, rests)
-            tasks.create_task(kept, name=part)
+            loop = keep_running(part, watch, parts.random, parts.health, rests)
+            tasks.create_task(loop, name=part)
 
 
 async def _keep_archiving(parts: Parts, positions: ArchiverPositions) -> None:

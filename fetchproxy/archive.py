@@ -37,12 +37,12 @@ def metadata_manager(
     enters it while `storage` and `cluster` are open.
     """
     if config.metadata.manager == "store" or config.archive_only.enabled:
-        alone = config.archive_only.enabled
+        archive_only = config.archive_only.enabled
         return StoreBackedRemoteLogMetadataManager(
             storage,
             config.metadata,
-            collects=not alone,
-            serves=alone,
+            collects=not archive_only,
+            serves=archive_only,
             read_max_ms=config.store.metadata_read_max_ms,
         )
     tell = partial(log_writers, cluster, config)

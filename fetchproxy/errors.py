@@ -23,10 +23,10 @@ class RemoteStorageError(FetchProxyError):
     retry_after_s = 0.0
     may_be_of_object = False
 
-    def count_tries(self, tries: int) -> None:
+    def count_tries(self, attempts: int) -> None:
         """Tell in the text how often the request was sent, if more than once."""
-        if tries > 1:
-            self.args = (f"{self} (tried {tries} times)",)
+        if attempts > 1:
+            self.args = (f"{self} (tried {attempts} times)",)
 
 
 class ObjectNotFound(RemoteStorageError):

@@ -50,7 +50,7 @@ class CompletenessCheck:
         look = await look_at_offsets(
             records, self.stored, tp, lambda: refreshed(self.stored, tp), reported_holes
         )
-        stated = look.stated
+        finished_offsets = look.finished_offsets
         if look.damaged is not None:
             again, message = look.damaged.retriable, str(look.damaged)
             if not isinstance(look.damaged, ObjectNotReadable):
@@ -62,10 +62,14 @@ class CompletenessCheck:
         for first, last in look.found.missing:
             kind, message = Kind.ARCHIVED_OFFSETS_MISSING, in_no_segment(first, last)
             found.faults.append(of_object(kind, tp, folder, message, first))
-        if stated is not None and stated.log_start_offset > self._log_start(self.stored):
-            message = f"the log start was raised to {stated.log_start_offset}, and is lower now"
+        if finished_offsets is not None and finished_offsets.log_start_offset > self._log_start(
+            self.stored
+        ):
+            message = (
+                f"the log start was raised to {finished_offsets.log_start_offset}, and is lower now"
+            )
             found.faults.append(of_object(Kind.SEGMENT_DAMAGED, tp, folder, message))
-        found.faults += self._older_end(stated)
+        found.faults += self._older_end(finished_offsets)
         found.not_known += self._unknown(look)
         found.published_conditions += offsets_in_words(tp, look.found)
         found.published_conditions += metadata_in_words(self.stored, tp)
@@ -78,17 +82,19 @@ class CompletenessCheck:
         return 0 if view is None else view.raised_log_start
 
     # --- the records in the store ---
-    def _older_end(self, stated: FinishedOffsets | None) -> list[Condition]:
+    def _older_end(self, finished_offsets: FinishedOffsets | None) -> list[Condition]:
         """A fault if the stated end is in a segment, but all segments have older leader epochs."""
-        if stated is None or stated.end_offset < self._log_start(self.stored):
+        if finished_offsets is None or finished_offsets.end_offset < self._log_start(self.stored):
             return []
         segments = finished(self.stored.list_remote_log_segments(self.tp))
         epochs = [e.epoch for s in segments for e in s.segment_leader_epochs]
-        at_end = [s for s in segments if s.start_offset <= stated.end_offset <= s.end_offset]
-        if not at_end or max(epochs, default=-1) >= stated.leader_epoch:
+        at_end = [
+            s for s in segments if s.start_offset <= finished_offsets.end_offset <= s.end_offset
+        ]
+        if not at_end or max(epochs, default=-1) >= finished_offsets.leader_epoch:
             return []
         key = self.objects.segment_metadata_key(at_end[-1])
-        end, epoch = stated.end_offset, stated.leader_epoch
+        end, epoch = finished_offsets.end_offset, finished_offsets.leader_epoch
         message = f"offset {end} was archived in leader epoch {epoch}, not in this one"
         return [of_object(Kind.SEGMENT_DAMAGED, self.tp, key, message, end)]
 
@@ -98,9 +104,9 @@ class CompletenessCheck:
             for first, last in look.found.not_known
         ]
         segments = finished(self.stored.list_remote_log_segments(self.tp))
-        if look.stated is None:
+        if look.finished_offsets is None:
             unknowns.append("at which offsets the archive began and ended")
-        elif any(s.start_offset < look.stated.recorded_from for s in segments):
+        elif any(s.start_offset < look.finished_offsets.recorded_from for s in segments):
             unknowns.append(f"whether the archive began below offset {segments[0].start_offset}")
         return [
             of_partition(Kind.ARCHIVED_OFFSETS_NOT_KNOWN, self.tp, message) for message in unknowns
@@ -128,9 +134,9 @@ class CompletenessCheck:
     ) -> list[RemoteLogSegmentMetadata]:
         """Finished segments that the topic has and that have no metadata in the store."""
         ids = {s.segment_id for s in self.stored.list_remote_log_segments(self.tp)}
-        lost = [s for s in finished(in_topic) if s.segment_id not in ids]
+        not_in_store = [s for s in finished(in_topic) if s.segment_id not in ids]
         log_start = self._log_start(self.topic)
-        return [s for s in lost if s.end_offset >= log_start]
+        return [s for s in not_in_store if s.end_offset >= log_start]
 
     async def _against_topic(self, before: Sequence[RemoteLogSegmentMetadata]) -> list[Condition]:
         """`before`: the topic's segments, read before the store. Reads the topic again after it."""

@@ -175,12 +175,12 @@ def plan_mirror(
         copy = ToCopy(metadata, files, have.get(metadata.segment_id))
         found_there = whole and copy.known is not None and not compare
         (plan.there if found_there else plan.copies).append(copy)
-    kept = {segment.segment_id for segment in segments}
+    ids = {segment.segment_id for segment in segments}
     plan.other_keys = [
         relative_key for relative_key in here if parse_segment_key("", relative_key) is None
     ]
     for segment_id, of_copy in by_segment(there).items():
-        if segment_id not in kept:
+        if segment_id not in ids:
             hidden = of_copy.get(SegmentFile.METADATA)
             plan.extra += [hidden[0]] if hidden else [key for key, _ in of_copy.values()]
     plan.extra += [key for key in there if key not in here and is_partition_object_key("", key)]

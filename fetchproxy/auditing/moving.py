@@ -154,13 +154,13 @@ async def check_nobody_archives(source: MirrorSide) -> None:
     before = await source.objects_below(folder)
     await asyncio.sleep(HEARD_WITHIN_S)
     after = await source.objects_below(folder)
-    heard = [
+    active_archivers = [
         relative_key for relative_key in after if before.get(relative_key) != after[relative_key]
     ]
-    if heard:
+    if active_archivers:
+        keys = ", ".join(sorted(active_archivers))
         raise ArchiveMismatch(
-            f"an archiver is at work at --from ({', '.join(sorted(heard))}): stop it, and run this "
-            "again"
+            f"an archiver is at work at --from ({keys}): stop it, and run this again"
         )
 
 

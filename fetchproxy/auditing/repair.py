@@ -197,7 +197,7 @@ class _PartitionRepair:
     wall_clock_ms: Callable[[], int]
     chunk_bytes: int
     refusals: list[str]  # receives the reasons for faults that are not repaired
-    _stated: FinishedOffsets | None = None
+    _finished_offsets: FinishedOffsets | None = None
     _history: TxnHistory = field(default_factory=TxnHistory)
     _broken: list[_Broken] = field(default_factory=list)
     _lineage_after: dict[int, tuple[EpochStart, ...]] = field(default_factory=dict)
@@ -206,7 +206,7 @@ class _PartitionRepair:
         """Read every log of the partition, in order. Raises RemoteStorageError."""
         await self.rlmm.refresh(self.tp, asyncio.get_running_loop().time())
         try:
-            self._stated = await read_finished_offsets(self.objects, self.tp)
+            self._finished_offsets = await read_finished_offsets(self.objects, self.tp)
         except CorruptSegment as error:
             self.refusals.append(str(error))
         segments = [s for s in self.rlmm.list_remote_log_segments(self.tp) if s.is_finished]
@@ -309,7 +309,7 @@ class _PartitionRepair:
         finished: Sequence[RemoteLogSegmentMetadata],
     ) -> DerivedSegment | None:
         """None: the log is missing, not sound, or not known to be whole."""
-        stated_end = None if self._stated is None else self._stated.end_offset
+        stated_end = None if self._finished_offsets is None else self._finished_offsets.end_offset
         ends = [s.end_offset for s in finished]
         witnesses = Witnesses(
             known,
@@ -342,11 +342,13 @@ class _PartitionRepair:
         if not lost:
             return {}
         view = self.rlmm.view(self.tp)
-        around = PartitionContext(
+        partition = PartitionContext(
             counted=list(known),
             lineages=[e for s in known if (e := await self._lineage_of(s)) is not None],
             log_start_offset=0 if view is None else view.raised_log_start,
-            recorded_leader_epoch=-1 if self._stated is None else self._stated.leader_epoch,
+            recorded_leader_epoch=-1
+            if self._finished_offsets is None
+            else self._finished_offsets.leader_epoch,
         )
         found = {}
         for stub in reversed(lost):
@@ -355,15 +357,15 @@ class _PartitionRepair:
             try:
                 if derived is None:
                     raise CorruptSegment("nothing is known of it")
-                counts = metadata_of_lost(stub, derived, around)
+                counts = metadata_of_lost(stub, derived, partition)
             except CorruptSegment as error:
-                around.unknown.append(stub.start_offset)
+                partition.unknown.append(stub.start_offset)
                 if derived is not None:
                     self.refusals.append(f"{self._name(stub)}: {error}")
                 continue
-            around.counted.append(counts)
+            partition.counted.append(counts)
             if (lineage := await self._lineage_of(counts)) is not None:
-                around.lineages.append(lineage)
+                partition.lineages.append(lineage)
             found[stub] = counts, derived
         return found
 
@@ -445,11 +447,11 @@ class _PartitionRepair:
         end = broken.derived.segment.end_offset
         for start, lineage in sorted(self._lineage_after.items()):
             if start > metadata.start_offset:
-                beside = tuple(e for e in lineage if e.start_offset <= end)
-                if agrees(clip_epochs(beside, metadata.start_offset, end), of_log):
-                    return encode_epochs(beside)
+                stored_epochs = tuple(e for e in lineage if e.start_offset <= end)
+                if agrees(clip_epochs(stored_epochs, metadata.start_offset, end), of_log):
+                    return encode_epochs(stored_epochs)
         # As far as is known, no offset below this one was ever archived.
-        first_offset = 0 if self._stated is None else self._stated.recorded_from
+        first_offset = 0 if self._finished_offsets is None else self._finished_offsets.recorded_from
         if metadata.start_offset > first_offset:
             raise CorruptSegment("it is not known which leader epochs the log had before it")
         return encode_epochs(of_log)

@@ -186,13 +186,15 @@ class SegmentVerifier:
         if lineage is None:
             return
         metadata = self.metadata
-        stated = metadata.segment_leader_epochs
-        if stated and stated[-1].start_offset > metadata.end_offset:
+        recorded_epochs = metadata.segment_leader_epochs
+        if recorded_epochs and recorded_epochs[-1].start_offset > metadata.end_offset:
             end = metadata.end_offset
-            self._fault(SegmentFile.METADATA, f"{stated[-1]} begins above its end offset {end}")
+            self._fault(
+                SegmentFile.METADATA, f"{recorded_epochs[-1]} begins above its end offset {end}"
+            )
         found = clip_epochs(lineage, metadata.start_offset, metadata.end_offset)
-        if not agrees(found, stated):
-            self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {stated}")
+        if not agrees(found, recorded_epochs):
+            self._fault(SegmentFile.EPOCHS, f"has {found}, metadata have {recorded_epochs}")
         else:
             self.lineage = lineage
 

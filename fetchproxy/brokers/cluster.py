@@ -190,13 +190,15 @@ class Cluster:
         await self._look_up([topic.name for topic in self._metadata.topics()], max_age_ms)
         return self._metadata.topics()
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        """`gone`: topics that no longer exist. Those that the cluster lacks are forgotten too."""
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
+        """`is_gone`: for topics that no longer exist. Those that the cluster lacks are forgotten
+        too.
+        """
 
-        def is_gone(tp: TopicIdPartition) -> bool:
-            return gone(tp.topic_id) or tp.topic not in self._metadata.by_name
+        def topic_is_gone(tp: TopicIdPartition) -> bool:
+            return is_gone(tp.topic_id) or tp.topic not in self._metadata.by_name
 
-        await self._log_offsets.forget(is_gone)
+        await self._log_offsets.forget(topic_is_gone)
 
     async def topic_config(self, name: str) -> dict[str, str]:
         """The topic's effective configuration; {} if the broker has no DescribeConfigs."""

@@ -72,7 +72,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self.versions: dict[int, tuple[int, int]] = {}
         self._config = config
         self._transport: asyncio.Transport | None = None
-        self._lost: ClusterUnavailable | None = None
+        self._closed_by: ClusterUnavailable | None = None
         self._pending: deque[tuple[int, asyncio.Future[memoryview]]] = deque()  # by correlation id
         self._correlation_id = 0
         self._size = bytearray(_SIZE_BYTES)
@@ -84,7 +84,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        return self._transport is not None and self._lost is None
+        return self._transport is not None and self._closed_by is None
 
     # --- asyncio's side ---
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -240,8 +240,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._fail("closed")
 
     def _send(self, api_key: int, version: int, body: bytes) -> asyncio.Future[memoryview]:
-        if self._transport is None or self._lost is not None:
-            raise self._lost or self._unavailable("not connected")
+        if self._transport is None or self._closed_by is not None:
+            raise self._closed_by or self._unavailable("not connected")
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         response = asyncio.get_running_loop().create_future()
         self._pending.append((self._correlation_id, response))
@@ -257,7 +257,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._frame, self._received = uninitialised(size), 0
 
     def _responded(self, frame: bytearray) -> None:
-        if self._lost is not None:
+        if self._closed_by is not None:
             return
         correlation_id = INT32.unpack_from(frame)[0]
         if not self._pending or self._pending[0][0] != correlation_id:
@@ -268,9 +268,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
             response.set_result(memoryview(frame))
 
     def _fail(self, why: str) -> None:
-        if self._lost is not None:
+        if self._closed_by is not None:
             return
-        self._lost = self._unavailable(why)
+        self._closed_by = self._unavailable(why)
         if self._transport is not None:
             self._transport.abort()
         while self._pending:

@@ -70,7 +70,7 @@ class Leaders:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._request_max_ms / 1000
-        tries = 0
+        attempts = 0
         found: dict[TopicIdPartition, T | ClusterError] = {}
         waiting: Collection[TopicIdPartition] = tps
         while True:
@@ -79,8 +79,8 @@ class Leaders:
             waiting = [tp async for tp in cooperative(waiting) if _may_pass(found[tp], tp in known)]
             for name in {known[tp].name for tp in waiting if tp in known}:
                 self._metadata.expire(name)
-            tries += 1
-            pause_s = _RETRY_PAUSES.pause_ms(tries, self._rng.random()) / 1000
+            attempts += 1
+            pause_s = _RETRY_PAUSES.pause_ms(attempts, self._rng.random()) / 1000
             if not waiting or loop.time() + pause_s > deadline:
                 if tell is not None:
                     await _tell_all(found, found, tell)
@@ -162,11 +162,11 @@ def _may_pass(found: object, topic_is_known: bool) -> bool:
 
 
 class _Call:
-    """Questions under way. `landed` gets the errors when the responses have come."""
+    """Questions under way. `result` is set when the responses have come."""
 
     def __init__(self) -> None:
         self.tps: set[TopicIdPartition] = set()
-        self.landed: asyncio.Future[FoundLogOffsets] = asyncio.get_running_loop().create_future()
+        self.result: asyncio.Future[FoundLogOffsets] = asyncio.get_running_loop().create_future()
 
 
 class LogOffsetsReads:
@@ -182,8 +182,8 @@ class LogOffsetsReads:
         self.known: dict[TopicIdPartition, LogOffsets] = {}
         self._single_flights: list[_Call] = []
 
-    async def forget(self, gone: Callable[[TopicIdPartition], bool]) -> None:
-        await forget(self.known, gone)
+    async def forget(self, is_gone: Callable[[TopicIdPartition], bool]) -> None:
+        await forget(self.known, is_gone)
 
     async def get(
         self, tps: Collection[TopicIdPartition], not_older_than: float
@@ -213,17 +213,17 @@ class LogOffsetsReads:
             finally:
                 # If this caller was cancelled, there are no errors: the waiting callers ask then.
                 self._single_flights.remove(call)
-                call.landed.set_result(failed)
+                call.result.set_result(failed)
             if not call.tps:
                 # Flights that began before `oldest` may land here; the next round then asks again.
-                await asyncio.wait([other.landed for other in other_calls])
+                await asyncio.wait([other.result for other in other_calls])
                 for other in other_calls:
-                    errors = other.landed.result()
+                    errors = other.result.result()
                     failed.update({tp: errors[tp] for tp in due if tp in errors})
-        gone = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
+        error = ClusterError("the topic was deleted", ErrorCode.UNKNOWN_TOPIC_ID)
         found: FoundLogOffsets = {}
         async for tp in cooperative(tps):
-            found[tp] = failed.get(tp) or self.known.get(tp) or gone
+            found[tp] = failed.get(tp) or self.known.get(tp) or error
         return found
 
     async def _ask(self, tps: Collection[TopicIdPartition]) -> FoundLogOffsets:

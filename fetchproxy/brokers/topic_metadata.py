@@ -82,9 +82,9 @@ class ClusterMetadataCache:
         """Raises ClusterError."""
         body = bytes(payload[4:])  # after the correlation id
         key = version, None if topics is None else tuple(topics)
-        kept = self._responses.get(key)
-        if kept is not None and kept[0] == body:
-            return kept[1]
+        last_response = self._responses.get(key)
+        if last_response is not None and last_response[0] == body:
+            return last_response[1]
         response = await decode_metadata(payload, version)
         if len(body) <= _KEPT_BYTES_MAX:
             self._responses[key] = body, response
@@ -124,8 +124,8 @@ class ClusterMetadataCache:
         if all_topics:
             self.all_topics_at = sent_at
             named = {topic.name for topic in response.topics} | set(response.failed)
-            for gone in [topic for name, topic in self.by_name.items() if name not in named]:
-                self._forget(gone)
+            for topic in [topic for name, topic in self.by_name.items() if name not in named]:
+                self._forget(topic)
 
     def _forget(self, topic: TopicInfo | None) -> None:
         """The topic was deleted, and may have been made again."""

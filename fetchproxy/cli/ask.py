@@ -243,8 +243,8 @@ async def _one_look(config: Config) -> AsyncIterator[Rows]:
         if not config.archive_only.enabled:
             tls = upstream_context(config.cluster, config.tls)
             cluster = await opened.enter_async_context(Cluster(config.cluster, tls=tls))
-        around = StatusSources(mode="command", health=Health())
-        collector = StatusCollector(config, storage, rlmm, cluster, around)
+        sources = StatusSources(mode="command", health=Health())
+        collector = StatusCollector(config, storage, rlmm, cluster, sources)
         await collector.look()
         store = (await collector()).store
         if store.up is False:

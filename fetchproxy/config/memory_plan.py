@@ -138,8 +138,8 @@ def within_ceiling(config: Config, chosen: Collection[str]) -> Config:
         return config
     budgets = memory_budgets(config)
     shrinking = {key: budget for key, budget in budgets.items() if key not in chosen}
-    kept = sum(memory_parts(config).values()) - sum(b.size_bytes for b in shrinking.values())
-    units = _shrunk(shrinking, ceiling - kept)
+    fixed_bytes = sum(memory_parts(config).values()) - sum(b.size_bytes for b in shrinking.values())
+    units = _shrunk(shrinking, ceiling - fixed_bytes)
     if units is None:
         least = {key: b.units_min * b.unit_bytes for key, b in shrinking.items()}
         raise ConfigError(_too_small(ceiling, memory_parts(config) | least))

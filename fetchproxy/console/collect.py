@@ -152,7 +152,7 @@ class StatusCollector:
     storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     cluster: Cluster | None
-    around: StatusSources
+    sources: StatusSources
     events: RecentEvents = RECENT_EVENTS
     limits: ConsoleLimits = ConsoleLimits()
 
@@ -167,7 +167,7 @@ class StatusCollector:
         self._objects, self._store_health = self.storage.objects, self.storage.health
         self._partitions = PartitionsHealth(self._objects, self.rlmm)
         self._archive_up: bool | None = None
-        self._health = self.around.health
+        self._health = self.sources.health
         self._health.watch(self._of_the_archive)
 
     async def __call__(self, query: PartitionQuery = ALL_PARTITIONS) -> Status:
@@ -184,11 +184,11 @@ class StatusCollector:
         await a_turn()
         return Status(
             version=__version__,
-            mode=self.around.mode,
+            mode=self.sources.mode,
             bootstrap="" if self.cluster is None else self.config.cluster.bootstrap,
             uptime_seconds=round(now - self._started_at, 1),
             missing=found.missing,
-            listeners=tuple(self.around.listeners()),
+            listeners=tuple(self.sources.listeners()),
             store=self._store_status(),
             relay=counters.relay(self.config.gateway.connections_max),
             remote_reads=counters.remote_reads(),
@@ -200,7 +200,7 @@ class StatusCollector:
             events=tuple(self.events.newest_first()),
             archiver=self._archiver(),
             headlines=found.headlines,
-            brokers=self.around.brokers(),
+            brokers=self.sources.brokers(),
             conditions=tuple(
                 [one.as_json_at(now) async for one in cooperative(conditions, LINES_AT_ONCE)]
             ),
@@ -218,7 +218,7 @@ class StatusCollector:
 
     def line(self, tp: TopicIdPartition) -> PartitionStatus:
         now = asyncio.get_running_loop().time()
-        return with_work(self._partition_line(tp), self.around.work(tp), now)
+        return with_work(self._partition_line(tp), self.sources.work(tp), now)
 
     async def conditions(self) -> tuple[Condition, ...]:
         """All conditions, the worst first."""
@@ -313,7 +313,7 @@ class StatusCollector:
         return tp in self._rows and bool(self._rows[tp].status.gaps)
 
     def _of_the_archive(self, now: float) -> Iterator[Condition]:
-        published = self.around.published_conditions() or PublishedConditions()
+        published = self.sources.published_conditions() or PublishedConditions()
         yield from published.merged(self._stored, now)
         yield from self._partitions.conditions()
 
@@ -392,14 +392,14 @@ class StatusCollector:
 
     async def _clients(self) -> tuple[tuple[ClientStatus, ...], int]:
         """The clients that are shown, and the number of all clients."""
-        consumer_paces = self.around.consumer_paces()
+        consumer_paces = self.sources.consumer_paces()
         if consumer_paces is None:
             return (), 0
         consumers = consumer_paces.consumers()
         return await largest_clients(consumers, consumer_paces.clock()), len(consumers)
 
     def _archiver(self) -> ArchiverStatus | None:
-        found = self.around.archiver()
+        found = self.sources.archiver()
         if found is None:
             return None
         leadership, leads_and_follows, refused = found
@@ -418,7 +418,7 @@ class StatusCollector:
         line = self._rows.get(tp)
         if line is None or not line.is_of(view, log_offsets):
             line = self._rows[tp] = _Row(view, log_offsets, partition_status(tp, view, log_offsets))
-            if self.around.work(tp) is None:
+            if self.sources.work(tp) is None:
                 _set_gauges(line.status)
         return line.status
 
@@ -426,7 +426,7 @@ class StatusCollector:
         """A partition that was made again under the name of one that is gone sets its own anew."""
         places = {(tp.topic, tp.partition) for tp in gone}
         async for tp in cooperative(gone):
-            if self.around.work(tp) is None:
+            if self.sources.work(tp) is None:
                 for gauge in _GAUGES:
                     gauge.remove(tp.topic, tp.partition)
         if places:

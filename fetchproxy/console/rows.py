@@ -240,7 +240,7 @@ class Rows:
         await a_turn()
         clients: dict[str, set[tuple[str, str]]] = defaultdict(set)
         sums: dict[str, ReaderAccount] = {}
-        named = self.collector.around.groups() or GroupsOfClients()
+        named = self.collector.sources.groups() or GroupsOfClients()
         async for place, groups in cooperative(named.items()):
             for group in groups:
                 clients[group].add(place)

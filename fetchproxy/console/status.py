@@ -454,10 +454,10 @@ class PartitionsHealth:
             return False
         self._reads_left -= 1
         try:
-            stated = await read_finished_offsets(self.records, tp)
+            finished_offsets = await read_finished_offsets(self.records, tp)
         except CorruptSegment:
-            stated = None  # `verify` says it
-        if stated is not None and stated.end_offset >= end:
+            finished_offsets = None  # `verify` says it
+        if finished_offsets is not None and finished_offsets.end_offset >= end:
             self._sound_ends.pop(tp, None)
             return True
         self._sound_ends[tp] = end

@@ -74,8 +74,8 @@ async def examine_change(scene: Scene, most_s: float) -> Change | None:
             margins = {topic: await _margin_ms(scene, topic) for topic in gained}
     except (NotChecked, FetchProxyError, TimeoutError):
         return change  # the checks of the brokers say why
-    lost = sorted(before - after)
-    return Change(change.settings, change.memory_bytes, gained, lost, margins)
+    removed_topics = sorted(before - after)
+    return Change(change.settings, change.memory_bytes, gained, removed_topics, margins)
 
 
 async def _margin_ms(scene: Scene, topic: str) -> int | None:
@@ -100,8 +100,12 @@ def _present(scene: Scene) -> Config:
 
 
 async def _keeps_its_topics(scene: Scene) -> Sequence[Finding]:
-    lost = await _topics(scene, _present(scene)) - await _topics(scene, scene.config)
-    return [Finding(f"no longer archived: {', '.join(sorted(lost))}")] if lost else NOTHING
+    removed_topics = await _topics(scene, _present(scene)) - await _topics(scene, scene.config)
+    return (
+        [Finding(f"no longer archived: {', '.join(sorted(removed_topics))}")]
+        if removed_topics
+        else NOTHING
+    )
 
 
 async def _stays_where_it_is(scene: Scene) -> Sequence[Finding]:

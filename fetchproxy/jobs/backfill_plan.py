@@ -204,8 +204,8 @@ def next_plan(
     ranges = waiting
     for view, span in selections:
         before = known.get((view.tp.topic, view.tp.partition), [])
-        taken = sorted((one.first, one.end - 1) for one in before)
-        for first, end in uncovered(span.start, span.end - 1, taken):
+        written_spans = sorted((one.first, one.end - 1) for one in before)
+        for first, end in uncovered(span.start, span.end - 1, written_spans):
             ranges += _ranges(view, OffsetSpan(first, end + 1), bytes_max)
     return Plan(settings, tuple(sorted(ranges)))
 

@@ -117,7 +117,7 @@ class PartitionFigures:
     archived: tuple[SegmentFigures, ...]
     codecs: tuple[CodecFigures, ...]
     samples_unreadable: int
-    ahead: Forecast
+    forecast: Forecast
     samples_too_large: int = 0  # batches
     held_up: int = 0  # 1: a timestamp in the future has stopped retention by time
 
@@ -163,7 +163,7 @@ async def measure_partition(
         codecs=codecs,
         samples_unreadable=unreadable,
         samples_too_large=too_large,
-        ahead=forecast(segments, retention, now_ms),
+        forecast=forecast(segments, retention, now_ms),
         held_up=int(held_up is not None),
     )
 

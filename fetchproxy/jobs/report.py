@@ -94,7 +94,7 @@ class Bar:
     label: str
     value: float
     tp: str
-    ahead: bool = False  # a forecast
+    is_forecast: bool = False  # a forecast
 
 
 def bar_chart(title: str, bars: Sequence[Bar]) -> str:
@@ -117,7 +117,7 @@ def bar_chart(title: str, bars: Sequence[Bar]) -> str:
     for i, bar in enumerate(bars):
         height = inner_height * bar.value / top
         x, y = _LEFT + i * step, _TOP + inner_height - height
-        kind = "ahead" if bar.ahead else "bar"
+        kind = "ahead" if bar.is_forecast else "bar"
         parts.append(
             f'<rect class="{kind}" x="{x + step * 0.1:.1f}" y="{y:.1f}" '
             f'width="{step * 0.8:.1f}" height="{height:.1f}">'
@@ -174,7 +174,7 @@ def _sums(figures: Figures) -> list[str]:
     segments = [one for f in figures for one in f.archived]
     oldest = [f.oldest_ms for f in figures if f.oldest_ms is not None]
     newest = [f.newest_ms for f in figures if f.newest_ms is not None]
-    rates = [f.ahead.bytes_per_day for f in figures if f.ahead.bytes_per_day is not None]
+    rates = [f.forecast.bytes_per_day for f in figures if f.forecast.bytes_per_day is not None]
     return [
         f"{len(segments):,}",
         f"{sum(one.records for one in segments):,}",
@@ -209,9 +209,9 @@ def _topic(figures: Figures) -> str:
 
 def _stands_on(figures: Figures) -> str:
     """A sentence about the forecast's history. There is no forecast from hours of history."""
-    known = [f.ahead.history_days for f in figures if f.ahead.size_bytes is not None]
+    known = [f.forecast.history_days for f in figures if f.forecast.size_bytes is not None]
     if not known:
-        days = max((f.ahead.history_days for f in figures), default=0.0)
+        days = max((f.forecast.history_days for f in figures), default=0.0)
         span = f"{days * 24:.0f} hours" if days < HISTORY_DAYS_MIN else f"{days:.0f} days"
         return (
             f"No forecast: the archive has {span} of history, and a forecast "
@@ -230,9 +230,9 @@ def _stands_on(figures: Figures) -> str:
 
 def _sizes_ahead(figures: Figures) -> list[int]:
     """The total size after each of HORIZON_DAYS. Empty if no partition has a forecast."""
-    if all(f.ahead.size_bytes is None for f in figures):
+    if all(f.forecast.size_bytes is None for f in figures):
         return []
-    sizes = [f.ahead.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f in figures]
+    sizes = [f.forecast.size_bytes or (f.size_bytes,) * len(HORIZON_DAYS) for f in figures]
     return [sum(at) for at in zip(*sizes, strict=True)]
 
 
@@ -242,7 +242,7 @@ def _notes(figures: Figures) -> str:
         for text, name in _NOTES.items()
         if (number := sum(getattr(f, name) for f in figures))
     ]
-    deletions = [d for f in figures if (d := f.ahead.next_deletion_ms) is not None]
+    deletions = [d for f in figures if (d := f.forecast.next_deletion_ms) is not None]
     if deletions:
         notes.append(f"Retention takes the next segment at {_moment(min(deletions))}.")
     return "".join(f"<p>{escape(note)}</p>" for note in notes)
@@ -260,10 +260,12 @@ def _days_chart(topic: str, segments: Iterable[SegmentFigures]) -> str:
     return bar_chart(f"{topic}: bytes by day", bars)
 
 
-def _size_chart(topic: str, now: int, ahead: Sequence[int]) -> str:
+def _size_chart(topic: str, now: int, sizes_ahead: Sequence[int]) -> str:
     bars = [Bar("now", now, f"now: {decimal(now)}")]
-    for days, size in zip(HORIZON_DAYS, ahead, strict=False):
-        bars.append(Bar(f"+{days} days", size, f"in {days} days: {decimal(size)}", ahead=True))
+    for days, size in zip(HORIZON_DAYS, sizes_ahead, strict=False):
+        bars.append(
+            Bar(f"+{days} days", size, f"in {days} days: {decimal(size)}", is_forecast=True)
+        )
     return bar_chart(f"{topic}: size ahead", bars)
 
 
@@ -389,7 +391,7 @@ def table_rows(figures: Iterable[PartitionFigures]) -> dict[str, list[tuple[Any,
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in SCHEMAS}
     no_sizes = (None,) * len(HORIZON_DAYS)
     for one in figures:
-        tp, ahead = one.tp, one.ahead
+        tp, ahead = one.tp, one.forecast
         rows["partitions"].append(
             (
                 *(tp.topic, str(tp.topic_id), tp.partition, len(one.archived), one.size_bytes),

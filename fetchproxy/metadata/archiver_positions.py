@@ -284,17 +284,17 @@ class ArchiverPositions:
         archivers have taken over counts as neither.
         """
         silent_positions, alive_positions = {}, {}
-        taken: set[tuple[UUID, int]] = set()
+        accumulated_keys: set[tuple[UUID, int]] = set()
         for key, one in self._stored.items():
             if read_at - one.watched_from >= MISSED_AFTER_S:
                 silent_positions[key] = one
             else:
                 alive_positions[key] = one
-                taken.update(one.positions)
+                accumulated_keys.update(one.positions)
         silent = [
             Condition(Kind.ARCHIVER_SILENT, self._in_words(one, left), key, since=one.seen_at)
             for key, one in silent_positions.items()
-            if (left := len(one.positions.keys() - taken))
+            if (left := len(one.positions.keys() - accumulated_keys))
         ]
         ARCHIVERS_HEARD.set(len(alive_positions))
         ARCHIVERS_SILENT.set(len(silent))

@@ -162,17 +162,17 @@ class PartitionTable:
         rows = self._rows.replaced(0, below) if below else self._rows
         if self.history != FIRST_HISTORY:
             rows = SegmentRows.of(self.tp, filter(self.history.shows, rows))
-        kept: list[RemoteLogSegmentMetadata] = []
+        segments_left: list[RemoteLogSegmentMetadata] = []
         counts_from = self.history.counts_from
         for segment in sorted(
             self._overlapping.values(), key=lambda s: (counts_from(s), *_order(s)[1:])
         ):
             if segment.end_offset >= self.raised_log_start and self.history.shows(segment):
-                add_in_order(kept, segment, self.history.kept_below)
+                add_in_order(segments_left, segment, self.history.kept_below)
         # Overlapping segments lie together between rows: each such group is inserted at once.
-        at = [rows.index_at_or_after(segment.start_offset) for segment in kept]
-        for index, group in groupby(reversed(range(len(kept))), key=at.__getitem__):
-            rows = rows.replaced(index, index, [kept[i] for i in reversed(list(group))])
+        at = [rows.index_at_or_after(segment.start_offset) for segment in segments_left]
+        for index, group in groupby(reversed(range(len(segments_left))), key=at.__getitem__):
+            rows = rows.replaced(index, index, [segments_left[i] for i in reversed(list(group))])
         return rows
 
     # --- changes ---

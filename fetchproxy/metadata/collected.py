@@ -176,7 +176,9 @@ class Collecting:
 
     def __init__(self, objects: ArchiveObjects) -> None:
         self._objects = objects
-        self._alone: dict[UUID, int] = {}  # objects read one by one since they were collected
+        self._single_reads: dict[
+            UUID, int
+        ] = {}  # objects read one by one since they were collected
         self._put_at: dict[UUID, float] = {}  # loop time of the last attempt
         self._denied = False  # a process that may only read tries once
         self._puts: set[asyncio.Task[None]] = set()
@@ -195,16 +197,16 @@ class Collecting:
             await tasks.__aexit__(None, None, None)
 
     def read_alone(
-        self, topic_id: UUID, alone: int, known: int, every: Callable[[], Iterable[Read]]
+        self, topic_id: UUID, single_reads: int, known: int, every: Callable[[], Iterable[Read]]
     ) -> None:
-        """`alone` of the topic's `known` objects were read one by one.
+        """`single_reads` of the topic's `known` objects were read one by one.
 
         If that was too many, `every` object is collected in the background.
         """
-        alone += self._alone.get(topic_id, 0)
-        self._alone[topic_id] = alone
+        single_reads += self._single_reads.get(topic_id, 0)
+        self._single_reads[topic_id] = single_reads
         now = asyncio.get_running_loop().time()
-        if alone < max(READ_ALONE_MIN, known * READ_ALONE_SHARE_MIN):
+        if single_reads < max(READ_ALONE_MIN, known * READ_ALONE_SHARE_MIN):
             return
         due_at = self._put_at.get(topic_id, float("-inf")) + PUT_INTERVAL_S
         if self._tasks is None or self._denied or now < due_at:
@@ -214,12 +216,12 @@ class Collecting:
         self._puts.add(put)
         put.add_done_callback(self._puts.discard)
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        await forget(self._alone, gone)
-        await forget(self._put_at, gone)
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
+        await forget(self._single_reads, is_gone)
+        await forget(self._put_at, is_gone)
 
     async def _put(self, topic_id: UUID, every: Iterable[Read]) -> None:
-        alone = self._alone[topic_id]
+        single_reads = self._single_reads[topic_id]
         first = [read for _, read in zip(range(COLLECTED_MAX), every, strict=False)]
         try:
             content = await encode_collected(first)
@@ -229,8 +231,8 @@ class Collecting:
                 self._denied = True
             log.info("metadata_not_collected", topic_id=str(topic_id), error=str(error))
             return
-        if topic_id in self._alone:
-            self._alone[topic_id] -= alone
+        if topic_id in self._single_reads:
+            self._single_reads[topic_id] -= single_reads
         log.info(
             "metadata_collected",
             topic_id=str(topic_id),

@@ -26,7 +26,7 @@ FORGET_INTERVAL_S = 300.0
 
 
 class TopicTable(Protocol):
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
         """Remove the entries of these topics, and yield to the event loop in between."""
 
 

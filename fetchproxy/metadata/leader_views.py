@@ -254,8 +254,8 @@ class LeaderViews(PartitionViews):
         checked = self._checked.get(tp)
         return view if checked is None else checked.show(view)
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        await forget(self._checked, lambda tp: gone(tp.topic_id))
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
+        await forget(self._checked, lambda tp: is_gone(tp.topic_id))
 
     def begins_again(self, tp: TopicIdPartition) -> bool:
         """The log of the leader that was asked last has no record of the archive. Never blocks."""

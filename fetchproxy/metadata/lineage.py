@@ -123,8 +123,8 @@ def merged_end_offset(
     if broker.epoch != requested or broker.end_offset < 0 or not archived:
         return broker
     if apart_to is not None:
-        stated = end_offset_for(archived, requested, apart_to)
-        return stated if stated.end_offset > broker.end_offset else broker
+        recorded_end = end_offset_for(archived, requested, apart_to)
+        return recorded_end if recorded_end.end_offset > broker.end_offset else broker
     if local_epoch is not None and 0 <= local_epoch <= requested:
         return broker
     floor = max((e.epoch for e in archived if e.epoch <= requested), default=requested)

@@ -99,9 +99,9 @@ class RemoteLogMetadataManager(PartitionViews):
         """The names of the archive's topics, from memory."""
 
     @abstractmethod
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
         """Remove from memory the topics that no longer exist. A topic that comes back, or that was
-        `gone` by mistake, is read anew.
+        `is_gone` by mistake, is read anew.
         """
 
     @abstractmethod

@@ -164,9 +164,9 @@ class StoredPartition:
                 self.table.take(metadata)
         self.gaps, self.awaited = gaps, ()
         if gaps is not None:
-            stated = [c.recorded_from for c in found if isinstance(c, FinishedOffsets)]
+            recorded_starts = [c.recorded_from for c in found if isinstance(c, FinishedOffsets)]
             view = self.table.view(began_at)
-            first = min(stated, default=view.log_start_offset or 0)
+            first = min(recorded_starts, default=view.log_start_offset or 0)
             self.awaited = tuple(view.not_copied(first, gaps))
 
     def view(self, read_at: float) -> PartitionView:
@@ -527,16 +527,16 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def topic_names(self) -> set[str]:
         return {name for names in self._names.values() for name in names}
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        def is_gone(tp: TopicIdPartition) -> bool:
-            return gone(tp.topic_id)
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
+        def topic_is_gone(tp: TopicIdPartition) -> bool:
+            return is_gone(tp.topic_id)
 
-        await forget(self._topics, gone)
+        await forget(self._topics, is_gone)
         for reads in (self._views, self._deletions):
-            await reads.forget(is_gone)
-        await self._topic_views.forget(gone)
+            await reads.forget(topic_is_gone)
+        await self._topic_views.forget(is_gone)
         if self._collecting is not None:
-            await self._collecting.forget_topics(gone)
+            await self._collecting.forget_topics(is_gone)
 
     async def _list_partitions(
         self, _: None, began_at: float

@@ -178,10 +178,10 @@ class TopicFollower:
         every = chain.from_iterable(map(_known, self._partitions))
         return {tp.topic async for tp in cooperative(every)}
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
         """An empty table is as good as none: the topic's next event makes a new one."""
         for partition in self._partitions:
-            await _forget_empty(partition, gone)
+            await _forget_empty(partition, is_gone)
 
     def problems(self, tp: TopicIdPartition) -> tuple[Condition, ...]:
         """Unreadable events that may have been about the partition. Never blocks."""
@@ -342,9 +342,9 @@ class TopicFollower:
         self._kept.note(table.tp, found, partition.position)
 
 
-async def _forget_empty(partition: _LogPartition, gone: Callable[[UUID], bool]) -> None:
+async def _forget_empty(partition: _LogPartition, is_gone: Callable[[UUID], bool]) -> None:
     tables, ahead = partition.tables, partition.ahead
-    await forget(tables, lambda tp: gone(tp.topic_id) and tables[tp].is_empty)
+    await forget(tables, lambda tp: is_gone(tp.topic_id) and tables[tp].is_empty)
     await forget(ahead, lambda tp: ahead[tp] <= partition.position)
 
 
@@ -474,10 +474,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def topic_names(self) -> set[str]:
         return await self._follower.topic_names()
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        await forget(self._views, lambda tp: gone(tp.topic_id))
-        await forget(self._in_store_checked, lambda tp: gone(tp.topic_id))
-        await self._follower.forget_topics(gone)
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
+        await forget(self._views, lambda tp: is_gone(tp.topic_id))
+        await forget(self._in_store_checked, lambda tp: is_gone(tp.topic_id))
+        await self._follower.forget_topics(is_gone)
 
     async def _list_store_topics(self, _: None, __: float) -> frozenset[UUID]:
         return frozenset(topic_id for _, topic_id in await self._objects.list_topics())

@@ -80,11 +80,11 @@ class Tally:
     It counts relayed bytes. One thread counts; any thread may read.
     """
 
-    __slots__ = ("taken", "total")
+    __slots__ = ("exported", "total")
 
     def __init__(self) -> None:
         self.total = 0
-        self.taken = 0  # the part of `total` that the counter has
+        self.exported = 0  # the part of `total` that the counter has
 
 
 class TalliedCounter(Counter):
@@ -101,8 +101,8 @@ class TalliedCounter(Counter):
         with _TAKING_OVER:
             for counter, tally in self._tallies:
                 total = tally.total
-                counter.inc(total - tally.taken)
-                tally.taken = total
+                counter.inc(total - tally.exported)
+                tally.exported = total
         return super().collect()
 
 

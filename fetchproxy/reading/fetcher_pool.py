@@ -84,7 +84,7 @@ class Load:
     attempt: Callable[[], Awaitable[Chunk | None]]
     on_corrupt: Callable[[CorruptSegment], None]
     needed_until: float
-    ahead: bool = False
+    is_read_ahead: bool = False
     client: Hashable = None  # the load takes this client's turn, and is on its account
     nearby: Callable[[], Awaitable[Chunk | None]] | None = None
     opening: Opening | None = None
@@ -126,10 +126,10 @@ class FetcherPool:
         """Begin `load`, or join the running load with the same key. Returns the load that runs."""
         running = self._loads.get(load.key)
         if running is not None:
-            self.touch(running[0], load.needed_until, load.ahead, load.client)
+            self.touch(running[0], load.needed_until, load.is_read_ahead, load.client)
             return running[0]
         load.begun_at = asyncio.get_running_loop().time()
-        if load.ahead:
+        if load.is_read_ahead:
             self.ahead_bytes += load.size_bytes
         task = self._tasks.create_task(self._run(load), name=f"remote load {load.name}")
         self._loads[load.key] = (load, task)
@@ -138,12 +138,12 @@ class FetcherPool:
         return load
 
     def touch(
-        self, load: Load, needed_until: float, ahead: bool = False, client: Hashable = None
+        self, load: Load, needed_until: float, is_read_ahead: bool = False, client: Hashable = None
     ) -> None:
         """A caller asks for the load (again): it is retried until `needed_until` at least."""
         load.needed_until = max(load.needed_until, needed_until)
-        if load.ahead and not ahead:
-            load.ahead = False
+        if load.is_read_ahead and not is_read_ahead:
+            load.is_read_ahead = False
             self.ahead_bytes -= load.size_bytes
             load.client = client
             if load.slot is not None:
@@ -159,7 +159,7 @@ class FetcherPool:
     def is_ahead(self, key: Hashable) -> bool:
         """The load is running, and no client has asked for it yet."""
         running = self._loads.get(key)
-        return running is not None and running[0].ahead
+        return running is not None and running[0].is_read_ahead
 
     def cancel_all(self) -> None:
         for _, task in self._loads.values():
@@ -206,7 +206,7 @@ class FetcherPool:
         if load.done.is_set():
             return
         del self._loads[load.key]
-        if load.ahead:
+        if load.is_read_ahead:
             self.ahead_bytes -= load.size_bytes
         load.done.set()
 
@@ -244,7 +244,7 @@ class FetcherPool:
         self, load: Load, work: Callable[[], Awaitable[Chunk | None]], size_bytes: int
     ) -> FetchProxyError | None:
         """Under a slot and a time-out."""
-        slot = load.slot = Slot(size_bytes, load.ahead, load.client)
+        slot = load.slot = Slot(size_bytes, load.is_read_ahead, load.client)
         REMOTE_LOG_READER_TASK_QUEUE_SIZE.inc()
         try:
             await self.budget.acquire(slot)

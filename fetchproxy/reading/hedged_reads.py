@@ -76,9 +76,9 @@ class HedgedReads:
                 for request in requests:
                     request.cancel()
         finally:
-            if hedge.taken:
+            if hedge.is_in_use:
                 self._budget.release(hedge)
-        if hedge.taken:
+        if hedge.is_in_use:
             (_LOST if responded is requests[0] else _WON).inc()
         content = responded.result()
         if isinstance(content, RemoteStorageError):

@@ -61,10 +61,10 @@ class Stream:
 
 
 class _Step(NamedTuple):
-    """`ahead`: how many chunks after this one should be loading. 0: nothing new to plan."""
+    """`chunks_ahead`: how many chunks after this one should be loading. 0: nothing new to plan."""
 
     stream: Stream
-    ahead: int
+    chunks_ahead: int
     credit: float
 
 
@@ -135,7 +135,7 @@ class ReadAhead:
         self._streams[log, partition, offsets[1]] = step.stream
         if step.credit != credit:
             self._credits[log, partition] = step.credit
-        return step.ahead
+        return step.chunks_ahead
 
 
 @dataclass(eq=False, repr=False)
@@ -163,11 +163,11 @@ class ReadAheadLoads:
         """
         place, _ = result.chunks[-1]
         offsets = (request.fetch_offset, result.next_offset)
-        beside = any(chunk.awaited for _, chunk in result.chunks)
+        others_waited = any(chunk.awaited for _, chunk in result.chunks)
         for _, chunk in result.chunks:
             chunk.awaited = False  # counts once, for its first reader
         count = self._streams.served(
-            request.tp, offsets, place.key, len(result.chunks), waited, beside
+            request.tp, offsets, place.key, len(result.chunks), waited, others_waited
         )
         if not count:
             return

@@ -26,9 +26,9 @@ class Slot:
     """One read's place, first in the queue, then at the store. `client`: the client it is for."""
 
     size_bytes: int
-    ahead: bool
+    is_read_ahead: bool
     client: Hashable = None
-    taken: bool = False
+    is_in_use: bool = False
     granted: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -40,14 +40,14 @@ class ReadBudget:
         self._ahead_max = max(1, tasks_max // 2)
         self._bytes_max = bytes_max
         self._queue: FairQueue[Slot] = FairQueue()
-        self._ahead: FairQueue[Slot] = FairQueue()
+        self._read_ahead_queue: FairQueue[Slot] = FairQueue()
         self._ahead_taken = 0
         self.tasks_taken = 0
         self.bytes_taken = 0
 
     @property
     def waiting(self) -> int:
-        return len(self._queue) + len(self._ahead)
+        return len(self._queue) + len(self._read_ahead_queue)
 
     async def acquire(self, slot: Slot) -> None:
         """Wait for a place; clients take turns. If cancelled, it passes the place on."""
@@ -56,7 +56,7 @@ class ReadBudget:
         try:
             await slot.granted
         except asyncio.CancelledError:
-            if slot.taken:
+            if slot.is_in_use:
                 self.release(slot)
             else:
                 self._leave_queue(slot)
@@ -73,39 +73,39 @@ class ReadBudget:
     def release(self, slot: Slot) -> None:
         self.tasks_taken -= 1
         self.bytes_taken -= slot.size_bytes
-        self._ahead_taken -= slot.ahead
+        self._ahead_taken -= slot.is_read_ahead
         self._grant()
 
     def join(self, slot: Slot, client: Hashable) -> None:
         """Another client waits for the same read, which goes at the first turn of any of them. Does
         nothing if the slot is not in the queue.
         """
-        (self._ahead if slot.ahead else self._queue).join(slot, client)
+        (self._read_ahead_queue if slot.is_read_ahead else self._queue).join(slot, client)
 
     def promote(self, slot: Slot, client: Hashable = None) -> None:
         """A fetch of `client` now waits for this read, which began as a read ahead."""
-        if not slot.ahead:
+        if not slot.is_read_ahead:
             return
         slot.client = client
-        if slot.taken:
+        if slot.is_in_use:
             self._ahead_taken -= 1
         elif self._leave_queue(slot):
-            slot.ahead = False
+            slot.is_read_ahead = False
             self._enter_queue(slot)
-        slot.ahead = False
+        slot.is_read_ahead = False
         self._grant()
 
     def _grant(self) -> None:
         self._grant_from(self._queue)
         if not self._queue:
-            self._grant_from(self._ahead)
+            self._grant_from(self._read_ahead_queue)
         READERS_WAITING.set(self._queue.clients)
         INFLIGHT_BYTES.set(self.bytes_taken)
 
     def _grant_from(self, queue: FairQueue[Slot]) -> None:
         """A slot that does not fit keeps its turn, or large reads would starve."""
         while (slot := queue.head()) is not None and self._fits(slot):
-            if slot.ahead and self._ahead_taken >= self._ahead_max:
+            if slot.is_read_ahead and self._ahead_taken >= self._ahead_max:
                 return
             self._take(queue.pop())
 
@@ -116,17 +116,17 @@ class ReadBudget:
         return not self.bytes_taken or self.bytes_taken + slot.size_bytes <= self._bytes_max
 
     def _enter_queue(self, slot: Slot) -> None:
-        queue = self._ahead if slot.ahead else self._queue
+        queue = self._read_ahead_queue if slot.is_read_ahead else self._queue
         queue.push(slot.client, slot, max(slot.size_bytes, COST_BYTES_MIN))
 
     def _leave_queue(self, slot: Slot) -> bool:
-        return (self._ahead if slot.ahead else self._queue).remove(slot)
+        return (self._read_ahead_queue if slot.is_read_ahead else self._queue).remove(slot)
 
     def _take(self, slot: Slot) -> None:
         if slot.granted.cancelled():
             return  # its task was cancelled and has not run since
-        slot.taken = True
+        slot.is_in_use = True
         self.tasks_taken += 1
         self.bytes_taken += slot.size_bytes
-        self._ahead_taken += slot.ahead
+        self._ahead_taken += slot.is_read_ahead
         slot.granted.set_result(None)

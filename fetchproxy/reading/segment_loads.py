@@ -63,7 +63,7 @@ class SegmentLoads:
     _disk_cache: DiskCache | None = None
 
     def begin(
-        self, need: Need, needed_until: float, ahead: bool = False, client: Hashable = None
+        self, need: Need, needed_until: float, is_read_ahead: bool = False, client: Hashable = None
     ) -> Load:
         """Start or join the load of `need`. The load has a `chunk` if `need` is a NeedChunk."""
         attempt: Callable[[], Awaitable[Chunk | None]]
@@ -90,7 +90,17 @@ class SegmentLoads:
         on_corrupt = partial(self.give_up, need)
         return self._pool.load(
             Load(
-                *(need.key, name, tp, size, attempt, on_corrupt, needed_until, ahead, client),
+                *(
+                    need.key,
+                    name,
+                    tp,
+                    size,
+                    attempt,
+                    on_corrupt,
+                    needed_until,
+                    is_read_ahead,
+                    client,
+                ),
                 nearby,
                 opening,
             )

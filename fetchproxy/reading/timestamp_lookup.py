@@ -176,9 +176,9 @@ class TimestampLookup:
         self, need: NeedChunk, target: _Target, client: Hashable
     ) -> FoundRecord | None:
         position = 0
-        kept: Chunk | None = None
+        chunk_kept: Chunk | None = None
         while True:
-            chunk = kept or await self._chunk(need, client)
+            chunk = chunk_kept or await self._chunk(need, client)
             header = await self._next_batch(chunk, position, need, target)
             if header is None:
                 return None
@@ -191,16 +191,16 @@ class TimestampLookup:
                 # What waits keeps its chunk only if the cache has dropped it once.
                 del chunk
                 async with self.turns.turn(client, work):
-                    still = kept or self._memory.chunks.find(need.key)
+                    still = chunk_kept or self._memory.chunks.find(need.key)
                     if is_searched := still is not None:
                         found = await self._search_long(still, header, need, target)
                     del still
             if found is not None:
                 return found
             if is_searched:
-                position, kept = header.end, None
+                position, chunk_kept = header.end, None
             else:
-                kept = await self._chunk(need, client)
+                chunk_kept = await self._chunk(need, client)
 
     async def _next_batch(
         self, chunk: Chunk, position: int, need: NeedChunk, target: _Target

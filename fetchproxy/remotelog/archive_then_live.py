@@ -72,15 +72,15 @@ class TierBoundaryFile:
 
     def keep(self, tier_boundary: TierBoundary) -> TierBoundary:
         """Returns the kept tier boundary: this one, or the one that a faster start has written."""
-        beside = self._jvm.org.apache.hadoop.fs.Path(f"{self._name}.{uuid4().hex}.part")
-        with closing(self._files.create(beside, False)) as stream:
+        part_path = self._jvm.org.apache.hadoop.fs.Path(f"{self._name}.{uuid4().hex}.part")
+        with closing(self._files.create(part_path, False)) as stream:
             stream.write(bytearray(tier_boundary.encode(), "utf-8"))
-        if self._files.exists(self._path) or not self._files.rename(beside, self._path):
-            self._files.delete(beside, False)
-        kept = self.read()
-        if kept is None:
+        if self._files.exists(self._path) or not self._files.rename(part_path, self._path):
+            self._files.delete(part_path, False)
+        stored = self.read()
+        if stored is None:
             raise ConfigError(f"archive then live: {self._name} cannot be written")
-        return kept
+        return stored
 
 
 class KafkaAdmin:

@@ -121,24 +121,24 @@ def _has_all(view: PartitionView, offsets: Offsets) -> bool:
 async def _holes(storage: RemoteStorage, view: PartitionView, of_store: bool) -> NotHeld:
     objects = storage.objects
     try:
-        stated = await read_finished_offsets(objects, view.tp)
+        finished_offsets = await read_finished_offsets(objects, view.tp)
     except ObjectFailing:
         raise
     except CorruptSegment:
-        stated = None  # `verify` names it
+        finished_offsets = None  # `verify` names it
     coverage = Coverage(
         segments=list(view.segments.bounds()),
         uncertain=view.unreadable,
         log_start_offset=view.raised_log_start,
         newest_epoch=view.segments[-1].last_epoch if view.segments else -1,
     )
-    found = missing_offsets(coverage, stated, ())
+    found = missing_offsets(coverage, finished_offsets, ())
     if found == NotHeld():
         return found
     if not of_store:
         gaps = [gap async for gap in objects.list_archive_gaps(view.tp)]
         end = view.log_end_offset or 0
-        return _clipped(missing_offsets(coverage, stated, gaps), (0, end - 1))
+        return _clipped(missing_offsets(coverage, finished_offsets, gaps), (0, end - 1))
     # `look_at_offsets` reads finished offsets first: a copy or truncation under way is not a hole.
     async with StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
         return (await look_at_offsets(objects, rlmm, view.tp)).found

@@ -95,13 +95,13 @@ async def read_elsewhere(
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    taken: list[TopicIdPartition] = []
+    batch: list[TopicIdPartition] = []
     try:
         process.stdin.write(pickle.dumps((options, is_each_object_alone())))
         while waiting:
-            taken = waiting[-PARTITIONS_EACH:]
+            batch = waiting[-PARTITIONS_EACH:]
             del waiting[-PARTITIONS_EACH:]
-            process.stdin.write(pickle.dumps(taken))
+            process.stdin.write(pickle.dumps(batch))
             await process.stdin.drain()
             (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
             found = pickle.loads(await process.stdout.readexactly(length))
@@ -114,7 +114,7 @@ async def read_elsewhere(
                     raise view
                 else:
                     failing[tp] = view
-            taken = []
+            batch = []
     except (OSError, EOFError) as error:
         log.warning(
             "planning_process_ended",
@@ -122,7 +122,7 @@ async def read_elsewhere(
             exit_code=process.returncode,
             hint="if it repeats, give the driver's machine more memory",
         )
-        waiting.extend(taken)
+        waiting.extend(batch)
         await read_here()
     finally:
         if process.returncode is None:
@@ -133,11 +133,11 @@ async def read_elsewhere(
 async def _respond(responses: BinaryIO) -> None:
     """Only this function writes to `responses`. It may block: there is no other work meanwhile."""
     with suppress(EOFError, pickle.UnpicklingError):  # the input has ended
-        options, alone = pickle.load(sys.stdin.buffer)
+        options, archive_only = pickle.load(sys.stdin.buffer)
         async with opened_store(options) as storage, metadata_of(options, storage) as rlmm:
             while True:
                 tps = pickle.load(sys.stdin.buffer)
-                with each_object_alone() if alone else nullcontext():
+                with each_object_alone() if archive_only else nullcontext():
                     found = await _read(rlmm, tps, options.plan_max_ms / 1000)
                 content = pickle.dumps(found)
                 responses.write(_LENGTH.pack(len(content)) + content)

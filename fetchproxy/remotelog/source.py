@@ -164,9 +164,11 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
     def latestOffset(self, start: StreamOffset | None = None, limit: Any = None) -> StreamOffset:
         """PySpark 4.0 and 4.1 pass no arguments."""
         self._knows_latest = True
-        limited = ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
+        apply_limit = (
+            ADMITS and limit is not None and not isinstance(limit, limits.ReadAllAvailable)
+        )
         with sentence_first():
-            return self._archive().latest(start, apply_batch_limits=limited)
+            return self._archive().latest(start, apply_batch_limits=apply_limit)
 
     def reportLatestOffset(self) -> StreamOffset:
         """The archive's ends; the query's progress shows the lag from the last batch to them."""

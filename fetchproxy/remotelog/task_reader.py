@@ -178,7 +178,7 @@ class _TaskReading:
             unpacked_bytes_max=options.unpacked_bytes_max,
         )
         self._skipped_records = skipped_records
-        self._gone: set[bytes] = set()  # segments of which an object is missing
+        self._missing_segments: set[bytes] = set()  # segments of which an object is missing
         self._key = ""  # of the object that is being read
         self._faults: list[dict[str, Any]] = []
 
@@ -217,12 +217,12 @@ class _TaskReading:
         """
         if first >= end:
             return
-        self._gone.add(part.segment.raw_id)
+        self._missing_segments.add(part.segment.raw_id)
         key = self._key
         tp = self._task.tp
         view = self._begin(f"the metadata of {tp}", partial(view_now, self._storage, tp)).result()
         found = list(parts_of(view, OffsetSpan(first, end)))
-        if any(other.segment.raw_id in self._gone for other in found):
+        if any(other.segment.raw_id in self._missing_segments for other in found):
             found = []  # it was not replaced: its object is missing
         elif found and not part.is_whole and (first, end) == (part.offset_from, part.offset_end):
             raise ObjectNotFound(

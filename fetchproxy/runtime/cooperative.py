@@ -145,10 +145,12 @@ async def chosen(
     return found
 
 
-async def forget(table: MutableMapping[T, Any], gone: Callable[[T], bool]) -> None:
-    """Remove the entries whose keys are `gone`. No other work comes between test and removal."""
+async def forget(table: MutableMapping[T, Any], is_gone: Callable[[T], bool]) -> None:
+    """Remove the entries whose keys are gone (`is_gone`). No other work comes between test and
+    removal.
+    """
     async for key in cooperative(list(table)):
-        if key in table and gone(key):
+        if key in table and is_gone(key):
             del table[key]
 
 

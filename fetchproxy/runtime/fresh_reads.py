@@ -76,10 +76,10 @@ class FreshReads(Generic[K, V]):
         if (entry := self.entries.get(key)) is not None:
             self.entries[key] = (entry[0], value)
 
-    async def forget(self, gone: Callable[[K], bool]) -> None:
+    async def forget(self, is_gone: Callable[[K], bool]) -> None:
         """Forget the values of these keys; the next caller reads them anew."""
-        await forget(self.entries, gone)
-        await forget(self._renewed, gone)
+        await forget(self.entries, is_gone)
+        await forget(self._renewed, is_gone)
 
     def renew(self, key: K, oldest: float, pause_s: float) -> None:
         """Begin a read that no caller waits for, if the cached value's read began before `oldest`.

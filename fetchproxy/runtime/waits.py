@@ -30,15 +30,15 @@ async def first_of(waits: Sequence[Coroutine[None, None, object]], timeout_s: fl
 
 
 async def first_success(
-    tries: Iterable[Callable[[], Awaitable[V]]], stagger_s: float, failure: type[Exception]
+    calls: Iterable[Callable[[], Awaitable[V]]], stagger_s: float, failure: type[Exception]
 ) -> V:
-    """The first result of `tries`; the others are cancelled. The next one begins when one fails by
+    """The first result of `calls`; the others are cancelled. The next one begins when one fails by
     `failure`, or has no result after `stagger_s`. Raises the last failure if all fail; any other
     error at once.
     """
     outcome: V | _Failed = _Failed(ValueError("nothing to try"))
     async with asyncio.TaskGroup() as tasks:
-        waiting, running = deque(tries), set[asyncio.Task[V | _Failed]]()
+        waiting, running = deque(calls), set[asyncio.Task[V | _Failed]]()
         while waiting or running:
             if waiting:
                 running.add(tasks.create_task(_outcome(waiting.popleft()), name="first-success"))

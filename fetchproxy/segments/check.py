@@ -124,9 +124,11 @@ class SegmentCheck:
                 end_offset,
                 f"last batch ends at offset {self._expected[0] - 1}, metadata say {end_offset}",
             )
-        stated = self._metadata.max_timestamp_ms
-        if self.log_is_sound and stated != self._max_timestamp_ms:
-            message = f"max_timestamp_ms is {stated}, in the log it is {self._max_timestamp_ms}"
+        recorded_ms = self._metadata.max_timestamp_ms
+        if self.log_is_sound and recorded_ms != self._max_timestamp_ms:
+            message = (
+                f"max_timestamp_ms is {recorded_ms}, in the log it is {self._max_timestamp_ms}"
+            )
             self._fault(SegmentFile.METADATA, message)
 
     def _partial(self, data: Buffer, start: int, position: int) -> Next | None:
@@ -232,12 +234,12 @@ class SegmentCheck:
 
     def _check_epoch(self, header: BatchHeader, position: int) -> None:
         epochs = self._metadata.segment_leader_epochs
-        stated = epoch_at(epochs, header.base_offset)
+        recorded_epoch = epoch_at(epochs, header.base_offset)
         epoch = header.partition_leader_epoch
-        if epoch == -1 or (epochs and stated == NOT_COUNTED):
+        if epoch == -1 or (epochs and recorded_epoch == NOT_COUNTED):
             return  # -1: written without epochs, so metadata have none
-        if epoch != stated:
-            message = f"leader epoch {epoch}, metadata say {stated}"
+        if epoch != recorded_epoch:
+            message = f"leader epoch {epoch}, metadata say {recorded_epoch}"
             self._log_fault(position, header.base_offset, message)
             return
         # A batch that begins below the segment counts from the segment's start on.
@@ -323,9 +325,9 @@ def first_newer(
         return None
     first = max(segment.start_offset, lineage[0].start_offset, from_offset)
     for offset in sorted({first, *(entry.start_offset for entry in lineage)}):
-        stated = epoch_at(segment.segment_leader_epochs, offset)
+        recorded_epoch = epoch_at(segment.segment_leader_epochs, offset)
         is_inside = first <= offset <= segment.end_offset
-        if is_inside and epoch_at(lineage, offset) > stated != NOT_COUNTED:
+        if is_inside and epoch_at(lineage, offset) > recorded_epoch != NOT_COUNTED:
             return offset
     return None
 

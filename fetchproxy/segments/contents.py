@@ -259,14 +259,14 @@ class SegmentSummary:
         epoch = header.partition_leader_epoch
         counts = epoch >= self._highest_epoch and not 0 <= leader_epoch < epoch
         self._highest_epoch = max(self._highest_epoch, epoch)
-        stated = epoch if counts else NOT_COUNTED
-        if stated != self._epoch:
+        epoch_in_metadata = epoch if counts else NOT_COUNTED
+        if epoch_in_metadata != self._epoch:
             # A segment may begin inside a batch (DeleteRecords), or with a hole before its first
             # batch, and repeats the epoch that it begins in.
             is_first = self.first_timestamp_ms is None
             start = self.start_offset if is_first else header.base_offset
-            self._epochs.append(EpochStart(stated, start))
-            self._epoch = stated
+            self._epochs.append(EpochStart(epoch_in_metadata, start))
+            self._epoch = epoch_in_metadata
 
     def add_bytes(self, chunk: memoryview) -> None:
         """Takes all bytes of the added batches, in order, as in the file."""

@@ -44,9 +44,10 @@ def rising(epochs: Iterable[EpochStart]) -> tuple[EpochStart, ...]:
     return tuple(found)
 
 
-def are_those_of(log: Sequence[EpochStart], stated: Sequence[EpochStart]) -> bool:
-    """Whether a log whose epochs, read without its leader, are `log` may have the `stated` ones."""
-    if not stated:
+def are_those_of(log: Sequence[EpochStart], recorded: Sequence[EpochStart]) -> bool:
+    """Whether a log whose epochs, read without its leader, are `log` may have the `recorded` ones.
+    """
+    if not recorded:
         return not log
-    starts = {entry.start_offset for entry in (*log, *stated)}
-    return all(epoch_at(stated, at) in (NOT_COUNTED, epoch_at(log, at)) for at in starts)
+    starts = {entry.start_offset for entry in (*log, *recorded)}
+    return all(epoch_at(recorded, at) in (NOT_COUNTED, epoch_at(log, at)) for at in starts)

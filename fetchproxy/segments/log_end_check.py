@@ -87,11 +87,11 @@ def _check_epochs(log: AccumulatedSegment, witnesses: Witnesses) -> None:
     of_log = clip_epochs(log.leader_epochs, log.start_offset, end)
     if known is not None and are_those_of(of_log, known.segment_leader_epochs):
         return
-    beside = epochs_beside(witnesses.epochs, log.start_offset, end)
-    if beside is None:
+    stored_epochs = epochs_beside(witnesses.epochs, log.start_offset, end)
+    if stored_epochs is None:
         if known is None:
             return  # no witness contradicts it
-    elif beside == of_log or (known is None and agrees(beside, of_log)):
+    elif stored_epochs == of_log or (known is None and agrees(stored_epochs, of_log)):
         return
     raise CorruptSegment(f"the log has {of_log}, and what else says its leader epochs does not")
 
@@ -112,22 +112,29 @@ def epochs_that_agree(
     metadata: RemoteLogSegmentMetadata, raw: bytes | None
 ) -> tuple[EpochStart, ...] | None:
     """The lineage in `raw`. None: it does not agree with the segment's metadata."""
-    beside = epochs_beside(raw, metadata.start_offset, metadata.end_offset)
-    if raw is None or beside is None or not agrees(beside, metadata.segment_leader_epochs):
+    stored_epochs = epochs_beside(raw, metadata.start_offset, metadata.end_offset)
+    if (
+        raw is None
+        or stored_epochs is None
+        or not agrees(stored_epochs, metadata.segment_leader_epochs)
+    ):
         return None
     return decode_epochs(raw)
 
 
-def agrees(beside: Sequence[EpochStart], epochs: Sequence[EpochStart]) -> bool:
+def agrees(stored_epochs: Sequence[EpochStart], epochs: Sequence[EpochStart]) -> bool:
     """Batches without an epoch add none to a segment, but do not end the lineage before it: what
-    such batches begin a segment with is in `beside` alone, as the first epoch or its start.
+    such batches begin a segment with is in `stored_epochs` alone, as the first epoch or its start.
     """
-    lineage, stated = tuple(beside), rising(epochs)
-    if stated in (lineage, lineage[1:]):
+    lineage, rising_epochs = tuple(stored_epochs), rising(epochs)
+    if rising_epochs in (lineage, lineage[1:]):
         return True
-    if not lineage or not stated or lineage[1:] != stated[1:]:
+    if not lineage or not rising_epochs or lineage[1:] != rising_epochs[1:]:
         return False
-    return lineage[0].epoch == stated[0].epoch and lineage[0].start_offset < stated[0].start_offset
+    return (
+        lineage[0].epoch == rising_epochs[0].epoch
+        and lineage[0].start_offset < rising_epochs[0].start_offset
+    )
 
 
 def _parsed(index: bytes | None) -> RemoteLogIndex:

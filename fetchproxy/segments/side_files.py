@@ -206,8 +206,8 @@ def joined_time_index(parts: Iterable[tuple[bytes, int]]) -> bytes:
 def snapshot_fault(raw: bytes) -> str:
     if len(raw) < _SNAPSHOT_HEAD.size:
         return f"producer snapshot of {len(raw)} bytes has no head"
-    _, stated = _SNAPSHOT_HEAD.unpack_from(raw)
+    _, entry_count = _SNAPSHOT_HEAD.unpack_from(raw)
     found = crc32c(raw[_SNAPSHOT_HEAD.size :])
-    if found != stated:
-        return f"producer snapshot has checksum {found:#010x}, states {stated:#010x}"
+    if found != entry_count:
+        return f"producer snapshot has checksum {found:#010x}, states {entry_count:#010x}"
     return ""

@@ -82,17 +82,17 @@ class ResponseBudget:
         self._total_max = total_max
         self._blocks: dict[int, list[int]] = {}  # id of a block -> [size, holders]
         self._waiting: deque[asyncio.Event] = deque()
-        self.taken = 0
+        self.bytes_in_use = 0
         for gauge in (REMOTE_RESPONSE_BYTES, RESPONSES_BYTES):
-            gauge.set_function(lambda: self.taken)
+            gauge.set_function(lambda: self.bytes_in_use)
 
     @property
     def full(self) -> bool:
-        return self.taken >= self._total_max
+        return self.bytes_in_use >= self._total_max
 
     def room(self) -> int:
         """Bytes for one more response now; 0: one batch may go, unless the budget is `full`."""
-        left = max(int(self._total_max * _CUT_SHARE) - self.taken, 0)
+        left = max(int(self._total_max * _CUT_SHARE) - self.bytes_in_use, 0)
         if left < self._response_max:
             LIMITS_REACHED.labels("remote_answers_bytes_max").inc()
             return left
@@ -131,7 +131,7 @@ class ResponseBudget:
 
     def _light(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
         """When memory is short, copy pieces out of blocks that the response uses less than half."""
-        if self.taken < self._total_max * _PRESSED_SHARE:
+        if self.bytes_in_use < self._total_max * _PRESSED_SHARE:
             return pieces
         used: dict[int, int] = {}
         for piece in pieces:
@@ -146,7 +146,7 @@ class ResponseBudget:
         for block, size in blocks.items():
             entry = self._blocks.setdefault(block, [size, 0])
             entry[1] += 1
-            self.taken += size if entry[1] == 1 else 0
+            self.bytes_in_use += size if entry[1] == 1 else 0
         self._wake_next()
         return list(blocks)
 
@@ -156,7 +156,7 @@ class ResponseBudget:
             entry[1] -= 1
             if not entry[1]:
                 del self._blocks[block]
-                self.taken -= entry[0]
+                self.bytes_in_use -= entry[0]
         self._wake_next()
 
     def _wake_next(self) -> None:
@@ -180,7 +180,9 @@ class ResponseTurns:
         self._turn_max_s = turn_max_s
         self._queue: FairQueue[Hashable] = FairQueue()
         self._begun: dict[Hashable, asyncio.Event] = {}  # for the connections in the queue
-        self._taken: dict[Hashable, float] = {}  # begin of each turn (loop time, s), oldest first
+        self._turn_begun_at: dict[
+            Hashable, float
+        ] = {}  # begin of each turn (loop time, s), oldest first
         self._timer: asyncio.TimerHandle | None = None  # ends the oldest; only while others wait
 
     async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> bool:
@@ -189,8 +191,8 @@ class ResponseTurns:
 
         `size_bytes`: most bytes of the response; they count as given to the connection.
         """
-        if len(self._taken) < self._turns_max:  # then the queue is empty
-            self._taken[connection] = asyncio.get_running_loop().time()
+        if len(self._turn_begun_at) < self._turns_max:  # then the queue is empty
+            self._turn_begun_at[connection] = asyncio.get_running_loop().time()
             return False
         LIMITS_REACHED.labels("remote_answer_turns_max").inc()
         begun = self._begun[connection] = asyncio.Event()
@@ -205,28 +207,28 @@ class ResponseTurns:
 
     def give_back(self, connection: Hashable) -> None:
         """Give back its turn or its place in the queue; does nothing if it has neither."""
-        if self._taken.pop(connection, None) is None and self._queue.remove(connection):
+        if self._turn_begun_at.pop(connection, None) is None and self._queue.remove(connection):
             del self._begun[connection]
         if self._timer is not None:
             self._grant()
 
     def _grant(self) -> None:
         now = asyncio.get_running_loop().time()
-        while len(self._queue) and len(self._taken) < self._turns_max:
+        while len(self._queue) and len(self._turn_begun_at) < self._turns_max:
             connection = self._queue.pop()
-            self._taken[connection] = now
+            self._turn_begun_at[connection] = now
             self._begun.pop(connection).set()
         REMOTE_RESPONSES_WAITING.set(len(self._queue))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if len(self._queue):
-            oldest = next(iter(self._taken.values()))
+            oldest = next(iter(self._turn_begun_at.values()))
             due_at = oldest + self._turn_max_s
             self._timer = asyncio.get_running_loop().call_at(due_at, self._end_oldest)
 
     def _end_oldest(self) -> None:
-        del self._taken[next(iter(self._taken))]
+        del self._turn_begun_at[next(iter(self._turn_begun_at))]
         self._grant()
 
 

@@ -23,9 +23,10 @@ PEEK_BYTES = 4 * 1024
 
 
 class _Moved(NamedTuple):
-    """`taken` bytes have left the source. `not_sent`: the last of them, not taken by the target."""
+    """`moved_bytes` have left the source. `not_sent`: the last of them, not taken by the target.
+    """
 
-    taken: int
+    moved_bytes: int
     not_sent: Buffer
 
 
@@ -51,14 +52,14 @@ class RecordPipe:
             return NOTHING_MOVED
         flags = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
         try:
-            taken = os.splice(source.fileno(), self._write_end, min(size, _PIPE_BYTES), flags=flags)
+            count = os.splice(source.fileno(), self._write_end, min(size, _PIPE_BYTES), flags=flags)
         except OSError:
             return NOTHING_MOVED
-        left = taken
+        left = count
         with suppress(OSError):
             while left:
                 left -= os.splice(self._read_end, target.fileno(), left, flags=flags)
-        return _Moved(taken, self._rest(left))
+        return _Moved(count, self._rest(left))
 
     def _rest(self, size: int) -> bytes:
         pieces = []

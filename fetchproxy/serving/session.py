@@ -127,7 +127,7 @@ class ClientSession(ClientProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._unsent, self._taken_at = 0, 0.0  # unsent bytes at the last check; when they changed
-        self.heard = False  # since the last check
+        self.has_received = False  # since the last check
         self._heard_at = owner.clock()
         self._closes: asyncio.TimerHandle | None = None  # set by `close_late` and `leave`
         self.draining = False  # see `drain`
@@ -149,7 +149,7 @@ class ClientSession(ClientProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self.closing:
             return  # TLS reads on while it ends, even within close()
-        self.heard = True
+        self.has_received = True
         self._take(self._receive.view[:nbytes])
 
     def eof_received(self) -> bool:
@@ -386,8 +386,8 @@ class ClientSession(ClientProtocol):
 
     def silent_s(self, now: float) -> float:
         """For how long (s) neither side was heard. Called at intervals, so no packet is timed."""
-        if self.heard or self.upstream.heard:
-            self._heard_at, self.heard, self.upstream.heard = now, False, False
+        if self.has_received or self.upstream.has_received:
+            self._heard_at, self.has_received, self.upstream.has_received = now, False, False
         return now - self._heard_at
 
     def stalled_s(self, now: float) -> float:
@@ -456,7 +456,7 @@ class ClientSession(ClientProtocol):
             return
         # Keep reading from a client that only waits for its response: it seldom sends more.
         requests = self.requests
-        if requests.limited or ((self.muted or requests.final) and requests.kept_bytes):
+        if requests.at_limit or ((self.muted or requests.final) and requests.kept_bytes):
             self._pace()
         if requests.final:
             self._leave_soon()
@@ -515,7 +515,7 @@ class RequestFraming(ABC, Generic[Handling]):
         self._carry = bytearray()
         self._whole_at = 0  # length of `_carry` at which its first request is whole
         self._left = 0  # bytes still to come of a request that passes
-        self.limited = False  # the limit of requests in flight is reached
+        self.at_limit = False  # the limit of requests in flight is reached
         self._left_in_turn = 0  # of MESSAGES_A_TURN
         self._goes_on = False  # the next requests are handled in the loop's next turn
         self.ended = False  # the client sends no more
@@ -529,7 +529,7 @@ class RequestFraming(ABC, Generic[Handling]):
 
     @abstractmethod
     def _is_full(self) -> bool:
-        """The limit of requests in flight is reached: `limited` is True until there is room."""
+        """The limit of requests in flight is reached: `at_limit` is True until there is room."""
 
     @abstractmethod
     def _accept(self, size: int, head: RequestHead) -> Handling | None:
@@ -549,7 +549,7 @@ class RequestFraming(ABC, Generic[Handling]):
     @property
     def must_wait(self) -> bool:
         """No further request is handled now."""
-        return self.limited or (self.final and bool(self._carry))
+        return self.at_limit or (self.final and bool(self._carry))
 
     def _has_begun(self) -> bool:
         """The next request was looked at and left for later."""
@@ -582,7 +582,7 @@ class RequestFraming(ABC, Generic[Handling]):
     @property
     def _all_responded(self) -> bool:
         """All whole requests are answered. The rest of a cut-off request will not come."""
-        return not (self._session.muted or self.limited or self._goes_on)
+        return not (self._session.muted or self.at_limit or self._goes_on)
 
     def take(self, view: memoryview) -> None:
         """Raises WireError. Bytes that cannot be handled yet are kept."""
@@ -601,7 +601,7 @@ class RequestFraming(ABC, Generic[Handling]):
             self._carry = bytearray(view)
         if len(self._carry) > COUNTED_BYTES_MIN or self._accumulated:
             self._accumulates(len(self._carry))
-        waits = self._session.muted or self.limited or self.ended or self.final
+        waits = self._session.muted or self.at_limit or self.ended or self.final
         if not (self._carry or self._left) or waits:
             self.begun_at = None
         elif self.begun_at is None:

@@ -36,17 +36,17 @@ class ExpectedResponse:
 
 
 class Upstream(Protocol):
-    """`heard`: bytes have come since the session last looked. `tells_responded`: the session waits
-    for responses to leave. `expected`: the responses that are due, in the order of requests.
-    `address`: the broker's, as it was dialed. `takes_requests`: False while
-    there is no broker to send them to.
+    """`has_received`: bytes have come since the session last looked. `tells_responded`: the session
+    waits for responses to leave. `expected`: the responses that are due, in the order of requests.
+    `address`: the broker's, as it was dialed. `takes_requests`: False while there is no broker to
+    send them to.
     """
 
     takes_requests: bool
 
     address: tuple[str, int] | None
     transport: asyncio.Transport | None
-    heard: bool
+    has_received: bool
     tells_responded: bool
     expected: deque[ExpectedResponse]
 
@@ -79,7 +79,7 @@ class ArchiveAlone:
     takes_requests: bool = False
     address: tuple[str, int] | None = None
     transport: asyncio.Transport | None = None
-    heard: bool = False
+    has_received: bool = False
     tells_responded: bool = False
     expected: deque[ExpectedResponse] = field(default_factory=lambda: deque(maxlen=0))
     kept_bytes: int = 0

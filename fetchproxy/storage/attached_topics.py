@@ -82,7 +82,7 @@ class AttachedObjectStore(ObjectStore):
         self._prefix = prefix
         self._attached = attached
         self._mounts: dict[str, _Mount] = {}  # by the folder here
-        self._missed: set[str] = set()  # names that were logged as not found
+        self._names_not_found: set[str] = set()  # names that were logged as not found
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opened:
@@ -164,9 +164,11 @@ class AttachedObjectStore(ObjectStore):
             return
         names = [name async for name in self._archive_store.list_folders(prefix)]
         if prefix == self._prefix:
-            taken = {attached.name for attached in self._attached}
+            names_in_use = {attached.name for attached in self._attached}
             topics = {name: keys.parse_topic_folder(name) for name in names}
-            names = [name for name, topic in topics.items() if not topic or topic[0] not in taken]
+            names = [
+                name for name, topic in topics.items() if not topic or topic[0] not in names_in_use
+            ]
             for attached in self._attached:
                 names += [mount.here[len(prefix) : -1] for mount in await self._look(attached)]
             names.sort(key=lambda name: f"{name}/")
@@ -202,8 +204,8 @@ class AttachedObjectStore(ObjectStore):
                     )
                 )
         self._mounts.update((mount.here, mount) for mount in found)
-        if not found and attached.name not in self._missed:
-            self._missed.add(attached.name)
+        if not found and attached.name not in self._names_not_found:
+            self._names_not_found.add(attached.name)
             log.warning(
                 "attached_topic_not_found",
                 name=attached.name,

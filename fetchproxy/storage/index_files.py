@@ -211,8 +211,8 @@ class LocalIndexFiles:
             if first.span.position:
                 return False
             key = first.object_key
-            behind = range(i + 1, len(positions))
-            i += 1 + bisect_left(behind, True, key=lambda n: entry(n).object_key != key)
+            later = range(i + 1, len(positions))
+            i += 1 + bisect_left(later, True, key=lambda n: entry(n).object_key != key)
             self.segments.append(segment_mark(key))
             self._ends.append(positions[i] if i < len(positions) else len(raw))
         last = entry(len(positions) - 1)
@@ -268,7 +268,7 @@ class LocalRemoteLogIndex:
             passed = on_disk.index(marks[0]) if marks and marks[0] in on_disk else len(on_disk)
             same = takewhile(bool, map(eq, on_disk[passed:], marks))
             self._cut(passed + len(list(same)))
-            kept = max(len(self._marks()) - passed, 0)
+            kept_marks = max(len(self._marks()) - passed, 0)
             while self._files and len(self._files[0].segments) <= passed:
                 passed -= len(self._files[0].segments)
                 self._files.pop(0).remove()
@@ -277,7 +277,7 @@ class LocalRemoteLogIndex:
                 copied_at_ms = dict(zip(marks, times, strict=True))
                 self._files[-1].begun_ms = copied_at_ms.get(self._files[-1].segments[0], 0)
             self._publish()
-            return kept
+            return kept_marks
 
     def append(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
         """`segment`: the next one in the order of `keep`. `raw`: the content of its `.index`.
@@ -513,14 +513,14 @@ class LocalIndexes:
     async def keep_only(self, tps: Iterable[TopicIdPartition]) -> None:
         """Remove the files of all other partitions. Raises OSError."""
         tps = set(tps)
-        kept = {self._folder / partition_folder("", tp) for tp in tps}
+        folders = {self._folder / partition_folder("", tp) for tp in tps}
         for tp in [tp for tp in self._partitions if tp not in tps]:
             await self.in_thread(self._partitions.pop(tp).keep, ())
-        await self.in_thread(self._remove_others, kept)
+        await self.in_thread(self._remove_others, folders)
 
-    def _remove_others(self, kept: set[Path]) -> None:
+    def _remove_others(self, folders: set[Path]) -> None:
         for folder in [path for path in self._folder.glob("*/*") if path.is_dir()]:
-            if folder not in kept:
+            if folder not in folders:
                 index = self._new(folder)
                 index.keep(())
                 index.close()

@@ -286,8 +286,8 @@ class OperationHealth:
     ) -> AsyncIterator[Callable[[], None]]:
         """Watch one request, with all its tries; each of them begins with `turn`. The caller may
         call the given function to report a response before the request ends. `may_take_long`: long
-        silence is not a failure. `tries`: loop times at which they begin; an outage counts from the
-        last one, so that an error that passes is none.
+        silence is not a failure. `attempt_times`: loop times at which they begin; an outage counts
+        from the last one, so that an error that passes is none.
         """
         loop = asyncio.get_running_loop()
         await self.turn()
@@ -306,7 +306,7 @@ class OperationHealth:
             self.succeeded(loop.time())
             raise
         except RemoteStorageError as error:
-            self.failed(loop.time(), tries[-1] if tries else began_at, error)
+            self.failed(loop.time(), attempt_times[-1] if attempt_times else began_at, error)
             raise
         else:
             self.succeeded(loop.time())
@@ -366,8 +366,8 @@ class Refusals:
         partition = segment.segment_id.topic_id_partition
         self._keep(partition, lambda one: one.segment.segment_id != segment.segment_id)
 
-    def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        for partition in [partition for partition in self._of if gone(partition.topic_id)]:
+    def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
+        for partition in [partition for partition in self._of if is_gone(partition.topic_id)]:
             del self._of[partition]
             self._health.forget(self._kind, partition)
 
@@ -499,13 +499,13 @@ class StoreHealth:
         for refusals in (self._refused, self.damaged):
             refusals.forget(segment)
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
         """Nobody reads what is left of a topic, so no read ends its conditions."""
-        for tp in [tp for tp in self._changed if gone(tp.topic_id)]:
+        for tp in [tp for tp in self._changed if is_gone(tp.topic_id)]:
             del self._changed[tp]
             self._health.forget(Kind.SEGMENT_METADATA_CHANGED, tp)
         for refusals in (self._refused, self.damaged):
-            refusals.forget_topics(gone)
+            refusals.forget_topics(is_gone)
 
     def look(self, now: float) -> None:
         for health in self._of.values():

@@ -86,8 +86,8 @@ class TlsProtocol(_SSLProtocol):  # type: ignore[misc]
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """As much as the protocol above takes at once: more would stay in OpenSSL's buffer."""
-        taken = len(self._app_protocol_get_buffer(sizehint)) if self._reads_at_once else 0
-        return self._receive[: max(taken, PIECE_BYTES)]
+        room = len(self._app_protocol_get_buffer(sizehint)) if self._reads_at_once else 0
+        return self._receive[: max(room, PIECE_BYTES)]
 
     def buffer_updated(self, nbytes: int) -> None:
         if nbytes > PIECE_BYTES:
@@ -99,21 +99,21 @@ class TlsProtocol(_SSLProtocol):  # type: ignore[misc]
     def _read_in_pieces(self, received: memoryview) -> None:
         """Decrypt piece by piece into the buffer of the protocol above, and call it once."""
         buffer = self._app_protocol_get_buffer(-1)
-        at, taken, size = 0, 0, len(buffer)
+        at, copied, size = 0, 0, len(buffer)
         read = self._sslobj.read
         while at < len(received):
             self._incoming.write(received[at : at + PIECE_BYTES])
             at += PIECE_BYTES
             try:
-                while taken < size and (count := read(size - taken, buffer[taken:])):
-                    taken += count
+                while copied < size and (count := read(size - copied, buffer[copied:])):
+                    copied += count
             except _AGAIN:
                 continue
             break  # the buffer is full, or the other side has ended TLS
         if at < len(received):
             self._incoming.write(received[at:])
-        if taken:
-            self._app_protocol_buffer_updated(taken)
+        if copied:
+            self._app_protocol_buffer_updated(copied)
 
     # -- sending ---------------------------------------------------------------------------------
     def _write_appdata(self, list_of_data: Any) -> None:

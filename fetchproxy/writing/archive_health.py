@@ -38,17 +38,17 @@ class NotHeld:
 
 
 def missing_offsets(
-    coverage: Coverage, stated: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
+    coverage: Coverage, finished_offsets: FinishedOffsets | None, recorded_gaps: Iterable[Offsets]
 ) -> NotHeld:
     """Finds which of the offsets that a partition's archive has to hold are not there. Pure.
 
-    `stated` None: the partition has no record.
+    `finished_offsets` None: the partition has no record.
 
     A raised log start has deleted all offsets below it. From `recorded_from` up to the stated end,
     every offset was archived or is recorded as a gap. Below `recorded_from` no loss can be proved.
     """
-    first, last = _expected(coverage, stated)
-    recorded_from = 2**63 if stated is None else stated.recorded_from
+    first, last = _expected(coverage, finished_offsets)
+    recorded_from = 2**63 if finished_offsets is None else finished_offsets.recorded_from
     found: list[Offsets] = []
     gaps: list[Offsets] = []
     recorded = sorted(recorded_gaps)
@@ -65,15 +65,18 @@ def missing_offsets(
     )
 
 
-def _expected(coverage: Coverage, stated: FinishedOffsets | None) -> Offsets:
+def _expected(coverage: Coverage, finished_offsets: FinishedOffsets | None) -> Offsets:
     """The offsets at which the archive has to begin and end."""
     first = min((start for start, _ in coverage.segments), default=2**63)
     last = max((end for _, end in coverage.segments), default=-1)
-    if stated is not None:
-        first = min(first, stated.recorded_from)
+    if finished_offsets is not None:
+        first = min(first, finished_offsets.recorded_from)
         # With a newer epoch, a newer leader's log has replaced the one whose end was stated.
-        if stated.end_offset != NOT_STATED and coverage.newest_epoch <= stated.leader_epoch:
-            last = max(last, stated.end_offset)
+        if (
+            finished_offsets.end_offset != NOT_STATED
+            and coverage.newest_epoch <= finished_offsets.leader_epoch
+        ):
+            last = max(last, finished_offsets.end_offset)
     return max(first, coverage.log_start_offset), last
 
 
@@ -106,9 +109,11 @@ def _shared(first: int, last: int, rising: Iterable[Offsets]) -> Iterator[Offset
 
 @dataclass(frozen=True, slots=True)
 class OffsetsCheckResult:
-    """`stated`: the archivers' record. None: there is none, or it is damaged. `damaged`: how."""
+    """`finished_offsets`: the archivers' record. None: there is none, or it is damaged. `damaged`:
+    how.
+    """
 
-    stated: FinishedOffsets | None
+    finished_offsets: FinishedOffsets | None
     damaged: CorruptSegment | None
     found: NotHeld
 
@@ -130,10 +135,10 @@ async def look_at_offsets(
 
     async def look() -> OffsetsCheckResult:
         """Reads expected offsets, then segments, then gaps: so a copy under way is not a fault."""
-        stated: FinishedOffsets | None = None
+        finished_offsets: FinishedOffsets | None = None
         damaged: CorruptSegment | None = None
         try:
-            stated = await read_finished_offsets(records, tp)
+            finished_offsets = await read_finished_offsets(records, tp)
         except CorruptSegment as error:
             damaged = error
         now = asyncio.get_running_loop().time()
@@ -146,7 +151,9 @@ async def look_at_offsets(
             newest_epoch=max((s.last_epoch for s in done), default=-1),
         )
         gaps = [gap async for gap in records.list_archive_gaps(tp)]
-        return OffsetsCheckResult(stated, damaged, missing_offsets(coverage, stated, gaps))
+        return OffsetsCheckResult(
+            finished_offsets, damaged, missing_offsets(coverage, finished_offsets, gaps)
+        )
 
     found = await look()
     if found.found.missing:

@@ -166,15 +166,15 @@ class ArchivePass(ArchiverParts):
             this.found.append(replace(this.away, tp=tp, offsets=None, cause=cause))
             return
         lost: list[Offsets] = []
-        missed: list[NotArchived] = []
+        not_archived: list[NotArchived] = []
         try:
-            missed = await self._archive(tp, spool, lost)
+            not_archived = await self._archive(tp, spool, lost)
         except (FetchProxyError, OSError) as error:
-            missed = [self._failure(tp, error)]
+            not_archived = [self._failure(tp, error)]
         except Exception as error:  # one partition's defect must not end the others
             log.exception("partition_process_crashed", **tp.logged)
             this.crashes.append(error)
-        this.note([*(_lost(tp, offsets) for offsets in lost), *missed])
+        this.note([*(_lost(tp, offsets) for offsets in lost), *not_archived])
 
     def _failure(self, tp: TopicIdPartition, error: FetchProxyError | OSError) -> NotArchived:
         if isinstance(error, LogTruncated):

@@ -34,28 +34,30 @@ class ArchiveRecords:
     def __init__(self, objects: ArchiveObjects, tp: TopicIdPartition) -> None:
         self._records = objects
         self._tp = tp
-        self._stated: FinishedOffsets | None = None  # as last read or written
+        self._finished_offsets: FinishedOffsets | None = None  # as last read or written
         self._log_start_offset = 0
 
     async def read(self) -> None:
         """Read the record again, one object: another archiver may have changed it."""
         try:
-            self._stated = await read_finished_offsets(self._records, self._tp)
+            self._finished_offsets = await read_finished_offsets(self._records, self._tp)
         except ObjectNotReadable:
             raise  # it is whole: a new one would state less
         except CorruptSegment as error:
             log.error("finished_offsets_unreadable", **self._tp.logged, error=str(error))
-            self._stated = None
+            self._finished_offsets = None
 
     async def begin(self, view: PartitionView, start_offset: int) -> None:
         """Call it before the segment at `start_offset` counts; it follows all that `view` has."""
-        end, stated = view.log_end_offset, self._stated
+        end, finished_offsets = view.log_end_offset, self._finished_offsets
         self._log_start_offset = view.raised_log_start
-        if stated is None:
+        if finished_offsets is None:
             # Offsets below were archived before there were records, or never existed.
-            stated = FinishedOffsets(self._tp, start_offset if end is None else end)
-            await self._state(stated)
-        await self._record_gap(gap_before(start_offset, end, view.raised_log_start, stated))
+            finished_offsets = FinishedOffsets(self._tp, start_offset if end is None else end)
+            await self._state(finished_offsets)
+        await self._record_gap(
+            gap_before(start_offset, end, view.raised_log_start, finished_offsets)
+        )
 
     async def lost(self, view: PartitionView, log_start_offset: int) -> list[Offsets]:
         """Record that the offsets from the archive's end up to `log_start_offset` were lost.
@@ -64,11 +66,11 @@ class ArchiveRecords:
         end = view.log_end_offset
         if end is None:
             return []  # the archive begins at the log start
-        stated = self._stated or FinishedOffsets(self._tp, end)
-        if self._stated is None:
-            await self._state(stated)
+        finished_offsets = self._finished_offsets or FinishedOffsets(self._tp, end)
+        if self._finished_offsets is None:
+            await self._state(finished_offsets)
         return await self._record_gap(
-            gap_before(log_start_offset, end, view.raised_log_start, stated)
+            gap_before(log_start_offset, end, view.raised_log_start, finished_offsets)
         )
 
     async def _record_gap(self, gap: Offsets | None) -> list[Offsets]:
@@ -84,16 +86,16 @@ class ArchiveRecords:
 
     async def finished(self, segment: RemoteLogSegmentMetadata) -> None:
         """Record that `segment` counts. If that fails, the record of the next segment covers it."""
-        if self._stated is None:
+        if self._finished_offsets is None:
             return
-        stated = replace(
-            self._stated,
+        finished_offsets = replace(
+            self._finished_offsets,
             end_offset=segment.end_offset,
             leader_epoch=segment.last_epoch,
-            log_start_offset=max(self._log_start_offset, self._stated.log_start_offset),
+            log_start_offset=max(self._log_start_offset, self._finished_offsets.log_start_offset),
         )
         try:
-            await self._state(stated)
+            await self._state(finished_offsets)
         except RemoteStorageError as error:
             log.warning(
                 "finished_offsets_not_written",
@@ -105,13 +107,13 @@ class ArchiveRecords:
     async def withdraw_end(self) -> None:
         """Call it before segments are removed at the end of the archive."""
         await self.read()
-        if self._stated is not None and self._stated.end_offset != NOT_STATED:
-            await self._state(replace(self._stated, end_offset=NOT_STATED))
+        if self._finished_offsets is not None and self._finished_offsets.end_offset != NOT_STATED:
+            await self._state(replace(self._finished_offsets, end_offset=NOT_STATED))
 
-    async def _state(self, stated: FinishedOffsets) -> None:
-        content = encode_finished_offsets(stated)
+    async def _state(self, finished_offsets: FinishedOffsets) -> None:
+        content = encode_finished_offsets(finished_offsets)
         await self._records.put_finished_offsets(self._tp, content)
-        self._stated = stated
+        self._finished_offsets = finished_offsets
 
 
 async def read_finished_offsets(
@@ -124,7 +126,7 @@ async def read_finished_offsets(
 
 
 def gap_before(
-    start_offset: int, archive_end: int | None, log_start: int, stated: FinishedOffsets
+    start_offset: int, archive_end: int | None, log_start: int, finished_offsets: FinishedOffsets
 ) -> tuple[int, int] | None:
     """The offsets below a new segment that were lost before they could be copied, both inclusive.
     Pure.
@@ -132,7 +134,9 @@ def gap_before(
     `archive_end` is exclusive; all below `log_start` was deleted. Offsets that were finished once
     and are not in the archive any more are not a gap, but a loss for `verify` to report.
     """
-    first = max(archive_end or 0, log_start, stated.recorded_from, stated.end_offset + 1)
+    first = max(
+        archive_end or 0, log_start, finished_offsets.recorded_from, finished_offsets.end_offset + 1
+    )
     return (first, start_offset - 1) if first < start_offset else None
 
 

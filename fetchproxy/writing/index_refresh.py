@@ -97,8 +97,8 @@ class LocalIndexRefresher:
         """Drop entries that are not of the archive; return the segments to append. Blocks."""
         left_out = self._left_out.get(view.tp, set())
         segments = [s for s in view.segments if s.segment_id.id not in left_out]
-        kept = index.keep(segments)
-        return segments[kept:]
+        kept_count = index.keep(segments)
+        return segments[kept_count:]
 
     async def keep_only(self, tps: Iterable[TopicIdPartition]) -> None:
         """Remove the local indexes of all other partitions; a failure is logged."""

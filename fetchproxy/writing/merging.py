@@ -80,7 +80,7 @@ def plan_merges(
     """
     groups: list[_Segments] = []
     group: list[RemoteLogSegmentMetadata] = []
-    for segment in _alone(segments, view):
+    for segment in _mergeable(segments, view):
         if group and not (_continues(group[-1], segment) and _fits(group, segment, bytes_max)):
             groups.append(group)
             group = []
@@ -97,7 +97,7 @@ def still_stand(
 ) -> bool:
     """Whether each of `sources` is unchanged and no other segment has a copy of its offsets."""
     ids = {source.segment_id for source in sources}
-    known = {s.segment_id: s for s in _alone(segments, view) if s.segment_id in ids}
+    known = {s.segment_id: s for s in _mergeable(segments, view) if s.segment_id in ids}
     return all(known.get(source.segment_id) == source for source in sources)
 
 
@@ -111,14 +111,14 @@ def merged_epochs(sources: Iterable[RemoteLogSegmentMetadata]) -> tuple[EpochSta
     return tuple(found)
 
 
-def _alone(
+def _mergeable(
     segments: Iterable[RemoteLogSegmentMetadata], view: PartitionView
 ) -> list[RemoteLogSegmentMetadata]:
     """The segments that may be merged with a neighbour at all, by offset."""
     finished = sorted(
         (s for s in segments if s.is_finished), key=lambda s: (s.start_offset, s.end_offset)
     )
-    alone: list[RemoteLogSegmentMetadata] = []
+    mergeable: list[RemoteLogSegmentMetadata] = []
     reached = -1
     for segment, after in zip_longest(finished, finished[1:]):
         overlaps = segment.start_offset <= reached or (
@@ -126,8 +126,8 @@ def _alone(
         )
         reached = max(reached, segment.end_offset)
         if not overlaps and _may_be_merged(segment, view):
-            alone.append(segment)
-    return alone
+            mergeable.append(segment)
+    return mergeable
 
 
 def _may_be_merged(segment: RemoteLogSegmentMetadata, view: PartitionView) -> bool:

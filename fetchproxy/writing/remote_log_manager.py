@@ -475,19 +475,19 @@ class RemoteLogManager(ArchiverParts):
         now = asyncio.get_running_loop().time()
         if not isinstance(outcome, Exception):
             partition.note_success(self.wall_clock_ms())
-            kept = self._schedule.succeeded(tp, now, more_waits=outcome)
+            is_known = self._schedule.succeeded(tp, now, more_waits=outcome)
         elif isinstance(outcome, LogTruncated):
             partition.note_stop(outcome)
             # The partition stays scheduled: an operator's decision takes effect without a restart.
-            kept = self._schedule.succeeded(tp, now)
+            is_known = self._schedule.succeeded(tp, now)
         else:
             if isinstance(outcome, FetchProxyError | OSError):
                 partition.note_failure(outcome)
             else:
                 partition.failed(repr(outcome), outcome)
-            kept = self._schedule.failed(tp, now)
+            is_known = self._schedule.failed(tp, now)
         self._publish(tp)
-        return kept
+        return is_known
 
     async def _turn(self, partition: ManagedPartition) -> bool:
         """Limits the whole turn too: a broker or a disk may hang in unforeseen ways."""

@@ -35,7 +35,7 @@ class Spool:
         self._spool_dir = spool_dir
         self._folder: Path | None = None
         self._lock: IO[bytes] | None = None
-        self._taken = self._given_up = False
+        self._has_folder = self._given_up = False
         self._files = 0
         self.size_bytes = 0  # of all segments being accumulated; their writers keep it
 
@@ -46,7 +46,7 @@ class Spool:
         except asyncio.CancelledError:
             # The thread goes on. Whichever of the two comes last removes the folder.
             self._given_up = True
-            if self._taken:
+            if self._has_folder:
                 await asyncio.to_thread(self._remove)
             raise
         return self
@@ -73,7 +73,7 @@ class Spool:
     def _open(self) -> None:
         self._remove_leftovers()
         self._take_folder()
-        self._taken = True
+        self._has_folder = True
         if self._given_up:
             self._remove()
 

@@ -82,9 +82,11 @@ class TopicRecorder:
             description.topic_id for description in known if description.cluster_id == cluster_id
         }
         self._archived &= of_cluster
-        gone = of_cluster - self._archived - {t.topic_id for t in await self._cluster.topics()}
-        if not gone or not cluster_id:
+        deleted_ids = (
+            of_cluster - self._archived - {t.topic_id for t in await self._cluster.topics()}
+        )
+        if not deleted_ids or not cluster_id:
             return
         self._archived |= {tp.topic_id for tp in await self._rlmm.list_partitions()}
-        for topic_id in gone - self._archived:
+        for topic_id in deleted_ids - self._archived:
             await self._objects.delete_topic_description(topic_id)

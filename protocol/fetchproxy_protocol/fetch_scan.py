@@ -131,11 +131,11 @@ class FetchResponseScan:
 
     __slots__ = (
         "_aborted",
+        "_buffered",
         "_carry",
         "_from",
         "_is_buffered",
         "_joining",
-        "_kept",
         "_log_start",
         "_log_starts",
         "_on_error",
@@ -173,7 +173,7 @@ class FetchResponseScan:
             version >= NODE_ENDPOINTS_FROM and frame_bytes <= SMALL_RESPONSE_BYTES_MAX
         )
         # None: bytes leave as they come.
-        self._kept = None if suppress is None else BufferedFetchResponse(suppress, any_empty)
+        self._buffered = None if suppress is None else BufferedFetchResponse(suppress, any_empty)
         # For topics that were not reached yet; with the growth of their count in bytes.
         self._joining: dict[TopicRef, tuple[PartitionEntries, int]] = {}
         # `_out` has the bytes of the buffer up to `_from`, and the bytes that were inserted.
@@ -208,12 +208,12 @@ class FetchResponseScan:
         because part of the response may have left already.
         """
         pieces = self._take(view)
-        if self._kept is None:
+        if self._buffered is None:
             return pieces
-        released = self._kept.keep(pieces, not self.left)
+        released = self._buffered.keep(pieces, not self.left)
         if released is None:
             return []
-        self._kept = None
+        self._buffered = None
         return released
 
     def _take(self, view: memoryview) -> list[Buffer]:
@@ -426,7 +426,7 @@ class FetchResponseScan:
             aborted, at = _int(INT32, buf, at, end, pos)
         error_code = INT16.unpack_from(buf, pos + _ERROR_CODE_AT)[0]
         if error_code:
-            self._ask(buf, pos, error_code)
+            self._patch_error(buf, pos, error_code)
         elif self._log_start is not None:
             show_log_start(buf, pos, self._log_start)
         if aborted > 0:
@@ -469,8 +469,8 @@ class FetchResponseScan:
             if not self._partitions:
                 self._topics -= 1
                 self._state = _TOPIC if self._topics else _TAIL
-        if length > 0 and self._kept is not None:
-            self._kept.records = True
+        if length > 0 and self._buffered is not None:
+            self._buffered.records = True
         return at + max(length, 0)
 
     def _plain_partitions(self, buf: memoryview, pos: int, end: int) -> int:
@@ -478,19 +478,19 @@ class FetchResponseScan:
         begin, partitions = pos, self._partitions
         pos, self._partitions = plain_run(buf, pos, end, partitions)
         empty_bytes = _PLAIN_BYTES * (partitions - self._partitions)
-        if self._kept is not None and pos - begin > empty_bytes:
-            self._kept.records = True
+        if self._buffered is not None and pos - begin > empty_bytes:
+            self._buffered.records = True
         if not self._partitions:
             self._state = _TOPIC_TAGS
         return pos
 
-    def _ask(self, buf: memoryview, pos: int, error_code: int) -> None:
+    def _patch_error(self, buf: memoryview, pos: int, error_code: int) -> None:
         partition = INT32.unpack_from(buf, pos)[0]
         patch = self._on_error(self._topic, partition, error_code)
-        if self._kept is not None:
+        if self._buffered is not None:
             left = patch is None or patch.error_code != 0
-            self._kept.errors_left |= left
-            self._kept.patched |= not left
+            self._buffered.errors_left |= left
+            self._buffered.patched |= not left
         if patch is None:
             return
         INT16.pack_into(buf, pos + _ERROR_CODE_AT, patch.error_code)

@@ -188,7 +188,7 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
     count = cursor.count(flexible)
     if (count or 0) > APIS_MAX:
         raise MalformedMessage(f"an ApiVersions response of {count} APIs")
-    kept = []
+    common_apis = []
     for _ in range(count or 0):
         start = cursor.skip(_RANGE.size, "API range")
         tags_start = cursor.pos
@@ -196,10 +196,12 @@ def _intersect(payload: Buffer, cursor: Cursor, version: int) -> bytes:
         api_key, low, high = _RANGE.unpack_from(payload, start)
         offered = offered_versions(api_key, low, high)
         if offered is not None:
-            kept.append(_RANGE.pack(api_key, *offered) + bytes(payload[tags_start : cursor.pos]))
-    kept_count = encode_count(None if count is None else len(kept), flexible)
+            common_apis.append(
+                _RANGE.pack(api_key, *offered) + bytes(payload[tags_start : cursor.pos])
+            )
+    kept_count = encode_count(None if count is None else len(common_apis), flexible)
     rest = payload[cursor.pos :]
-    return b"".join((payload[:list_start], kept_count, *kept, rest))
+    return b"".join((payload[:list_start], kept_count, *common_apis, rest))
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:

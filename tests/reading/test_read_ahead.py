@@ -55,7 +55,7 @@ def test_a_read_of_several_chunks_counts_them_all() -> None:
     stream = Stream("d", window=4, planned=4, read=4)
     step = advance(stream, "g", 3, False, 10.0, 8)
     assert step.stream == Stream("g", 4, 4, 7)
-    assert step.ahead == 4
+    assert step.chunks_ahead == 4
     assert step.credit == 10 + 3 + 0.75 - 3
 
 

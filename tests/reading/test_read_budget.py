@@ -15,14 +15,14 @@ async def turns() -> None:
 
 
 def granted(*slots: Slot) -> list[bool]:
-    return [slot.taken for slot in slots]
+    return [slot.is_in_use for slot in slots]
 
 
 def test_tasks_and_bytes_are_limited_and_the_queue_is_fair() -> None:
     async def main() -> None:
         budget = ReadBudget(tasks_max=2, bytes_max=100)
         async with asyncio.TaskGroup() as group:
-            slots = [Slot(size, ahead=False) for size in (60, 50, 30, 40)]
+            slots = [Slot(size, is_read_ahead=False) for size in (60, 50, 30, 40)]
             for slot in slots:
                 group.create_task(budget.acquire(slot))
             await turns()
@@ -62,12 +62,12 @@ def test_reads_ahead_come_last_and_take_half_of_the_places() -> None:
     async def main() -> None:
         budget = ReadBudget(tasks_max=4, bytes_max=1000)
         async with asyncio.TaskGroup() as group:
-            ahead = [Slot(1, ahead=True) for _ in range(4)]
+            ahead = [Slot(1, is_read_ahead=True) for _ in range(4)]
             for slot in ahead:
                 group.create_task(budget.acquire(slot))
             await turns()
             assert granted(*ahead) == [True, True, False, False]
-            asked = [Slot(1, ahead=False) for _ in range(3)]
+            asked = [Slot(1, is_read_ahead=False) for _ in range(3)]
             for slot in asked:
                 group.create_task(budget.acquire(slot))
             await turns()
@@ -96,7 +96,7 @@ def test_cancelled_at_any_moment_nothing_is_lost(seed: int) -> None:
         budget = ReadBudget(tasks_max=3, bytes_max=50)
 
         async def reader() -> None:
-            slot = Slot(rng.randint(1, 60), ahead=rng.random() < 0.5)
+            slot = Slot(rng.randint(1, 60), is_read_ahead=rng.random() < 0.5)
             await budget.acquire(slot)
             try:
                 await asyncio.sleep(rng.choice([0, 0, 1]))

@@ -24,13 +24,13 @@ def test_what_counts_is_the_chunk_behind_the_records_and_it_counts_once() -> Non
     shared, other = chunk(), chunk()
     with ExitStack() as responses:
         responses.enter_context(budget.taking([b"head", shared[:10], shared[50:90]]))
-        assert budget.taken == CHUNK + 4
+        assert budget.bytes_in_use == CHUNK + 4
         for _ in range(100):
             responses.enter_context(budget.taking([shared[20:120]]))
-        assert budget.taken == CHUNK + 4
+        assert budget.bytes_in_use == CHUNK + 4
         responses.enter_context(budget.taking([other[:150]]))
-        assert budget.taken == 2 * CHUNK + 4
-    assert budget.taken == 0
+        assert budget.bytes_in_use == 2 * CHUNK + 4
+    assert budget.bytes_in_use == 0
 
 
 def test_the_metrics_say_what_is_taken_now() -> None:
@@ -54,7 +54,7 @@ def test_answers_are_cut_to_what_is_left_and_single_batches_have_a_reserve() -> 
             rooms.append(budget.room())
             responses.enter_context(budget.taking([bytes(max(rooms[-1], 70))]))
         assert rooms == [100] * 7 + [50] + [0] * 4
-        assert budget.taken == TOTAL_MAX + 50  # by less than one batch
+        assert budget.bytes_in_use == TOTAL_MAX + 50  # by less than one batch
     assert budget.room() == RESPONSE_MAX
 
 
@@ -64,12 +64,12 @@ def test_when_memory_is_short_records_are_copied_out_of_chunks_they_hardly_use()
     pieces: list[Buffer] = [b"head", little[:30], much[:150]]
     with budget.taking(pieces) as sent:
         assert [piece is own for piece, own in zip(sent, pieces, strict=True)] == [True] * 3
-        assert budget.taken == 2 * CHUNK + 4
+        assert budget.bytes_in_use == 2 * CHUNK + 4
     with budget.taking([bytes(500)]), budget.taking(pieces) as sent:
         assert list(map(bytes, sent)) == list(map(bytes, pieces))
         assert sent[2] is pieces[2]
-        assert budget.taken == 500 + 4 + 30 + CHUNK
-    assert budget.taken == 0
+        assert budget.bytes_in_use == 500 + 4 + 30 + CHUNK
+    assert budget.bytes_in_use == 0
 
 
 def test_who_finds_no_room_waits_for_an_answer_to_leave_and_no_longer_than_it_may() -> None:
@@ -149,8 +149,8 @@ def test_however_many_take_nothing_the_limit_holds(seed: int) -> None:
         really = {id(p.obj): len(p.obj) for _, sent in under_way for p in sent
                   if isinstance(p, memoryview)}  # fmt: skip
         copies = sum(len(p) for _, sent in under_way for p in sent if isinstance(p, bytes))
-        assert budget.taken == sum(really.values()) + copies
-        assert budget.taken <= TOTAL_MAX + batch_max + 20
+        assert budget.bytes_in_use == sum(really.values()) + copies
+        assert budget.bytes_in_use <= TOTAL_MAX + batch_max + 20
     for stack, _ in under_way:
         stack.close()
-    assert budget.taken == 0
+    assert budget.bytes_in_use == 0

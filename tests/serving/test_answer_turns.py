@@ -23,7 +23,7 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
             for _ in range(6):
                 await turns.take(number, size_mib * MiB, FOREVER)
                 order.append(number)
-                assert len(turns._taken) <= 2
+                assert len(turns._turn_begun_at) <= 2
                 await asyncio.sleep(0.1)
                 turns.give_back(number)
 
@@ -33,7 +33,7 @@ def test_so_many_at_once_and_then_the_one_that_was_given_least() -> None:
                 group.create_task(replay(number, 3 if number == 4 else 1))
         assert all(order[:15].count(number) in (3, 4) for number in range(4))
         assert order[:15].count(4) in (1, 2)
-        assert (len(turns._taken), len(turns._queue)) == (0, 0)
+        assert (len(turns._turn_begun_at), len(turns._queue)) == (0, 0)
 
     run_virtual(main)
 
@@ -71,9 +71,9 @@ def test_a_slow_answer_keeps_nobody_waiting_for_longer_than_a_turn() -> None:
         await turns.take(other, 1, FOREVER)
         assert loop.time() - began == pytest.approx(TURN_MAX_S)
         turns.give_back(slow)  # it no longer has a turn
-        assert len(turns._taken) == 1
+        assert len(turns._turn_begun_at) == 1
         turns.give_back(other)
-        assert len(turns._taken) == 0
+        assert len(turns._turn_begun_at) == 0
 
     run_virtual(main)
 
@@ -89,10 +89,10 @@ def test_at_its_deadline_a_fetch_goes_on_without_a_turn() -> None:
         assert loop.time() == began
         await turns.take(late, 1, began + 0.2)
         assert loop.time() - began == pytest.approx(0.2)
-        assert (len(turns._taken), len(turns._queue)) == (1, 0)
+        assert (len(turns._turn_begun_at), len(turns._queue)) == (1, 0)
         for turn in (never, late, first):
             turns.give_back(turn)
-        assert len(turns._taken) == 0
+        assert len(turns._turn_begun_at) == 0
 
     run_virtual(main)
 
@@ -109,7 +109,7 @@ def test_cancelled_at_any_moment_no_turn_is_lost(seed: int) -> None:
             for _ in range(rng.randint(1, 4)):
                 try:
                     await turns.take(turn, rng.randint(0, 9), loop.time() + rng.choice([0, 0.2, 5]))
-                    assert len(turns._taken) <= 3
+                    assert len(turns._turn_begun_at) <= 3
                     await asyncio.sleep(rng.choice([0, 0.1, 1]))
                     if rng.random() < 0.3:
                         turns.give_back(turn)
@@ -122,6 +122,6 @@ def test_cancelled_at_any_moment_no_turn_is_lost(seed: int) -> None:
             for task in rng.sample(tasks, 40):
                 await asyncio.sleep(rng.choice([0, 0, 0, 0.1]))
                 task.cancel()
-        assert (len(turns._taken), len(turns._queue)) == (0, 0)
+        assert (len(turns._turn_begun_at), len(turns._queue)) == (0, 0)
 
     run_virtual(main)

@@ -83,7 +83,7 @@ def test_every_byte_once_whether_the_client_takes_it_or_not(
             waiting = waiting[send(client[0], waiting) :]
         else:
             moved = pipe.move(source, target, min(rng.randint(1, 2 << 20), len(content) - taken))
-            taken += moved.taken
+            taken += moved.moved_bytes
             refused += bool(moved.not_sent)
             waiting = bytes(moved.not_sent)
         if rng.random() < 0.7:

@@ -24,7 +24,7 @@ async def test_only_the_id_that_the_name_stands_for_is_kept() -> None:
             identities = TopicIdentities(cluster, lambda: now)
             kept = TopicIdPartition(info.topic_id, "made", 0)
             gone = TopicIdPartition(UUID(int=7), "made", 0)
-            assert await identities.lost([kept, gone], now + 5) == {UUID(int=7)}
+            assert await identities.replaced_topics([kept, gone], now + 5) == {UUID(int=7)}
 
 
 async def test_a_broker_that_does_not_answer_says_nothing_against_an_id() -> None:
@@ -34,8 +34,10 @@ async def test_a_broker_that_does_not_answer_says_nothing_against_an_id() -> Non
             clock = asyncio.get_running_loop().time
             identities = TopicIdentities(cluster, clock)
             tp = TopicIdPartition(UUID(int=7), "made", 0)
-            assert await identities.lost([tp], clock() + 0.1) == set()
+            assert await identities.replaced_topics([tp], clock() + 0.1) == set()
             begun = clock()
-            assert await identities.lost([tp], clock() + 30) is None, "not asked again so soon"
+            assert await identities.replaced_topics([tp], clock() + 30) is None, (
+                "not asked again so soon"
+            )
             assert clock() - begun < IDENTITY_AGE_MAX_MS / 1000
             brokers.resume()

@@ -103,7 +103,7 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
             for number in range(CLIENTS):
                 client = Client(number, purgatory, budget, told)
                 clients.create_task(client.run(rng.choice(tps), Random(number)))
-        assert budget.taken == 0
+        assert budget.bytes_in_use == 0
 
     run_virtual(main)
     assert told.responses == 5 * CLIENTS
@@ -135,7 +135,7 @@ class Client:
             pieces = await self._read(tp, rng.randrange(BATCHES), deadline)
             size = sum(map(len, pieces))
             with self.budget.taking(pieces) as pieces:
-                self.told.over = max(self.told.over, self.budget.taken)
+                self.told.over = max(self.told.over, self.budget.bytes_in_use)
                 await asyncio.sleep(rng.uniform(0, slow_s))
             if size < BATCH_BYTES:
                 self.told.empty += 1

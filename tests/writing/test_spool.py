@@ -87,7 +87,7 @@ async def test_a_start_that_is_cancelled_when_its_thread_has_ended_leaves_no_fol
     spool = Spool(tmp_path)
     starting = asyncio.create_task(spool.__aenter__())
     await asyncio.sleep(0)
-    while not spool._taken:
+    while not spool._has_folder:
         time.sleep(0.001)  # noqa: ASYNC251 - the loop does not know it yet
     assert len(list(tmp_path.iterdir())) == 1
     starting.cancel()

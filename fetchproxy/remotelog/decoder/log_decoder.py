@@ -135,9 +135,9 @@ class Arena:
         """Pages that nothing is written to take no memory. Only the batches before are copied, and
         the old buffer goes first.
         """
-        kept = self._bytes = self._bytes[: self._used].copy()
+        buffer = self._bytes = self._bytes[: self._used].copy()
         self._bytes = np.empty(size, np.uint8)
-        self._bytes[: len(kept)] = kept
+        self._bytes[: len(buffer)] = buffer
 
 
 def _outside(begin: int, end: int, limits: RowLimits) -> bool:

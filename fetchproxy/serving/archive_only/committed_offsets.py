@@ -128,14 +128,14 @@ class CommittedOffsets:
     async def _write(self, commits: list[_Commit]) -> None:
         """Writes all commits that came during the last write, at once."""
         changed = dict(self._offsets)
-        taken, failure = 0, None
+        taken_bytes, failure = 0, None
         try:
             for commit in commits:
                 more, new = await _growth(commit.changes, changed)
                 commit.failure = self._limit_reached(len(changed), new, more)
                 if commit.failure is None:
                     self._memory.take(more)
-                    taken += more
+                    taken_bytes += more
                     await _apply(commit.changes, changed)
             if self._file is not None:
                 await self._in_thread(partial(write_offsets, self._file, changed))
@@ -144,9 +144,9 @@ class CommittedOffsets:
             self._drop_keys(commits)
         except OSError as error:
             failure = error
-            self._memory.take(-taken)
+            self._memory.take(-taken_bytes)
         except BaseException:  # the writing task was cancelled: the next one writes all again
-            self._memory.take(-taken)
+            self._memory.take(-taken_bytes)
             raise
         for commit in commits:
             commit.done, commit.failure = True, failure or commit.failure

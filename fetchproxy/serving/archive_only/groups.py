@@ -467,9 +467,9 @@ class ClassicGroup:
             self._note_life(now, member.member_id)
             self._respond_to_join(member, self._joined(member))
 
-    def _remove(self, now: float, gone: Sequence[_Member]) -> None:
+    def _remove(self, now: float, members: Sequence[_Member]) -> None:
         """Members left or went silent; the others share their partitions."""
-        for member in gone:
+        for member in members:
             self._drop_join(member, ErrorCode.UNKNOWN_MEMBER_ID)
             self._respond_to_sync(member, ErrorCode.UNKNOWN_MEMBER_ID)
             del self.members[member.member_id]
@@ -477,7 +477,7 @@ class ClassicGroup:
             self._not_synced.discard(member.member_id)
             if member.group_instance_id is not None:
                 self._static.pop(member.group_instance_id, None)
-        if gone:
+        if members:
             self._rebalance(now)
 
     def _select_protocol(self) -> str | None:

@@ -91,7 +91,7 @@ class ArchiveOnlySession(ClientSession):
 
     def silent_s(self, now: float) -> float:
         """A response being sent counts as a sign of life."""
-        self.heard = self.heard or self._responding
+        self.has_received = self.has_received or self._responding
         return super().silent_s(now)
 
     def _hurry(self) -> None:
@@ -121,7 +121,7 @@ class ArchiveOnlySession(ClientSession):
             self.close("user_changed", user=str(gone))
         finally:
             self.share.to_store()
-            self.heard, self._responding = True, False
+            self.has_received, self._responding = True, False
         await self.share.pay()
         if self._ended:
             self.close_late()

@@ -128,7 +128,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     address: tuple[str, int] | None = None  # the broker's, as it was dialed
     expected: deque[ExpectedResponse] = field(default_factory=deque)
     transport: asyncio.Transport | None = None
-    heard: bool = False  # since the owner last looked
+    has_received: bool = False  # since the owner last looked
     tells_responded: bool = False  # the owner waits for responses to leave
     _carry: bytearray = field(default_factory=bytearray)
     _left: int = 0  # bytes still to come of a response that passes
@@ -157,7 +157,7 @@ class BrokerLink(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self.transport is None or self._owner.closing:
             return  # TLS reads on while it ends, even within close()
-        self.heard = True
+        self.has_received = True
         view = self._receive.view[:nbytes]
         if self._carry:
             self._carry += view
@@ -205,11 +205,11 @@ class BrokerLink(asyncio.BufferedProtocol):
         assert self._records is not None
         assert self._sockets is not None
         moved = self._records.move(*self._sockets, size)
-        self._scan.passed_by(moved.taken)
+        self._scan.passed_by(moved.moved_bytes)
         if moved.not_sent:
             self._owner.write_to_client(moved.not_sent)
-        RELAYED_BYTES_TO_CLIENT.total += moved.taken
-        SPLICED_BYTES.inc(moved.taken)
+        RELAYED_BYTES_TO_CLIENT.total += moved.moved_bytes
+        SPLICED_BYTES.inc(moved.moved_bytes)
 
     # -- for the session -------------------------------------------------------------------------
     @property

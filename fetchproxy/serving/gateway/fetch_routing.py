@@ -556,11 +556,13 @@ class FetchRouter:
         """Look up the topics, and forget the routes of topics that no longer exist. True: brokers
         were asked, and may have named other leaders.
         """
-        lost = await self._identities.lost(plan.tps, deadline)
-        if lost:
-            topics = {key[0] for key, view in plan.remote.items() if view.tp.topic_id in lost}
+        replaced_topics = await self._identities.replaced_topics(plan.tps, deadline)
+        if replaced_topics:
+            topics = {
+                key[0] for key, view in plan.remote.items() if view.tp.topic_id in replaced_topics
+            }
             self.table.forget_topics(topics)
-        return lost is not None
+        return replaced_topics is not None
 
     async def _waiting_for_leaders(
         self, plan: FetchPlan, deadline: float

@@ -376,9 +376,9 @@ class TopicsOfConnection:
 
     def _change(self, topics: set[TopicRef], by_id: bool) -> None:
         before, was_by_id = self._topics, self._by_id
-        kept = topics & before if by_id is was_by_id else frozenset[TopicRef]()
-        more = _Names(by_id, topics - kept if kept else topics)
-        fewer = _Names(was_by_id, before - kept if kept else before)
+        common = topics & before if by_id is was_by_id else frozenset[TopicRef]()
+        more = _Names(by_id, topics - common if common else topics)
+        fewer = _Names(was_by_id, before - common if common else before)
         self._topics, self._by_id = topics, by_id
         self._generation = -1
         self._shared.change(self, more, fewer)
@@ -445,7 +445,7 @@ class ArchiveStarts:
 
     def of(self, topic: TopicInfo, oldest: float) -> StartOf:
         """Uses only views that were read at or after `oldest` (loop time, s)."""
-        known = self._kept(topic)
+        known = self._entry_of(topic)
         view_of, settled = self._rlmm.view, self._views.settled
 
         def start_of(partition: int) -> tuple[int, int] | None:
@@ -469,21 +469,21 @@ class ArchiveStarts:
         """The view that clients may see, read at or after `oldest`. None: memory has none, or its
         leader must be asked first.
         """
-        known = self._topics.get((topic.topic_id, topic.name)) or self._kept(topic)
+        known = self._topics.get((topic.topic_id, topic.name)) or self._entry_of(topic)
         view = self._rlmm.view(known.tp(topic, partition))
         if view is None or view.read_at < oldest or not view.segments:
             return None
         known.tps[partition] = view.tp
         return self._views.settled(view)
 
-    async def forget_topics(self, gone: Callable[[UUID], bool]) -> None:
-        def is_gone(key: tuple[UUID, str]) -> bool:
+    async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
+        def topic_is_gone(key: tuple[UUID, str]) -> bool:
             topic_id, name = key
-            return gone(topic_id) or self._cluster.cached_topic_by_name(name) is None
+            return is_gone(topic_id) or self._cluster.cached_topic_by_name(name) is None
 
-        await forget(self._topics, is_gone)
+        await forget(self._topics, topic_is_gone)
 
-    def _kept(self, topic: TopicInfo) -> _Topic:
+    def _entry_of(self, topic: TopicInfo) -> _Topic:
         """The entry for the leaders known now, which may be newer than those in `topic`."""
         current = self._cluster.cached_topic_by_name(topic.name) or topic
         leaders = current.leaders

@@ -232,7 +232,7 @@ class _Nodes:
                     error=str(error),
                     hint="free the port, or change gateway.node_port_base or gateway.node_map",
                 )
-        taken = set(named.values())
+        ports_in_use = set(named.values())
 
         def is_misled(session: ClientSession) -> bool:
             """Another broker is now at the address that it is connected to, and answers it: so the
@@ -241,7 +241,7 @@ class _Nodes:
             if not isinstance(session, GatewaySession) or session.node_id is None:
                 return False
             reached = session.upstream.address
-            return reached in taken and named.get(session.node_id) != reached
+            return reached in ports_in_use and named.get(session.node_id) != reached
 
         self._listener.close_sessions(is_misled, "broker_moved")
 

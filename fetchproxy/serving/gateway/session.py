@@ -277,7 +277,7 @@ class GatewaySession(ClientSession):
     def buffer_updated(self, nbytes: int) -> None:
         if self.closing:
             return  # repeats the base class to save a call: each packet of the tail comes here
-        self.heard = True
+        self.has_received = True
         self._take(self._receive.view[:nbytes])
         self._receive.release(self.upstream.transport)
 
@@ -584,10 +584,10 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
             frame = bytes(view[pos : pos + 4 + size])
             body_at = head.body_position - pos - 4
             if handling is FETCH_TREATMENT:  # nearly all requests: call the handler directly
-                taken = session.on_fetch(frame, body_at)
+                is_done = session.on_fetch(frame, body_at)
             else:
-                taken = handling.on_request(session, frame, head, body_at)
-            if not taken:
+                is_done = handling.on_request(session, frame, head, body_at)
+            if not is_done:
                 break
             pos = emit = pos + 4 + size
             self.begun_at = None

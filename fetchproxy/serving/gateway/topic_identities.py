@@ -34,7 +34,9 @@ class TopicIdentities:
         self._clock = clock
         self._checked_at: dict[UUID, float] = {}
 
-    async def lost(self, tps: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
+    async def replaced_topics(
+        self, tps: Iterable[TopicIdPartition], deadline: float
+    ) -> set[UUID] | None:
         """The topic ids of `tps` whose topic name now stands for another topic or for none. None:
         all were looked up a short while ago.
 
@@ -63,12 +65,12 @@ class TopicIdentities:
         self._checked_at.update(dict.fromkeys(due.keys() - lost, checked_at))
         return lost
 
-    async def _look(self, topic_id: UUID, name: str, lost: set[UUID]) -> None:
+    async def _look(self, topic_id: UUID, name: str, replaced_topics: set[UUID]) -> None:
         try:
             topic = await self._cluster.topic_by_name(name, max_age_ms=IDENTITY_AGE_MAX_MS)
         except ClusterError as error:
             if error.error_code in UNKNOWN_TOPIC:
-                lost.add(topic_id)
+                replaced_topics.add(topic_id)
         else:
             if topic.topic_id != topic_id:
-                lost.add(topic_id)
+                replaced_topics.add(topic_id)

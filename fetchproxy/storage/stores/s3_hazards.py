@@ -30,9 +30,9 @@ def bucket_hazards(
     """Arguments: S3's responses; {}: not set."""
     rules = [rule for rule in lifecycle.get("Rules", ()) if _applies(rule, prefix)]
     found = [hazard for rule in rules for hazard in _of_rule(bucket, rule)]
-    kept = lock.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
-    if kept:
-        days = kept.get("Days") or 365 * kept.get("Years", 0)
+    retention = lock.get("ObjectLockConfiguration", {}).get("Rule", {}).get("DefaultRetention")
+    if retention:
+        days = retention.get("Days") or 365 * retention.get("Years", 0)
         message = f"object lock keeps each object for {days} days, whatever the archive's retention"
         remedy = f"aws s3api put-object-lock-configuration --bucket {bucket} (no default retention)"
         found.append(Hazard(message, remedy, False))

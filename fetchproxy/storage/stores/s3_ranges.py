@@ -132,8 +132,8 @@ class _Connection(asyncio.BufferedProtocol):
         self._part = PartRequest(ByteRange(0, 1))
         self._response: asyncio.Future[bytearray] | None = None
         self.heard_at = 0.0  # loop time (s) of the last bytes received or the last request
-        self.heard = False  # whether any bytes came since the request
-        self.kept = False  # whether the connection may be reused
+        self.has_received = False  # whether any bytes came since the request
+        self.is_reusable = False  # whether the connection may be reused
 
     def begin(self, request: bytes, part: PartRequest) -> asyncio.Future[bytearray]:
         """The future raises OtherAnswer, or ConnectionError if the connection is lost.
@@ -141,7 +141,7 @@ class _Connection(asyncio.BufferedProtocol):
         Raises ConnectionResetError at once if the connection was lost before.
         """
         self._part, self._head_bytes = part, 0
-        self.heard = self.kept = False
+        self.has_received = self.is_reusable = False
         if self._transport is None:
             raise ConnectionResetError("the connection was lost before it was used")
         self.heard_at = self._clock()
@@ -150,12 +150,12 @@ class _Connection(asyncio.BufferedProtocol):
         return self._response
 
     @property
-    def lost(self) -> bool:
+    def is_lost(self) -> bool:
         return self._transport is None
 
     def shut(self) -> None:
         """Close the connection; further bytes are not wanted."""
-        self.kept = False
+        self.is_reusable = False
         if self._response is not None and not self._response.done():
             self._response.set_exception(ConnectionAbortedError("the connection was shut"))
         if self._transport is not None:
@@ -172,7 +172,7 @@ class _Connection(asyncio.BufferedProtocol):
         return self._room if self._body is not None else memoryview(self._head)[self._head_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.heard, self.heard_at = True, self._clock()
+        self.has_received, self.heard_at = True, self._clock()
         if self._response is None or self._response.done():
             self.shut()  # bytes without a request
         elif self._body is None:
@@ -187,11 +187,11 @@ class _Connection(asyncio.BufferedProtocol):
             self._finish_if_whole(self._response)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport, self.kept = None, False
+        self._transport, self.is_reusable = None, False
         self._body, self._room = None, memoryview(b"")
         if self._response is not None and not self._response.done():
-            lost = f"the connection was lost: {exc or 'closed by the store'}"
-            self._response.set_exception(ConnectionResetError(lost))
+            message = f"the connection was lost: {exc or 'closed by the store'}"
+            self._response.set_exception(ConnectionResetError(message))
         self._on_lost(self)
 
     def _take_head(self, response: asyncio.Future[bytearray]) -> None:
@@ -200,7 +200,7 @@ class _Connection(asyncio.BufferedProtocol):
             if self._head_bytes == HEAD_BYTES_MAX:
                 raise OtherResponse(f"a head of more than {HEAD_BYTES_MAX} bytes")
             return
-        length, self.kept = part_of(bytes(self._head[:end]), self._part)
+        length, self.is_reusable = part_of(bytes(self._head[:end]), self._part)
         come = self._head_bytes - end - 4
         if come > length:
             raise OtherResponse("more came than was asked for")
@@ -246,7 +246,7 @@ class RangeRequests:
                 try:
                     return await self._exchange(connection, request, part)
                 except ConnectionError:
-                    if connection.heard:
+                    if connection.has_received:
                         raise  # else the server had closed it before the request
             return await self._exchange(await self._connect(address), request, part)
 
@@ -263,7 +263,7 @@ class RangeRequests:
                 await asyncio.wait([response], timeout=left_s)
             return response.result()
         finally:
-            if connection.kept and response.done():
+            if connection.is_reusable and response.done():
                 self._idle.setdefault(self._open[connection], []).append(connection)
             else:
                 connection.shut()
@@ -315,7 +315,7 @@ class RangeRequests:
         except Exception as error:  # noqa: BLE001 - the waiting caller raises it again
             outcome.set_exception(error)
         else:
-            if connection.lost:  # a server that is shutting down closes it at once
+            if connection.is_lost:  # a server that is shutting down closes it at once
                 outcome.set_exception(ConnectionResetError(f"{host}:{port} has hung up"))
             else:
                 self._open[connection] = address

@@ -515,9 +515,9 @@ def _is_refused(fault: RemoteFault, token: str | None) -> bool:
 
 async def _body(response: aiohttp.ClientResponse, bytes_max: int, operation: str) -> bytes:
     """Raises LongerThanWanted, before reading anything if the response states its length."""
-    stated = response.content_length
-    if stated is not None and stated > bytes_max:
-        raise LongerThanWanted(operation, stated)
+    length = response.content_length
+    if length is not None and length > bytes_max:
+        raise LongerThanWanted(operation, length)
     body = await _received(response, bytes_max)
     if len(body) > bytes_max:
         raise LongerThanWanted(operation, len(body))

@@ -580,8 +580,8 @@ class Expirer:
         age_min_s = self.limits.orphan_age_min_ms / 1000
         old = partition.old_orphans(found, now, age_min_s)
         partition.orphan_kept = False
-        gone = [i for i in old if await self._may_go(view, found[i], partition)]
-        await delete_orphans(self.objects, tp, [found[segment_id] for segment_id in gone])
+        deletable = [i for i in old if await self._may_go(view, found[i], partition)]
+        await delete_orphans(self.objects, tp, [found[segment_id] for segment_id in deletable])
         interval_s = self.limits.orphan_check_interval_ms / 1000
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)

@@ -78,9 +78,11 @@ def _archived_from(view: PartitionView, offset: int) -> list[RemoteLogSegmentMet
 
 def _bytes_above(segment: RemoteLogSegmentMetadata, offset: int) -> int:
     """About how many of the segment's bytes the broker still has."""
-    kept = segment.end_offset - max(segment.start_offset, offset) + 1
+    kept_offsets = segment.end_offset - max(segment.start_offset, offset) + 1
     return (
-        segment.segment_size_bytes * kept // (segment.stored_end_offset - segment.start_offset + 1)
+        segment.segment_size_bytes
+        * kept_offsets
+        // (segment.stored_end_offset - segment.start_offset + 1)
     )
 
 

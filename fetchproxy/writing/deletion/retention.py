@@ -168,10 +168,12 @@ class ClockWitness:
     def doubt(self, now_ms: int, store_ms: int | None) -> Doubt | None:
         """The doubt about `now_ms`, if any. `store_ms`: the store's time. None: not known."""
         if store_ms is not None:
-            return _ahead(now_ms - store_ms, STORE_AHEAD_MAX_MS, "the store's clock", sure=True)
+            return _clock_doubt(
+                now_ms - store_ms, STORE_AHEAD_MAX_MS, "the store's clock", sure=True
+            )
         if self._newest_written_ms >= 0:
             subject = "the newest record, and records were written while it ran"
-            return _ahead(
+            return _clock_doubt(
                 now_ms - self._newest_written_ms, RECORDS_AHEAD_MAX_MS, subject, sure=True
             )
         if self._newest_ms < 0 and self._all_in_future:
@@ -179,10 +181,10 @@ class ClockWitness:
         if self._newest_ms < 0:
             return None  # records without timestamps prove nothing
         subject = "the newest record"
-        return _ahead(now_ms - self._newest_ms, RECORDS_AHEAD_MAX_MS, subject, sure=False)
+        return _clock_doubt(now_ms - self._newest_ms, RECORDS_AHEAD_MAX_MS, subject, sure=False)
 
 
-def _ahead(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None:
+def _clock_doubt(ahead_ms: int, limit_ms: int, of: str, *, sure: bool) -> Doubt | None:
     if ahead_ms <= limit_ms:
         return None
     hours = round(ahead_ms / 3_600_000)
@@ -265,8 +267,8 @@ def stopped_by(
     first = next(segments, None)
     if first is None or age_max_ms < 0 or newest_timestamp_ms(first) - now_ms <= FUTURE_MIN_MS:
         return None
-    behind = islice(segments, _SEARCHED_MAX)
-    passed = any(age_max_ms <= now_ms - newest_timestamp_ms(segment) for segment in behind)
+    later_segments = islice(segments, _SEARCHED_MAX)
+    passed = any(age_max_ms <= now_ms - newest_timestamp_ms(segment) for segment in later_segments)
     return first if passed else None
 
 

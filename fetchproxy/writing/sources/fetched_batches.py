@@ -95,7 +95,7 @@ class BatchAccumulator(SegmentAccumulator):
             fetched, headers = read
             self.pace.spend(len(fetched.records))
             try:
-                taken, full = await self._take(writer, fetched, headers)
+                taken_batches, full = await self._take(writer, fetched, headers)
             except SpoolFull as error:
                 if writer.size_bytes == 0:
                     raise
@@ -112,7 +112,7 @@ class BatchAccumulator(SegmentAccumulator):
                 return CutReason.SPOOL
             if full:
                 return CutReason.BYTES
-            if not taken:
+            if not taken_batches:
                 return None
 
     async def read(

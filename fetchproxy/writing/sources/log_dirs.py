@@ -374,14 +374,14 @@ class _Reading:
         known = read_epochs(rolled.folder)
         found = self.summary.leader_epochs
         if known is not None and found:
-            stated = clip_epochs(known, rolled.position, self.summary.position - 1)
-            if not agrees(stated, found):
+            expected_epochs = clip_epochs(known, rolled.position, self.summary.position - 1)
+            if not agrees(expected_epochs, found):
                 log.info(
                     "leader_epochs_left_out",
                     **rolled.tp.logged,
                     file=str(rolled.file),
                     leader_epochs=str(found),
-                    checkpoint=str(stated),
+                    checkpoint=str(expected_epochs),
                 )
                 self.epochs_count = False
 
