@@ -154,4 +154,4 @@ def _delete(context: typer.Context, config: Config, to: str) -> None:
     deleted = sum(partition.objects for partition in done.partitions)
     size = decimal(sum(partition.size_bytes for partition in done.partitions))
     typer.echo(f"deleted at --from: {count(deleted, 'object')}, {size}")
-    end_job(done.failures, faults=not done.whole)
+    end_job(done.failures, faults=not done.is_complete)

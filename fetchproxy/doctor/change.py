@@ -17,7 +17,7 @@ from fetchproxy.doctor.scene import (
     Look,
     NotChecked,
     Scene,
-    ask_brokers,
+    from_brokers,
 )
 from fetchproxy.doctor.topics import archived_after_ms, number_in
 from fetchproxy.errors import FetchProxyError
@@ -79,7 +79,7 @@ async def examine_change(scene: Scene, most_s: float) -> Change | None:
 
 
 async def _margin_ms(scene: Scene, topic: str) -> int | None:
-    settings = await ask_brokers((await scene.cluster()).topic_config(topic))
+    settings = await from_brokers((await scene.cluster()).topic_config(topic))
     kept_ms = number_in(settings, "retention.ms", -1)
     return None if kept_ms < 0 else kept_ms - archived_after_ms(scene.config.archive)
 
@@ -88,7 +88,7 @@ async def _topics(scene: Scene, config: Config) -> set[str]:
     """The topics that these settings archive, of those that the cluster has now."""
     if config.archive.topics is None:
         return set()
-    topics = await ask_brokers((await scene.cluster()).topics())
+    topics = await from_brokers((await scene.cluster()).topics())
     matching = matching_topics(config.archive.topics, topics, config.metadata.topic_name)
     return {topic.name for topic in matching}
 

@@ -28,7 +28,7 @@ from fetchproxy.doctor.scene import (
     NotChecked,
     Passed,
     Scene,
-    ask_brokers,
+    from_brokers,
 )
 from fetchproxy.doctor.settings import own_addresses
 from fetchproxy.errors import ClusterError
@@ -73,7 +73,7 @@ async def _ports_to_open(scene: Scene) -> list[tuple[str, HostPort]]:
     base = config.gateway.node_port_base
     if base and not config.archive_only.enabled:
         mapped = parse_node_map(config.gateway.node_map or "")
-        nodes = await ask_brokers((await scene.cluster()).brokers())
+        nodes = await from_brokers((await scene.cluster()).brokers())
         for node in sorted(nodes.keys() - mapped.keys()):
             if base + node < PORTS:
                 ports.append(("gateway.node_port_base", HostPort(listen.host, base + node)))
@@ -99,7 +99,7 @@ async def advertised_hosts(scene: Scene) -> list[str]:
     nodes: Collection[int] = ()
     if config.gateway.sni_node_pattern is not None:
         with suppress(NotChecked):
-            nodes = (await ask_brokers((await scene.cluster()).brokers())).keys()
+            nodes = (await from_brokers((await scene.cluster()).brokers())).keys()
     return list(dict.fromkeys(_hosts(config.gateway, sorted(nodes))))
 
 
@@ -205,7 +205,7 @@ async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
     # With names of its own for each broker, the proxy may advertise the brokers' very names.
     may_be_same = gateway.sni_node_pattern is not None or gateway.node_map is not None
     if not scene.config.archive_only.enabled and not may_be_same:
-        direct = await ask_brokers((await scene.cluster()).brokers())
+        direct = await from_brokers((await scene.cluster()).brokers())
         if nodes and set(nodes.values()) == set(direct.values()):
             return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]
     return Passed(", ".join(str(address) for _, address in sorted(nodes.items())))
@@ -213,13 +213,13 @@ async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
 
 async def _unless_brokers_are_away(scene: Scene) -> None:
     if not scene.config.archive_only.enabled:
-        await ask_brokers((await scene.cluster()).brokers(0))
+        await from_brokers((await scene.cluster()).brokers(0))
 
 
 async def _advertises_what_works(scene: Scene) -> Sequence[Finding]:
     findings: list[Finding] = []
     async with _through(scene) as proxy:
-        addresses = (await ask_brokers(proxy.brokers())).values()
+        addresses = (await from_brokers(proxy.brokers())).values()
         away = await dial_each(list(dict.fromkeys(addresses)), _CONNECT_MAX_MS)
         for address in dict.fromkeys(addresses):
             reason = away.get(address)

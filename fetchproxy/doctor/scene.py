@@ -166,7 +166,7 @@ class Scene:
 Look = Callable[[Scene], Awaitable[Passed | Sequence[Finding]]]
 
 
-async def ask_brokers(call: Awaitable[T]) -> T:
+async def from_brokers(call: Awaitable[T]) -> T:
     """The result of a request to the brokers, for checks about something else than the brokers.
     Raises NotChecked while these do not answer, since checks of their own say so.
     """
@@ -176,8 +176,8 @@ async def ask_brokers(call: Awaitable[T]) -> T:
         raise NotChecked(f"the brokers do not tell ({error})") from error
 
 
-async def ask_store(call: Awaitable[T]) -> T:
-    """As `ask_brokers`, for the store."""
+async def from_store(call: Awaitable[T]) -> T:
+    """As `from_brokers`, for the store."""
     try:
         return await call
     except RemoteStorageError as error:

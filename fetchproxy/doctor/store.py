@@ -19,8 +19,8 @@ from fetchproxy.doctor.scene import (
     NotChecked,
     Passed,
     Scene,
-    ask_brokers,
-    ask_store,
+    from_brokers,
+    from_store,
 )
 from fetchproxy.doctor.topics import CLOCK_DIFFERS_MAX_MS
 from fetchproxy.errors import (
@@ -83,7 +83,7 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     if scene.config.archive_only.enabled:
         return NOTHING
     cluster = await scene.cluster()
-    cluster_id = await ask_brokers(cluster.cluster_id())
+    cluster_id = await from_brokers(cluster.cluster_id())
     if there is not None:
         check_is_of_cluster(there, cluster_id)
     if scene.config.metadata.manager == "topic":  # whose manager would make its topic
@@ -104,7 +104,7 @@ async def _is_there(scene: Scene) -> Sequence[Finding]:
     storage = await _opened(scene)
     if scene.archives:
         raise DoesNotApply("the first archiver makes it")
-    if await ask_store(read_identity(storage.store, scene.prefix)) is not None:
+    if await from_store(read_identity(storage.store, scene.prefix)) is not None:
         return NOTHING
     return [Finding(f"there is no archive at {scene.words()['store']}")]
 
@@ -181,7 +181,7 @@ async def _can_be_deleted(scene: Scene) -> Sequence[Finding]:
 async def _clocks_agree(scene: Scene) -> Sequence[Finding]:
     store = (await _opened(scene)).store
     before_ms = scene.wall_clock_ms()
-    stores_ms = await ask_store(store.clock_ms(scene.prefix))
+    stores_ms = await from_store(store.clock_ms(scene.prefix))
     if stores_ms is None:
         raise DoesNotApply("this store does not tell the time")
     after_ms = scene.wall_clock_ms()
@@ -199,7 +199,7 @@ async def _is_fast(scene: Scene) -> Passed | Sequence[Finding]:
     times_ms: list[float] = []
     for _ in range(_LATENCY_READS):
         begun = clock()
-        await ask_store(read_identity(store, scene.prefix))
+        await from_store(read_identity(store, scene.prefix))
         times_ms.append((clock() - begun) * 1000)
         if sum(times_ms) > _LATENCY_READS * _LATENCY_MAX_MS:
             break
@@ -211,7 +211,7 @@ async def _is_fast(scene: Scene) -> Passed | Sequence[Finding]:
 
 async def _hazards(scene: Scene, loses: bool) -> Sequence[Finding]:
     store = (await _opened(scene)).store
-    hazards = await ask_store(store.hazards(scene.prefix))
+    hazards = await from_store(store.hazards(scene.prefix))
     return [
         Finding(one.what, {"remedy": f"`{one.remedy}`"}) for one in hazards if one.loses is loses
     ]

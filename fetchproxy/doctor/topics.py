@@ -12,7 +12,15 @@ from fetchproxy.archive import wall_clock_ms
 from fetchproxy.brokers.cluster import TopicInfo
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
 from fetchproxy.config.schema import ArchiveConfig
-from fetchproxy.doctor.scene import NOTHING, DoesNotApply, Finding, Look, Passed, Scene, ask_brokers
+from fetchproxy.doctor.scene import (
+    NOTHING,
+    DoesNotApply,
+    Finding,
+    Look,
+    Passed,
+    Scene,
+    from_brokers,
+)
 from fetchproxy.errors import ClusterError
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
 from fetchproxy.model import IsolationLevel, TopicIdPartition
@@ -50,9 +58,9 @@ async def discovery_of(scene: Scene) -> TopicDiscovery:
 
 
 async def _archived(scene: Scene) -> list[_Archived]:
-    discovery = await ask_brokers(discovery_of(scene))
+    discovery = await from_brokers(discovery_of(scene))
     cluster, archived = await scene.cluster(), []
-    for topic in await ask_brokers(cluster.topics()):
+    for topic in await from_brokers(cluster.topics()):
         settings = discovery.topic_config(topic.topic_id)
         if settings is not None and topic.name not in discovery.refused:
             archived.append(_Archived(topic, settings))
@@ -65,7 +73,7 @@ async def _metadata_topic_keeps(scene: Scene) -> Sequence[Finding]:
         raise DoesNotApply("`metadata.manager = store`")
     cluster = await scene.cluster()
     topic = KafkaMetadataLog(cluster, scene.config.cluster, metadata, wall_clock_ms)
-    brokers = len(await ask_brokers(cluster.brokers()))
+    brokers = len(await from_brokers(cluster.brokers()))
     if await topic.check() or metadata.topic_replication_factor <= brokers:
         return NOTHING
     return [

@@ -285,7 +285,7 @@ class Deleted:
     wait_ms: int = 0
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not self.failures and not any(partition.kept for partition in self.partitions)
 
 
@@ -311,7 +311,7 @@ def delete_moved(runner: Runner, config: Config, to: str) -> Deleted:
     done = runner.each(places.ask(partitions), work)
     unread = not_done(one for partition in done.results for one in partition.unread)
     deleted = Deleted(done.results, (*done.failures, *unread))
-    if deleted.whole:
+    if deleted.is_complete:
         places.ask(lambda source, target: moving.delete_archive_wide(source))
     return deleted
 

@@ -87,6 +87,8 @@ _FILE_NONCE_HEAD = b"\xff"
 NONCE_BYTES = 12
 _SEALED = b"\xfffpsealed"  # begins each encrypted file, and no other file
 SEALED_BYTES_MORE = len(_SEALED) + NONCE_BYTES + TAG_BYTES
+# The fields of a CopyDescription that a SegmentRef has, too.
+_IN_REFS = ("start_offset", "end_offset", "segment_size_bytes", "has_aborted_txns")
 
 
 class Cipher(Protocol):
@@ -168,7 +170,6 @@ _DESCRIBED = {
     name: next(field for field in FIELDS if field.attribute == name and field.json)
     for name in CopyDescription.__dataclass_fields__
 }
-_IN_REFS = ("start_offset", "end_offset", "segment_size_bytes", "has_aborted_txns")
 
 
 def _as_copied(segment: AnySegment | CopyDescription, name: str) -> Any:

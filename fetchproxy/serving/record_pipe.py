@@ -23,8 +23,7 @@ PEEK_BYTES = 4 * 1024
 
 
 class _Moved(NamedTuple):
-    """`moved_bytes` have left the source. `not_sent`: the last of them, not taken by the target.
-    """
+    """`moved_bytes` have left the source. `not_sent`: the last of them, not taken by the target."""
 
     moved_bytes: int
     not_sent: Buffer

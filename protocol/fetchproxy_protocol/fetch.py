@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from fetchproxy_protocol.apis import MalformedMessage, Truncated
 from fetchproxy_protocol.fetch_layout import (
-    ENTRY_BYTES,
-    ENTRY_BYTES_MAX,
     FETCH_FLEXIBLE_FROM,
     LEADER_EPOCH_FROM,
     LOG_START_FROM,
     PREFERRED_REPLICA_FROM,
     REPLICA_STATE_FROM,
+    REQUEST_ENTRY_BYTES,
+    REQUEST_ENTRY_BYTES_MAX,
     RESPONSE_PARTITION,
     SESSIONS_FROM,
     TOPIC_IDS_FROM,
@@ -95,26 +95,26 @@ LogStarts = Mapping[TopicRef, LogStart]
 
 
 def fetch_offset(entry: FetchEntry) -> int:
-    return INT64.unpack_from(entry, _OFFSET_AT[min(len(entry), ENTRY_BYTES_MAX)])[0]  # type: ignore[no-any-return]
+    return INT64.unpack_from(entry, _OFFSET_AT[min(len(entry), REQUEST_ENTRY_BYTES_MAX)])[0]  # type: ignore[no-any-return]
 
 
 def entry_bytes_max(entry: FetchEntry) -> int:
     """The client's limit of bytes for this partition."""
-    at = _BYTES_MAX_AT[min(len(entry), ENTRY_BYTES_MAX)]
+    at = _BYTES_MAX_AT[min(len(entry), REQUEST_ENTRY_BYTES_MAX)]
     return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
 
 
 def leader_epoch(entry: FetchEntry) -> int:
     """The client's current leader epoch. -1 (always below v9): there is none to check."""
-    if len(entry) < ENTRY_BYTES[LEADER_EPOCH_FROM]:
+    if len(entry) < REQUEST_ENTRY_BYTES[LEADER_EPOCH_FROM]:
         return NO_LEADER_EPOCH
-    at = _LEADER_EPOCH_AT[min(len(entry), ENTRY_BYTES_MAX)]
+    at = _LEADER_EPOCH_AT[min(len(entry), REQUEST_ENTRY_BYTES_MAX)]
     return INT32.unpack_from(entry, at)[0]  # type: ignore[no-any-return]
 
 
 def from_offset(entry: FetchEntry, offset: int) -> FetchEntry:
     written = bytearray(entry)
-    INT64.pack_into(written, _OFFSET_AT[min(len(entry), ENTRY_BYTES_MAX)], offset)
+    INT64.pack_into(written, _OFFSET_AT[min(len(entry), REQUEST_ENTRY_BYTES_MAX)], offset)
     return bytes(written)
 
 
@@ -174,7 +174,7 @@ def plain_request(payload: bytes, body_at: int, version: int) -> FetchRequest | 
 
 def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | None:
     """Reads from the topics on (v12+). Raises IndexError or StructError if it ends too early."""
-    number_of, size = INT32.unpack_from, ENTRY_BYTES[version] + 1
+    number_of, size = INT32.unpack_from, REQUEST_ENTRY_BYTES[version] + 1
     partitions: dict[PartitionKey, FetchEntry] = {}
     topics = payload[pos] - 1
     pos += 1
@@ -207,7 +207,7 @@ def _plain_request_flexible(payload: bytes, pos: int, version: int) -> _Read | N
 
 def _plain_request_classic(payload: bytes, pos: int, version: int) -> _Read | None:
     """Reads from the topics on (v7–11). Raises IndexError or StructError if it ends too early."""
-    number_of, size = INT32.unpack_from, ENTRY_BYTES[version]
+    number_of, size = INT32.unpack_from, REQUEST_ENTRY_BYTES[version]
     partitions: dict[PartitionKey, FetchEntry] = {}
     topics = _COUNT.unpack_from(payload, pos)[0]
     pos += 4
@@ -308,7 +308,7 @@ def _read_partitions(
     cursor: Cursor, version: int, found: dict[PartitionKey, FetchEntry]
 ) -> Iterator[None]:
     flexible = version >= FETCH_FLEXIBLE_FROM
-    size = ENTRY_BYTES[version]
+    size = REQUEST_ENTRY_BYTES[version]
     left, step = PARTITIONS_MAX, 0
     for _ in range(cursor.count(flexible) or 0):
         topic = _topic_ref(cursor, version)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fetchproxy_protocol.apis import PROXIED_VERSIONS, ApiKey
 
 FETCH_VERSION_MIN, FETCH_VERSION_MAX = PROXIED_VERSIONS[ApiKey.FETCH]
-VERSIONS = range(FETCH_VERSION_MIN, FETCH_VERSION_MAX + 1)
+FETCH_VERSIONS = range(FETCH_VERSION_MIN, FETCH_VERSION_MAX + 1)
 LOG_START_FROM = 5
 SESSIONS_FROM = 7
 LEADER_EPOCH_FROM = 9
@@ -65,18 +65,18 @@ def size(fields: Sequence[FixedField], version: int) -> int:
     return calcsize(codes(fields, version))
 
 
-ENTRY_BYTES = {version: size(REQUEST_PARTITION, version) for version in VERSIONS}
+REQUEST_ENTRY_BYTES = {version: size(REQUEST_PARTITION, version) for version in FETCH_VERSIONS}
 # An entry that a session keeps does not say its version, but its size does: only entries of
 # flexible versions have tags, so all others have one of a few sizes.
-ENTRY_BYTES_MAX = max(ENTRY_BYTES.values())
+REQUEST_ENTRY_BYTES_MAX = max(REQUEST_ENTRY_BYTES.values())
 
 
 def positions_by_size(name: str) -> tuple[int, ...]:
     """Where a request's field is in an entry, by the entry's size; the last one is for all larger
     entries. In entries without the field: the position of the next one.
     """
-    layouts = {ENTRY_BYTES[v]: position(REQUEST_PARTITION, name, v) for v in VERSIONS}
-    sizes = range(ENTRY_BYTES_MAX + 1)
+    layouts = {REQUEST_ENTRY_BYTES[v]: position(REQUEST_PARTITION, name, v) for v in FETCH_VERSIONS}
+    sizes = range(REQUEST_ENTRY_BYTES_MAX + 1)
     smallest = min(layouts)
     return tuple(layouts[max((s for s in layouts if s <= n), default=smallest)] for n in sizes)
 

@@ -43,13 +43,13 @@ from fetchproxy_protocol.fetch import (
 )
 from fetchproxy_protocol.fetch_layout import (
     FETCH_FLEXIBLE_FROM,
+    FETCH_VERSIONS,
     LOG_START_FROM,
     NODE_ENDPOINTS_FROM,
     PREFERRED_REPLICA_FROM,
     RESPONSE_PARTITION,
     SESSIONS_FROM,
     TOPIC_IDS_FROM,
-    VERSIONS,
     position,
     size,
 )
@@ -70,7 +70,7 @@ SpliceTags = Callable[[bytes], bytes]
 # (some error became an empty partition, some error is left) → True: suppress the whole response.
 Suppress = Callable[[bool, bool], bool]
 # A partition's fixed fields by version, and where two of them are.
-_FIXED_BYTES = {version: size(RESPONSE_PARTITION, version) for version in VERSIONS}
+_FIXED_BYTES = {version: size(RESPONSE_PARTITION, version) for version in FETCH_VERSIONS}
 _ERROR_CODE_AT = position(RESPONSE_PARTITION, "ErrorCode", FETCH_FLEXIBLE_FROM)
 _WATERMARKS_AT = position(RESPONSE_PARTITION, "HighWatermark", FETCH_FLEXIBLE_FROM)
 # Of a partition (v12+) without records that `plain_run` steps over: it has also the count of

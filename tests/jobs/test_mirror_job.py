@@ -512,7 +512,7 @@ async def test_the_old_place_is_emptied_after_the_grace(
     assert 50_000 < waits.wait_ms <= 60_000
     assert objects(a) == before
     done = deleted(a, b)
-    assert done.whole
+    assert done.is_complete
     assert objects(a) == {"stranger.txt": b"x"}
     assert not (a / PREFIX / LAYOUT_OBJECT).exists()
     assert objects(b).keys() | {"stranger.txt"} == before.keys()
@@ -526,7 +526,7 @@ async def test_nothing_is_deleted_of_what_the_new_place_has_otherwise(
     path = b / archive.key(archive.segments[1], file)
     path.write_bytes(flip(-2)(path.read_bytes()))
     done = deleted(a, b)
-    assert not done.whole
+    assert not done.is_complete
     stem = archive.key(archive.segments[1], SegmentFile.LOG)[:-4].removeprefix(f"{PREFIX}/")
     assert {name for name in objects(a) if name.endswith(SEGMENT_SUFFIXES)} == {
         f"{stem}{suffix}" for suffix in SEGMENT_SUFFIXES
@@ -541,7 +541,7 @@ async def test_nothing_is_deleted_where_the_new_place_has_lost_something(
     before = objects(a)
     (b / archive.key(archive.segments[1], SegmentFile.METADATA)).unlink()
     done = deleted(a, b)
-    assert not done.whole
+    assert not done.is_complete
     assert done.partitions[0].faults
     assert objects(a) == before
 
@@ -553,7 +553,7 @@ async def test_what_the_new_place_has_deleted_goes_from_the_old_one_too(
     there = PlantedArchive(FilesystemObjectStore(b))  # type: ignore[arg-type]
     there.segments = archive.segments
     await delete(there, 0)
-    assert deleted(a, b).whole
+    assert deleted(a, b).is_complete
     assert objects(a) == {}
 
 
@@ -627,7 +627,7 @@ def _kill_deletions(tmp_path: Path, b: Path) -> None:
         for metadata in (a / PREFIX).rglob("*.metadata"):
             assert metadata.with_suffix(".log").exists()
         if (a / PREFIX / LAYOUT_OBJECT).exists():
-            assert deleted(a, b).whole
+            assert deleted(a, b).is_complete
         assert objects(a) == {}
     assert number > 12
     assert objects(b) == whole

@@ -168,7 +168,7 @@ def test_the_new_place_knows_the_other_copies(archive: Encrypted, tmp_path: Path
     said = archive.dry_run(archive.b).output
     assert f"the copy at {url_of(backup)} has 3 data keys: old" in said
     assert url_of(archive.b) not in said
-    assert archive.deleted().whole
+    assert archive.deleted().is_complete
     assert objects(archive.a) == {}
 
 
@@ -197,7 +197,7 @@ def test_a_cut_over_takes_the_new_keys_along(archive: Encrypted) -> None:
     assert archive.mirrored(cut_over=True).cut_over
     archive.without("old")
     assert archive.read(archive.b) == LOG
-    assert archive.deleted().whole
+    assert archive.deleted().is_complete
     assert archive.read(archive.b) == LOG
     assert objects(archive.a) == {}
 
@@ -220,7 +220,7 @@ def test_new_keys_at_the_new_place_do_not_keep_the_old_one(archive: Encrypted) -
     archive.mirrored(cut_over=True)
     archive.rotated()
     archive.rewrapped(archive.b)
-    assert archive.deleted().whole
+    assert archive.deleted().is_complete
     archive.without("old")
     assert archive.read(archive.b) == LOG
 
@@ -229,7 +229,7 @@ def test_nothing_is_deleted_that_the_new_place_cannot_open(archive: Encrypted) -
     archive.mirrored(cut_over=True)
     before = objects(archive.a)
     locked = deleted(archive.a, archive.b)  # without the key ring
-    assert not locked.whole
+    assert not locked.is_complete
     assert "'old'" in whats(locked.failures)
     assert {k: v for k, v in objects(archive.a).items() if "-" in k} == {
         k: v for k, v in before.items() if "-" in k

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from fetchproxy_protocol.fetch import entry_bytes_max, fetch_offset, from_offset, leader_epoch
 from fetchproxy_protocol.fetch_layout import (
-    ENTRY_BYTES,
+    FETCH_VERSIONS,
     LEADER_EPOCH_FROM,
+    REQUEST_ENTRY_BYTES,
     REQUEST_PARTITION,
     RESPONSE_PARTITION,
-    VERSIONS,
     FixedField,
     size,
 )
@@ -48,7 +48,7 @@ def described(fields: Iterable[FixedField], version: int) -> list[tuple[str, str
     return [(field.name, field.code) for field in fields if field.since <= version]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_the_description_is_kafkas(version: int) -> None:
     request = partition_fields("FetchRequest", "Topics")
     response = partition_fields("FetchResponse", "Responses")
@@ -81,10 +81,10 @@ def entry(version: int, tags: dict[int, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("tags", [{}, {77: b"x"}, {77: bytes(1000)}], ids=["none", "one", "large"])
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
 def test_an_entry_is_read_without_its_version(version: int, tags: dict[int, bytes]) -> None:
     content = entry(version, tags)
-    assert len(content) >= ENTRY_BYTES[version] == size(REQUEST_PARTITION, version)
+    assert len(content) >= REQUEST_ENTRY_BYTES[version] == size(REQUEST_PARTITION, version)
     assert fetch_offset(content) == 3 << 40
     assert entry_bytes_max(content) == 6 << 20
     assert leader_epoch(content) == (2 if version >= LEADER_EPOCH_FROM else -1)

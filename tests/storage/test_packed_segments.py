@@ -377,7 +377,9 @@ async def test_a_segment_that_was_encrypted_without_a_description_is_read(
         assert packing.key is not None
         data_key = await keys.unwrap(packing.key, key_context(own.segment_id, packing.digest))
         older = replace(
-            packing, described=None, key=await keys.wrap(data_key, key_context(own.segment_id, ""))
+            packing,
+            copy_description=None,
+            key=await keys.wrap(data_key, key_context(own.segment_id, "")),
         )
         await store.put(key, encode_packing(older))
     write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)

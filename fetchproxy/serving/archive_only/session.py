@@ -148,8 +148,8 @@ class ArchiveOnlySession(ClientSession):
             return await self._log_in(login, request)
         api = served_api(request.head)
         if key == ApiKey.METADATA:
-            self.can_be_told = request.version >= REBOOTSTRAP_FROM
-            if self.can_be_told and self.draining:
+            self.supports_rebootstrap = request.version >= REBOOTSTRAP_FROM
+            if self.supports_rebootstrap and self.draining:
                 self.take_no_more()
                 return await bootstrap_again(request)
         if api is not None:

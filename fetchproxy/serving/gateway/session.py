@@ -343,14 +343,14 @@ class GatewaySession(ClientSession):
     def responded(self) -> None:
         if not self.upstream.expected:
             self._drained.set()
-        if self.requests.limited and not self.at_inflight_limit():
-            self.requests.limited = False
+        if self.requests.at_limit and not self.at_inflight_limit():
+            self.requests.at_limit = False
             self._take(memoryview(b""))
             self._pace()
         is_last = self.requests.ended or self.requests.final
         if is_last:
             self._leave_soon()
-        waits = self.requests.limited or is_last or not self._drained.is_set()
+        waits = self.requests.at_limit or is_last or not self._drained.is_set()
         self.upstream.tells_responded = waits
 
     def rewrite(self, response: BufferedResponse) -> Payload | None:
@@ -458,7 +458,7 @@ class GatewaySession(ClientSession):
     @property
     def _must_wait(self) -> bool:
         requests = self.requests
-        waits = requests.limited or (requests.final and requests.must_wait)
+        waits = requests.at_limit or (requests.final and requests.must_wait)
         return self.muted or self._upstream_slow or waits
 
 
@@ -544,7 +544,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
     @property
     def _all_responded(self) -> bool:
         session = self._session
-        if session.muted or self.limited or self._goes_on or (self._left and not self.ended):
+        if session.muted or self.at_limit or self._goes_on or (self._left and not self.ended):
             return False
         cut_off = self._passing if self._left else None
         due = [response for response in session.upstream.expected if response is not cut_off]
@@ -612,7 +612,7 @@ class RelayedRequests(RequestFraming[Passes | Buffered]):
         upstream, at_most = session.upstream, self._limits.inflight_requests_max
         if len(upstream.expected) >= at_most and session.at_inflight_limit():
             LIMITS_REACHED.labels("inflight_requests_max").inc()
-            self.limited = upstream.tells_responded = True
+            self.at_limit = upstream.tells_responded = True
             return True
         return False
 
