@@ -250,7 +250,7 @@ def test_any_timestamp_is_reported(tmp_path: Path) -> None:
     found = [SegmentFigures(time, 100, 10) for time in times]
     ahead = forecast(found, Retention(10 * DAY_MS, -1), NOW_MS)
     assert ahead.next_deletion_ms is None
-    one = replace(figures("orders", 0, found), ahead=ahead)
+    one = replace(figures("orders", 0, found), forecast=ahead)
     page([one], NOW_MS)
     for name, rows in table_rows([one]).items():
         write_table(rows, SCHEMAS[name], str(tmp_path / name))

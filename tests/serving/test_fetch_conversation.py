@@ -39,8 +39,8 @@ from fetchproxy.serving.gateway.fetch_conversation import (
     TiersSoFar,
     next_state,
 )
+from fetchproxy.serving.gateway.fetch_routing import ALL_FROM_BROKERS, FetchPlan, RouteTable
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionPair
-from fetchproxy.serving.gateway.route_table import ALL_FROM_BROKERS, FetchPlan, RouteTable
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics
 from fetchproxy.serving.gateway.session import ToBroker
 from fetchproxy.storage.reader_accounts import Client

@@ -21,6 +21,7 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
+from fetchproxy.serving.gateway.fetch_routing import CachedLookups, FetchPlan, RouteTable
 from fetchproxy.serving.gateway.route_decision import (
     Route,
     RouteDecision,
@@ -28,7 +29,6 @@ from fetchproxy.serving.gateway.route_decision import (
     decide,
     what_is_waited_for,
 )
-from fetchproxy.serving.gateway.route_table import CachedLookups, FetchPlan, RouteTable
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

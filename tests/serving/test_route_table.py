@@ -19,8 +19,8 @@ from fetchproxy.model import (
     TopicIdPartition,
 )
 from fetchproxy.runtime.cooperative import at_once
+from fetchproxy.serving.gateway.fetch_routing import CachedLookups, RouteTable
 from fetchproxy.serving.gateway.route_decision import Route, RouteDecision
-from fetchproxy.serving.gateway.route_table import CachedLookups, RouteTable
 
 TP = TopicIdPartition(UUID(int=1), "t", 0)
 KEY: PartitionKey = (b"t", 0)

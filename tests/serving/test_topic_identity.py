@@ -10,8 +10,8 @@ from confluent_kafka.admin import AdminClient
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ClusterConfig
 from fetchproxy.model import TopicIdPartition
+from fetchproxy.serving.gateway.fetch_routing import TopicIdentities
 from fetchproxy.serving.gateway.route_decision import IDENTITY_AGE_MAX_MS
-from fetchproxy.serving.gateway.topic_identities import TopicIdentities
 from lab.mock_cluster import MockCluster
 
 

@@ -23,9 +23,8 @@ from fetchproxy.serving.gateway.apis import fetch as fetch_api
 from fetchproxy.serving.gateway.apis.fetch import FetchHandler
 from fetchproxy.serving.gateway.broker_link import BrokerLink
 from fetchproxy.serving.gateway.fetch_conversation import RelayedFetch
-from fetchproxy.serving.gateway.fetch_routing import FetchRouter
+from fetchproxy.serving.gateway.fetch_routing import PARTITIONS_PER_STEP, FetchRouter
 from fetchproxy.serving.gateway.fetch_session import PARTITION_BYTES
-from fetchproxy.serving.gateway.route_table import PARTITIONS_PER_STEP
 from fetchproxy.serving.gateway.session import GatewaySession
 from fetchproxy.serving.limits import ServingLimits
 from fetchproxy.serving.listener import SWEEP_INTERVAL_S

@@ -20,7 +20,7 @@ from fetchproxy.reading.purgatory import RemoteFetchPurgatory
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, SegmentReader
 from fetchproxy.runtime.cooperative import ITEMS_AT_ONCE
 from fetchproxy.serving.gateway.apis import fetch as fetch_api
-from fetchproxy.serving.gateway.route_table import PARTITIONS_PER_STEP, RouteTable
+from fetchproxy.serving.gateway.fetch_routing import PARTITIONS_PER_STEP, RouteTable
 
 VERSION = 12
 PARTITIONS = 3 * PARTITIONS_READ_MAX

@@ -48,9 +48,13 @@ from fetchproxy_protocol.primitives import INT32
 from fetchproxy.runtime.cooperative import READ_AT_ONCE_BYTES_MAX
 from fetchproxy.serving.archived_entries import EncodedTopics
 from fetchproxy.serving.gateway.broker_link import ScannedResponse
-from fetchproxy.serving.gateway.fetch_routing import FetchRouter, SharedByFetches
+from fetchproxy.serving.gateway.fetch_routing import (
+    ALL_FROM_BROKERS,
+    FetchPlan,
+    FetchRouter,
+    SharedByFetches,
+)
 from fetchproxy.serving.gateway.fetch_session import FetchKind, FetchSessionPair
-from fetchproxy.serving.gateway.route_table import ALL_FROM_BROKERS, FetchPlan
 from fetchproxy.serving.gateway.served_archive import TopicsOfConnection
 from fetchproxy.serving.gateway.session import GatewaySession, ToBroker
 from fetchproxy.serving.upstream import ExpectedResponse

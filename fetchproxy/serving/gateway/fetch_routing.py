@@ -1,10 +1,23 @@
 """Decides which tier serves each partition of a connection's fetches.
 
-`SharedByFetches` has what all connections share: the archive and its limits.
+Four subjects, from shared to single: what all connections share (`SharedByFetches`), the routes of
+one connection (`RouteTable`, pure), what its topics' names stand for (`TopicIdentities`), and the
+decisions (`FetchRouter`). They are in one file, as a fetch of the archive passes all of them.
 
-`FetchRouter` decides the routes of partitions that the broker calls out of range. The
-decisions are made in parallel with the client's fetches, which read the routes and wait only for
-`decided`. It reads no records, but the purgatory warms what it found in the archive.
+A `PartitionRoute` is of one partition whose offset the broker called out of range. A *permit* is an
+OffsetOutOfRange of the broker on this connection: the broker checks authorization and leader epoch
+before the range. So for a while (`permit_ttl_ms`) this client may read the topic's archive without
+another question to the broker. A fetch with a leader epoch that was not checked goes to the broker:
+only the broker can tell FENCED_LEADER_EPOCH from UNKNOWN_LEADER_EPOCH.
+
+`TopicIdentities` finds out whether a topic's name still stands for the id whose archive the
+connection reads. A topic that is deleted and created again keeps its name, and a broker says
+nothing about partitions for which it was not asked. So before a connection reads the archive, it
+looks at Metadata, unless it did so a short while ago.
+
+`FetchRouter` decides the routes of partitions that the broker calls out of range. The decisions are
+made in parallel with the client's fetches, which read the routes and wait only for `decided`. It
+reads no records, but the purgatory warms what it found in the archive.
 """
 
 from __future__ import annotations
@@ -19,6 +32,7 @@ from collections.abc import (
     Iterable,
     Mapping,
     Sequence,
+    Set,
 )
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +41,7 @@ from uuid import UUID
 
 from fetchproxy_protocol.apis import ErrorCode
 from fetchproxy_protocol.fetch import (
+    NO_LEADER_EPOCH,
     FetchEntry,
     PartitionKey,
     PartitionPatch,
@@ -39,7 +54,7 @@ from fetchproxy_protocol.fetch import (
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.errors import ClusterError, ClusterUnavailable
 from fetchproxy.metadata.partition_view import PartitionView
-from fetchproxy.model import IsolationLevel, TopicIdPartition
+from fetchproxy.model import IsolationLevel, LogOffsets, TopicIdPartition
 from fetchproxy.observability.logs import RECENT_EVENTS
 from fetchproxy.observability.metrics import CATCHES
 from fetchproxy.reading.segment_reader import PARTITIONS_READ_MAX, RemoteReadRequest
@@ -48,24 +63,22 @@ from fetchproxy.serving.archived_reads import SkippedOffsets
 from fetchproxy.serving.gateway.fetch_session import FetchSessionPair
 from fetchproxy.serving.gateway.held_readers import HeldReaders
 from fetchproxy.serving.gateway.route_decision import (
+    IDENTITY_AGE_MAX_MS,
+    UNKNOWN_TOPIC,
     WAITING_ROUTES,
     Route,
     RouteDecider,
     RouteDecision,
 )
-from fetchproxy.serving.gateway.route_table import (
-    CachedLookups,
-    FetchPlan,
-    PartitionRoute,
-    RouteTable,
-)
 from fetchproxy.serving.gateway.served_archive import ArchivedTopics, ServedArchive
-from fetchproxy.serving.gateway.topic_identities import TopicIdentities
 
 # Log offsets older than this are asked for again. They only serve lag figures and the change from
 # the archive back to the broker.
 LOG_OFFSETS_AGE_MAX_MS = 2_000
 Spawn = Callable[[Coroutine[None, None, object], str], None]
+
+# Partitions that are looked at in one step of the loop, some 10 µs each.
+PARTITIONS_PER_STEP = 250
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,10 +58,14 @@ from fetchproxy.serving.gateway.fetch_conversation import (
     Serve,
     TiersSoFar,
 )
-from fetchproxy.serving.gateway.fetch_routing import DecisionsSoFar, FetchRouter, SharedByFetches
+from fetchproxy.serving.gateway.fetch_routing import (
+    DecisionsSoFar,
+    FetchPlan,
+    FetchRouter,
+    SharedByFetches,
+)
 from fetchproxy.serving.gateway.fetch_session import FetchSessionPair
 from fetchproxy.serving.gateway.route_decision import WAITING_ROUTES, Route, RouteDecision
-from fetchproxy.serving.gateway.route_table import FetchPlan
 from fetchproxy.serving.gateway.session import GatewaySession, InTurn, Muting
 
 # A poll that may be parked waits at the broker no longer than this: it delays later requests, and a
