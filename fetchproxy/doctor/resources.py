@@ -20,7 +20,7 @@ from fetchproxy.writing.remote_log_manager import open_log_dirs
 
 # The system and others need some of the memory, too.
 _MEMORY_SHARE = 0.9
-# The default of gateway.connections_max is a bound, and no wish: few proxies have as many.
+# The default of gateway.connections_max is an upper limit: few proxies have as many.
 _CLIENTS_EXPECTED = 1_000
 
 

@@ -167,7 +167,7 @@ class FetcherPool:
 
     async def _run(self, load: Load) -> None:
         try:
-            with span("remote load", what=load.what):
+            with span("remote load", what=load.name):
                 await self._load(load)
         finally:
             self._land(load)

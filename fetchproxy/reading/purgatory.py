@@ -418,8 +418,10 @@ class RemoteFetchPurgatory:
         PURGATORY_ENTRIES.set(len(self._entries))
         needed_until = max(fetch.deadline, now + self._unasked_max_s)
         with fetch.span.as_parent():
-            for key in _pursued(fetch):
-                fetch.reads[key] = self._pending.ask(fetch.requests[key], needed_until, fetch)
+            for key in _requests_that_fit(fetch):
+                fetch.reads[key] = self._pending.start_or_join(
+                    fetch.requests[key], needed_until, fetch
+                )
 
     def _try_complete(
         self, fetch: DelayedRemoteFetch[K], now: float, views: Mapping[K, PartitionView] = NO_VIEWS

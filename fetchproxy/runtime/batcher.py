@@ -77,7 +77,7 @@ class Batcher(Generic[K, V]):
                 self._next = None
             await self._work(list(calls), tell)
         finally:
-            _leave(iter(list(single_flights.values())))
+            _leave(iter(list(calls.values())))
         return own_call.result()
 
 

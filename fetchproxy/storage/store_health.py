@@ -282,7 +282,7 @@ class OperationHealth:
 
     @asynccontextmanager
     async def watch_request(
-        self, *, key: str = "", may_take_long: bool = False, tries: Sequence[float] = ()
+        self, *, key: str = "", may_take_long: bool = False, attempt_times: Sequence[float] = ()
     ) -> AsyncIterator[Callable[[], None]]:
         """Watch one request, with all its tries; each of them begins with `turn`. The caller may
         call the given function to report a response before the request ends. `may_take_long`: long

@@ -185,7 +185,7 @@ class WatchedObjectStore(WrappedObjectStore):
                 self.accounts.requested(kind)
             return await call()
 
-        async with health.watch_request(key=key, tries=tries):
+        async with health.watch_request(key=key, attempt_times=attempt_times):
             return await retried(key, one, on_failure)
 
     @asynccontextmanager

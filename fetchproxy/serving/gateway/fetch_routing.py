@@ -417,7 +417,9 @@ class TopicIdentities:
         self._clock = clock
         self._checked_at: dict[UUID, float] = {}
 
-    async def lost(self, tps: Iterable[TopicIdPartition], deadline: float) -> set[UUID] | None:
+    async def replaced_topics(
+        self, tps: Iterable[TopicIdPartition], deadline: float
+    ) -> set[UUID] | None:
         """The topic ids of `tps` whose topic name now stands for another topic or for none. None:
         all were looked up a short while ago.
 
