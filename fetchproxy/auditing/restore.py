@@ -54,7 +54,7 @@ async def restore_archive(
     """`follower` None (only with `dry_run`): there is no metadata topic yet. Raises
     RemoteStorageError; events written before it stay.
     """
-    done: list[RestoredPartition] = []
+    results: list[RestoredPartition] = []
 
     async def restore(tp: TopicIdPartition) -> None:
         now = asyncio.get_running_loop().time()
@@ -65,10 +65,10 @@ async def restore_archive(
             for event in bracketed(tp, events, table.restoring, wall_clock_ms()):
                 # A refused event was overtaken by an archiver's event, so the topic is newer.
                 await follower.append(event)
-        done.append(restored)
+        results.append(restored)
 
     await for_each(partitions, restore, PARTITIONS_AT_ONCE)
-    return sorted(done, key=lambda restored: restored.tp)
+    return sorted(results, key=lambda restored: restored.tp)
 
 
 async def _missing_events(

@@ -220,9 +220,9 @@ async def _advertises_what_works(scene: Scene) -> Sequence[Finding]:
     findings: list[Finding] = []
     async with _through(scene) as proxy:
         addresses = (await from_brokers(proxy.brokers())).values()
-        away = await dial_each(list(dict.fromkeys(addresses)), _CONNECT_MAX_MS)
+        unreachable = await dial_each(list(dict.fromkeys(addresses)), _CONNECT_MAX_MS)
         for address in dict.fromkeys(addresses):
-            reason = away.get(address)
+            reason = unreachable.get(address)
             if reason is None:
                 reason = await _greeted(proxy, address)
             if reason is not None:

@@ -56,7 +56,7 @@ _STATE = TAIL_FIELDS.index("state")
 # that offset, so all segments of one leader have equal epochs, which are kept once.
 _OWN_START = -1
 OWN_START = _OWN_START.to_bytes(8, "big", signed=True)
-_MADE_MAX = 16  # values kept, because a reader asks for the same few again and again
+_CACHED_VALUES_MAX = 16  # values kept, because a reader asks for the same few again and again
 
 
 class EpochPool:
@@ -199,7 +199,7 @@ class SegmentRows(Sequence[RemoteLogSegmentMetadata]):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         made = self._made.get(index)
         if made is None:
-            if len(self._made) >= _MADE_MAX:
+            if len(self._made) >= _CACHED_VALUES_MAX:
                 self._made.clear()
             made = self._made[index] = self._make(self._row(index))
         return made

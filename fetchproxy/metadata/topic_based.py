@@ -97,7 +97,7 @@ class _LogPartition:
     tables: dict[TopicIdPartition, PartitionTable] = field(default_factory=dict)
     unloaded: set[TopicIdPartition] = field(default_factory=set)  # only their files were seen
     # Files newer than the last commit: events below this offset must not be taken again.
-    ahead: dict[TopicIdPartition, int] = field(default_factory=dict)
+    skip_below: dict[TopicIdPartition, int] = field(default_factory=dict)
     problems: tuple[Condition, ...] = ()  # the first PROBLEMS_KEPT_MAX
     more_problems: bool = False
     puts_waiting: int = 0
@@ -274,7 +274,7 @@ class TopicFollower:
             return
         tp = event.topic_id_partition
         table = await self._table(partition, tp)
-        if offset < partition.ahead.get(tp, 0):
+        if offset < partition.skip_below.get(tp, 0):
             return  # a later state might judge it otherwise
         try:
             table.check(event)
@@ -313,7 +313,7 @@ class TopicFollower:
             if tp in partition.unloaded:
                 table, cached = await self._kept.load(tp)
                 if cached.metadata_topic_offset > partition.position:
-                    partition.ahead[tp] = cached.metadata_topic_offset
+                    partition.skip_below[tp] = cached.metadata_topic_offset
                 elif cached.damaged:
                     await self._read_again(partition, table, cached.metadata_topic_offset)
                 partition.unloaded.discard(tp)
@@ -343,7 +343,7 @@ class TopicFollower:
 
 
 async def _forget_empty(partition: _LogPartition, is_gone: Callable[[UUID], bool]) -> None:
-    tables, ahead = partition.tables, partition.ahead
+    tables, ahead = partition.tables, partition.skip_below
     await forget(tables, lambda tp: is_gone(tp.topic_id) and tables[tp].is_empty)
     await forget(ahead, lambda tp: ahead[tp] <= partition.position)
 

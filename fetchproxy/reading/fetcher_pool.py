@@ -134,7 +134,7 @@ class FetcherPool:
         task = self._tasks.create_task(self._run(load), name=f"remote load {load.name}")
         self._loads[load.key] = (load, task)
         # A task that is cancelled before its first step runs none of its own code.
-        task.add_done_callback(lambda _: self._land(load))
+        task.add_done_callback(lambda _: self._finish(load))
         return load
 
     def touch(
@@ -170,7 +170,7 @@ class FetcherPool:
             with span("remote load", what=load.name):
                 await self._load(load)
         finally:
-            self._land(load)
+            self._finish(load)
 
     async def _load(self, load: Load) -> None:
         loop = asyncio.get_running_loop()
@@ -202,7 +202,7 @@ class FetcherPool:
             load.error = None
         return load.chunk is not None
 
-    def _land(self, load: Load) -> None:
+    def _finish(self, load: Load) -> None:
         if load.done.is_set():
             return
         del self._loads[load.key]

@@ -140,7 +140,7 @@ class FreshReads(Generic[K, V]):
         task = self._tasks.create_task(self._run(key, began_at, outcome), name=f"read {key}")
         self._running[key] = running = _Running(began_at, outcome, task)
         # A task that is cancelled before its first step runs none of its own code.
-        task.add_done_callback(lambda _: self._land(key, running))
+        task.add_done_callback(lambda _: self._finish(key, running))
         return running
 
     async def _run(self, key: K, began_at: float, outcome: asyncio.Future[V]) -> None:
@@ -154,7 +154,7 @@ class FreshReads(Generic[K, V]):
         finally:
             del outcome
 
-    def _land(self, key: K, running: _Running[V]) -> None:
+    def _finish(self, key: K, running: _Running[V]) -> None:
         del self._running[key]
         if not running.outcome.done():
             running.outcome.set_exception(StorageUnavailable("the metadata manager is closed"))

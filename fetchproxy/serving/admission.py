@@ -133,11 +133,13 @@ class ResponseBudget:
         """When memory is short, copy pieces out of blocks that the response uses less than half."""
         if self.bytes_in_use < self._total_max * _PRESSED_SHARE:
             return pieces
-        used: dict[int, int] = {}
+        bytes_by_block: dict[int, int] = {}
         for piece in pieces:
-            used[id(_block(piece))] = used.get(id(_block(piece)), 0) + len(piece)
+            bytes_by_block[id(_block(piece))] = bytes_by_block.get(id(_block(piece)), 0) + len(
+                piece
+            )
         return [
-            piece if 2 * used[id(_block(piece))] >= len(_block(piece)) else bytes(piece)
+            piece if 2 * bytes_by_block[id(_block(piece))] >= len(_block(piece)) else bytes(piece)
             for piece in pieces
         ]
 

@@ -253,11 +253,11 @@ class RowBuffers:
         return pa.Array.from_buffers(kind, count, buffers, children=[structs])
 
 
-def _validity(there: Any, count: int) -> Any:
+def _validity(is_present: Any, count: int) -> Any:
     """None: no value is null."""
-    if there[:count].all():
+    if is_present[:count].all():
         return None
-    return pa.py_buffer(np.packbits(there[:count], bitorder="little"))
+    return pa.py_buffer(np.packbits(is_present[:count], bitorder="little"))
 
 
 class BrokenRecords(Exception):

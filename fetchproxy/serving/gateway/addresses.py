@@ -167,11 +167,11 @@ class AddressMap:
         self.brokers.update((node_id, (host, port)) for node_id, host, port in nodes)
         return all(node_id in self.proxied for node_id, _, _ in nodes)
 
-    def forget_absent(self, named: Collection[int], now: float) -> None:
+    def forget_absent(self, node_ids: Collection[int], now: float) -> None:
         """At loop time `now` (s) the cluster names the nodes `named`. Close the listeners of nodes
         that neither it nor any response has named for FORGOTTEN_AFTER_S.
         """
-        absent = self.proxied.keys() - self._places.keys() - set(named)
+        absent = self.proxied.keys() - self._places.keys() - set(node_ids)
         self._absent_since = {n: self._absent_since.get(n, now) for n in absent}
         for node_id, since in list(self._absent_since.items()):
             if now - since >= BROKER_FORGOTTEN_AFTER_S:

@@ -342,7 +342,7 @@ class RouteTable:
             return
         decision = route.decision
         if decision.outcome is Route.REMOTE and decision.tp is not None:
-            view = _serving(decision.tp, offset, known, route.caught)
+            view = _view_that_serves(decision.tp, offset, known, route.caught)
             if view is None:
                 del self.routes[key]
                 return
@@ -388,12 +388,12 @@ class RouteTable:
             offset = fetch_offset(entry)
             if tp is None or log_offsets is None or offset >= log_offsets.log_start_offset:
                 continue
-            if (view := _serving(tp, offset, known)) is not None:
+            if (view := _view_that_serves(tp, offset, known)) is not None:
                 self.routes[key] = PartitionRoute(offset, RouteDecision(Route.REMOTE, tp))
                 remote[key] = view
 
 
-def _serving(
+def _view_that_serves(
     tp: TopicIdPartition, offset: int, known: CachedLookups, caught: int = -1
 ) -> PartitionView | None:
     """The archive's view, if it answers for `offset` and the broker is not known to have it."""

@@ -121,7 +121,7 @@ class HeldReaders:
             await asyncio.sleep(_LOOK_INTERVAL_S)
             await self._forget_absent()
             async for by_id, offsets in self._looks():
-                await self._look(decide_routes, by_id, offsets)
+                await self._decide_again(decide_routes, by_id, offsets)
 
     async def _looks(self) -> AsyncIterator[tuple[bool, dict[PartitionKey, int]]]:
         """Nearly always one: readers of a partition are seldom held at several offsets."""
@@ -138,7 +138,7 @@ class HeldReaders:
             yield by_id, offsets
             left = later
 
-    async def _look(
+    async def _decide_again(
         self, decide_routes: DecideRoutes, by_id: bool, offsets: Mapping[PartitionKey, int]
     ) -> None:
         now = self._clock()
