@@ -45,7 +45,7 @@ def rising(epochs: Iterable[EpochStart]) -> tuple[EpochStart, ...]:
 
 
 def are_those_of(log: Sequence[EpochStart], recorded: Sequence[EpochStart]) -> bool:
-    """Whether a log whose epochs, read without its leader, are `log` may have the `recorded` ones."""
+    """Whether a log with epochs `log`, read without its leader, may have the `recorded` ones."""
     if not recorded:
         return not log
     starts = {entry.start_offset for entry in (*log, *recorded)}

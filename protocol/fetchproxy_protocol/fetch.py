@@ -463,7 +463,7 @@ class HeadPatch(NamedTuple):
 
 
 class PartitionPatch(NamedTuple):
-    """New values for a partition's response, which may replace an error. -1: a value is not known."""
+    """New values for a partition's response; may replace an error. -1: it is not known."""
 
     high_watermark: int = -1
     last_stable_offset: int = -1
