@@ -1,0 +1,312 @@
+"""What is wrong, what it means for readers and until when, in an operator's words. Pure.
+
+A condition says what a part has found. The page begins with problems: one for each kind of
+condition, the worst first. Each has a short sentence that is understood at first sight, and says
+what readers feel. The outlook says when records are lost if nobody acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fetchproxy.observability.health import Condition, Kind
+from fetchproxy.observability.logs import utc_text
+from fetchproxy.storage.store_health import StoreOperation
+
+_NOTHING = "Readers notice nothing."
+_NOT_YET = "Readers notice nothing yet."
+_WAIT = "Readers of these records wait and keep their place. All others go on."
+_HISTORY_WAITS = (
+    "Readers of archived records wait and keep their place. Readers of new records go on."
+)
+_ALL_WAIT = "Readers wait and keep their place."
+_SKIP = "Readers skip these offsets and go on behind them."
+# A time that is nearer is told to the minute, a later one in steps: it is an estimate.
+_NEAR_S, _STEP_MS, _MINUTE_MS, _DAY_S = 3_600.0, 600_000, 60_000, 86_400.0
+
+# What these say of a process stops its own archiver only.
+_HERE = frozenset((
+    Kind.STORE_FAILING, Kind.KEY_SERVICE_FAILING, Kind.ARCHIVE_MISSING, Kind.ARCHIVE_MISMATCH,
+    Kind.ARCHIVE_LISTING_FAILING, Kind.CLUSTER_AUTHENTICATION_REFUSED,
+))  # fmt: skip
+
+
+class _Words(NamedTuple):
+    """`says`: with `{who}` for what the condition is about. `readers`: what they feel.
+    `rests`: whether records are not archived while it lasts. `until`: what ends it, or what happens
+    at the condition's time (`{at}`) if that is not a loss.
+    """
+
+    says: str
+    readers: str
+    rests: bool = False
+    until: str = ""
+
+
+_WORDS: Mapping[str, _Words] = {
+    Kind.BROKERS_AWAY: _Words(
+        "No broker answers", "No client is served. Nothing is archived meanwhile.",
+        until="Until a broker answers. If only this process does not reach them, they may delete "
+        "unarchived records meanwhile.",
+    ),
+    Kind.STORE_FAILING: _Words("The store fails", _HISTORY_WAITS, rests=True),
+    Kind.STORE_THROTTLES: _Words(
+        "The store asks for fewer requests", "Reads of archived records are slower."
+    ),
+    Kind.SEGMENTS_LOCKED: _Words("The key {who} of encrypted segments is missing", _WAIT),
+    Kind.OBJECT_NOT_READABLE: _Words("The store does not give out an object of {who}", _WAIT),
+    Kind.SEGMENT_DAMAGED: _Words("An archived segment of {who} is damaged", _WAIT),
+    Kind.KEY_SERVICE_FAILING: _Words("The key service gives no keys", _HISTORY_WAITS, rests=True),
+    Kind.KEY_RING_UNUSABLE: _Words("The changed key ring cannot be used", _NOTHING),
+    Kind.SEGMENT_METADATA_CHANGED: _Words("Somebody has changed metadata of {who}", _WAIT),
+    Kind.ARCHIVE_MISSING: _Words("There is no archive at this address", _HISTORY_WAITS, True),
+    Kind.ARCHIVE_MISMATCH: _Words("The archive is another cluster's", _HISTORY_WAITS, True),
+    Kind.ARCHIVE_LISTING_FAILING: _Words("The archive cannot be listed", _HISTORY_WAITS, True),
+    Kind.PARTITIONS_UNKNOWN: _Words("The metadata topic does not know some partitions", _WAIT),
+    Kind.CLUSTER_AUTHENTICATION_REFUSED: _Words(
+        "The brokers refuse the proxy's own login",
+        "Readers of archived records wait. All others go on. Nothing is archived.",
+        rests=True,
+    ),
+    Kind.ARCHIVER_DISK_FAILING: _Words("The archiver's disk is full or fails", _NOT_YET, True),
+    Kind.ARCHIVER_SILENT: _Words("An archiver does not run", _NOT_YET, rests=True),
+    Kind.PART_FAILED: _Words("A part of the process fails and is started again", "See below."),
+    Kind.TLS_FILES_UNUSABLE: _Words("Changed certificates cannot be used", _NOT_YET),
+    Kind.TLS_CERTIFICATE_EXPIRES: _Words(
+        "A certificate ends soon", "Clients cannot connect once it has ended.",
+        until="The certificate ends at {at}.",
+    ),
+    Kind.BROKER_AWAY: _Words(
+        "A broker does not answer: {who}", "Readers of its partitions wait for another leader."
+    ),
+    Kind.MESSAGE_TOO_LARGE: _Words("A message is too large", "Its client gets an error."),
+    Kind.READERS_HELD: _Words("Readers wait for records that no tier has", _WAIT),
+    Kind.CLIENTS_WAIT: _Words("Clients wait long for their turn", "Some logins or searches wait."),
+    Kind.GATEWAY_NOT_LISTENING: _Words("Clients cannot connect now", "No client is served."),
+    Kind.UNARCHIVED_RECORDS_DELETED: _Words(
+        "Records are lost: {who}", _SKIP, rests=True
+    ),
+    Kind.ARCHIVE_MARGIN_SMALL: _Words("Time runs out: {who} must be archived soon", _NOT_YET, True),
+    Kind.OPEN_TRANSACTION: _Words(
+        "An open transaction holds up {who}",
+        "Readers of committed records wait for it too.",
+        rests=True,
+    ),
+    Kind.PARTITION_STOPPED: _Words("Archiving has stopped for {who}", _NOT_YET, rests=True),
+    Kind.LOG_DAMAGED: _Words("The brokers' log is damaged: {who}", _NOT_YET, rests=True),
+    Kind.LOCAL_TRIMMING_STOPPED: _Words("The brokers keep too much of {who}", _NOTHING),
+    Kind.TOPIC_DELETION_STOPPED: _Words("The archive of deleted topics is kept", _NOTHING),
+    Kind.REPLACED_SEGMENT_KEPT: _Words("A replaced segment of {who} is kept", _NOTHING),
+    Kind.RETENTION_STEP_ANNOUNCED: _Words(
+        "Retention is about to delete much of {who}",
+        "Readers lose the old records.",
+        until="It deletes them at {at}.",
+    ),
+    Kind.RETENTION_CLOCK_DOUBTED: _Words("Retention waits: the clock may be wrong", _NOTHING),
+    Kind.RETENTION_HELD_UP: _Words("Retention of {who} waits for a record of the future", _NOTHING),
+    Kind.LOCAL_RETENTION_HELD_UP: _Words(
+        "The brokers keep {who} because of a record of the future", _NOTHING
+    ),
+    Kind.LOCAL_RETENTION_REFUSED: _Words("Local retention does not apply to {who}", _NOTHING),
+    Kind.LOG_BEGINS_AGAIN: _Words("The log of {who} begins again", _NOT_YET, rests=True),
+    Kind.PARTITION_FAILING: _Words("Archiving fails for {who}", _NOT_YET, rests=True),
+    Kind.SEGMENT_COPY_STALLED: _Words(
+        "A copy to the store hangs: {who}", _NOT_YET, rests=True,
+        until="The copy is given up at {at}, and begins again.",
+    ),
+    Kind.TOPIC_REFUSED: _Words(
+        "Not archived: {who}", "Readers get only what the brokers still have."
+    ),
+    Kind.PARTITIONS_NOT_LED: _Words("No archiver archives some partitions", _NOT_YET, rests=True),
+    Kind.TOPIC_LEFT_OUT: _Words("Not archived any more: {who}", _NOT_YET),
+    Kind.ARCHIVED_OFFSETS_MISSING: _Words("Archived records of {who} are gone", _SKIP),
+    Kind.SEGMENT_METADATA_UNREADABLE: _Words("Metadata of {who} cannot be read", _WAIT),
+    Kind.ARCHIVE_GAP: _Words("Records of {who} were lost before they were archived", _SKIP),
+    Kind.MIRROR_READ: _Words("A mirror is read", "Readers wait for what is not copied yet."),
+    Kind.ARCHIVED_OFFSETS_NOT_KNOWN: _Words("Some offsets of {who} are in no segment", _SKIP),
+    Kind.SEGMENTS_PUT_ASIDE: _Words("Segments of {who} are put aside", _NOTHING),
+}  # fmt: skip
+_NEWER_WORDS = _Words("A newer fetchproxy reports: {who}", "See below.")
+_STORE_WORDS = {
+    StoreOperation.LIST: _Words("The store cannot be listed", _HISTORY_WAITS),
+    StoreOperation.READ: _Words("The store cannot be read", _HISTORY_WAITS),
+    StoreOperation.WRITE: _Words("The store takes no writes", _NOT_YET),
+    StoreOperation.DELETE: _Words("The store deletes nothing", _NOTHING),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All conditions of one kind. `says`: what is wrong. `readers`: what they feel. `until`: what
+    happens when, "" if nothing is known. `what` and `remedy` are those of one condition: of the
+    first, or the most urgent one. `count`: how many there are. `waits`: a person has to act.
+    `since_s`: how long the longest of them has lasted.
+    """
+
+    kind: str
+    level: str
+    says: str
+    readers: str
+    until: str
+    what: str
+    remedy: str
+    count: int
+    waits: bool
+    since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """`says`: whether and when records are lost, "" if nothing threatens them. `lost_in_seconds`: 0
+    if they are being lost now; None: not known.
+    """
+
+    says: str = ""
+    lost_in_seconds: int | None = None
+
+
+class LeastTimes(NamedTuple):
+    """The least time (s) until the brokers delete unarchived records, as far as it is known: of the
+    partitions that this process leads, of all others, and of those with a fault.
+    """
+
+    led: int | None = None
+    elsewhere: int | None = None
+    faulty: int | None = None
+
+    def of(self, rest: Iterable[Condition]) -> list[int]:
+        """The times of the partitions that are not archived because of these conditions: a healthy
+        partition is archived in time, however little it has.
+        """
+        found: set[int | None] = set()
+        for one in rest:
+            if one.kind in _HERE:
+                found |= {self.led, self.elsewhere}
+            else:
+                found.add(self.elsewhere if one.partition is None else self.faulty)
+        return [seconds for seconds in found if seconds is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Loop time (s) and epoch time (ms) of the same moment."""
+
+    now: float
+    now_ms: int
+
+    def in_words(self, in_s: float) -> str:
+        """14:20 UTC (in 2 h 10 min): never later than it is, and the same for some time."""
+        step_ms = _MINUTE_MS if in_s < _NEAR_S else _STEP_MS
+        at = utc_text((self.now_ms + round(in_s * 1000)) // step_ms * step_ms)
+        return f"{at if in_s >= _DAY_S else at[-9:]} (in {_span(in_s)})"
+
+
+def problems(
+    conditions: Iterable[Condition], moment: Moment, *, tail: bool = True
+) -> tuple[Problem, ...]:
+    """`conditions`: the worst first. Not `tail`: there are no brokers that serve new records."""
+    of_kind: dict[str, list[Condition]] = {}
+    for one in conditions:
+        of_kind.setdefault(one.kind, []).append(one)
+    return tuple(_problem(alike, moment, tail) for alike in of_kind.values())
+
+
+def _problem(alike: Sequence[Condition], moment: Moment, tail: bool) -> Problem:
+    kind = alike[0].kind
+    words = _WORDS.get(kind, _NEWER_WORDS)
+    if kind == Kind.STORE_FAILING:
+        words, alike = _of_store(alike)
+    first = min(alike, key=lambda one: float("inf") if one.until is None else one.until)
+    begun = [one.since for one in alike if one.since is not None]
+    until = words.until if "{at}" not in words.until else ""
+    if first.until is not None and words.until:
+        until = words.until.format(at=moment.in_words(first.until - moment.now))
+    return Problem(
+        kind=kind,
+        level=first.level.value,
+        says=words.says.format(who=_who(alike)),
+        readers=words.readers if tail or words.readers != _HISTORY_WAITS else _ALL_WAIT,
+        until=until,
+        what=first.what,
+        remedy=first.remedy,
+        count=len(alike),
+        waits=first.meaning.waits,
+        since_s=round(moment.now - min(begun), 1) if begun else None,
+    )
+
+
+def _of_store(alike: Sequence[Condition]) -> tuple[_Words, Sequence[Condition]]:
+    """Deletions that fail matter least: they are told if nothing else fails."""
+    matter = [one for one in alike if one.subject != StoreOperation.DELETE] or alike
+    operations = {one.subject for one in matter}
+    if len(operations) > 1:
+        return _Words("The store does not work", _HISTORY_WAITS), matter
+    operation = StoreOperation(matter[0].subject)
+    return _STORE_WORDS[operation], matter
+
+
+def _who(alike: Sequence[Condition]) -> str:
+    """The one that the conditions are about, or how many."""
+    partitions = {(one.topic, one.partition) for one in alike if one.partition is not None}
+    topics = {one.topic for one in alike if one.topic is not None}
+    if len(partitions) > 1:
+        in_topics = f" in {len(topics):,} topics" if len(topics) > 1 else f" of {alike[0].topic}"
+        return f"{len(partitions):,} partitions{in_topics}"
+    if not partitions and len(topics) > 1:
+        return f"{len(topics):,} topics"
+    subjects = {one.subject for one in alike}
+    more = f" and {len(subjects) - 1:,} more" if len(subjects) > 1 else ""
+    first = alike[0]
+    return (first.subject or first.topic or "see below") + more
+
+
+def outlook(
+    conditions: Iterable[Condition], least_times: LeastTimes, moment: Moment, *, archives: bool
+) -> Outlook:
+    """When records are lost. `archives`: this process is an archiver."""
+    rest = [one for one in conditions if _rests(one, archives)]
+    if not rest:
+        return Outlook()
+    says, lost_in_seconds = _loss(rest, least_times, moment)
+    whole = "Nothing is archived now. " if any(one.kind in _HERE for one in rest) else ""
+    return Outlook(whole + says, lost_in_seconds)
+
+
+def _loss(
+    rest: Sequence[Condition], least_times: LeastTimes, moment: Moment
+) -> tuple[str, int | None]:
+    if any(one.kind == Kind.UNARCHIVED_RECORDS_DELETED for one in rest):
+        return "Records are being lost: the brokers delete what is not archived.", 0
+    timed = [one for one in rest if one.until is not None and not _WORDS[one.kind].until]
+    left = [one.until - moment.now for one in timed if one.until is not None]
+    left += least_times.of(rest)
+    if not left:
+        return "No time is known from which the brokers delete what is not archived.", None
+    least = max(min(left), 0.0)
+    if least < _MINUTE_MS / 1000:
+        return "Records may be lost at any moment: the brokers may delete them now.", 0
+    at = moment.in_words(least)
+    return f"Records are lost from about {at} on, if this goes on.", int(least)
+
+
+def rests_elsewhere(conditions: Iterable[Condition]) -> bool:
+    """Whether an archiver does not archive, be it this process or another one."""
+    return any(_rests(one, archives=False) for one in conditions)
+
+
+def _rests(one: Condition, archives: bool) -> bool:
+    """Whether records are not archived because of it."""
+    if one.kind == Kind.STORE_FAILING and one.subject == StoreOperation.DELETE:
+        return False
+    return _WORDS.get(one.kind, _NEWER_WORDS).rests and (archives or one.kind not in _HERE)
+
+
+def _span(seconds: float) -> str:
+    minutes = int(seconds) // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
