@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fetchproxy import __version__
+from fetchproxy.console.history import Sample
 from fetchproxy.console.process import LogLine, ProcessRow
 from fetchproxy.console.rows import (
     LIMIT_DEFAULT,
     LIMIT_MAX,
+    PARTITION_SORTS,
+    TOPIC_SORTS,
     ArchivedSegment,
     BadPage,
     GroupRow,
@@ -29,6 +32,7 @@ from fetchproxy.console.rows import (
     TopicRow,
 )
 from fetchproxy.console.status import PartitionStatus, Status
+from fetchproxy.console.timeline import TimelineSpan
 from fetchproxy.observability.health import Condition
 
 _PARTITION_DIGITS_MAX = 9
@@ -65,7 +69,8 @@ response callers on this machine only.
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """`row`: the type of an item of a page. `rows(rows, path parameters, query)`. `guarded`: only
-    for callers on this machine, or with the token.
+    for callers on this machine, or with the token. `sorts`: values of `sort`; those lists have
+    `name_part` and `faulty`, too.
     """
 
     path: str
@@ -73,6 +78,7 @@ class Endpoint:
     row: type
     rows: Callable[[Rows, Mapping[str, str], PageQuery], Awaitable[Page]]
     guarded: bool = False
+    sorts: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> list[str]:
@@ -92,12 +98,14 @@ ENDPOINTS = (
         "Topics by name, with sums over all their partitions",
         TopicRow,
         lambda rows, given, query: rows.topics(query),
+        sorts=tuple(TOPIC_SORTS),
     ),
     Endpoint(
         "/api/topics/{topic}/partitions",
         "Partitions of a topic by number",
         PartitionStatus,
         lambda rows, given, query: rows.partitions(given["topic"], query),
+        sorts=tuple(PARTITION_SORTS),
     ),
     Endpoint(
         "/api/topics/{topic}/partitions/{partition}/segments",
@@ -106,6 +114,26 @@ ENDPOINTS = (
         lambda rows, given, query: rows.segments(
             given["topic"], _number(given["partition"]), query
         ),
+    ),
+    Endpoint(
+        "/api/topics/{topic}/timeline",
+        "Of which days the records of a topic are archived, on the brokers, or lost",
+        TimelineSpan,
+        lambda rows, given, query: rows.timeline_of_topic(given["topic"], query),
+    ),
+    Endpoint(
+        "/api/topics/{topic}/partitions/{partition}/timeline",
+        "Of which days the records of a partition are archived, on the brokers, or lost",
+        TimelineSpan,
+        lambda rows, given, query: rows.timeline(
+            given["topic"], _number(given["partition"]), query
+        ),
+    ),
+    Endpoint(
+        "/api/history",
+        "The last hours in figures, one sample a minute, the oldest first",
+        Sample,
+        lambda rows, given, query: rows.history(query),
     ),
     Endpoint(
         "/api/readers",
@@ -179,6 +207,11 @@ def _operation(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     limit = {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT}
     parameters.append({"name": "limit", "in": "query", "schema": limit})
     parameters.append({"name": "after", "in": "query", "schema": {"type": "string"}})
+    if endpoint.sorts:
+        sort = {"type": "string", "enum": list(endpoint.sorts)}
+        parameters.append({"name": "sort", "in": "query", "schema": sort})
+        parameters.append({"name": "name_part", "in": "query", "schema": {"type": "string"}})
+        parameters.append({"name": "faulty", "in": "query", "schema": {"type": "boolean"}})
     items = {"type": "array", "items": _schema(endpoint.row, schemas)}
     page = {
         "type": "object",
@@ -254,6 +287,9 @@ def api_page() -> str:
     schemas: dict[str, Any] = {}
     for one in ENDPOINTS:
         parts.append(f"\n## {one.path}\n\n{one.summary}. ")
+        if one.sorts:
+            names = ", ".join(f"`{name}`" for name in one.sorts)
+            parts.append(f"`sort`: one of {names}. ")
         if not is_dataclass(one.row) or one.row is Condition:
             parts.append("See [conditions and remedies](conditions.md).\n")
             continue

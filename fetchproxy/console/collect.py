@@ -11,15 +11,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
 from fetchproxy import __version__
+from fetchproxy.archive import wall_clock_ms
 from fetchproxy.brokers.broker_watch import BrokersStatus
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import mask_text
 from fetchproxy.console import status as counters
+from fetchproxy.console.headline import (
+    LeastTimes,
+    Moment,
+    Outlook,
+    Problem,
+    outlook,
+    problems,
+    rests_elsewhere,
+)
+from fetchproxy.console.history import SAMPLE_INTERVAL_MS, History, ProcessFigures
 from fetchproxy.console.status import (
     NO_PARTITIONS,
     ArchiverStatus,
@@ -35,6 +47,8 @@ from fetchproxy.console.status import (
     partition_status,
     with_work,
 )
+from fetchproxy.console.time_left import TimeLeft
+from fetchproxy.console.timeline import TimelineSpan, timeline
 from fetchproxy.errors import ClusterError, RemoteStorageError
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
@@ -47,6 +61,7 @@ from fetchproxy.observability.health import (
     Condition,
     Health,
     Kind,
+    Level,
     counts,
     headlines,
     missing,
@@ -93,7 +108,7 @@ class StatusSources:
     the reason; None: the process has no archiver. `published_conditions`: what the archiver has
     found.
     `consumer_paces`: the rates of the clients, `groups`: which groups they name; None: the process
-    serves no clients.
+    serves no clients. `clock_ms`: epoch time, for people.
     """
 
     mode: str
@@ -105,6 +120,7 @@ class StatusSources:
     published_conditions: Callable[[], PublishedConditions | None] = lambda: None
     consumer_paces: Callable[[], ConsumerPaces | None] = lambda: None
     groups: Callable[[], GroupsOfClients | None] = lambda: None
+    clock_ms: Callable[[], int] = wall_clock_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +146,8 @@ class _Found(NamedTuple):
     headlines: tuple[str, ...]
     missing: tuple[str, ...]
     counts: dict[str, int]
+    problems: tuple[Problem, ...]
+    moment: Moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +157,8 @@ class ConsoleLimits:
     # Time between two looks at the whole archive, for page and metrics. Each look lists every
     # partition, and an S3 store charges for listings.
     archive_refresh_interval_ms: int = 30_000
+    # Time between two samples of the history.
+    sample_interval_ms: int = SAMPLE_INTERVAL_MS
 
 
 @dataclass(eq=False, repr=False)
@@ -158,6 +178,9 @@ class StatusCollector:
 
     def __post_init__(self) -> None:
         self._started_at = asyncio.get_running_loop().time()
+        self.history = History(self.sources.clock_ms)
+        self._time_left = TimeLeft()
+        self._topic_names: dict[bytes, str] = {}  # by id, of the known partitions
         self._tps: list[TopicIdPartition] = []
         self._archived: tuple[TopicIdPartition, ...] = ()
         self._archive_read_at = float("-inf")
@@ -182,6 +205,8 @@ class StatusCollector:
             clients, clients_total = await self._clients()
         conditions = table.conditions_in_view(found.conditions)
         await a_turn()
+        totals = table.totals()
+        await a_turn()
         return Status(
             version=__version__,
             mode=self.sources.mode,
@@ -195,11 +220,14 @@ class StatusCollector:
             cache=counters.cache(self.config.remote_fetch.chunk_cache_bytes_max),
             partitions=table.rows(),
             topics=table.topics(),
+            totals=totals,
             partitions_total=table.total,
             partitions_matching=table.matching,
             events=tuple(self.events.newest_first()),
             archiver=self._archiver(),
             headlines=found.headlines,
+            problems=found.problems,
+            outlook=await self._outlook(found, table.least_times),
             brokers=self.sources.brokers(),
             conditions=tuple(
                 [one.as_json_at(now) async for one in cooperative(conditions, LINES_AT_ONCE)]
@@ -217,18 +245,62 @@ class StatusCollector:
         return self._tps
 
     def line(self, tp: TopicIdPartition) -> PartitionStatus:
-        now = asyncio.get_running_loop().time()
-        return with_work(self._partition_line(tp), self.sources.work(tp), now)
+        line, work = self._partition_line(tp), self.sources.work(tp)
+        if work is not None or not line.lag_offsets:
+            return with_work(line, work, asyncio.get_running_loop().time())
+        left_s = self._time_left.seconds(tp.topic, self.rlmm.view(tp), self.sources.clock_ms())
+        return line if left_s is None else replace(line, deleted_in_seconds=left_s)
+
+    def spans(self, tp: TopicIdPartition) -> tuple[TimelineSpan, ...]:
+        log_offsets = None if self.cluster is None else self.cluster.cached_log_offsets(tp)
+        return timeline(self.rlmm.view(tp), log_offsets, self.sources.clock_ms())
 
     async def conditions(self) -> tuple[Condition, ...]:
         """All conditions, the worst first."""
         return (await self._found(asyncio.get_running_loop().time())).conditions
 
     async def run(self) -> None:
-        """Looks at intervals, for ever."""
+        """Looks and takes samples at intervals, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._look_on())
+            tasks.create_task(self._sample_on())
+
+    async def _look_on(self) -> None:
         while True:
             await self.look()
             await asyncio.sleep(self.limits.refresh_interval_ms / 1000)
+
+    async def _sample_on(self) -> None:
+        """Beside the looks, which wait for a store that does not answer."""
+        while True:
+            await self.sample()
+            await asyncio.sleep(self.limits.sample_interval_ms / 1000)
+
+    async def sample(self) -> None:
+        """Adds the figures of now to the history."""
+        status = await self(PartitionQuery(rows_max=0))
+        accounts = self.storage.accounts
+        history_bytes = accounts.others.served_bytes + accounts.own.served_bytes
+        async for account in cooperative(accounts.clients()):
+            history_bytes += account.served_bytes
+        known = bool(self._tps)
+        reads, totals = status.remote_reads, status.totals
+        figures = ProcessFigures(
+            lag_offsets=totals.lag_offsets if known else None,
+            lost_offsets=totals.lost_offsets if known else None,
+            archive_bytes=totals.size_bytes if known else None,
+            connections=status.relay["connections"],
+            waiting_fetches=reads["waiting"],
+            errors=sum(one.count for one in status.problems if one.level == Level.ERROR),
+            archived_bytes=counters.total(metrics.REMOTE_COPY_BYTES),
+            tail_bytes=status.relay["to_client_bytes"],
+            written_bytes=status.relay["to_broker_bytes"],
+            history_bytes=history_bytes,
+            store_bytes=reads["read_bytes"],
+            store_retries=reads["backoffs"],
+            throttle_seconds=counters.total(metrics.CLIENT_THROTTLE_SECONDS),
+        )
+        self.history.add(figures, asyncio.get_running_loop().time())
 
     async def look(self) -> None:
         """Updates the caches, as far as store and brokers answer."""
@@ -247,14 +319,21 @@ class StatusCollector:
         tps = await asyncio.to_thread(_by_name_if_new, (*self._archived, *to_look_at), self._rows)
         if tps is not None:
             self._tps = tps
+            self._topic_names = await asyncio.to_thread(_names_by_id, tps)
             kept = {tp: self._rows[tp] for tp in self._tps if tp in self._rows}
             gone, self._rows = self._rows, kept
             await self._withdraw_gauges([tp for tp in gone if tp not in kept])
         if self.cluster is not None:
             log_offsets_s = self.limits.refresh_interval_ms / 1000
             await self.cluster.fetch_log_offsets(self._tps, not_older_than=now - log_offsets_s)
+        lag_in: set[str] = set()
         async for tp in cooperative(self._tps, LINES_AT_ONCE):
-            self._partition_line(tp)  # for the gauges
+            line = self._partition_line(tp)  # for the gauges, too
+            if line.lag_offsets and self.sources.work(tp) is None:
+                lag_in.add(tp.topic)
+        if self.cluster is not None:
+            rests = rests_elsewhere(await self.conditions())
+            await self._time_left.look(self.cluster, lag_in if rests else ())
         if all_of_it:
             await self._look_at_partitions()
 
@@ -319,9 +398,17 @@ class StatusCollector:
 
     async def _found(self, now: float) -> _Found:
         every = list(self._health.all(now))
+        moment, tail = Moment(now, self.sources.clock_ms()), self.cluster is not None
         if len(every) <= CONDITIONS_ON_THE_LOOP_MAX:
-            return _in_words(every)
-        return await asyncio.to_thread(_in_words, every)
+            return _in_words(every, moment, tail)
+        return await asyncio.to_thread(_in_words, every, moment, tail)
+
+    async def _outlook(self, found: _Found, least_times: LeastTimes) -> Outlook:
+        archives = self.sources.archiver() is not None
+        look = partial(outlook, found.conditions, least_times, found.moment, archives=archives)
+        if len(found.conditions) <= CONDITIONS_ON_THE_LOOP_MAX:
+            return look()
+        return await asyncio.to_thread(look)
 
     async def _probe_archive(self, now: float) -> None:
         try:
@@ -396,7 +483,8 @@ class StatusCollector:
         if consumer_paces is None:
             return (), 0
         consumers = consumer_paces.consumers()
-        return await largest_clients(consumers, consumer_paces.clock()), len(consumers)
+        rows = await largest_clients(consumers, consumer_paces.clock(), self._topic_names)
+        return rows, len(consumers)
 
     def _archiver(self) -> ArchiverStatus | None:
         found = self.sources.archiver()
@@ -433,6 +521,10 @@ class StatusCollector:
             await forget(self._rows, lambda tp: (tp.topic, tp.partition) in places)
 
 
+def _names_by_id(tps: Iterable[TopicIdPartition]) -> dict[bytes, str]:
+    return {tp.topic_id.bytes: tp.topic for tp in tps}
+
+
 def _by_name(tp: TopicIdPartition) -> tuple[str, int, int]:
     return tp.topic, tp.partition, tp.topic_id.int
 
@@ -448,10 +540,11 @@ def _by_name_if_new(
     return None if found == known.keys() else sorted(found, key=_by_name)
 
 
-def _in_words(conditions: Iterable[Condition]) -> _Found:
+def _in_words(conditions: Iterable[Condition], moment: Moment, tail: bool) -> _Found:
     """All conditions, with secrets in URLs masked."""
     found = worst_first(replace(one, what=mask_text(one.what)) for one in conditions)
-    return _Found(found, headlines(found), missing(found), dict(counts(found)))
+    in_words = problems(found, moment, tail=tail)
+    return _Found(found, headlines(found), missing(found), dict(counts(found)), in_words, moment)
 
 
 def _masked(text: str | None) -> str | None:

@@ -10,15 +10,21 @@ import asyncio
 import heapq
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from fetchproxy.config.schema import PricesConfig
 from fetchproxy.console.collect import LINES_AT_ONCE, StatusCollector
 from fetchproxy.console.process import LogLine, ProcessFacts
-from fetchproxy.console.status import PartitionQuery, PartitionRows, PartitionStatus, TopicStatus
+from fetchproxy.console.status import (
+    PartitionQuery,
+    PartitionRows,
+    PartitionStatus,
+    TopicStatus,
+)
+from fetchproxy.console.timeline import TimelineSpan, merged_spans
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.logs import RECENT_LINES, RecentLines
 from fetchproxy.runtime.cooperative import a_turn, chosen, cooperative
@@ -32,6 +38,12 @@ AFTER_CHARS_MAX = 400
 _GB = 1e9
 # Some 10 µs each.
 _SEGMENTS_AT_ONCE = 100
+# A partition with 500 segments or more takes a few ms.
+_TIMELINES_AT_ONCE = 1
+_SPANS_AT_ONCE = 5_000
+
+
+T = TypeVar("T")
 
 
 class NotThere(Exception):
@@ -44,10 +56,23 @@ class BadPage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """At most `limit` rows, those after the row that `after` names (empty: from the first)."""
+    """At most `limit` rows, those after the row that `after` names (empty: from the first).
+
+    For topics and partitions: `sort` by a field, with `-` before it the largest first, or `worst`
+    first; empty: by name or number. `name_part`: only topics with it in their name. `faulty`: only
+    those with a fault or lost offsets.
+    """
 
     after: str = ""
     limit: int = LIMIT_DEFAULT
+    sort: str = ""
+    name_part: str = ""
+    faulty: bool = False
+
+    @property
+    def chooses(self) -> bool:
+        """The rows are not those of the list in its own order."""
+        return bool(self.sort or self.name_part or self.faulty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +142,52 @@ class GroupRow(Cost):
     clients: int = 0
 
 
+def _both_ways(
+    figures: Mapping[str, Callable[[Any], float | str | None]],
+) -> dict[str, Callable[[Any], Any]]:
+    """Keys by name, and by `-name` for the largest first. What is not known comes last."""
+
+    def rising(pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda row: ((value := pick(row)) is None, 0 if value is None else value)
+
+    def falling(pick: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda row: ((value := pick(row)) is None, 0 if value is None else -value)
+
+    found = {name: rising(pick) for name, pick in figures.items()}
+    return found | {f"-{name}": falling(pick) for name, pick in figures.items()}
+
+
+# Rows of a topic's partitions are (faulty, line).
+TOPIC_SORTS: Mapping[str, Callable[[Any], Any]] = {
+    "worst": lambda row: (not row.faulty, not row.lost_offsets, row.topic),
+    "topic": lambda row: row.topic,
+    **_both_ways(
+        {
+            "partitions": lambda row: row.partitions,
+            "faulty": lambda row: row.faulty,
+            "lag_offsets": lambda row: row.lag_offsets,
+            "size_bytes": lambda row: row.size_bytes,
+            "lost_offsets": lambda row: row.lost_offsets,
+            "deleted_in_seconds": lambda row: row.deleted_in_seconds,
+        }
+    ),
+}
+PARTITION_SORTS: Mapping[str, Callable[[Any], Any]] = {
+    "worst": lambda row: (not row[0], not row[1].lost_offsets),
+    **_both_ways(
+        {
+            "partition": lambda row: row[1].partition,
+            "lag_offsets": lambda row: row[1].lag_offsets,
+            "margin_offsets": lambda row: row[1].margin_offsets,
+            "size_bytes": lambda row: row[1].size_bytes,
+            "segments": lambda row: row[1].segments,
+            "lost_offsets": lambda row: row[1].lost_offsets,
+            "deleted_in_seconds": lambda row: row[1].deleted_in_seconds,
+        }
+    ),
+}
+
+
 def cost_of(account: ReaderAccount, prices: PricesConfig) -> dict[str, Any]:
     """The fields of `Cost`. Pure."""
     usd = None
@@ -157,7 +228,9 @@ class Rows:
         return self.collector.config.prices
 
     async def topics(self, query: PageQuery) -> Page:
-        """By name."""
+        """By name, or as the query chooses."""
+        if query.chooses:
+            return await self._chosen_topics(query)
         found = await self.collector.conditions()
         table = PartitionRows(PartitionQuery(rows_max=0), found)
         tps = self.collector.tps
@@ -173,6 +246,39 @@ class Rows:
         rows = sorted(table.topics(), key=lambda row: row.topic)
         return Page(tuple(map(self._topic_row, rows)), last if more else None)
 
+    async def _chosen_topics(self, query: PageQuery) -> Page:
+        order = _order(TOPIC_SORTS, query.sort)
+        table = PartitionRows(PartitionQuery(rows_max=0), await self.collector.conditions())
+        async for tp in cooperative(self.collector.tps, LINES_AT_ONCE):
+            table.add(self.collector.line(tp))
+        name_part = query.name_part.lower()
+
+        def choose() -> list[TopicStatus]:
+            some = (
+                one
+                for one in table.topics()
+                if name_part in one.topic.lower()
+                and not (query.faulty and not one.faulty and not one.lost_offsets)
+            )
+            return _first_rows(some, order, query)
+
+        return _page_of([self._topic_row(row) for row in await asyncio.to_thread(choose)], query)
+
+    async def _chosen_partitions(self, tps: Sequence[TopicIdPartition], query: PageQuery) -> Page:
+        order = _order(PARTITION_SORTS, query.sort)
+        table = PartitionRows(PartitionQuery(rows_max=0), await self.collector.conditions())
+        rows: list[tuple[bool, PartitionStatus]] = []
+        async for tp in cooperative(tps, LINES_AT_ONCE):
+            line = self.collector.line(tp)
+            is_faulty = table.is_faulty(line)
+            if not query.faulty or is_faulty or line.lost_offsets:
+                rows.append((is_faulty, line))
+
+        def choose() -> list[tuple[bool, PartitionStatus]]:
+            return _first_rows(rows, lambda row: (*order(row), row[1].partition), query)
+
+        return _page_of([line for _, line in await asyncio.to_thread(choose)], query)
+
     def _topic_row(self, row: TopicStatus) -> TopicRow:
         values = {field.name: getattr(row, field.name) for field in fields(row)}
         price = self.prices.storage_usd_per_gb_month
@@ -180,9 +286,11 @@ class Rows:
         return TopicRow(**values, storage_usd_per_month=usd)
 
     async def partitions(self, topic: str, query: PageQuery) -> Page:
-        """By number. Raises NotThere."""
-        after = skipped_rows(query) if query.after else -1
+        """By number, or as the query chooses. Raises NotThere."""
         tps = self._of_topic(topic)
+        if query.chooses:
+            return await self._chosen_partitions(tps, query)
+        after = skipped_rows(query) if query.after else -1
         first = bisect_right(tps, after, key=lambda tp: tp.partition)
         rows: list[PartitionStatus] = []
         async for tp in cooperative(islice(tps, first, None), LINES_AT_ONCE):
@@ -213,6 +321,26 @@ class Rows:
         page_rows = rows[: query.limit]
         more = len(rows) > query.limit
         return Page(tuple(page_rows), str(page_rows[-1].last_offset) if more else None)
+
+    async def timeline_of_topic(self, topic: str, query: PageQuery) -> Page:
+        """By kind, then by time. Raises NotThere."""
+        spans: list[TimelineSpan] = []
+        async for tp in cooperative(self._of_topic(topic), _TIMELINES_AT_ONCE):
+            spans += self.collector.spans(tp)
+            if len(spans) > _SPANS_AT_ONCE:
+                spans = list(await asyncio.to_thread(merged_spans, spans))
+        return _numbered_page(await asyncio.to_thread(merged_spans, spans), query)
+
+    async def timeline(self, topic: str, partition: int, query: PageQuery) -> Page:
+        """By kind, then by offset. Raises NotThere."""
+        tps = [tp for tp in self._of_topic(topic) if tp.partition == partition]
+        if not tps:
+            raise NotThere(f"partition {partition} of topic {topic}")
+        return _numbered_page([one for tp in tps for one in self.collector.spans(tp)], query)
+
+    async def history(self, query: PageQuery) -> Page:
+        """The oldest first."""
+        return _numbered_page(self.collector.history.samples(), query)
 
     def _of_topic(self, topic: str) -> Sequence[TopicIdPartition]:
         tps = self.collector.tps
@@ -286,6 +414,32 @@ def _topic(tp: TopicIdPartition) -> str:
     return tp.topic
 
 
+def _order(sorts: Mapping[str, Callable[[Any], Any]], name: str) -> Callable[[Any], Any]:
+    """The key by which rows rise. Raises BadPage."""
+    sort = name or "worst"
+    if sort not in sorts:
+        raise BadPage(f"sort: one of {', '.join(sorts)}")
+    return sorts[sort]
+
+
+def _first_rows(rows: Iterable[T], order: Callable[[T], Any], query: PageQuery) -> list[T]:
+    """Those of the page, and one more if there are more."""
+    skipped = skipped_rows(query)
+    return heapq.nsmallest(skipped + query.limit + 1, rows, key=order)[skipped:]
+
+
+def _numbered_page(every: Sequence[Any], query: PageQuery) -> Page:
+    skipped = skipped_rows(query)
+    return _page_of(every[skipped : skipped + query.limit + 1], query)
+
+
+def _page_of(rows: Sequence[Any], query: PageQuery) -> Page:
+    more = len(rows) > query.limit
+    return Page(
+        tuple(rows[: query.limit]), str(skipped_rows(query) + query.limit) if more else None
+    )
+
+
 def _bytes(account: ReaderAccount) -> int:
     return account.store_bytes + account.served_bytes
 
@@ -313,4 +467,10 @@ def page_query(given: Iterable[tuple[str, str]]) -> PageQuery:
         raise BadPage(f"limit: a number from 1 to {LIMIT_MAX}")
     if len(after) > AFTER_CHARS_MAX:
         raise BadPage("after: take it from `next` of the page before")
-    return PageQuery(after, int(limit))
+    faulty = values.get("faulty", "false")
+    if faulty not in ("true", "false"):
+        raise BadPage("faulty: true or false")
+    name_part = values.get("name_part", "")
+    if len(name_part) > AFTER_CHARS_MAX:
+        raise BadPage("name_part: longer than any name")
+    return PageQuery(after, int(limit), values.get("sort", ""), name_part, faulty == "true")

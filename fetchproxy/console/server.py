@@ -80,6 +80,9 @@ _PAGE_FILES = {
     "/": ("index.html", "text/html"),
     "/console.css": ("console.css", "text/css"),
     "/console.js": ("console.js", "text/javascript"),
+    "/charts.js": ("charts.js", "text/javascript"),
+    "/topics.js": ("topics.js", "text/javascript"),
+    "/readers.js": ("readers.js", "text/javascript"),
     "/records.js": ("records.js", "text/javascript"),
 }
 _http_log = logging.getLogger("fetchproxy.console.http")
@@ -262,11 +265,12 @@ def _next_of(metrics: Iterator[Metric]) -> list[Metric]:
 
 
 def refused_rows(request: web.Request) -> web.Response | None:
-    """The response to a `rows_max` that is no number."""
-    rows = request.query.get("rows_max", "")
-    if not rows or (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
-        return None
-    return web.Response(status=400, text=f"rows_max is not a row count: {rows[:20]!r}\n")
+    """The response to a `rows_max` or `topics_max` that is no number."""
+    for name in ("rows_max", "topics_max"):
+        rows = request.query.get(name, "")
+        if rows and not (rows.isascii() and rows.isdigit() and len(rows) <= ROWS_DIGITS_MAX):
+            return web.Response(status=400, text=f"{name} is not a row count: {rows[:20]!r}\n")
+    return None
 
 
 class HttpConsole(ABC):
@@ -402,11 +406,17 @@ class ConsoleServer(HttpConsole):
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
-        """`?rows_max=200&name_part=orders`: at most 200 partitions with `orders` in their name."""
+        """`?rows_max=200&name_part=orders`: at most 200 partitions with `orders` in their name.
+        `topics_max`: at most so many topics.
+        """
         if (refusal := refused_rows(request)) is not None:
             return refusal
-        rows = request.query.get("rows_max", "")
-        query = PartitionQuery(int(rows) if rows else None, request.query.get("name_part", ""))
+        rows, topics = (request.query.get(name, "") for name in ("rows_max", "topics_max"))
+        query = PartitionQuery(
+            int(rows) if rows else None,
+            request.query.get("name_part", ""),
+            int(topics) if topics else None,
+        )
         text = await _as_json(await self._source(query))
         return web.Response(body=text, content_type="application/json", charset="utf-8")
 

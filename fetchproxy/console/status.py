@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from prometheus_client.metrics import MetricWrapperBase
 
 from fetchproxy.brokers.broker_watch import BrokersStatus
+from fetchproxy.config.values import harmless
+from fetchproxy.console.headline import LeastTimes, Outlook, Problem
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -61,6 +63,8 @@ class PartitionStatus:
     process does not archive the partition. `copy_seconds`: how long a copy has been under way.
     `retention_used`: the share of the brokers' retention that the oldest unarchived record has used
     up. `deleted_in_seconds`: time until the brokers delete unarchived records, at the present pace.
+    `lost_offsets`: of the gaps, and those that the brokers have deleted since, unarchived and not
+    by DeleteRecords.
     """
 
     topic: str
@@ -77,12 +81,14 @@ class PartitionStatus:
     copy_seconds: float | None = None
     retention_used: float | None = None
     deleted_in_seconds: int | None = None
+    lost_offsets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
     """All partitions of a topic. `faulty`: those with a condition other than on record.
-    `lag_offsets` and `size_bytes` are sums, `deleted_in_seconds` is the minimum.
+    `lag_offsets`, `size_bytes` and `lost_offsets` are sums, `deleted_in_seconds` is the minimum.
+    `lost_offsets`: in no segment, and no longer on the brokers.
     """
 
     topic: str
@@ -90,6 +96,23 @@ class TopicStatus:
     faulty: int = 0
     lag_offsets: int = 0
     size_bytes: int = 0
+    deleted_in_seconds: int | None = None
+    lost_offsets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All partitions: the fields are those of TopicStatus. `lossy`: partitions that have lost
+    offsets.
+    """
+
+    topics: int = 0
+    partitions: int = 0
+    faulty: int = 0
+    lossy: int = 0
+    lag_offsets: int = 0
+    size_bytes: int = 0
+    lost_offsets: int = 0
     deleted_in_seconds: int | None = None
 
 
@@ -138,11 +161,12 @@ class Status:
     `remote_reads` and `cache`: figures by name, see below.
 
     `missing` names what this process lacks to be ready (empty: it is ready). `headlines` has one
-    sentence for each kind on which a person has to act. Both are derived from the conditions.
+    sentence for each kind on which a person has to act. `problems` has all kinds, in an operator's
+    words. `outlook` says when records are lost. These are derived from the conditions.
     `archiver`: None if this process does not archive. `partitions`: those asked for, faulty ones
-    first, then by topic and partition. `topics` and the totals cover all partitions. `clients`: up
-    to CLIENTS_MAX clients, those that read most bytes. `shows_records`: whether `/api/records`
-    answers.
+    first, then by topic and partition. `topics` (as many as asked for, faulty ones first) and
+    `totals` cover all partitions. `clients`: up to CLIENTS_MAX clients, those that read most bytes.
+    `shows_records`: whether `/api/records` answers.
     """
 
     version: str
@@ -160,9 +184,12 @@ class Status:
     brokers: BrokersStatus = field(default_factory=BrokersStatus)
     archiver: ArchiverStatus | None = None
     headlines: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    outlook: Outlook = field(default_factory=Outlook)
     conditions: tuple[dict[str, str | int | float | bool | None], ...] = ()
     condition_counts: dict[str, int] = field(default_factory=dict)
     topics: tuple[TopicStatus, ...] = ()
+    totals: Totals = field(default_factory=Totals)
     partitions_total: int = 0
     partitions_matching: int = 0
     clients: tuple[ClientStatus, ...] = ()
@@ -172,10 +199,13 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class PartitionQuery:
-    """At most `rows_max` (None: all) of the partitions with `name_part` in their name."""
+    """At most `rows_max` (None: all) of the partitions with `name_part` in their name, and at most
+    `topics_max` topics.
+    """
 
     rows_max: int | None = None
     name_part: str = ""
+    topics_max: int | None = None
 
 
 NO_PARTITIONS = PartitionQuery(rows_max=0)
@@ -189,10 +219,10 @@ StatusSource = Callable[[PartitionQuery], Awaitable[Status]]
 
 def relay(connections_max: int) -> dict[str, int]:
     return {
-        "connections": _total(metrics.CONNECTIONS),
+        "connections": total(metrics.CONNECTIONS),
         "connections_max": connections_max,
-        "to_broker_bytes": _total(metrics.RELAYED_BYTES, direction="to_broker"),
-        "to_client_bytes": _total(metrics.RELAYED_BYTES, direction="to_client"),
+        "to_broker_bytes": total(metrics.RELAYED_BYTES, direction="to_broker"),
+        "to_client_bytes": total(metrics.RELAYED_BYTES, direction="to_client"),
     }
 
 
@@ -203,32 +233,32 @@ def remote_reads() -> dict[str, int]:
     that let a reader skip lost offsets; `offsets_skipped`: those offsets.
     """
     return {
-        "in_flight": _total(metrics.REMOTE_READS_IN_FLIGHT),
-        "queued": _total(metrics.REMOTE_LOG_READER_TASK_QUEUE_SIZE),
-        "waiting": _total(metrics.PURGATORY_ENTRIES),
-        "read_bytes": _total(metrics.REMOTE_FETCH_BYTES),
-        "backoffs": _total(metrics.BACKOFFS),
-        "catches": _total(metrics.CATCHES),
-        "held_stale": _total(metrics.CATCH_OUTCOMES, outcome="held_stale"),
-        "passed_on": _total(metrics.CATCH_OUTCOMES, outcome="passed_on"),
-        "held_partitions": _total(metrics.HELD_PARTITIONS),
-        "led_on": _total(metrics.READERS_LED_ON),
-        "offsets_skipped": _total(metrics.OFFSETS_SKIPPED),
-        "corrupt_chunks": _total(metrics.CORRUPT_CHUNKS),
+        "in_flight": total(metrics.REMOTE_READS_IN_FLIGHT),
+        "queued": total(metrics.REMOTE_LOG_READER_TASK_QUEUE_SIZE),
+        "waiting": total(metrics.PURGATORY_ENTRIES),
+        "read_bytes": total(metrics.REMOTE_FETCH_BYTES),
+        "backoffs": total(metrics.BACKOFFS),
+        "catches": total(metrics.CATCHES),
+        "held_stale": total(metrics.CATCH_OUTCOMES, outcome="held_stale"),
+        "passed_on": total(metrics.CATCH_OUTCOMES, outcome="passed_on"),
+        "held_partitions": total(metrics.HELD_PARTITIONS),
+        "led_on": total(metrics.READERS_LED_ON),
+        "offsets_skipped": total(metrics.OFFSETS_SKIPPED),
+        "corrupt_chunks": total(metrics.CORRUPT_CHUNKS),
     }
 
 
 def cache(bytes_max: int) -> dict[str, int]:
     return {
-        "bytes": _total(metrics.CHUNK_CACHE_BYTES),
+        "bytes": total(metrics.CHUNK_CACHE_BYTES),
         "bytes_max": bytes_max,
-        "hits": _total(metrics.CHUNK_CACHE_HITS),
-        "misses": _total(metrics.CHUNK_CACHE_MISSES),
-        "evictions": _total(metrics.CHUNK_CACHE_EVICTIONS),
+        "hits": total(metrics.CHUNK_CACHE_HITS),
+        "misses": total(metrics.CHUNK_CACHE_MISSES),
+        "evictions": total(metrics.CHUNK_CACHE_EVICTIONS),
     }
 
 
-def _total(metric: MetricWrapperBase, **labels: str) -> int:
+def total(metric: MetricWrapperBase, **labels: str) -> int:
     """The sum of a counter or a gauge over all children with these labels."""
     samples = (sample for family in metric.collect() for sample in family.samples)
     return int(sum(one.value for one in samples if labels.items() <= one.labels.items()))
@@ -249,11 +279,14 @@ class PartitionRows:
         self._faulty: list[PartitionStatus] = []  # both lists have at most `rows_max`
         self._others: list[PartitionStatus] = []
         self._topics: dict[str, TopicStatus] = {}
+        self._topics_max = query.topics_max
+        self._lossy = 0
+        self.least_times = LeastTimes()
         self.total = 0
         self.matching = 0
 
     def add(self, line: PartitionStatus) -> None:
-        faulty = self._is_faulty(line)
+        faulty = self.is_faulty(line)
         self._count(line, faulty)
         self.total += 1
         if self._name_part in f"{line.topic}-{line.partition}".lower():
@@ -281,39 +314,79 @@ class PartitionRows:
     def topics(self) -> tuple[TopicStatus, ...]:
         """Topics with faulty partitions first, then by name."""
         every = self._topics.values()
-        return tuple(sorted(every, key=lambda topic: (not topic.faulty, topic.topic)))
+        most = len(every) if self._topics_max is None else self._topics_max
+        return tuple(heapq.nsmallest(most, every, key=lambda one: (not one.faulty, one.topic)))
 
-    def _is_faulty(self, line: PartitionStatus) -> bool:
+    def totals(self) -> Totals:
+        every = self._topics.values()
+        left = [s for one in every if (s := one.deleted_in_seconds) is not None]
+        return Totals(
+            topics=len(every),
+            partitions=self.total,
+            faulty=sum(one.faulty for one in every),
+            lossy=self._lossy,
+            lag_offsets=sum(one.lag_offsets for one in every),
+            size_bytes=sum(one.size_bytes for one in every),
+            lost_offsets=sum(one.lost_offsets for one in every),
+            deleted_in_seconds=min(left, default=None),
+        )
+
+    def is_faulty(self, line: PartitionStatus) -> bool:
         place = (line.topic, line.partition)
         return place in self._with_condition or (line.topic, None) in self._with_condition
 
     def _count(self, line: PartitionStatus, faulty: bool) -> None:
         before = self._topics.get(line.topic) or TopicStatus(line.topic)
         left = [s for s in (before.deleted_in_seconds, line.deleted_in_seconds) if s is not None]
-        self._topics[line.topic] = replace(
-            before,
+        if line.deleted_in_seconds is not None:
+            self._note_time(line.deleted_in_seconds, line.role == "leader", faulty)
+        self._lossy += line.lost_offsets > 0
+        self._topics[line.topic] = TopicStatus(
+            topic=line.topic,
             partitions=before.partitions + 1,
             faulty=before.faulty + faulty,
             lag_offsets=before.lag_offsets + (line.lag_offsets or 0),
             size_bytes=before.size_bytes + line.size_bytes,
             deleted_in_seconds=min(left, default=None),
+            lost_offsets=before.lost_offsets + line.lost_offsets,
+        )
+
+    def _note_time(self, seconds: int, led: bool, faulty: bool) -> None:
+        def least(before: int | None, counts: bool) -> int | None:
+            return before if not counts else seconds if before is None else min(before, seconds)
+
+        now = self.least_times
+        self.least_times = LeastTimes(
+            least(now.led, led), least(now.elsewhere, not led), least(now.faulty, faulty)
         )
 
 
 # The clients of a status.
 
 
-async def largest_clients(consumers: Sequence[Consumer], now: float) -> tuple[ClientStatus, ...]:
-    """The clients that read most bytes, largest first, in one pass. Some may leave meanwhile."""
-    rows: list[ClientStatus] = []
+async def largest_clients(
+    consumers: Sequence[Consumer], now: float, topic_names: Mapping[bytes, str]
+) -> tuple[ClientStatus, ...]:
+    """The clients that read most bytes, largest first, in one pass. Some may leave meanwhile.
+    `topic_names`: by topic id.
+    """
+    rows: list[tuple[ClientStatus, Consumer]] = []
     for first in range(0, len(consumers), _CLIENTS_AT_ONCE):
         some = consumers[first : first + _CLIENTS_AT_ONCE]
-        rows += [one.status(now) for one in some if one.readers]
+        rows += [(one.status(now), one) for one in some if one.readers]
         rows = heapq.nlargest(
-            DISPLAYED_CLIENTS_MAX, rows, key=lambda row: (row.bytes_per_s, row.pauses)
+            DISPLAYED_CLIENTS_MAX, rows, key=lambda row: (row[0].bytes_per_s, row[0].pauses)
         )
         await a_turn()
-    return tuple(rows)
+    return tuple(
+        [replace(row, topics=_named(one, topic_names)) async for row, one in cooperative(rows, 1)]
+    )
+
+
+def _named(consumer: Consumer, topic_names: Mapping[bytes, str]) -> tuple[str, ...]:
+    """Clients name topics by id or by name. An unknown id is left out."""
+    names = [topic_names.get(ref) or ref.decode(errors="replace") for ref in consumer.topics()]
+    return tuple(sorted(harmless(name) for name in names if "\ufffd" not in name))
 
 
 # One partition's line, from the last responses of archive and broker. Pure.
@@ -342,6 +415,8 @@ def partition_status(
             if log_offsets is None or archive_end is None
             else archive_end - log_offsets.log_start_offset
         ),
+        lost_offsets=sum(gap.last - gap.first + 1 for gap in gaps)
+        + deleted_since(view, log_offsets),
     )
 
 
@@ -378,6 +453,14 @@ def archived_ranges(view: PartitionView) -> tuple[OffsetRange, ...]:
     firsts = [view.log_start_offset, *(last + 1 for _, last in view.gaps())]
     lasts = [*(first - 1 for first, _ in view.gaps()), view.log_end_offset - 1]
     return tuple(map(OffsetRange, firsts, lasts))
+
+
+def deleted_since(view: PartitionView | None, log_offsets: LogOffsets | None) -> int:
+    """How many offsets behind the archive's end the brokers have deleted by themselves."""
+    if view is None or view.log_end_offset is None or log_offsets is None:
+        return 0
+    kept_from = max(view.log_end_offset, view.raised_log_start)
+    return max(log_offsets.log_start_offset - kept_from, 0)
 
 
 def lag_offsets(archive_end: int | None, log_offsets: LogOffsets) -> int:

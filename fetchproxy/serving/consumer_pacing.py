@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -76,6 +76,7 @@ _PARTITION_BYTES = 250  # memory of a reader per partition: its key and offset
 LATELY_S = 5.0
 # Characters shown: a client may call itself and its library anything.
 CLIENT_ID_SHOWN_MAX = SOFTWARE_SHOWN_MAX = 100
+TOPICS_SHOWN_MAX = 5
 # Consumers with one address and client id among which a new connection's consumer is searched.
 _ALIKE_MAX = 100
 
@@ -147,7 +148,8 @@ class ClientStatus:
     `bytes_per_s` are of the last seconds. `partitions`: the most of one fetch meanwhile, added up
     over its connections. `pauses` and `held_back_s` count since it connected. `pace_records_per_s`
     is None if it has no pace. `records_per_s` is None if it asks for too many partitions to count
-    (PARTITIONS_PACED_MAX, PARTITIONS_COUNTED_MAX).
+    (PARTITIONS_PACED_MAX, PARTITIONS_COUNTED_MAX). `topics`: up to TOPICS_SHOWN_MAX that it reads;
+    none are known if it asks for so many partitions.
     """
 
     client_id: str
@@ -160,6 +162,7 @@ class ClientStatus:
     pauses: int
     pace_records_per_s: int | None
     held_back_s: float
+    topics: tuple[str, ...] = ()
 
 
 class Lately:
@@ -383,6 +386,16 @@ class Consumer:
         others = (one.given for one in self.readers.values() if one is not but)
         return [one for one in others if one[1]]
 
+    def topics(self) -> set[bytes]:
+        """Up to TOPICS_SHOWN_MAX, as the client names them: by name or by id."""
+        found: set[bytes] = set()
+        for reader in self.readers.values():
+            for topic in reader.topics():
+                found.add(topic)
+                if len(found) == TOPICS_SHOWN_MAX:
+                    return found
+        return found
+
     def status(self, now: float) -> ClientStatus:
         address, client_id = self.client
         records = size_bytes = 0.0
@@ -481,6 +494,9 @@ class Reader:
     @property
     def kept_bytes(self) -> int:
         return len(self._offsets) * _PARTITION_BYTES
+
+    def topics(self) -> Iterator[bytes]:
+        return (topic for topic, _ in self._offsets)
 
     def close(self) -> None:
         self._consumer_paces.left(self._consumer, self._node_id)

@@ -47,6 +47,8 @@ async def _http(victim: Victim, pieces: Sequence[bytes], *, pause_s: float = 0.0
 _API_PATHS = (
     *(f"/api/{name}?limit=1000" for name in ("topics", "readers", "groups", "conditions", "log")),
     *("/api/process", "/api/openapi.json", "/api/topics/none/partitions"),
+    *("/api/history?limit=1000", "/api/topics?sort=-size_bytes&faulty=true&name_part=o"),
+    *("/api/topics/none/timeline", "/api/status?rows_max=20&topics_max=0"),
 )
 
 

@@ -21,11 +21,19 @@ from test_console_collect import CONFIG, Process
 from fetchproxy.config.schema import ConsoleConfig, PricesConfig
 from fetchproxy.console.api import ENDPOINTS, OTHERS, api_page, openapi
 from fetchproxy.console.process import ProcessFacts
-from fetchproxy.console.rows import LIMIT_MAX, PageQuery, Rows, cost_of
+from fetchproxy.console.rows import (
+    LIMIT_MAX,
+    PARTITION_SORTS,
+    TOPIC_SORTS,
+    PageQuery,
+    Rows,
+    cost_of,
+)
 from fetchproxy.console.server import TOKEN_BYTES_MIN, ConsoleServer
+from fetchproxy.console.status import PartitionQuery
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import TopicIdPartition
-from fetchproxy.observability.health import Condition, Kind
+from fetchproxy.observability.health import Condition, Kind, of_partition
 from fetchproxy.observability.logs import LINE_CHARS_MAX, RecentLines
 from fetchproxy.storage.reader_accounts import Client, ReaderAccount, StoreRequest, paid_by
 
@@ -199,6 +207,7 @@ async def test_all_that_is_answered_is_described(
     process: Process, http: aiohttp.ClientSession
 ) -> None:
     process.health.report(Condition(Kind.MESSAGE_TOO_LARGE, "too large", "a"))
+    await process.collector.sample()
     process.lines.processor(None, "", {"timestamp": "now", "level": "info", "event": "begun"})
     async with http.get("/api/openapi.json") as response:
         described = await response.json()
@@ -218,6 +227,55 @@ async def test_all_that_is_answered_is_described(
             continue  # a condition has the fields of its kind
         name = items["$ref"].rpartition("/")[2]
         assert set(row) == set(described["components"]["schemas"][name]["properties"])
+
+
+@pytest.mark.parametrize(("path", "sorts"), [
+    ("/api/topics", TOPIC_SORTS), ("/api/topics/topic-2/partitions", PARTITION_SORTS),
+])  # fmt: skip
+async def test_each_order_has_each_row_once(
+    http: aiohttp.ClientSession, path: str, sorts: dict[str, Any]
+) -> None:
+    for sort in sorts:
+        pages = await all_rows(http, f"{path}?sort={sort}", 2)
+        rows = {(row["topic"], row.get("partition")) for row in pages}
+        assert len(rows) == len(pages) == (TOPICS if path == "/api/topics" else PARTITIONS)
+    async with http.get(f"{path}?sort=colour") as response:
+        assert response.status == 400
+        assert "worst" in await response.text()
+
+
+async def test_topics_by_figure_by_name_and_with_a_fault(
+    process: Process, http: aiohttp.ClientSession
+) -> None:
+    tp = TopicIdPartition(UUID(int=103), "topic-3", 2)
+    await process.archive(segment_of(tp, 9_999, 40, 49, segment_leader_epochs=()))
+    stopped = of_partition(Kind.PARTITION_STOPPED, tp, "it begins again")
+    process.published_conditions.health.hold(stopped, tp)
+    await process.collector.look()
+    largest = await all_rows(http, "/api/topics?sort=-size_bytes", 100)
+    assert largest[0]["topic"] == "topic-3"
+    assert largest[0]["lost_offsets"] == 10, "30 to 39 are in no segment"
+    worst = await all_rows(http, "/api/topics?sort=worst", 100)
+    assert [row["topic"] for row in worst] == [
+        "topic-3",
+        "topic-0",
+        "topic-1",
+        "topic-2",
+        "topic-4",
+    ]
+    for asked in ("faulty=true", "name_part=IC-3", "faulty=true&name_part=3&sort=topic"):
+        assert [row["topic"] for row in await all_rows(http, f"/api/topics?{asked}", 100)] == [
+            "topic-3"
+        ]
+    partitions = await all_rows(http, "/api/topics/topic-3/partitions?sort=worst", 3)
+    assert [row["partition"] for row in partitions] == [2, 0, 1, 3, 4, 5, 6]
+    async with http.get("/api/topics?faulty=perhaps") as response:
+        assert response.status == 400
+    status = await process.collector(PartitionQuery(rows_max=0, topics_max=2))
+    assert [row.topic for row in status.topics] == ["topic-3", "topic-0"]
+    totals = status.totals
+    assert (totals.topics, totals.partitions, totals.faulty) == (5, 35, 1)
+    assert (totals.lost_offsets, totals.lossy) == (10, 1)
 
 
 def test_the_page_on_disk_is_up_to_date() -> None:
@@ -308,6 +366,30 @@ async def test_pages_over_twenty_thousand_partitions_are_made_in_short_steps(
     assert [row.partitions for row in found.items] == [20_000]
     page_of = await rows.partitions("wide", PageQuery("19000", 1_000))
     assert (len(page_of.items), page_of.next) == (999, None)
+
+
+@pytest.mark.parametrize("topics", [1, 20_000])
+async def test_twenty_thousand_are_sorted_and_summed_in_short_steps(
+    process: Process, topics: int
+) -> None:
+    process.collector._tps = tps = [
+        TopicIdPartition(UUID(int=9 + number % topics), f"t-{number % topics:05}", number // topics)
+        for number in range(20_000)
+    ]
+    tps.sort(key=lambda tp: (tp.topic, tp.partition))
+    for tp in tps:
+        process.published_conditions.hold(Kind.PARTITION_STOPPED, tp, f"{tp}: it begins again")
+    rows = rows_of(process)
+    query = PageQuery("300", 100, "-lag_offsets")
+    await rows.topics(query)  # the lines are made at the first look
+    async with longest_turn() as longest:
+        await rows.topics(query)
+        await rows.partitions("t-00000", query)
+        await rows.timeline_of_topic("t-00000", PageQuery())
+        status = await process.collector(PartitionQuery(rows_max=20, topics_max=0))
+        await process.collector.sample()
+    assert longest[0] < TURN_MAX_S
+    assert (status.totals.topics, status.totals.faulty, status.topics) == (topics, 20_000, ())
 
 
 async def test_many_callers_do_not_hold_the_loop(process: Process) -> None:

@@ -185,7 +185,7 @@ async def test_a_client_that_leaves_while_others_are_looked_at_is_not_shown() ->
         consumer_paces.reader(("host", str(number)), 1, asked, "", paced=False)
         for number in range(150)
     ]
-    looking = asyncio.create_task(largest_clients(consumer_paces.consumers(), 7.0))
+    looking = asyncio.create_task(largest_clients(consumer_paces.consumers(), 7.0, {}))
     await asyncio.sleep(0)  # a hundred of them are looked at
     for reader in readers[100:]:
         reader.close()

@@ -32,6 +32,7 @@ def test_ranges_are_cut_at_recorded_gaps() -> None:
     status = partition_status(TP, view, LogOffsets(35, 60, 55))
     assert status.archived == (OffsetRange(5, 19), OffsetRange(30, 39))
     assert status.gaps == (OffsetRange(20, 29),)
+    assert status.lost_offsets == 10
     assert (status.segments, status.size_bytes) == (3, 300)
     assert (status.log_start_offset, status.log_end_offset) == (35, 60)
     assert status.lag_offsets == 20
@@ -56,6 +57,11 @@ def test_an_empty_archive_lags_by_the_whole_log() -> None:
 def test_what_the_broker_has_deleted_is_loss_and_not_lag() -> None:
     view = build_view(TP, [segment(0, 9)], 0.0)
     assert partition_status(TP, view, LogOffsets(15, 30, 30)).margin_offsets == -5
+    assert partition_status(TP, view, LogOffsets(15, 30, 30)).lost_offsets == 5
+    purged = replace(view, raised_log_start=13)
+    assert partition_status(TP, purged, LogOffsets(15, 30, 30)).lost_offsets == 2
+    assert partition_status(TP, purged, LogOffsets(12, 30, 30)).lost_offsets == 0
+    assert partition_status(TP, view, None).lost_offsets == 0
     assert lag_offsets(10, LogOffsets(15, 30, 30)) == 15
     assert lag_offsets(40, LogOffsets(15, 30, 30)) == 0
 
