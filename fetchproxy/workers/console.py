@@ -1,20 +1,44 @@
-"""One console for all workers: their figures together, and the page of the one that archives."""
+"""One console for all workers: their figures together, and the page of the one that archives.
+
+Pages of the archive (topics, partitions, segments, timelines, conditions) are the first worker's
+that answers. Readers, groups and the history are merged. The log and the facts of a process are not
+here: each worker has its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
+from yarl import URL
 
 from fetchproxy.config.schema import ConsoleConfig
+from fetchproxy.console.api import ENDPOINTS
+from fetchproxy.console.history import merged_samples
+from fetchproxy.console.rows import LIMIT_MAX, BadPage, page_query, skipped_rows
 from fetchproxy.console.server import HttpConsole, refused_rows
-from fetchproxy.workers.merging import merged_metrics, merged_status
+from fetchproxy.workers.merging import (
+    merged_groups,
+    merged_metrics,
+    merged_readers,
+    merged_status,
+)
 
+_Merge = Callable[[Sequence[list[dict[str, Any]]]], list[dict[str, Any]]]
+GROUPS = "/api/groups"  # its pages go on after a name, those of the others after a number
+# Of each worker's list, the first LIMIT_MAX rows are merged.
+MERGED: Mapping[str, _Merge] = {
+    "/api/history": merged_samples,
+    "/api/readers": merged_readers,
+    GROUPS: merged_groups,
+}
+OF_A_WORKER = frozenset(("/api/log", "/api/process"))
 # A worker answers within a turn of its loop.
 _WORKER_MAX_S = 5.0
 _OF_PARENT = ("fetchproxy_worker_restarts_total",)
@@ -35,6 +59,11 @@ class WorkersConsole(HttpConsole):
         self._registry = registry
         self._consoles = consoles
         self._leaving = leaving
+        for endpoint in ENDPOINTS:
+            if endpoint.path not in OF_A_WORKER:
+                merge = MERGED.get(endpoint.path)
+                handler = self._of_first if merge is None else partial(self._merged_page, merge)
+                self._app.router.add_get(endpoint.path, handler)
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """200 if one worker is ready: it has the same ports as all others."""
@@ -65,19 +94,54 @@ class WorkersConsole(HttpConsole):
         text = "with several workers, the page shows no records\n"
         return web.Response(status=404, text=text)
 
+    async def _of_first(self, request: web.Request) -> web.Response:
+        """What the first worker answers that gives an answer, whatever it is."""
+        path = request.rel_url.raw_path_qs  # begins with a slash, whatever the client wrote
+        async with self._session() as session:
+            for _, url in sorted(self._consoles.items()):
+                try:
+                    async with session.get(URL(url + path, encoded=True)) as response:
+                        return web.Response(
+                            status=response.status,
+                            body=await response.read(),
+                            content_type=response.content_type,
+                            charset="utf-8",
+                        )
+                except (aiohttp.ClientError, TimeoutError):
+                    continue  # it is ending, or has ended
+        return web.Response(status=503, text="no worker runs\n")
+
+    async def _merged_page(self, merge: _Merge, request: web.Request) -> web.Response:
+        by_name = request.path == GROUPS
+        try:
+            query = page_query(request.query.items())
+            skipped = 0 if by_name else skipped_rows(query)
+        except BadPage as error:
+            return web.Response(status=400, text=f"{error}\n")
+        found = await self._asked(f"{request.path}?limit={LIMIT_MAX}")
+        if not found:
+            return web.Response(status=503, text="no worker runs\n")
+        rows = await asyncio.to_thread(_merged_rows, merge, found.values())
+        if by_name:
+            rows = [row for row in rows if row["group"] > query.after]
+        page_rows, rest = rows[skipped : skipped + query.limit], rows[skipped + query.limit :]
+        last = page_rows[-1]["group"] if by_name and rest else str(skipped + query.limit)
+        page = {"items": page_rows, "next": last if rest else None}
+        return web.json_response(page)
+
     async def _asked(self, path: str) -> dict[int, str]:
         """The answers of all workers that give one, by number."""
         consoles = sorted(self._consoles.items())
-        timeout = aiohttp.ClientTimeout(total=_WORKER_MAX_S)
-        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token.decode()}"}
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with self._session() as session, asyncio.TaskGroup() as tasks:
             requests = [
                 (number, tasks.create_task(_get(session, url + path))) for number, url in consoles
             ]
         return {number: text for number, task in requests if (text := task.result()) is not None}
+
+    def _session(self) -> aiohttp.ClientSession:
+        timeout = aiohttp.ClientTimeout(total=_WORKER_MAX_S)
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token.decode()}"}
+        return aiohttp.ClientSession(timeout=timeout, headers=headers)
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> str | None:
@@ -87,6 +151,10 @@ async def _get(session: aiohttp.ClientSession, url: str) -> str | None:
             return await response.text()
     except (aiohttp.ClientError, TimeoutError):
         return None
+
+
+def _merged_rows(merge: _Merge, pages: Iterable[str]) -> list[dict[str, Any]]:
+    return merge([json.loads(page)["items"] for page in pages])
 
 
 def _merged_text(found: Mapping[int, str]) -> str:

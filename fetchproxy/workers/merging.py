@@ -2,7 +2,7 @@
 
 Metrics keep their values and get the label `worker`, so that a sum is a query's own choice. In the
 status, figures of clients are sums. What is known of the archive comes from the first worker, which
-archives: all read the same store.
+archives: all read the same store. Problems are those of all workers.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fetchproxy.console.status import DISPLAYED_CLIENTS_MAX
+from fetchproxy.observability.health import Level
 
 _SUMMED = ("relay", "remote_reads", "cache")
+_LEVELS = list(Level)
+# Of a reader and of a group; all other fields are figures.
+_READER = ("address", "client_id", "user", "group")
+_GROUP = ("group",)
 
 
 def merged_metrics(of_workers: Mapping[int, str], of_parent: str) -> str:
@@ -71,3 +76,41 @@ def _merge_conditions(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]
     merged["condition_counts"] = counts
     for name in ("headlines", "missing"):
         merged[name] = list(dict.fromkeys(one for status in statuses for one in status[name]))
+    _merge_problems(merged, statuses)
+
+
+def _merge_problems(merged: dict[str, Any], statuses: Sequence[dict[str, Any]]) -> None:
+    """A problem of several workers is outlooks once. The outlook is the worst one."""
+    found: dict[str, dict[str, Any]] = {}
+    for status in statuses:
+        for one in status["problems"]:
+            found.setdefault(one["kind"], one)
+    merged["problems"] = sorted(found.values(), key=lambda one: _LEVELS.index(one["level"]))
+    outlooks = [status["outlook"] for status in statuses if status["outlook"]["says"]]
+    timed = [one for one in outlooks if one["lost_in_seconds"] is not None]
+    soonest = sorted(timed, key=lambda one: int(one["lost_in_seconds"]))
+    merged["outlook"] = [*soonest, *outlooks, statuses[0]["outlook"]][0]
+
+
+def merged_readers(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows of `/api/readers`, those with most bytes first. A client's connections may be spread."""
+    rows = _summed(of_workers, _READER)
+    return sorted(rows, key=lambda one: -(one["store_bytes"] + one["served_bytes"]))
+
+
+def merged_groups(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows of `/api/groups`, by name."""
+    return sorted(_summed(of_workers, _GROUP), key=lambda one: str(one["group"]))
+
+
+def _summed(
+    of_workers: Sequence[Sequence[dict[str, Any]]], names: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """One row for each combination of `names`, with the sums of the other fields."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in (row for rows in of_workers for row in rows):
+        known = found.setdefault(tuple(row[name] for name in names), dict.fromkeys(row))
+        for name, value in row.items():
+            before = known[name]
+            known[name] = value if before is None or name in names else before + (value or 0)
+    return list(found.values())

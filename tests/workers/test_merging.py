@@ -7,7 +7,14 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fetchproxy.workers.merging import merged_metrics, merged_status
+from fetchproxy.console.api import ENDPOINTS
+from fetchproxy.workers.console import MERGED, OF_A_WORKER
+from fetchproxy.workers.merging import (
+    merged_groups,
+    merged_metrics,
+    merged_readers,
+    merged_status,
+)
 
 
 def worker_registry(factor: int) -> CollectorRegistry:
@@ -46,7 +53,8 @@ def status(**changes: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {
         "relay": {"connections": 1}, "remote_reads": {"catches": 2}, "cache": {"bytes": 3},
         "clients": [], "clients_total": 0, "events": [], "conditions": [], "condition_counts": {},
-        "headlines": [], "missing": [], "archiver": None,
+        "headlines": [], "missing": [], "archiver": None, "problems": [],
+        "outlook": {"says": "", "lost_in_seconds": None},
     }  # fmt: skip
     return plain | changes
 
@@ -82,3 +90,41 @@ def test_figures_of_clients_are_sums_and_conditions_are_shown_once() -> None:
     assert merged["condition_counts"] == {"brokers_away": 1, "archive_gap": 1}
     assert (merged["headlines"], merged["missing"]) == (["No broker answers"], ["brokers"])
     assert [event["at"] for event in merged["events"]] == ["12:01", "12:00"]
+
+
+def test_a_problem_of_several_workers_is_told_once_and_the_soonest_loss_counts() -> None:
+    away = {"kind": "brokers_away", "level": "error"}
+    first = status(
+        problems=[{"kind": "archive_gap", "level": "on record"}],
+        outlook={"says": "not known", "lost_in_seconds": None},
+    )
+    second = status(problems=[away], outlook={"says": "soon", "lost_in_seconds": 60})
+    third = status(problems=[away], outlook={"says": "later", "lost_in_seconds": 90})
+    merged = merged_status([first, second, third])
+    assert [one["kind"] for one in merged["problems"]] == ["brokers_away", "archive_gap"]
+    assert merged["outlook"]["says"] == "soon"
+    assert merged_status([first, status()])["outlook"]["says"] == "not known"
+    assert merged_status([status(), status()])["outlook"]["says"] == ""
+
+
+def test_readers_and_groups_of_several_workers_are_sums() -> None:
+    def row(address: str, store_bytes: int, usd: float | None = None) -> dict[str, Any]:
+        names = {"address": address, "client_id": "c", "user": "", "group": "g"}
+        return {**names, "store_bytes": store_bytes, "served_bytes": 1, "usd": usd}
+
+    readers = merged_readers([[row("a", 5), row("b", 6)], [row("a", 7, 0.5)]])
+    assert readers == [{**row("a", 12, 0.5), "served_bytes": 2}, row("b", 6)]
+    groups = merged_groups(
+        [
+            [{"group": "z", "clients": 1}],
+            [{"group": "b", "clients": 2}, {"group": "z", "clients": 3}],
+        ]
+    )
+    assert groups == [{"group": "b", "clients": 2}, {"group": "z", "clients": 4}]
+
+
+def test_each_list_of_the_api_is_merged_or_one_workers_or_left_out() -> None:
+    paths = {endpoint.path for endpoint in ENDPOINTS}
+    assert MERGED.keys() <= paths
+    assert paths >= OF_A_WORKER
+    assert not MERGED.keys() & OF_A_WORKER

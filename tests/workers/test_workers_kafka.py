@@ -9,6 +9,7 @@ import urllib.error
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
@@ -100,6 +101,25 @@ def test_all_take_clients_and_one_archives(proxy: ProxyProcess, data: TopicData)
         assert read(proxy.bootstrap, data.topic, {0: RECORDS}) == data.written
     assert status["archiver"]["leads"] == 1, "the page shows the archiver's worker"
     assert proxy.metric("fetchproxy_archive_copied_bytes_total", 'worker="1"') == 0
+
+
+def test_the_page_of_all_has_the_lists_of_one(proxy: ProxyProcess, data: TopicData) -> None:
+    def page(path: str) -> list[dict[str, Any]]:
+        return list(json.loads(proxy.get(path))["items"])
+
+    assert read_confluent(proxy.bootstrap, data.topic, {0: RECORDS}) == data.written
+    alone = f"/api/topics?sort=worst&name_part={data.topic}"
+    wait_for("the topic", lambda: [row["topic"] for row in page(alone)] == [data.topic])
+    place = f"/api/topics/{data.topic}/partitions"
+    assert page(f"{place}?sort=-size_bytes")[0]["partition"] == 0
+    assert page(f"{place}/0/segments")[0]["base_offset"] == 0
+    spans = page(f"/api/topics/{data.topic}/timeline") + page(f"{place}/0/timeline")
+    assert [span["kind"] for span in spans] == ["archived", "brokers"] * 2
+    wait_for("samples", lambda: page("/api/history"))
+    wait_for("the reader", lambda: [r for r in page("/api/readers") if r["served_bytes"] > 0])
+    with pytest.raises(urllib.error.HTTPError, match="404") as unknown:
+        proxy.get("/api/topics/none/partitions")
+    unknown.value.close()
 
 
 def test_killed_workers_come_back_with_their_clients(proxy: ProxyProcess, data: TopicData) -> None:
