@@ -161,10 +161,22 @@ async def test_the_page_needs_nothing_from_elsewhere(http: aiohttp.ClientSession
         assert response.content_type == "text/html"
         page = await response.text()
     assert re.findall(r"(?:src|href)=\"(?:https?:)?//", page) == []
-    for name in re.findall(r"(?:src|href)=\"(console\.\w+)\"", page):
+    names = re.findall(r"(?:src|href)=\"(\w+\.(?:js|css))\"", page)
+    assert len(names) == 6
+    for name in names:
         async with http.get(f"/{name}") as response:
             assert response.status == 200
             assert not re.search(r"url\(|@import|innerHTML", await response.text())
+
+
+async def scripts(http: aiohttp.ClientSession) -> str:
+    async with http.get("/") as response:
+        names = re.findall(r"src=\"(\w+\.js)\"", await response.text())
+    texts = []
+    for name in names:
+        async with http.get(f"/{name}") as response:
+            texts.append(await response.text())
+    return "\n".join(texts)
 
 
 async def test_every_element_the_script_asks_for_is_on_the_page(
@@ -172,8 +184,7 @@ async def test_every_element_the_script_asks_for_is_on_the_page(
 ) -> None:
     async with http.get("/") as response:
         ids = set(re.findall(r'id="([\w-]+)"', await response.text()))
-    async with http.get("/console.js") as response:
-        script = await response.text()
+    script = await scripts(http)
     asked = set(re.findall(r'\$\("([\w-]+)"\)', script))
     assert asked
     assert asked <= ids
@@ -182,8 +193,7 @@ async def test_every_element_the_script_asks_for_is_on_the_page(
 async def test_the_script_reads_only_fields_that_the_status_has(
     http: aiohttp.ClientSession,
 ) -> None:
-    async with http.get("/console.js") as response:
-        script = await response.text()
+    script = await scripts(http)
     for part in ("relay", "cache", "store"):
         read = set(re.findall(rf"\b{part}\.(\w+)", script))
         assert read

@@ -25,6 +25,11 @@ class Watcher:
         text = self._page.text("main")
         return all(word in text for word in words)
 
+    def begins_with(self, *words: str) -> bool:
+        """The headline has the words."""
+        text = self._page.text("#headline")
+        return all(word in text for word in words)
+
     def alarms(self) -> list[str]:
         """The texts of everything on the page that reports a problem."""
         found = self._page.evaluate(

@@ -1,12 +1,11 @@
 "use strict";
-// Polls /api/status every second (less often if there are very many partitions) and draws it. Inserts text with
-// textContent only, never as HTML.
+// Polls /api/status every second (less often if there are very many partitions) and draws it. The other scripts draw
+// their parts of the page with these helpers. Inserts text with textContent only, never as HTML.
 
 const POLL_MS = 1000;
 const POLL_MANY_MS = 5000;
 const MANY_PARTITIONS = 1000;
-const ROWS_MAX = 200;
-const TOPICS_MIN = 12; // more only if they have a fault, so that the table below stays near
+const ROWS_MAX = 20; // partitions on the first page: those with a fault first
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -44,53 +43,93 @@ function make(tag, className, text) {
   return node;
 }
 
+function makeSvg(tag, attributes) {
+  const node = document.createElementNS(SVG, tag);
+  Object.entries(attributes).forEach(([name, value]) => node.setAttribute(name, value));
+  return node;
+}
+
 function setText(node, text) { if (node.textContent !== text) node.textContent = text; }
 
-function banner(id, className, title, detail) {
-  const node = $(id);
-  node.className = `banner ${className}`;
-  setText($(`${id}-title`), title);
-  setText($(`${id}-detail`), detail);
+// Draws again only what has changed, so that nothing flickers and a selection stays.
+function redraw(node, key, nodes) {
+  if (node.dataset.key === key) return;
+  node.dataset.key = key;
+  node.replaceChildren(...nodes());
+}
+
+async function ask(path, query = {}) {
+  const asked = new URLSearchParams(query);
+  const response = await fetch(`${path}?${asked}`, { cache: "no-store", signal: AbortSignal.timeout(10000) });
+  if (!response.ok) throw new Error(`HTTP ${response.status}`);
+  return response.json();
 }
 
 // --- what is wrong ---------------------------------------------------------------------------------
-// While the store fails, a condition says so.
-function drawStore({ store, conditions }) {
-  const fails = conditions.some((c) => ["store_failing", "archive_listing_failing"].includes(c.kind));
-  $("store").hidden = fails;
-  if (store.up === null) banner("store", "", "The store has not been asked yet", store.url);
-  else banner("store", "good", "The store answers", store.url);
+// In steps, so that a screen reader does not read it out each second.
+const rough = (seconds) => span(seconds).replace(/ 0 (s|min|h)$/, "");
+const past = (seconds) => rough(Math.floor(seconds / (seconds < 60 ? 5 : 60)) * (seconds < 60 ? 5 : 60));
+const URGENT = new Set(["For readers", "Until when", "Lost", "Now"]);
+const isLasting = (one) => one.since_s !== null && one.since_s >= 5;
+const CLASSES = { error: "bad", warning: "warn", "on record": "note" };
+const SIGNS = { error: "✖", warning: "!", "on record": "i" };
+
+function calmWords({ store, brokers, totals, bootstrap }) {
+  const away = brokers.away.length;
+  return [store.up === null ? "The store has not been asked yet." : "The store answers.",
+    bootstrap && brokers.known ? `${count(brokers.known - away)} of ${count(brokers.known)} brokers answer.` : "",
+    totals.partitions ? `${count(totals.lag_offsets)} offsets wait to be archived.` : "Nothing is archived yet."].filter(Boolean).join(" ");
+}
+
+// What is at the top of the page: the worst problem, or that there is none.
+function headlineOf(status) {
+  const [worst] = status.problems;
+  const until = status.outlook.says;
+  if (worst && worst.level !== "on record") {
+    return { className: CLASSES[worst.level], says: `${SIGNS[worst.level]} ${worst.says}`, rest: [
+      ["For readers", worst.readers], ["Until when", [worst.until, until].filter(Boolean).join(" ")],
+      ["Why", [worst.what, isLasting(worst) ? `(for ${past(worst.since_s)})` : ""].join(" ")], ["What to do", worst.remedy]] };
+  }
+  const asked = status.store.up !== null;
+  if (status.totals.lost_offsets) {
+    return { className: "note", says: "i Nothing is wrong now, but records were lost earlier",
+      rest: [["Lost", `${count(status.totals.lost_offsets)} offsets of ${partitionsText(status.totals.lossy)}; readers skip them`], ["Now", calmWords(status)]] };
+  }
+  return { className: asked ? "good" : "", says: asked ? "✔ All is well" : "Starting", rest: [["Now", calmWords(status)]] };
+}
+
+const partitionsText = (n) => `${count(n)} partition${n === 1 ? "" : "s"}`;
+
+function drawHeadline(status) {
+  const { className, says, rest } = headlineOf(status);
+  const node = $("headline");
+  node.className = `banner headline ${className}`;
+  document.title = className === "bad" || className === "warn" ? `${says} · fetchproxy` : "fetchproxy";
+  setText($("headline-says"), says);
+  const lines = rest.filter(([, text]) => text);
+  redraw($("headline-rest"), JSON.stringify(lines), () => lines.flatMap(([name, text]) => [make("dt", "", name), make("dd", URGENT.has(name) ? "urgent" : "", text)]));
+}
+
+// All other problems, each in two lines: in words, and what a part of the process has said.
+function drawProblems({ problems }) {
+  const [worst] = problems;
+  const others = worst && worst.level !== "on record" ? problems.slice(1) : problems;
+  const lines = others.map((one) => ({
+    className: `banner other ${CLASSES[one.level]}`,
+    says: `${SIGNS[one.level]} ${one.says}. ${one.readers} ${one.until}`,
+    rest: [one.what + (one.count > 1 ? ` (and ${count(one.count - 1)} more)` : ""),
+      isLasting(one) ? `for ${past(one.since_s)}` : "", `to do: ${one.remedy}`].filter(Boolean).join(" · "),
+  }));
+  redraw($("problems"), JSON.stringify(lines), () => lines.map(({ className, says, rest }) => {
+    const line = make("div", className);
+    line.append(make("strong", "", says), " ", make("span", "", rest));
+    return line;
+  }));
 }
 
 function drawMissing(missing) {
   $("missing").hidden = missing.length === 0;
   setText($("missing"), `Not ready yet: ${missing.join(", ")}`);
-}
-
-// In steps, so that a screen reader does not read it out each second.
-const rough = (seconds) => span(seconds).replace(/ 0 (s|min|h)$/, "");
-const past = (seconds) => rough(Math.floor(seconds / (seconds < 60 ? 5 : 60)) * (seconds < 60 ? 5 : 60));
-const left = (seconds) => (seconds > 0 ? `time left: ${rough(Math.ceil(seconds / 60) * 60)}` : "no time left");
-
-// A line for each kind on which somebody has to act: the worst condition, how many more there are, what to do.
-function drawConditions({ conditions, condition_counts: numbers }) {
-  const node = $("conditions");
-  const first = new Map();
-  conditions.filter((c) => c.waits).forEach((c) => { if (!first.has(c.kind)) first.set(c.kind, c); });
-  const lines = [...first.values()].map((c) => ({
-    className: `banner ${c.level === "error" ? "bad" : "warn"}`,
-    what: c.what + (numbers[c.kind] > 1 ? ` (and ${count(numbers[c.kind] - 1)} more)` : ""),
-    rest: [c.kind, c.since_s === null ? "" : `for ${past(c.since_s)}`, c.until_s === null ? "" : left(c.until_s),
-      `to do: ${c.remedy}`].filter(Boolean).join(" · "),
-  }));
-  const key = JSON.stringify(lines);
-  if (node.dataset.key === key) return;
-  node.dataset.key = key;
-  node.replaceChildren(...lines.map(({ className, what, rest }) => {
-    const line = make("div", className);
-    line.append(make("strong", "", what), " ", make("span", "", rest));
-    return line;
-  }));
 }
 
 // --- figures ---------------------------------------------------------------------------------------
@@ -103,7 +142,7 @@ function rate(now, before, pick) {
 const perSecond = (value) => (value === null ? "–" : `${size(value)}/s`);
 
 function archiverTile(archiver) {
-  if (!archiver) return ["Archiver", "–", "this process archives nothing"];
+  if (!archiver) return ["Archiver", "elsewhere", "this process archives nothing"];
   const { leadership, state, leads, follows, members, error, refused } = archiver;
   const others = members === null ? "" : `, ${count(members)} member${members === 1 ? "" : "s"}`;
   const refusals = Object.keys(refused).length;
@@ -113,43 +152,50 @@ function archiverTile(archiver) {
     Boolean(error)];
 }
 
-// For a process that archives and does not relay.
-function archiveTiles({ archiver, topics, partitions_total: total, brokers }) {
-  const sum = (pick) => topics.reduce((whole, topic) => whole + pick(topic), 0);
-  const faulty = sum((t) => t.faulty);
+function timeLeftTile({ outlook, totals }) {
+  const threatened = outlook.lost_in_seconds !== null;
+  if (threatened && outlook.lost_in_seconds === 0) return ["Time left", "none", "unarchived records are being deleted", true];
+  if (threatened) return ["Time left", rough(Math.floor(outlook.lost_in_seconds / 60) * 60), "then unarchived records are lost", true];
+  if (totals.deleted_in_seconds !== null) return ["Time left", rough(Math.floor(totals.deleted_in_seconds / 60) * 60), "so long the brokers keep what is not archived"];
+  return ["Time left", "–", totals.lag_offsets ? "no time is known" : "nothing waits to be archived"];
+}
+
+// Is something lost, or about to be? Then the archive, then what it depends on.
+function archiveTiles({ outlook, totals, archiver, brokers, store, bootstrap }) {
   return [
+    ["Lost for good", count(totals.lost_offsets), totals.lossy ? `offsets of ${partitionsText(totals.lossy)}` : "no offset", outlook.lost_in_seconds === 0],
+    timeLeftTile({ outlook, totals }),
+    ["Not archived yet", count(totals.lag_offsets), "offsets on the brokers"],
+    ["With a fault", count(totals.faulty), `of ${partitionsText(totals.partitions)}`, totals.faulty > 0],
+    ["In the archive", size(totals.size_bytes), `${count(totals.topics)} topic${totals.topics === 1 ? "" : "s"}`],
     archiverTile(archiver),
-    ["Topics", count(topics.length), `${count(total)} partitions`],
-    ["Partitions with a fault", count(faulty), faulty ? "they are listed first" : "none", faulty > 0],
-    ["Not archived yet", count(sum((t) => t.lag_offsets)), "offsets on the brokers"],
-    ["In the archive", size(sum((t) => t.size_bytes)), "all topics"],
-    ["Brokers", `${count(brokers.known - brokers.away.length)} of ${count(brokers.known)}`, "answer", brokers.away.length > 0],
+    ["Store", store.up === null ? "–" : store.up ? "answers" : "fails", store.url, store.up === false],
+    ["Brokers", bootstrap ? `${count(brokers.known - brokers.away.length)} of ${count(brokers.known)}` : "none", bootstrap ? "answer" : "archive only", brokers.away.length > 0],
   ];
 }
 
-function tiles(now, before) {
+function readerTiles(now, before) {
   const { relay, remote_reads: remote, cache } = now.status;
   const looked = cache.hits + cache.misses;
-  if (now.status.mode === "archive") return archiveTiles(now.status);
   return [
     ["Client connections", count(relay.connections), `of ${count(relay.connections_max)} at most`],
-    ["Relayed to clients", perSecond(rate(now, before, (s) => s.relay.to_client_bytes)), `${size(relay.to_client_bytes)} since the start`],
-    ["Relayed to brokers", perSecond(rate(now, before, (s) => s.relay.to_broker_bytes)), `${size(relay.to_broker_bytes)} since the start`],
-    ["Remote reads in flight", count(remote.in_flight), `${count(remote.queued)} wait for a fetcher`],
-    ["Fetches that wait", count(remote.waiting), "in the RemoteFetchPurgatory"],
+    ["New records to clients", perSecond(rate(now, before, (s) => s.relay.to_client_bytes)), `${size(relay.to_client_bytes)} since the start`],
+    ["Written by clients", perSecond(rate(now, before, (s) => s.relay.to_broker_bytes)), `${size(relay.to_broker_bytes)} since the start`],
     ["Read from the store", perSecond(rate(now, before, (s) => s.remote_reads.read_bytes)), `${size(remote.read_bytes)} since the start`],
-    ["Catches", count(remote.catches), `${count(remote.held_stale)} made to wait, ${count(remote.passed_on)} passed on as errors`],
-    ["Skips of lost offsets", count(remote.led_on), remote.led_on ? `${count(remote.offsets_skipped)} offsets skipped` : "no reader met lost offsets", remote.led_on > 0],
-    ["Chunk cache", size(cache.bytes), looked ? `of ${size(cache.bytes_max)}; ${Math.round((100 * cache.hits) / looked)} % hits` : `of ${size(cache.bytes_max)}; not used yet`],
-    ["Back-offs", count(remote.backoffs), "pauses after storage errors"],
-    ["Corrupt chunks", count(remote.corrupt_chunks), remote.corrupt_chunks ? "run fetchproxy verify" : "none seen", remote.corrupt_chunks > 0],
-    archiverTile(now.status.archiver),
+    ["Reads that wait", count(remote.waiting), `${count(remote.in_flight)} reads of the store now, ${count(remote.queued)} queued`],
+    ["Readers led to the archive", count(remote.catches), `${count(remote.held_stale)} had to wait, ${count(remote.passed_on)} got an error`],
+    ["Readers that met a loss", count(remote.led_on), remote.led_on ? `they skipped ${count(remote.offsets_skipped)} offsets` : "none", remote.led_on > 0],
+    ["Found in memory", looked ? `${Math.round((100 * cache.hits) / looked)} %` : "–", `${size(cache.bytes)} of ${size(cache.bytes_max)} in use`],
+    ["Retries at the store", count(remote.backoffs), "pauses after its errors"],
+    ["Damaged chunks", count(remote.corrupt_chunks), remote.corrupt_chunks ? "run fetchproxy verify" : "none seen", remote.corrupt_chunks > 0],
   ];
 }
 
 function drawTiles(now, before) {
+  const shown = archiveTiles(now.status);
+  if (now.status.mode !== "archive") shown.push(...readerTiles(now, before));
   const list = $("tiles");
-  tiles(now, before).forEach(([name, value, note, alarm], i) => {
+  shown.forEach(([name, value, note, alarm], i) => {
     let tile = list.children[i];
     if (!tile) {
       tile = make("div");
@@ -211,18 +257,22 @@ function cell(name, text, alarm) {
   return node;
 }
 
+const placeOf = (topic, partition) => `#${new URLSearchParams(partition === undefined ? { topic } : { topic, partition })}`;
+
 function row(p) {
   const tr = make("tr");
   const head = make("th");
   head.scope = "row";
-  const name = `${p.topic}-${p.partition}`;
-  if (latest.status.shows_records && p.archived.length) {
-    const button = make("button", "link", name);
+  const link = make("a", "", `${p.topic}-${p.partition}`);
+  link.href = placeOf(p.topic, p.partition);
+  head.append(link);
+  if (latest && latest.status.shows_records && p.archived.length) {
+    const button = make("button", "link", "records");
     button.dataset.topic = p.topic;
     button.dataset.partition = p.partition;
     button.title = "show its archived records";
-    head.append(button);
-  } else head.append(name);
+    head.append(" ", button);
+  }
   if (p.role === "follower") head.append(" ", make("small", "quiet", "follower"));
   if (p.copy_seconds !== null) head.append(" ", make("small", "quiet", "copying"));
   const offsets = make("td", "wide");
@@ -231,8 +281,9 @@ function row(p) {
   const local = p.log_start_offset === null || p.log_end_offset === null
     ? "–" : range(p.log_start_offset, p.log_end_offset - 1);
   tr.append(head, offsets, cell("Archived", all), cell("On the brokers", local),
-    cell("Lag", known(p.lag_offsets, count)),
+    cell("Not archived yet", known(p.lag_offsets, count)),
     cell("Margin", known(p.margin_offsets, count), p.margin_offsets !== null && p.margin_offsets < 0),
+    cell("Time left", known(p.deleted_in_seconds, (s) => rough(Math.floor(s / 60) * 60))),
     cell("Size", p.segments ? size(p.size_bytes) : "–"),
     cell("Segments", p.segments ? count(p.segments) : "–"));
   return tr;
@@ -247,7 +298,7 @@ function faults(p, conditions) {
   if (!texts.length) return [];
   const tr = make("tr", "fault");
   const td = make("td");
-  td.colSpan = 8;
+  td.colSpan = 9;
   td.append(...texts.map((text) => make("p", "", text)));
   tr.append(td);
   return [tr];
@@ -263,73 +314,52 @@ function byPlace(conditions) {
   return found;
 }
 
-function topicLine(t) {
-  const li = make("li", t.faulty ? "alarm" : "");
-  const faulty = t.faulty ? `, ${count(t.faulty)} with a fault` : "";
-  li.append(make("strong", "", t.topic),
-    ` ${count(t.partitions)} partition${t.partitions === 1 ? "" : "s"}${faulty}; lag ${count(t.lag_offsets)}; ${size(t.size_bytes)}`);
-  return li;
+const PARTITION_COLUMNS = [
+  ["Partition", "partition", "by number"], ["Offsets", "", "archived above, on the brokers below"], ["Archived", ""], ["On the brokers", ""],
+  ["Not archived yet", "-lag_offsets", "offsets up to the high watermark that are not archived yet"],
+  ["Margin", "margin_offsets", "archive end minus the brokers' log start offset; near 0, the brokers will soon delete records that are not archived; below 0, they have"],
+  ["Time left", "deleted_in_seconds", "until the brokers delete what is not archived, as far as this process knows"],
+  ["Size", "-size_bytes"], ["Segments", "-segments"]];
+
+// A column with a key can be sorted by a click: `-` in front, the largest first.
+function drawHead(node, columns, sort, choose) {
+  redraw(node, JSON.stringify([columns, sort, Boolean(choose)]), () => {
+    const tr = make("tr");
+    columns.forEach(([name, key, title], i) => {
+      const th = make("th", i === 0 ? "" : name === "Offsets" ? "wide" : "number");
+      th.scope = "col";
+      if (key && choose) {
+        const button = make("button", "sort", name + (sort === key ? (key[0] === "-" ? " ▼" : " ▲") : ""));
+        if (sort === key) th.setAttribute("aria-sort", key[0] === "-" ? "descending" : "ascending");
+        button.addEventListener("click", () => choose(sort === key ? "worst" : key));
+        th.append(button);
+      } else th.append(name);
+      if (title) th.title = title;
+      tr.append(th);
+    });
+    return [tr];
+  });
 }
 
-function drawTopics(topics) {
-  const list = $("topics");
-  const key = JSON.stringify(topics);
-  $("topics-part").hidden = topics.length < 2 && !topics.some((t) => t.partitions > ROWS_MAX);
-  if (list.dataset.key === key) return;
-  list.dataset.key = key;
-  const shown = Math.min(Math.max(topics.filter((t) => t.faulty).length, TOPICS_MIN), ROWS_MAX);
-  const rest = topics.slice(shown);
-  const faulty = rest.filter((t) => t.faulty).length;
-  list.replaceChildren(...topics.slice(0, shown).map(topicLine));
-  const which = faulty ? `${count(faulty)} of them with a fault` : "without a fault";
-  if (rest.length) list.append(make("li", "quiet", `${count(rest.length)} more topics, ${which}`));
-}
-
-function drawPartitions({ partitions, conditions, partitions_total: total, partitions_matching: matching }) {
-  const wanted = $("filter").value.trim().toLowerCase();
-  const shown = partitions;
+function drawPartitionRows(partitions, conditions) {
   const told = byPlace(conditions);
   const of = (p) => [...(told.get(`${p.topic}-${p.partition}`) ?? []), ...(told.get(p.topic) ?? [])];
-  const key = JSON.stringify([wanted, partitions, shown.map((p) => of(p).map((c) => c.what))]);
-  const body = $("partitions");
-  if (body.dataset.key !== key) {
-    body.dataset.key = key;
-    body.replaceChildren(...shown.flatMap((p) => [row(p), ...faults(p, of(p))]));
-  }
+  const key = JSON.stringify([partitions, partitions.map((p) => of(p).map((c) => c.what))]);
+  redraw($("partitions"), key, () => partitions.flatMap((p) => [row(p), ...faults(p, of(p))]));
+}
+
+// On the first page: a few partitions, those with a fault first. `topics.js` draws those of a topic.
+function drawPartitions({ partitions, conditions, partitions_total: total, partitions_matching: matching }) {
+  drawHead($("partitions-head"), PARTITION_COLUMNS, "", null);
+  drawPartitionRows(partitions, conditions);
   const empty = $("no-partitions");
-  const more = matching - shown.length;
-  empty.hidden = shown.length > 0 && more <= 0;
+  const more = matching - partitions.length;
+  const wanted = $("filter").value.trim();
+  empty.hidden = partitions.length > 0 && more <= 0;
+  $("more-partitions").hidden = true;
   if (!total) setText(empty, "Nothing is archived yet. Start with --archive REGEX, or run fetchproxy archive.");
-  else if (!shown.length) setText(empty, `None of ${count(total)} partitions has “${wanted}” in its name.`);
-  else setText(empty, `Showing ${count(shown.length)} of ${count(matching)} partitions, those with a fault first. Filter by topic to see others.`);
-}
-
-// --- clients ---------------------------------------------------------------------------------------
-const recordsPerSecond = (n) => `${count(n)} records/s`;
-
-function clientRow(client) {
-  const tr = make("tr");
-  const head = make("th", "", client.client_id || "(no client id)");
-  head.scope = "row";
-  head.append(" ", make("small", "quiet", [client.address, client.software].filter(Boolean).join(" · ")));
-  tr.append(head, cell("Connections", count(client.connections)), cell("Partitions", count(client.partitions)),
-    cell("Reads", known(client.records_per_s, recordsPerSecond)), cell("Bytes", perSecond(client.bytes_per_s)),
-    cell("Pauses", count(client.pauses)),
-    cell("Pace", client.pace_records_per_s === null ? "none" : recordsPerSecond(client.pace_records_per_s)),
-    cell("Held back", `${client.held_back_s.toFixed(1)} s`));
-  return tr;
-}
-
-function drawClients({ clients, clients_total: total }) {
-  const body = $("clients");
-  const key = JSON.stringify([clients, total]);
-  if (body.dataset.key === key) return;
-  body.dataset.key = key;
-  $("clients-part").hidden = total === 0;
-  body.replaceChildren(...clients.map(clientRow));
-  const more = total - clients.length;
-  $("more-clients").hidden = more <= 0;
-  setText($("more-clients"), `${count(more)} more clients read less than these.`);
+  else if (!partitions.length) setText(empty, `None of ${count(total)} partitions has “${wanted}” in its name.`);
+  else setText(empty, `Showing ${count(partitions.length)} of ${count(matching)} partitions, those with a fault first. Click a topic to see all of its partitions.`);
 }
 
 // --- events ----------------------------------------------------------------------------------------
@@ -359,15 +389,14 @@ function draw(now) {
   const status = now.status;
   setText($("about"), `${status.version} · ${status.mode} · brokers ${status.bootstrap}` +
     (status.listeners.length ? ` · clients ${status.listeners.join(", ")}` : "") + ` · up ${span(status.uptime_seconds)}`);
-  drawStore(status);
+  drawHeadline(status);
   drawMissing(status.missing);
-  drawConditions(status);
+  drawProblems(status);
   drawTiles(now, previous);
-  drawTopics(status.topics);
-  drawPartitions(status);
+  if (!location.hash.slice(1)) drawPartitions(status);
   $("records-part").hidden = !status.shows_records;
-  drawClients(status);
   drawEvents(status.events);
+  document.dispatchEvent(new CustomEvent("status", { detail: status }));
 }
 
 function showPoll(error) {
@@ -380,7 +409,7 @@ function showPoll(error) {
   if (error) {
     const since = lastAnswerAt ? `since ${lastAnswerAt.toLocaleTimeString()}; the page shows what was known then` : "yet";
     setText(lost, `fetchproxy has not answered ${since} (${error}).`);
-    if (!latest) banner("store", "", "Nothing is known yet", "");
+    if (!latest) setText($("headline-says"), "Nothing is known yet");
   }
 }
 
@@ -390,10 +419,8 @@ async function poll() {
   polling = null;
   if (!document.hidden) {
     try {
-      const asked = new URLSearchParams({ rows_max: ROWS_MAX, name_part: $("filter").value.trim() });
-      const response = await fetch(`api/status?${asked}`, { cache: "no-store", signal: AbortSignal.timeout(5000) });
-      if (!response.ok) throw new Error(`HTTP ${response.status}`);
-      const now = { at: performance.now(), status: await response.json() };
+      const status = await ask("api/status", { rows_max: ROWS_MAX, topics_max: 0, name_part: $("filter").value.trim() });
+      const now = { at: performance.now(), status };
       previous = latest;
       latest = now;
       lastAnswerAt = new Date();
@@ -407,5 +434,10 @@ async function poll() {
   polling = setTimeout(poll, many ? POLL_MANY_MS : POLL_MS);
 }
 
-$("filter").addEventListener("input", () => { if (polling) { clearTimeout(polling); polling = setTimeout(poll, 200); } });
-poll();
+// Asks again at once, for a changed filter.
+function pollSoon() {
+  if (polling) { clearTimeout(polling); polling = setTimeout(poll, 200); }
+}
+
+$("filter").addEventListener("input", pollSoon);
+document.addEventListener("DOMContentLoaded", poll); // when the other scripts are there
