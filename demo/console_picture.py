@@ -34,11 +34,12 @@ _SETTINGS = {
     "archive.segment_age_max_ms": 1_000,
     "limits.writing.rlm_process_interval_ms": 100,
     "limits.console.refresh_interval_ms": 500,
+    "limits.console.sample_interval_ms": 500,
 }
 
 
 def main(arguments: list[str]) -> None:
-    """Takes half a minute. The store's path is short, because the page shows it."""
+    """Takes a minute. The store's path is short, because the page shows it."""
     picture, store = Path(arguments[0]).absolute(), Path("/tmp/kafka-archive")
     assert not store.exists(), f"{store} is in the way"
     with tempfile.TemporaryDirectory() as folder, KafkaServer() as kafka:
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> None:
                 _forget(kafka.bootstrap)
                 for work in (_write_on, _replay, _read_the_tail):
                     threading.Thread(target=work, args=(listen, done.is_set)).start()
-                time.sleep(8)
+                time.sleep(20)  # the charts need samples
                 page.open(f"http://{console}/")
                 time.sleep(4)
                 page.evaluate("document.documentElement.style.overflow = 'hidden'")
