@@ -92,9 +92,9 @@ def test_the_quick_start_does_what_it_says(mock_cluster: MockCluster, tmp_path: 
         serve.stop()
     assert "orders" in start.run("segments")
     assert start.run("verify").rstrip().endswith("clean")
-    # README's line leaves only this setting to the default.
-    alone_command = [*start.command("serve --archive-only"), "--listen", start.listen]
-    alone = ServerProcess("fetchproxy", alone_command, tmp_path / "alone", cwd=PROJECT)
+    alone = ServerProcess(
+        "fetchproxy", start.command("serve --archive-only"), tmp_path / "alone", cwd=PROJECT
+    )
     try:
         alone.start()
         assert start.read_all() == written
