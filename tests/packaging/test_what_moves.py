@@ -28,7 +28,7 @@ TESTS = {
         "serving/test_brokers_that_move.py::"
         "test_new_clients_get_in_when_the_bootstrap_address_is_gone",
     ),
-    "a broker advertises an address that nobody can dial": (
+    "a broker advertises an address that cannot be reached": (
         "serving/test_brokers_that_move.py::test_the_proxy_lives_with_such_a_broker",
     ),
     "a broker joins": (
@@ -78,7 +78,7 @@ TESTS = {
     "HDFS enters and leaves safe mode": (
         "contracts/test_hdfs_store.py::test_safe_mode_is_an_outage_of_writing",
     ),
-    "the store stops, freezes and starts": (
+    "the store stops or hangs, and comes back": (
         "e2e/test_store_outages.py::test_a_store_freezes_and_then_is_killed",
         "e2e/test_store_outages.py::test_a_proxy_that_starts_in_an_outage",
     ),
@@ -96,7 +96,7 @@ TESTS = {
         "reading/test_fetcher_pool.py::"
         "test_a_key_service_that_hangs_holds_no_place_and_is_no_outage_of_the_store",
     ),
-    "a disk fills and empties": (
+    "a disk fills up": (
         "e2e/test_outages_named.py::test_a_full_disk_is_named",
         "reading/test_disk_cache.py::test_a_disk_that_fails_is_left_alone_for_a_while",
         "archive_only/test_committed_offsets.py::"
@@ -106,7 +106,7 @@ TESTS = {
         "writing/test_retention_step.py::"
         "test_a_clock_forty_days_ahead_hides_nothing_while_records_are_written",
     ),
-    "a topic is deleted and made again": (
+    "a topic is deleted and recreated": (
         "e2e/test_topics_under_readers.py::test_a_topic_is_made_again_under_its_reader",
         "writing/test_archiver_kafka.py::test_a_recreated_topic_is_another_log",
         "archive_only/test_topics_that_change.py::"
