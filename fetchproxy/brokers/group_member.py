@@ -303,8 +303,8 @@ class GroupMember:
                 "consumer_group_trouble",
                 group=self._settings.group_id,
                 error=str(error),
-                hint="if it lasts, look at the brokers and at this user's right READ on the group; "
-                "a fenced archiver needs an instance id of its own",
+                hint="if this continues, check the brokers and this user's READ right on the "
+                "group; a fenced archiver needs its own instance id",
             )
 
     def _lose(self, reason: str, *, forget: bool = False) -> None:

@@ -150,7 +150,7 @@ def _warn_of_plaintext(config: ClusterConfig) -> None:
         "credentials_in_plaintext",
         mechanism=config.sasl_mechanism,
         brokers=config.bootstrap,
-        hint="cluster.security_protocol = SASL_SSL, or SCRAM as cluster.sasl_mechanism",
+        hint="set cluster.security_protocol = SASL_SSL, or use SCRAM as cluster.sasl_mechanism",
     )
 
 

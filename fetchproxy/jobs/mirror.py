@@ -132,7 +132,7 @@ async def _begin(to: str, source: MirrorSide, target: MirrorSide) -> ArchiveIden
         log.warning(
             "mirror_not_noted",
             error=str(error),
-            hint="keep the old keys after fetchproxy keys rewrap: the copy may need them",
+            hint="keep the old keys after fetchproxy keys rewrap, because the copy may need them",
         )
     return identity
 

@@ -271,7 +271,7 @@ class ArchiverPositions:
                     "archiver_positions_unreadable",
                     key=stored.key,
                     error=str(error),
-                    hint="if it lasts, run one version of fetchproxy everywhere",
+                    hint="if this continues, run the same version of fetchproxy everywhere",
                 )
             topics = frozenset(topic_id for topic_id, _ in positions)
             found[stored.key] = _ReadPositions(

@@ -77,62 +77,65 @@ class Kind(StrEnum):
     # About this process and its dependencies.
     BROKERS_AWAY = _error(
         "brokers_away",
-        "no broker answers: clients are not served and nothing is archived; `/readyz` is 503",
+        "no broker responds: clients are not served, archiving stops, and `/readyz` is 503",
         "start the brokers, or correct `cluster.bootstrap`",
         about="",
     )
     STORE_FAILING = _error(
         "store_failing",
-        "the store's listings, reads, writes or deletions fail, or get no answer for 8 s",
-        "repair the store or the network to it; fetchproxy then continues by itself",
+        "listings, reads, writes or deletions in the store fail, or get no response for 8 s",
+        "repair the store or the network to it; fetchproxy then continues, without a restart",
         about="operation",
     )
     STORE_THROTTLES = _warning(
         "store_throttles",
-        "the store refuses requests as too many (503 SlowDown); fetchproxy sends less for a minute",
-        "nothing if it ends; otherwise ask the store's owner for more requests per second",
+        "the store refuses requests because there are too many (503 SlowDown); fetchproxy sends "
+        "fewer for a minute",
+        "nothing if it clears soon; otherwise ask the store's owner to allow more requests per "
+        "second",
         about="operation",
         waits=False,
     )
     SEGMENTS_LOCKED = _error(
         "segments_locked",
-        "the key of encrypted segments is not available: their reads fail",
+        "the key of encrypted segments is not available, so reads of them fail",
         "put the key back into the key ring that `store.encryption_keys` names",
         about="key",
     )
     OBJECT_NOT_READABLE = _error(
         "object_not_readable",
-        "the store works and does not give out an object: its offsets cannot be read",
-        "restore the object, enable its key or give access, as the message says; or copy the "
+        "the store works but does not return one object, so its offsets cannot be read",
+        "as the message says: restore the object, enable its key, give access, or copy the "
         "object back to a readable storage class",
     )
     SEGMENT_DAMAGED = _error(
         "segment_damaged",
-        "a reader has found an object of a segment damaged or missing: its offsets cannot be read",
-        "put the object back from a copy of the store; `fetchproxy verify --repair` rebuilds all "
-        "but the `.log`",
+        "an object of a segment is damaged or missing, so its offsets cannot be read",
+        "put the object back from a copy of the store; `fetchproxy verify --repair` rebuilds "
+        "every object except the `.log`",
     )
     KEY_SERVICE_FAILING = _error(
         "key_service_failing",
-        "the key service gives no keys: encrypted segments are not read, and no new ones written",
+        "the key service returns no keys: encrypted segments cannot be read or written",
         "repair the key service, the network to it, or this process's rights and credentials there",
         about="service",
     )
     KEY_RING_UNUSABLE = _error(
         "key_ring_unusable",
-        "the changed key ring file cannot be used; the last keys stay in use until a restart",
-        "correct the file as the error says; fetchproxy reads it again by itself",
+        "the changed key ring file cannot be used; until a restart, the process continues with "
+        "the previous keys",
+        "correct the file as the error says; fetchproxy then reads it without a restart",
         about="path",
     )
     SEGMENT_METADATA_CHANGED = _error(
         "segment_metadata_changed",
-        "somebody has changed the metadata of an encrypted segment: its reads fail",
+        "the metadata of an encrypted segment was changed, so reads of the segment fail",
         "find out who else can write to the store, then run `fetchproxy verify --repair`",
     )
     ARCHIVE_MISSING = _error(
         "archive_missing",
         "there is no archive at `store.url`",
-        "correct `store.url`, mount the folder, or give `--create` for a new archive",
+        "correct `store.url` or mount the folder; for a new archive, add `--create` once",
         about="",
     )
     ARCHIVE_MISMATCH = _error(
@@ -143,66 +146,68 @@ class Kind(StrEnum):
     )
     ARCHIVE_LISTING_FAILING = _error(
         "archive_listing_failing",
-        "the archive cannot be listed: the page shows what was known before",
-        "read the error; with `metadata.manager = topic`, check the metadata topic too",
+        "the archive cannot be listed; the page shows what was known before",
+        "read the error; with `metadata.manager = topic`, also check the metadata topic",
         about="",
     )
     PARTITIONS_UNKNOWN = _error(
         "partitions_unknown_to_metadata_topic",
-        "the store has partitions that the metadata topic does not know: their reads fail",
+        "the store has partitions that the metadata topic does not know; reads of them wait",
         "run `fetchproxy restore`",
         about="",
     )
     CLUSTER_AUTHENTICATION_REFUSED = _error(
         "cluster_authentication_refused",
-        "the brokers refuse the proxy's own credentials: nothing is archived; clients are relayed",
-        "correct the user on the brokers, or the password's file, which is read again by itself; "
-        "a password that is not in a file needs a restart",
+        "the brokers refuse the proxy's own credentials; archiving stops, but clients are still "
+        "relayed",
+        "correct the user on the brokers, or the password file (it is read again without a "
+        "restart); a password that is not in a file needs a restart",
         about="",
     )
     ARCHIVER_DISK_FAILING = _error(
         "archiver_disk_failing",
-        "an archiver's disk is full or fails: its partitions are not archived",
+        "an archiver's disk is full or failing, so its partitions are not archived",
         "free space on the disk of the spool folder, or replace the disk",
         about="archiver",
     )
     ARCHIVER_SILENT = _error(
         "archiver_silent",
-        "an archiver was killed, or cannot write to the store: its partitions are not archived",
+        "an archiver was killed or cannot write to the store, so its partitions are not archived",
         "start the archiver again",
         about="archiver",
     )
     PART_FAILED = _error(
         "part_failed",
-        "a part of this process fails by a defect and is started again, with pauses up to a "
-        "minute; the message says what is not done meanwhile",
-        "nothing if it ends; otherwise restart the process, and report the defect with the "
-        "traceback that the log has",
+        "a bug stopped a part of this process; it is restarted, with pauses of up to a minute; "
+        "the message says what is not done meanwhile",
+        "report the bug with the traceback from the log; if the condition does not clear, "
+        "restart the process",
         about="part",
     )
     TLS_FILES_UNUSABLE = _error(
         "tls_files_unusable",
-        "changed certificates or keys cannot be used; new connections get the old ones",
-        "correct the files that the error names; fetchproxy reads them again by itself",
+        "changed certificates or keys cannot be used; new connections still get the old ones",
+        "correct the files that the error names; fetchproxy then reads them without a restart",
         about="place",
     )
     TLS_CERTIFICATE_EXPIRES = _warning(
         "tls_certificate_expires",
-        "the proxy's own certificate ends soon, or has ended",
-        "replace the certificate's file; fetchproxy reads it by itself",
+        "the proxy's own certificate expires soon or has expired",
+        "replace the certificate file; no restart is needed",
         about="place",
     )
     BROKER_AWAY = _warning(
         "broker_away",
-        "a broker does not answer; others do",
+        "a broker does not respond; others do",
         "start the broker; fetchproxy forgets a removed broker after an hour",
         about="address",
     )
     MESSAGE_TOO_LARGE = _warning(
         "message_too_large",
-        "a client's request, or a broker's response that is read whole, is refused by its size",
-        "raise the setting that it names; a limit without a section is fixed: let the client ask "
-        "for less at once",
+        "a client's request, or a broker's response that the proxy has to read, is too large and "
+        "was refused",
+        "raise the setting that it names; a limit whose name has no section is fixed: then make "
+        "the client request less at once",
         about="limit",
     )
     READERS_HELD = _warning(
@@ -213,14 +218,16 @@ class Kind(StrEnum):
     )
     CLIENTS_WAIT = _warning(
         "clients_wait",
-        "logins, look-ups by time or keys wait long for their turn, as some clients ask for many",
-        "correct the password of the clients that the message names, or let them ask for less",
+        "logins, lookups by time, or key requests wait too long because some clients send too "
+        "many of them",
+        "correct the password of the clients that the message names, or make them send fewer "
+        "requests",
         about="turn",
     )
     GATEWAY_NOT_LISTENING = _warning(
         "gateway_not_listening",
-        "clients cannot connect, as the process starts or ends; `/readyz` is 503",
-        "wait until it has read the archive; with `--archive-only`, the store has to answer",
+        "clients cannot connect because the process is starting or stopping; `/readyz` is 503",
+        "wait until it has read the archive; with `--archive-only`, the store must be reachable",
         about="",
         waits=False,
     )
@@ -228,7 +235,7 @@ class Kind(StrEnum):
     UNARCHIVED_RECORDS_DELETED = _error(
         "unarchived_records_deleted",
         "the brokers have deleted records that are not archived, and may delete more",
-        "remove the cause that the message names; raise the brokers' retention until then",
+        "remove the cause that the message names; until then, raise the brokers' retention",
     )
     ARCHIVE_MARGIN_SMALL = _error(
         "archive_margin_small",
@@ -237,140 +244,151 @@ class Kind(StrEnum):
     )
     OPEN_TRANSACTION = _warning(
         "open_transaction",
-        "an open transaction keeps the last stable offset: records above it are not archived",
-        "if its producer does not end it, `kafka-transactions.sh … abort` as the message says",
+        "an open transaction holds back the last stable offset, and records above it are not "
+        "archived",
+        "if its producer does not finish it, run the `kafka-transactions.sh … abort` command "
+        "from the message",
     )
     PARTITION_STOPPED = _error(
         "partition_stopped",
-        "nothing is archived or deleted: the log begins again, or was truncated",
+        "archiving and deletion have stopped because the log started over or was truncated",
         "run `fetchproxy resolve`",
     )
     LOG_DAMAGED = _error(
         "log_damaged",
-        "a batch in the brokers' log is damaged: nothing from there on is archived",
-        "let another replica lead (`kafka-leader-election.sh`), or delete the records up to the "
-        "batch's last offset (`kafka-delete-records.sh`); the archiver then continues by itself",
+        "a batch in the brokers' log is damaged; archiving stops before it",
+        "make another replica the leader (`kafka-leader-election.sh`), or delete the records up "
+        "to the batch's last offset (`kafka-delete-records.sh`); the archiver then continues",
     )
     LOCAL_TRIMMING_STOPPED = _error(
         "local_trimming_stopped",
-        "the brokers keep records past local retention, as the archive lacks some of them",
+        "the brokers keep records that are older than local retention, because the archive lacks "
+        "some of them",
         "run `fetchproxy verify`, then put back the missing objects",
     )
     TOPIC_DELETION_STOPPED = _error(
         "topic_deletion_stopped",
-        "the archive of deleted topics is kept, as this may be another cluster with the same id",
-        "check `cluster.bootstrap`; if the topics were deleted, do as the message says",
+        "the archives of deleted topics are kept, because this may be another cluster with the "
+        "same id",
+        "check `cluster.bootstrap`; if the topics really were deleted, do what the message says",
         about="",
     )
     REPLACED_SEGMENT_KEPT = _warning(
         "replaced_segment_kept",
-        "a replaced segment is not deleted, as its replacement is damaged or incomplete",
+        "a replaced segment is kept because its replacement is damaged or incomplete",
         "run `fetchproxy verify`",
     )
     RETENTION_STEP_ANNOUNCED = _warning(
         "retention_step_announced",
         "retention is about to delete a large part of the archive",
-        "nothing if this is intended; otherwise correct retention or clock before the time given",
+        "nothing if this is intended; otherwise correct the retention or the clock before the "
+        "time in the message",
     )
     RETENTION_CLOCK_DOUBTED = _warning(
         "retention_clock_doubted",
-        "retention by time waits, as this machine's clock is ahead of records or of the store",
+        "time-based retention is paused because this machine's clock is ahead of the records or "
+        "of the store",
         "correct the clock",
     )
     RETENTION_HELD_UP = _warning(
         "retention_held_up",
-        "a record with a timestamp in the future keeps retention by time from all behind it",
-        "run `kafka-delete-records.sh` through the proxy, up to the offset that the message names, "
-        "or limit the archive by bytes",
+        "a record has a timestamp in the future; time-based retention stops there",
+        "run `kafka-delete-records.sh` through the proxy, up to the offset in the message, or "
+        "limit the archive by bytes",
     )
     LOCAL_RETENTION_HELD_UP = _warning(
         "local_retention_held_up",
-        "a record with a timestamp in the future: the brokers keep all behind it",
-        "run `kafka-delete-records.sh` at a broker, up to the offset that the message names, or "
-        "limit the brokers' logs by bytes",
+        "a record has a timestamp in the future; the brokers keep it and everything after it",
+        "run `kafka-delete-records.sh` at a broker, up to the offset in the message, or limit "
+        "the brokers' logs by bytes",
     )
     # About this process's own archiver only.
     LOCAL_RETENTION_REFUSED = _error(
         "local_retention_refused",
-        "local retention deletes nothing of the topic, because of the topic's own settings",
+        "local retention is not applied to the topic because of the topic's own settings",
         "usually: set `retention.ms=-1` and `retention.bytes=-1` on the topic",
         about="topic",
     )
     LOG_BEGINS_AGAIN = _error(
         "log_begins_again",
-        "the log begins again: the leader's log has no archived record",
+        "the log started over: the leader's log has none of the archived records",
         "run `fetchproxy resolve`",
         waits=False,
     )
     PARTITION_FAILING = _warning(
         "partition_process_failed",
-        "the archiver's last turn at the partition failed",
-        "read the error; the archiver tries again by itself",
+        "the archiver's last attempt at the partition failed",
+        "read the error; the archiver retries",
         waits=False,
     )
     SEGMENT_COPY_STALLED = _warning(
         "segment_copy_stalled",
-        "a copy has used up half of the time that it may take",
+        "the copy of a segment has used up half of its time limit",
         "check whether the store accepts writes",
         waits=False,
     )
     TOPIC_REFUSED = _error(
         "topic_refused",
-        "the topic matches `archive.topics` and cannot be archived",
-        "exclude it from the pattern, or change the topic as the reason says",
+        "the topic matches `archive.topics` but cannot be archived",
+        "change the topic as the reason says, or exclude it from the pattern",
         about="topic",
         waits=False,
     )
     PARTITIONS_NOT_LED = _error(
         "partitions_not_led",
-        "no archiver archives some partitions: none runs beside the broker that leads them",
+        "some partitions are not archived: no archiver runs beside the broker that leads them",
         "start an archiver with `archive.log_dirs` beside every broker",
         about="",
     )
     TOPIC_LEFT_OUT = _warning(
         "topic_left_out",
-        "the topic was archived; now no archiver matches it, and its new records are not archived",
-        "let `archive.topics` match it; if it is left out on purpose, nothing",
+        "the topic was archived, but no archiver's pattern matches it now; its new records are "
+        "not archived",
+        "if it was excluded on purpose, nothing; otherwise change `archive.topics` so that it "
+        "matches",
         about="topic",
         waits=False,
     )
     # Every process finds these in the archive itself.
     ARCHIVED_OFFSETS_MISSING = _error(
         "archived_offsets_missing",
-        "offsets were archived, and no segment has them any more",
+        "offsets that were archived are in no segment any more",
         "find out what deletes objects in the store; put the objects back",
     )
     SEGMENT_METADATA_UNREADABLE = _error(
         "segment_metadata_unreadable",
-        "metadata of a segment cannot be read: its offsets are not served",
+        "the metadata of a segment cannot be read, so its offsets are not served",
         "run `fetchproxy verify --repair`",
     )
     ARCHIVE_GAP = _on_record(
         "archive_gap",
-        "offsets were lost before they could be copied",
-        "they cannot be recovered; find out why the archiver was late",
+        "the brokers deleted records before they were copied",
+        "the records cannot be recovered; find out why the archiver was late",
     )
     MIRROR_READ = _on_record(
         "mirror_read",
-        "a mirror is read: what is not copied yet is missing there, and readers wait for it",
+        "the archive in use is a mirror; readers wait for what is not copied yet",
         "nothing if this is intended; `fetchproxy mirror` copies the rest",
         about="",
     )
     ARCHIVED_OFFSETS_NOT_KNOWN = _on_record(
         "archived_offsets_not_known",
-        "offsets are in no segment, and the archive is too old to have a record of them",
+        "some offsets are in no segment, and the archive is too old to have a record of what "
+        "happened to them",
         "nothing",
     )
     SEGMENTS_PUT_ASIDE = _on_record(
         "segments_put_aside",
-        "segments belong to another history of the log, after `resolve --new-history`",
+        "after `resolve --new-history`, segments of the old history are hidden",
         "nothing; `fetchproxy resolve --keep` shows them again",
     )
 
 
 MEANINGS: Mapping[str, Meaning] = {kind: kind.meaning for kind in Kind}
 # For kinds that a newer version has written to the store.
-_NEWER = Meaning(Level.ERROR, "partition", "", "a newer fetchproxy wrote it: update this one")
+_NEWER = Meaning(
+    Level.ERROR, "partition", "", "it was written by a newer fetchproxy: update this one"
+)
 _SEVERITY = {kind: place for place, kind in enumerate(MEANINGS)}
 _LEVELS = list(Level)
 

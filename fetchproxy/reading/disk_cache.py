@@ -52,7 +52,7 @@ _READ_MAX_S = 1.0
 # After a disk has hung or failed, it is not used for this long.
 AWAY_S = 10.0
 _READ_THREADS = 2
-_CHECK_DISK = "if it repeats, check the disk of remote_fetch.disk_cache_dir"
+_CHECK_DISK = "if it happens again, check the disk of remote_fetch.disk_cache_dir"
 
 log = structlog.get_logger(__name__)
 

@@ -120,7 +120,7 @@ async def read_elsewhere(
             "planning_process_ended",
             error=str(error),
             exit_code=process.returncode,
-            hint="if it repeats, give the driver's machine more memory",
+            hint="if it happens again, give the driver's machine more memory",
         )
         waiting.extend(batch)
         await read_here()

@@ -187,7 +187,9 @@ class RemoteLogStreamReader(DataSourceStreamReader, EndsWithWhatIsThere):  # typ
         if self._followed is not None:
             if self._repeated and not self._knows_latest:
                 # PySpark 4.0 and 4.1 with availableNow, without `register` of `fetchproxy.spark`.
-                log.warning("stream_ended_after_repeated_batch", hint="run it again for the rest")
+                log.warning(
+                    "stream_ended_after_repeated_batch", hint="run the query again to get the rest"
+                )
             self._followed.close()
             self._followed = None
 

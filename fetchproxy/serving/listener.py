@@ -189,7 +189,8 @@ class Listener:
                 clients_are_told="the address at which each client has reached this listener",
                 fails_for="clients behind NAT, a load balancer or a container's published ports, "
                 "and if the certificate does not name that address",
-                hint="set gateway.advertise_host (--advertise) to a host that all clients can dial",
+                hint="set gateway.advertise_host (--advertise) to a host that all clients can "
+                "reach",
             )
 
     def run(self, work: Coroutine[None, None, None], name: str) -> None:

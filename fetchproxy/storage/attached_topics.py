@@ -210,7 +210,7 @@ class AttachedObjectStore(ObjectStore):
                 "attached_topic_not_found",
                 name=attached.name,
                 topic=attached.topic,
-                hint="correct attach.archives: the other archive has no such topic",
+                hint="correct the topic in attach.archives",
             )
         return found
 

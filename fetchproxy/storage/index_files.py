@@ -77,7 +77,7 @@ LogKey = Callable[[RemoteLogSegmentMetadata], str]
 # A look-up takes a few milliseconds.
 _READ_MAX_S = 0.25
 _THREADS = 2
-_CHECK_DISK = "if it repeats, check the disk of archive.local_index_dir"
+_CHECK_DISK = "if it happens again, check the disk of archive.local_index_dir"
 
 log = structlog.get_logger(__name__)
 

@@ -122,7 +122,7 @@ class TlsAcceptor:
                 "tls_handshake_crashed",
                 client=gate.client,
                 error=repr(error),
-                hint="report it as a defect",
+                hint="report a bug",
             )
 
     def _failed(self, client: str, server_name: str | None, error: OSError) -> None:

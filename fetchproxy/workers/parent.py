@@ -98,7 +98,7 @@ class Workers:
                 worker=number,
                 exit_code=exit_code,
                 starts_again_in_s=pause_s,
-                hint="if it repeats, look for the reason in the worker's own lines above",
+                hint="if it happens again, look for the reason in the worker's log lines above",
             )
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

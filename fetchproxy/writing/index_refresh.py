@@ -112,7 +112,7 @@ class LocalIndexRefresher:
             log.warning(
                 "local_index_leftovers_not_deleted",
                 error=str(error),
-                hint="if it repeats, check the disk of archive.local_index_dir",
+                hint="if it happens again, check the disk of archive.local_index_dir",
             )
 
     async def _fetch(

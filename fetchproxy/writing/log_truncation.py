@@ -297,7 +297,7 @@ class LogTruncation:
             truncation_offset=min(segment.start_offset for segment in segments),
             archive_end=max(segment.end_offset for segment in segments) + 1,
             segments_dropped=len(segments),
-            hint="nothing after fetchproxy resolve",
+            hint="after fetchproxy resolve, nothing",
         )
         await self._carry_out(TruncationPlan(tuple(segments)))
 

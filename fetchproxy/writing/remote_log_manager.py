@@ -342,7 +342,8 @@ class RemoteLogManager(ArchiverParts):
             log.warning(
                 "stale_uploads_not_aborted",
                 error=str(error) or type(error).__name__,
-                hint="if it repeats, let the store's user list and abort multipart uploads",
+                hint="if it happens again, allow the store's user to list and abort multipart "
+                "uploads",
             )
         else:
             if aborted:

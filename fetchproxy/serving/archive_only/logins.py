@@ -424,8 +424,8 @@ class Logins:
                 log.error(
                     "users_file_unusable",
                     error=str(error),
-                    hint="correct the file: it is read again by itself; until then the users that "
-                    "were read last stay in force",
+                    hint="correct the file; it is read again without a restart, and until then "
+                    "the previous users stay in force",
                 )
             self._fault = str(error)
             return

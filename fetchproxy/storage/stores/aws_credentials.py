@@ -97,7 +97,7 @@ class AwsCredentials:
             log.warning(
                 "aws_credentials_not_found",
                 error=str(error),
-                hint="correct the source of the credentials: it is read again by itself",
+                hint="correct the source of the credentials; it is read again without a restart",
             )
             return
         self._current = found

@@ -422,7 +422,7 @@ def _renewed(make: Callable[[], Clients]) -> Clients | None:
         log.error(
             "store_credentials_unusable",
             error=mask_text(text),
-            hint="correct the file: it is read again by itself",
+            hint="correct the file; it is read again without a restart",
         )
         return None
     log.info("store_credentials_changed")

@@ -212,7 +212,7 @@ class SteadyClock:
                 "clock_jumped",
                 jumped_ms=round(jumped_ms),
                 retention_waits_s=self._settle_s,
-                hint="if it repeats, correct this machine's time synchronisation",
+                hint="if it happens again, correct this machine's time synchronisation",
             )
             self._even = (ahead_ms, loop_s)
         return now_ms if loop_s - self._even[1] >= self._settle_s else None
