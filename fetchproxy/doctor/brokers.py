@@ -215,7 +215,7 @@ async def topic_rights(scene: Scene) -> dict[str, set[int]]:
 async def _has_topic_rights(scene: Scene) -> Sequence[Finding]:
     config = scene.config
     if not scene.archives and config.metadata.manager == "store":
-        raise DoesNotApply("a process that does not archive asks for DESCRIBE alone")
+        raise DoesNotApply("a process that does not archive needs only DESCRIBE")
     rights = await topic_rights(scene)
     if not rights and not await (await scene.cluster()).topics(0):
         return NOTHING

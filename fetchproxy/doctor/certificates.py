@@ -86,7 +86,7 @@ async def _upstream(scene: Scene) -> LoadedContext:
 
 async def _none_has_ended(scene: Scene) -> Sequence[Finding]:
     return [
-        Finding(f"{file} has ended {-left_ms // _HOUR_MS} hours ago", {"file": file})
+        Finding(f"{file} expired {-left_ms // _HOUR_MS} hours ago", {"file": file})
         for file, left_ms in await _times_left(scene)
         if left_ms <= 0
     ]
@@ -94,7 +94,7 @@ async def _none_has_ended(scene: Scene) -> Sequence[Finding]:
 
 async def _none_ends_soon(scene: Scene) -> Sequence[Finding]:
     return [
-        Finding(f"{file} ends in {left_ms // _DAY_MS} days", {"file": file})
+        Finding(f"{file} expires in {left_ms // _DAY_MS} days", {"file": file})
         for file, left_ms in await _times_left(scene)
         if left_ms <= EXPIRY_WARNING_MS
     ]
@@ -191,7 +191,7 @@ async def _ring_works(scene: Scene) -> Sequence[Finding]:
         same = await ring.unwrap(await ring.wrap(data_key, context), context) == data_key
     finally:
         await ring.close()
-    return NOTHING if same else [Finding("the key ring gave another key back")]
+    return NOTHING if same else [Finding("the key ring returned a different key")]
 
 
 async def _ring_is_active(scene: Scene) -> Sequence[Finding]:

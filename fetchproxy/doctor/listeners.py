@@ -121,7 +121,7 @@ async def _no_loopback_for_others(scene: Scene) -> Sequence[Finding]:
         return NOTHING
     hosts = [host for host in await advertised_hosts(scene) if is_loopback(host)]
     return [
-        Finding(f"the listener is at {listen}, and clients are told {host}", {"host": host})
+        Finding(f"the listener is at {listen}, but clients are given {host}", {"host": host})
         for host in hosts
     ]
 
@@ -153,9 +153,9 @@ async def _through(scene: Scene) -> AsyncIterator[Cluster]:
     if not config.archive_only.enabled and own_addresses(scene):
         raise NotChecked("`cluster.bootstrap` is the proxy's own address")
     if gateway.tls_client_auth == "required":
-        raise NotChecked("clients need a certificate, and doctor has none")
+        raise NotChecked("clients need a certificate, but doctor has none")
     if config.archive_only.users_file is not None:
-        raise NotChecked("clients need a password, and doctor has none")
+        raise NotChecked("clients need a password, but doctor has none")
     if gateway.tls_certificate_file is not None:
         certificate = gateway.tls_certificate_file
         tls = ReloadingContext("doctor", lambda: LoadedContext(trusting(certificate), None), ())
@@ -207,7 +207,7 @@ async def _responds_to_clients(scene: Scene) -> Passed | Sequence[Finding]:
     if not scene.config.archive_only.enabled and not may_be_same:
         direct = await from_brokers((await scene.cluster()).brokers())
         if nodes and set(nodes.values()) == set(direct.values()):
-            return [Finding(f"a broker answers at {_runs(scene)}, and not the proxy")]
+            return [Finding(f"a broker responds at {_runs(scene)} instead of the proxy")]
     return Passed(", ".join(str(address) for _, address in sorted(nodes.items())))
 
 

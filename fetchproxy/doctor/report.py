@@ -61,7 +61,7 @@ def _change_lines(change: Change) -> Iterator[str]:
     now_bytes, then_bytes = change.memory_bytes
     yield f"memory plan: {now_bytes / MiB:.0f} MiB becomes {then_bytes / MiB:.0f} MiB"
     if change.gained is None or change.lost is None:
-        yield "topics: the brokers do not tell"
+        yield "topics: not known, because the brokers did not list them"
         return
     yield f"topics gained: {_named(change.gained)}"
     yield f"topics lost: {_named(change.lost)}"

@@ -31,14 +31,14 @@ async def _files_suffice(scene: Scene) -> Passed | Sequence[Finding]:
     room = clients_that_fit(limit, clients)
     if room >= clients:
         return NOTHING
-    reason = f"of {clients} clients (gateway.connections_max), {room} fit below {limit} open files"
+    reason = f"gateway.connections_max is {clients}, but {limit} open files allow only {room}"
     return [Finding(reason, {"files": open_files_for(clients)})]
 
 
 async def _memory_suffices(scene: Scene) -> Passed | Sequence[Finding]:
     machine, plan = scene.machine, sum(memory_parts(scene.config).values())
     if machine.memory_bytes is None:
-        raise NotChecked("this system does not tell its memory")
+        raise NotChecked("this system does not say how much memory it has")
     most = int(machine.memory_bytes * _MEMORY_SHARE)
     words = f"{plan / MiB:.0f} MiB of {machine.memory_bytes / MiB:.0f} MiB"
     if plan <= most:
@@ -75,7 +75,7 @@ def _try_to_write(folder: Path) -> None:
     """Raises OSError."""
     if not folder.exists():
         if not can_make(folder):
-            raise OSError(0, f"it cannot be made in {_nearest(folder)}")
+            raise OSError(0, f"it cannot be created in {_nearest(folder)}")
         return
     with tempfile.TemporaryFile(prefix="fetchproxy-doctor-", dir=folder) as file:
         file.write(b"\0" * 4096)
@@ -89,7 +89,7 @@ async def _spool_has_room(scene: Scene) -> Sequence[Finding]:
     free = await asyncio.to_thread(lambda: shutil.disk_usage(_nearest(folder)).free)
     if free >= least:
         return NOTHING
-    reason = f"{folder} has {free / MiB:.0f} MiB free, and one segment takes {least / MiB:.0f}"
+    reason = f"{folder} has {free / MiB:.0f} MiB free, but one segment takes {least / MiB:.0f}"
     return [Finding(reason, {"folder": folder})]
 
 

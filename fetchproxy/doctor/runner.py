@@ -150,8 +150,8 @@ async def _examine_one(
         applies = not isinstance(why, DoesNotApply)
         return CheckResult(id, note=safe(str(why)), made=False, applies=applies)
     except TimeoutError as error:
-        within = f"no answer within {check_max_s:g} s"
-        found = [Finding(within if limit.expired() else f"no answer in time: {error}")]
+        within = f"no response within {check_max_s:g} s"
+        found = [Finding(within if limit.expired() else f"no response in time: {error}")]
     except (FetchProxyError, OSError) as error:
         found = [Finding(str(error), getattr(error, "words", {}))]
     if isinstance(found, Passed):

@@ -81,7 +81,7 @@ def _open_to_others(files: Mapping[Path, str]) -> Iterator[Finding]:
         except OSError:
             continue  # whoever reads it says so
         if mode & (stat.S_IROTH | stat.S_IWOTH):
-            reason = f"{path} has {what}, and its mode is {stat.S_IMODE(mode):04o}"
+            reason = f"{path} contains {what}, but its mode is {stat.S_IMODE(mode):04o}"
             yield Finding(reason, {"file": path})
 
 

@@ -50,7 +50,7 @@ async def _responds(scene: Scene) -> Passed | Sequence[Finding]:
     storage = await _opened(scene)
     with tried_once():
         there = await read_identity(storage.store, scene.prefix)
-    return NOTHING if there is not None else Passed("no archive is there yet")
+    return NOTHING if there is not None else Passed("there is no archive yet")
 
 
 def _is_to_be_made(url: str) -> bool:
@@ -65,7 +65,7 @@ async def _opened(scene: Scene) -> RemoteStorage:
     """Raises NotChecked while only a write could make the store's folder."""
     storage = await scene.storage()
     if scene.archives and await asyncio.to_thread(_is_to_be_made, store_url(scene.config)):
-        raise NotChecked("its folder does not exist yet; the first archiver makes it")
+        raise NotChecked("its folder does not exist yet; the first archiver creates it")
     return storage
 
 
@@ -96,15 +96,15 @@ async def _is_our_own(scene: Scene) -> Sequence[Finding]:
     except ArchiveMissing:
         return NOTHING  # the next check says so
     except ClusterError as error:
-        raise NotChecked(f"the brokers do not tell what they have ({error})") from error
+        raise NotChecked(f"the brokers did not list their topics ({error})") from error
     return NOTHING
 
 
 async def _is_there(scene: Scene) -> Sequence[Finding]:
     storage = await _opened(scene)
     if scene.archives:
-        raise DoesNotApply("the first archiver makes it")
-    if await from_store(read_identity(storage.store, scene.prefix)) is not None:
+        raise DoesNotApply("the first archiver creates it")
+    if await store_says(read_identity(storage.store, scene.prefix)) is not None:
         return NOTHING
     return [Finding(f"there is no archive at {scene.words()['store']}")]
 
@@ -136,7 +136,11 @@ async def _can_be_written(scene: Scene) -> Sequence[Finding]:
         await store.put(key, _PROBE)
         content = await store.get(key)
     same = content == _PROBE
-    return NOTHING if same else [Finding(f"{len(content)} other bytes came back than were written")]
+    return (
+        NOTHING
+        if same
+        else [Finding(f"{len(content)} bytes came back, not the ones that were written")]
+    )
 
 
 async def _ranges_are_exact(scene: Scene) -> Sequence[Finding]:
@@ -145,7 +149,9 @@ async def _ranges_are_exact(scene: Scene) -> Sequence[Finding]:
         content = await store.get_range(key, _RANGE)
     if content == _PROBE[_RANGE.start : _RANGE.end]:
         return NOTHING
-    return [Finding(f"a read of {_RANGE.length} bytes gave {len(content)}, or others")]
+    return [
+        Finding(f"a read of {_RANGE.length} bytes returned {len(content)} bytes, or the wrong ones")
+    ]
 
 
 async def _listings_are_complete(scene: Scene) -> Sequence[Finding]:
@@ -183,7 +189,7 @@ async def _clocks_agree(scene: Scene) -> Sequence[Finding]:
     before_ms = scene.wall_clock_ms()
     stores_ms = await from_store(store.clock_ms(scene.prefix))
     if stores_ms is None:
-        raise DoesNotApply("this store does not tell the time")
+        raise DoesNotApply("this store does not report its time")
     after_ms = scene.wall_clock_ms()
     # The response says a time between the two, in whole seconds.
     ahead_ms = before_ms - stores_ms if before_ms > stores_ms else min(after_ms - stores_ms, 0)
