@@ -43,10 +43,10 @@ def archive(
     dry_run: options.DryRun = False,
     create: options.Create = False,
 ) -> None:
-    """Copy topics to the store, without serving clients. Ends on SIGINT or SIGTERM.
+    """Copy topics to the store, without serving clients. Exits on SIGINT or SIGTERM.
 
-    With --once or --spark the command copies up to the current last stable offsets, then ends. An
-    archiver may copy the same topics at the same time. If a run is interrupted, the next run
+    With --once or --spark, the command copies up to the current last stable offsets and then exits.
+    An archiver may copy the same topics at the same time. If a run is interrupted, the next run
     continues from there. --dry-run shows what such a run would copy. A partition that fails does
     not stop the others. It is tried again. At its end the run lists on stderr the offsets that are
     not archived, with cause and remedy. Exit code 2 if a partition could not be archived, if

@@ -65,16 +65,16 @@ LookInterval = Annotated[
         min=0.5,
         max=3600,
         metavar="SECONDS",
-        help="Time between two looks.",
+        help="Time between two refreshes.",
     ),
 ]
 OneLook = Annotated[
-    bool, typer.Option("--once", envvar="FETCHPROXY_ONCE", help="Look once, and end.")
+    bool, typer.Option("--once", envvar="FETCHPROXY_ONCE", help="Print the list once and exit.")
 ]
 RowsMax = Annotated[
     int,
     typer.Option(
-        "--rows", envvar="FETCHPROXY_TOP_ROWS", min=1, max=LIMIT_MAX, help="Rows at most."
+        "--rows", envvar="FETCHPROXY_TOP_ROWS", min=1, max=LIMIT_MAX, help="Maximum number of rows."
     ),
 ]
 
@@ -87,12 +87,12 @@ def top(
     rows_max: RowsMax = 20,
     json: AsJson = False,
 ) -> None:
-    """Show who reads history from a running process, and what it costs, again and again.
+    """Show who reads history from a running process and what it costs, refreshed until Ctrl-C.
 
-    The clients with most bytes come first. Rates are those since the look before. --json prints one
-    look.
+    The clients with most bytes come first. Rates are averages since the previous refresh. --json
+    prints the list once.
 
-    Exit codes: 0 ended; 2 the console does not answer.
+    Exit codes: 0 done; 2 the console does not respond.
     """
     with users_errors():
         if console_url is None:
@@ -169,7 +169,8 @@ def topics(
 ) -> None:
     """List topics with partitions, lag and size: of a running process, or of store and brokers.
 
-    Without --console it reads the archive, and asks the brokers. What they do not tell is a dash.
+    Without --console, it reads from the archive and the brokers. A dash means that a value is
+    unknown.
 
     Exit codes: 0 done; 2 the console, or the archive, could not be read.
     """
@@ -185,10 +186,10 @@ def lag(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Show by partition how far the archive is behind the brokers, and how much time is left.
+    """Show for each partition how far the archive is behind the brokers, and how much time is left.
 
-    `lag` counts offsets that only the brokers have, `margin` those that both have: below 0, records
-    are lost. Without --console it reads the archive and asks the brokers.
+    `lag` counts the offsets that only the brokers have. `margin` counts those that both have; below
+    0, records are lost. Without --console, it reads from the archive and the brokers.
 
     Exit codes: 0 done; 2 the console, or the archive, could not be read.
     """

@@ -32,13 +32,15 @@ BundleFile = Annotated[
         "--out",
         envvar="FETCHPROXY_BUNDLE_OUT",
         metavar="FILE",
-        help="The zip. Default: in this folder, by the time.",
+        help="The zip file. Default: a name with the current time, in this folder.",
     ),
 ]
 BundlePartitions = Annotated[
     list[str] | None,
     typer.Option(
-        "--partition", metavar="TOPIC:N", help="With the segments of it; may be repeated."
+        "--partition",
+        metavar="TOPIC:N",
+        help="Include the segments of this partition; may be repeated.",
     ),
 ]
 MetricsInterval = Annotated[
@@ -49,7 +51,7 @@ MetricsInterval = Annotated[
         min=0,
         max=600,
         metavar="SECONDS",
-        help="Time between the two looks at the metrics.",
+        help="Time between the two copies of the metrics.",
     ),
 ]
 _README = """\
@@ -77,12 +79,13 @@ def bundle(
     out: BundleFile = None,
     interval_s: MetricsInterval = 10.0,
 ) -> None:
-    """Write what a running process tells about itself into one zip, for a bug report.
+    """Collect what a running process says about itself in a zip file, for a bug report.
 
-    Its first file, README.txt, says what it holds: no records and no secrets, but names. Log and
-    settings are given to callers on the process' own machine, or with --token-file.
+    README.txt in it lists the contents. There are no records and no secrets, but there are names.
+    Log and settings are included only if you run this on the process's machine or with
+    --token-file.
 
-    Exit codes: 0 written, also if a part is missing; 2 the console does not answer, or the file
+    Exit codes: 0 written, even if a part is missing; 2 the console does not respond, or the file
     cannot be written.
     """
     with users_errors():

@@ -44,9 +44,9 @@ _HELP = OptionWord("--help", "", "Show help.")
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="The shell that completes.")],
+    shell: Annotated[Shell, typer.Argument(help="The shell to complete in.")],
 ) -> None:
-    """Print a script that completes commands, options and settings in a shell.
+    """Print a shell-completion script for commands, options and settings.
 
     bash: `fetchproxy completion bash > ~/.local/share/bash-completion/completions/fetchproxy`.
     zsh: `fetchproxy completion zsh > DIRECTORY/_fetchproxy`, with DIRECTORY in $fpath. fish:

@@ -35,7 +35,7 @@ ConsoleUrl = Annotated[
         "--console",
         envvar="FETCHPROXY_ASK",
         metavar="URL",
-        help="Console of the running process to ask: http://HOST:PORT, or HOST:PORT.",
+        help="Console of the running process: http://HOST:PORT or HOST:PORT.",
     ),
 ]
 TokenFile = Annotated[

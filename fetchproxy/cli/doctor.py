@@ -30,29 +30,29 @@ Before = Annotated[
     bool,
     typer.Option(
         "--before",
-        help="Nothing runs yet: the ports have to be free. Without it, a proxy that runs is "
-        "dialed at each address that it advertises.",
+        help="Check before the first start: the ports have to be free. Without it, doctor "
+        "connects to the running proxy at every address that it advertises.",
     ),
 ]
 WaitFor = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="Try again until nothing is fatal, for so long, such as 2m.",
+        help="Retry until nothing is fatal, for at most this long, such as 2m.",
     ),
 ]
 Present = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="The file of the process that runs now: also say what a change to --config does.",
+        help="The configuration file in use now: also print what a change to --config would do.",
     ),
 ]
 Skip = Annotated[
     list[str] | None,
     typer.Option(
         metavar="WHAT",
-        help="Leave out a check (FP0404) or a category (store); may be repeated.",
+        help="Skip a check (FP0404) or a category (store); may be repeated.",
     ),
 ]
 AsJson = Annotated[
@@ -73,8 +73,9 @@ def doctor(
 ) -> None:
     """Check the settings, brokers, topics, store, addresses, certificates, keys and the machine.
 
-    For each fault it prints the cause, the command that mends it, and its heading in
-    docs/operate/doctor.md. It changes nothing: it writes a probe object and removes it.
+    For each problem it prints the cause, the command that fixes it, and where
+    docs/operate/doctor.md explains it. It writes a probe object and removes it; otherwise it
+    changes nothing.
 
     Exit codes: 0 nothing was found; 1 only warnings; 2 something is fatal, or the command line is
     wrong; 130 interrupted.

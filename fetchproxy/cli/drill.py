@@ -111,22 +111,25 @@ def drill(
     context: typer.Context,
     fault: Annotated[Fault, typer.Argument(help="What fails.")],
     time: Annotated[
-        str, typer.Option("--for", metavar="TIME", help="For how long, such as 30s or 5m.")
+        str, typer.Option("--for", metavar="TIME", help="How long it fails, such as 30s or 5m.")
     ] = "5m",
     broker: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="With broker-down: this one. Default: all."),
+        typer.Option(
+            metavar="HOST:PORT", help="With broker-down: only this broker. Default: all brokers."
+        ),
     ] = None,
 ) -> None:
-    """Let the store or brokers fail in a running process, and tell what its readers felt.
+    """Make the store or the brokers fail for a running process, and report what its readers
+    noticed.
 
-    The process has to be started with drills.enabled = true, and is asked at its --console, on this
-    machine. The fault ends at its time; soon after this command ends, however it ends; and after an
-    hour at most. Nothing wrong is written: while the store is down or its reads are damaged, the
-    process writes nothing to it.
+    The process must have been started with drills.enabled = true and a --console, on this machine.
+    The fault ends after --for, shortly after this command exits for any reason, or after an hour,
+    whichever comes first. The archive is safe: while the store is down or its reads are damaged,
+    the process does not write to it.
 
-    Exit codes: 0 the drill is over; 2 it was refused, or the process does not answer; 130 the
-    command was interrupted, and the fault has been ended.
+    Exit codes: 0 the drill is over; 2 it was refused, or the process does not respond; 130 the
+    command was interrupted, and the fault is over.
     """
     with users_errors():
         config = options.read_config(context)

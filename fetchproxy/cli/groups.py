@@ -54,7 +54,7 @@ _POSITIONS = (
 )
 
 app = typer.Typer(
-    help="Show consumer groups, and take their committed offsets to an archive-only node and back.",
+    help="Show consumer groups, and move their committed offsets to an archive-only node and back.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -81,11 +81,12 @@ def list_groups(
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """List consumer groups: those of a running process' clients with their cost, or the cluster's.
+    """List consumer groups: of a running process, with their clients' cost, or of the cluster.
 
-    Without --console it asks the brokers for all groups with committed offsets, and for their lag.
+    With --console, it lists the groups of the process's clients. Without it, it lists all groups of
+    the cluster that have committed offsets, with their lag.
 
-    Exit codes: 0 done; 2 the console or the cluster does not answer.
+    Exit codes: 0 done; 2 the console or the cluster does not respond.
     """
     rows: Sequence[JsonRow]
     with users_errors():
@@ -102,9 +103,9 @@ def list_groups(
 @app.command("show")
 @options.shares("bootstrap")
 def show_group(context: typer.Context, group: GroupName, json: AsJson = False) -> None:
-    """Show how far GROUP has read, by partition, and whether it goes on from archive or brokers.
+    """Show how far GROUP has read, and whether its next records are in the archive or at a broker.
 
-    Exit codes: 0 done; 2 the cluster does not answer, or has no commits of the group.
+    Exit codes: 0 done; 2 the cluster does not respond, or has no commits of the group.
     """
     with users_errors():
         config = _read(context)
@@ -168,10 +169,10 @@ def by_group(rows: Iterable[JsonRow]) -> Iterator[dict[str, Any]]:
 @app.command("export")
 @options.shares("bootstrap")
 def export(context: typer.Context, file: OffsetsFile) -> None:
-    """Write the committed offsets of all the cluster's groups to FILE, in place of its content.
+    """Write the committed offsets of all groups of the cluster to FILE, replacing its content.
 
-    Groups with members count, too: run it again and again while the cluster lives. An archive-only
-    node reads the file at its start.
+    Groups with members are included, so run it regularly while the cluster works. An archive-only
+    node reads the file when it starts.
 
     Exit codes: 0 written; 2 the cluster or the file cannot be used.
     """
@@ -208,8 +209,8 @@ async def _export(config: Config, file: Path) -> tuple[dict[OffsetKey, Committed
 def import_(context: typer.Context, file: OffsetsFile) -> None:
     """Commit the offsets of FILE to the cluster, for groups without members.
 
-    Exit codes: 0 all are committed; 1 some are not, each with the reason; 2 the cluster or the file
-    cannot be used.
+    Exit codes: 0 all are committed; 1 some are not, and the reason of each is printed; 2 the
+    cluster or the file cannot be used.
     """
     with users_errors():
         config = _read(context)

@@ -44,7 +44,9 @@ File = Annotated[
 Limit = Annotated[
     int | None, typer.Option("--limit", help="Print at most N entries.", min=0, metavar="N")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per line, for programs.")
+]
 
 
 @app.callback()
@@ -56,7 +58,8 @@ def _index() -> None:
 def show(file: File, limit: Limit = None, as_json: AsJson = False) -> None:
     """Print the entries of an index file.
 
-    At a damaged entry the command stops with exit code 1 and names the entry's number and byte.
+    If an entry is damaged, the command stops with exit code 1 and names the entry's number and
+    byte.
     """
     damage: list[CorruptSegment] = []
     rows = islice(_rows_before_damage(_reader(file)(file.read_bytes(), file), damage), limit)

@@ -46,7 +46,7 @@ Ring = Annotated[Path, typer.Argument(metavar="FILE", help="Key ring file.")]
 def generate(file: Ring) -> None:
     """Create a key ring with one key. Only the file's owner can read it.
 
-    Keep a copy apart from the archive: without the key ring, the encrypted data are lost.
+    Keep a copy away from the archive: without the key ring, the encrypted data is lost.
 
     Exit codes: 0 success; 2 the file exists already, or it cannot be created.
     """
@@ -60,8 +60,8 @@ def generate(file: Ring) -> None:
 def rotate(file: Ring) -> None:
     """Add a key that encrypts new segments from now on. Older keys still decrypt older segments.
 
-    Running processes that see the file use the key at once. Give the file first to processes that
-    only read.
+    Running processes that can see the file use the key at once. If processes have their own copies
+    of the file, update those that only read first.
 
     Exit codes: 0 success; 2 the file is not a key ring, or cannot be changed.
     """
@@ -88,15 +88,15 @@ def list_keys(file: Ring) -> None:
 def rewrap(
     context: typer.Context, topic: options.Topic = None, dry_run: options.DryRun = False
 ) -> None:
-    """Encrypt the data key of each segment with the active key; segment data do not change.
+    """Encrypt the data key of each segment with the active key; segment data does not change.
 
-    The command may run beside archivers and readers, and may be interrupted and repeated. It also
-    reads the copies that `fetchproxy mirror` has made: a further run of `mirror` takes the new keys
-    there. --dry-run shows how many data keys each key encrypts now, here and in each copy. You can
-    remove a key from the key ring when it encrypts none.
+    You can run the command while archivers and readers work, and interrupt and repeat it. It also
+    checks the copies that `fetchproxy mirror` has made; the next run of `mirror` brings the new
+    data keys there. --dry-run shows how many data keys each key encrypts now, in the archive and in
+    each copy. You can remove a key from the key ring when it encrypts none.
 
     Exit codes: 0 success; 1 some data keys could not be opened, or a copy could not be read; 2 the
-    configuration is wrong, or the store does not answer; 130 interrupted.
+    configuration is wrong, or the store does not respond; 130 interrupted.
     """
     with users_errors():
         config = options.read_config(context)

@@ -77,7 +77,7 @@ def mirror(
     with_damaged: WithDamaged = False,
     bytes_per_s: BytesPerS = 0,
 ) -> None:
-    """Copy the archive to another store and check it; a further run copies the rest.
+    """Copy the archive to another store and check the copy; later runs add what is new.
 
     Readers and archivers keep using --from. Each segment is checked as by `verify`, and read back
     from --to. Damaged segments are printed and not copied.

@@ -48,14 +48,14 @@ DryRun = Annotated[
     typer.Option(
         "--dry-run",
         envvar="FETCHPROXY_DRY_RUN",
-        help="Print what would be done, and change nothing.",
+        help="Print what would be done without changing anything.",
     ),
 ]
 Create = Annotated[
     bool,
     typer.Option(
         "--create",
-        help="Create a new archive if the expected archive is not there. Give this once, by hand.",
+        help="Create a new archive if the expected archive is not there. Use it once, by hand.",
     ),
 ]
 Command = Callable[..., None]
@@ -82,7 +82,7 @@ SHARED: dict[str, Any] = {
     "advertise": _of_key(
         "advertise",
         "HOST",
-        "Host name that clients connect to, without a port; default: the host of --listen.",
+        "Host name that clients connect to, without a port. Default: the host of --listen.",
     ),
     "archive": _of_key(
         *("archive", "REGEX", "Topics to copy to the store; matches whole names."),
@@ -92,15 +92,17 @@ SHARED: dict[str, Any] = {
         "console", "HOST:PORT", "Address of the web page, /metrics, /healthz and /readyz."
     ),
     "workers": _of_key(
-        "workers", "N", "Processes that serve, one for each core; the first one archives."
+        "workers",
+        "N",
+        "How many processes serve clients, one for each core; the first one archives.",
     ),
     "archive_only": Annotated[
         bool,
         typer.Option(
             "--archive-only",
             envvar="FETCHPROXY_ARCHIVE_ONLY_ENABLED",
-            help="Serve clients from the archive alone, without brokers; for a cluster that no "
-            "longer exists.",
+            help="Serve clients only from the archive, without brokers, for example when the "
+            "cluster is lost.",
         ),
     ],
     "spark": Annotated[
@@ -144,8 +146,8 @@ SHARED: dict[str, Any] = {
             "--set",
             envvar="FETCHPROXY_SET",
             metavar="SECTION.KEY=VALUE",
-            help="Set any configuration key; may be repeated. In the variable, separate several "
-            "with spaces.",
+            help="Set any configuration key; may be repeated. In FETCHPROXY_SET, separate "
+            "several settings with spaces.",
         ),
     ],
 }

@@ -48,10 +48,11 @@ def resolve(
     new_history: NewHistory = False,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Decide which log counts after a partition's log began again, so that archiving can continue.
+    """Decide which log counts after a partition's log has started over, so that archiving can
+    continue.
 
-    The archiver stops such a partition (partition_stopped in its log) and deletes nothing. After
-    this command it continues by itself.
+    The archiver has stopped such a partition (partition_stopped in its log) and deletes nothing of
+    it. After this command it continues.
     """
     with users_errors():
         config = options.read_logged(context)

@@ -20,8 +20,9 @@ def serve(
 ) -> None:
     """Serve clients: relay requests to the brokers, and serve deleted records from the archive.
 
-    With --archive this process also copies the topics to the store. With --archive-only it needs no
-    broker. On SIGINT or SIGTERM it lets its clients go and ends; on the second one it ends at once.
+    With --archive, this process also copies topics to the store. With --archive-only, it needs no
+    broker. On SIGINT or SIGTERM it disconnects its clients between two responses and then exits; on
+    a second signal it exits at once.
     """
     with users_errors():
         config = options.read_logged(context)

@@ -22,31 +22,32 @@ from fetchproxy.sizing.table import rows
 _KEEP_ALL_DAYS = 365.0
 
 MegabytesPerSecond = Annotated[
-    float, typer.Option(min=0, help="What producers write into the archived topics, MB (10⁶) a s.")
+    float,
+    typer.Option(min=0, help="What producers write into the archived topics, in MB/s (10⁶ bytes)."),
 ]
 Partitions = Annotated[int, typer.Option(min=1, help="Archived partitions.")]
 Days = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help="How long the archive keeps it. Default: archive.remote_log_retention_ms, or a year "
-        "if that says for ever.",
+        help="How long the archive keeps records. Default: archive.remote_log_retention_ms, or a "
+        "year if that is unlimited.",
     ),
 ]
 Readers = Annotated[
     float,
     typer.Option(
-        min=0, help="How often the tail is read through proxies; count producers there as one more."
+        min=0,
+        help="How many times new records are read through proxies. If producers use the "
+        "proxies too, add one.",
     ),
 ]
 ReplayMegabytes = Annotated[
-    float, typer.Option(min=0, help="What clients read of the archive, MB a s on average.")
+    float, typer.Option(min=0, help="What clients read from the archive, in MB/s on average.")
 ]
 Ratio = Annotated[
     float,
-    typer.Option(
-        min=0.01, help="Bytes in the store for each byte of the log; 0.4 is usual for zstd."
-    ),
+    typer.Option(min=0.01, help="Bytes in the store per byte of the log; with zstd about 0.4."),
 ]
 AsJson = Annotated[
     bool, typer.Option("--json", envvar="FETCHPROXY_JSON", help="Print JSON, for programs.")
@@ -66,9 +67,9 @@ def sizing(
 ) -> None:
     """Estimate machines, memory, disk, network, requests and money for a load.
 
-    The size and age of segments, the metadata manager and the prices are those of the
-    configuration: try others with --set. Without prices an example counts. The archive is as old
-    as its retention. docs/deploy/sizing.md explains each figure.
+    The size and age of segments, the metadata manager and the prices come from the configuration:
+    try others with --set. Without prices, example prices are used. The archive is assumed to be as
+    old as its retention. docs/deploy/sizing.md explains each figure.
 
     Exit codes: 0 success; 2 the configuration cannot be used.
     """

@@ -37,7 +37,7 @@ Groups = Annotated[
 
 
 def user(user_name: Name, topic_patterns: _Topics = None, group_patterns: Groups = None) -> None:
-    """Print a user's lines for the file that `archive_only.users_file` names.
+    """Print the lines of a user for the file that `archive_only.users_file` names.
 
     The command asks for the password on a terminal; otherwise it reads the first line of stdin. The
     lines have salted hashes (SCRAM-SHA-256, SCRAM-SHA-512), not the password.

@@ -212,7 +212,7 @@ def reindex(
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Rebuild index, epochs, transactions and metadata that are missing or wrong.
+    """Rebuild indexes, epochs, transactions and metadata that are missing or wrong.
 
     No log is changed. Exit code 1 if faults remain.
     """
@@ -236,7 +236,7 @@ def restore(
     topic: options.Topic = None,
     dry_run: options.DryRun = False,
 ) -> None:
-    """Rebuild the metadata topic: write the store's metadata that the topic lacks.
+    """Rebuild the metadata topic: add the metadata that the store has and the topic lacks.
 
     First, metadata objects that are lost or unreadable are derived from their logs. The command can
     be repeated. With --spark, it leaves local indexes to the archivers, which rebuild them. Exit

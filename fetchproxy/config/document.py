@@ -37,15 +37,19 @@ Each key can be set in four places; the later one wins:
    variable for the file of a secret ends in `_FILE`,
 4. the command line: `--set section.key=value`, or the named option where there is one.
 
-An unknown key or variable stops the start; the error names the nearest known one. A size is written
-with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number of bytes; a duration
-with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds. In TOML, a value with
-a unit is a string: `segment_bytes_max = "64MiB"`.
+The environment wins over the file, and the shipped systemd units and image set
+`FETCHPROXY_ARCHIVE_SPOOL_DIR`. There, change `archive.spool_dir` in the unit or the container's
+environment; the line in the file has no effect.
 
-`fetchproxy config > fetchproxy.toml` writes a file with every key to begin with,
-`fetchproxy config --check FILE` names every error in a file, and `fetchproxy config --show` shows
-the value in effect of each key and where it comes from. Credentials of S3 are never here: they come
-from the places where boto looks (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
+A process does not start with an unknown key or variable; the error names the most similar known
+one. A size is written with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number
+of bytes; a duration with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds.
+In TOML, a value with a unit is a string: `segment_bytes_max = "64MiB"`.
+
+`fetchproxy config > fetchproxy.toml` writes a file with every key, as a start.
+`fetchproxy config --check FILE` names every error in a file. `fetchproxy config --show` shows each
+key's effective value and where it comes from. S3 credentials are not set here: boto finds them in
+its usual places (`AWS_ACCESS_KEY_ID`, `~/.aws/…`, instance roles).
 """
 _COLUMNS = 100
 _TOML_INTRODUCTION = """\

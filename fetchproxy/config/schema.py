@@ -51,8 +51,8 @@ class ArchiveConfig(Section):
     """Topics to archive: a regular expression that matches the whole name. Kafka's internal topics
     are never archived."""
     log_dirs: OptionalPaths = None
-    """All log.dirs of a broker on this host. The archiver then copies rolled segment files of the
-    partitions that this broker leads. Not set: it fetches segments from the brokers over the
+    """All log.dirs of a broker on this host. The archiver then copies the closed segment files of
+    the partitions that this broker leads. Not set: it fetches records from the brokers over the
     network.
     """
     # A segment may exceed this by one batch, and has to stay below the largest size that readers
@@ -61,8 +61,8 @@ class ArchiveConfig(Section):
     """The archiver closes a segment at this size."""
     segment_age_max_ms: Duration = Field(600_000, ge=1)
     """The archiver also closes a segment this long after it read the first batch. If you set more
-    than 10 minutes, set it for the serving proxies too: their readers wait three times this long
-    for an offset that an archiver has read and not copied yet, and then skip it.
+    than 10 minutes, set the same value in the proxies: their readers wait three times this long for
+    an offset that an archiver has read but not copied yet, and then skip it.
     """
     workers_max: int = Field(4, ge=1)
     """How many partitions are archived at once."""
@@ -70,23 +70,23 @@ class ArchiveConfig(Section):
     # (`WritingLimits.orphan_age_min_ms`): an upload whose response was lost may go on for this
     # long, and its object must not be deleted meanwhile.
     copy_max_ms: Duration = Field(300_000, ge=1, le=3_600_000)
-    """The archiver gives up a copy that takes longer, and tries again."""
+    """If a copy takes longer than this, the archiver gives it up and tries again."""
     copy_bytes_per_s_max: Size = Field(0, ge=0)
-    """Most bytes per second that the archiver reads from the brokers, over all partitions. This
-    leaves bandwidth to consumers while the archiver catches up
+    """Limits how many bytes per second the archiver reads from the brokers, over all partitions.
+    This leaves bandwidth for consumers while the archiver catches up
     (remote.log.manager.copy.max.bytes.per.second). 0: no limit.
     """
     spool_dir: Path | None = None
     """Folder in which the archiver builds segments before it copies them. Not set: a temporary
-    folder. With `log_dirs`, choose a folder on their file system but outside of them: segments are
-    then hard links and take no space.
+    folder. With `log_dirs`, choose a folder on the same file system but outside of them: segments
+    are then hard links and take no space.
     """
     spool_bytes_max: Size = Field(8 * GiB, ge=MiB)
     """Size of the spool. Above it, the archiver closes segments before they are full."""
     local_index_dir: Path | None = None
-    """Folder in which this process keeps the indexes of the archive. They save one request to the
-    store when a reader first reads a segment. They take 0.2% of the archive's size, cost one
-    request for each segment, and are rebuilt from the store if they are lost. Use a persistent
+    """Folder in which this process keeps the indexes of the archive. When a reader first reads a
+    segment, they save one request to the store. They take 0.2% of the archive's size and cost one
+    request for each segment. If they are lost, they are rebuilt from the store. Use a persistent
     folder, and a different one for each process. Not set: no local indexes.
     """
 
@@ -97,8 +97,8 @@ class ArchiveConfig(Section):
     them again.
     """
     group_instance_id: str | None = None
-    """A group.instance.id for this archiver alone. If it restarts within group_session_timeout_ms,
-    it keeps its partitions.
+    """A group.instance.id that only this archiver uses. If it restarts within
+    group_session_timeout_ms, it keeps its partitions.
     """
     group_session_timeout_ms: Duration = Field(45_000, ge=100)
     """If an archiver is silent for this long, the others take over its partitions
@@ -116,15 +116,15 @@ class ArchiveConfig(Section):
     """
     local_retention_ms: Duration = Field(-1, ge=-1)
     """The archiver deletes records older than this from the brokers (DeleteRecords) once they are
-    archived. Give the topic unlimited retention of its own (retention.ms=-1, retention.bytes=-1),
-    since a broker does not wait for the copy. -1: the archiver deletes nothing from the brokers.
+    archived. Set retention.ms=-1 and retention.bytes=-1 on the topic, because a broker does not
+    wait for the copy. -1: the archiver does not delete from the brokers.
     """
     local_retention_bytes: Size = Field(-1, ge=-1)
     """Like `local_retention_ms`, for archived records beyond this size in a partition."""
     retention_overrides: OptionalRetentionOverrides = None
-    """The four keys above for some topics: a table with a pattern for whole topic names and its
-    keys, as in `"orders[.].*" = { remote_log_retention_ms = 86400000 }`. The first pattern that
-    matches applies. Outside of a TOML file, write the table as JSON.
+    """Other values of the four keys above for some topics: a table of patterns for whole topic
+    names, as in `"orders[.].*" = { remote_log_retention_ms = 86400000 }`. The first pattern that
+    matches applies. In the environment and on the command line, write the table as JSON.
     """
     follow_topic_retention: bool = False
     """If true, a topic's own settings take precedence over `archive.*`, but not over an override.
@@ -134,25 +134,25 @@ class ArchiveConfig(Section):
     """
     retention_grace_ms: Duration = Field(300_000, ge=0)
     """The archiver deletes a segment's objects this long after it hid the segment
-    (file.delete.delay.ms). Until then, readers in flight and proxies with a view as old as
-    metadata.view_age_max_ms still find them.
+    (file.delete.delay.ms). Until then, reads in flight still find them, and so do proxies whose
+    view is up to metadata.view_age_max_ms old.
     """
     retention_step_grace_ms: Duration = Field(86_400_000, ge=0)
     """If retention would hide more than half of a partition at once, the archiver announces it
-    (log, metrics, console) and waits this long. A day is enough to notice a mistyped retention or a
-    wrong clock. 0: the archiver does not wait, and does not compare its clock with the clocks of
-    the store and of producers.
+    (log, metrics, console) and waits this long, so that you can notice a mistyped retention or a
+    wrong clock. 0: the archiver does not wait, and does not compare its clock with those of the
+    store and of producers.
     """
     topic_deletion: Literal["delete", "keep", "delete-all"] = "delete"
     """Whether the archiver deletes the archive of a topic that the cluster has deleted. `delete`:
-    yes, unless most topics are gone at once or none is left, since that may be another cluster with
-    the same id. `delete-all`: yes, in that case too; set this only while you need it. `keep`: no;
+    yes, unless most topics are gone at once or none is left, because that may be another cluster
+    with the same id. `delete-all`: yes, even then; set this only while you need it. `keep`: no;
     topics that are deleted while this is set keep their archive permanently.
     """
     topic_deletion_grace_ms: Duration = Field(86_400_000, ge=0)
-    """The archiver deletes a topic's archive if each look at the cluster for this long has not
-    found the topic. A day leaves time to notice a mistake, and to repair a cluster that shows only
-    some of its topics.
+    """The archiver deletes a topic's archive when the topic has been missing from the cluster for
+    this long. This leaves time to notice a mistake, or to repair a cluster that shows only some of
+    its topics.
     """
 
 
@@ -160,24 +160,27 @@ class ArchiveOnlyConfig(Section):
     """Serving an archive without its cluster (`fetchproxy serve --archive-only`)."""
 
     enabled: bool = False
-    """The proxy answers every client from the archive alone, and asks no broker."""
+    """The process serves clients only from the archive and connects to no broker."""
     open_to_anybody: bool = False
-    """Any client that can connect may read the whole archive. If the listener is not on loopback,
-    archive-only mode needs this, `users_file`, or `gateway.tls_client_auth = required` to start.
+    """If true, any client that can connect may read the whole archive. If the listener is not on
+    loopback, archive-only mode starts only with this, with `users_file`, or with
+    `gateway.tls_client_auth = required`.
     """
     users_file: Path | None = None
     """Clients log in by SASL (PLAIN, SCRAM) as users of this file. The file says what each user may
-    read; `fetchproxy user` makes its lines. Changes take effect within seconds.
+    read; `fetchproxy user` creates its lines. Changes take effect within two seconds.
     """
     refresh_interval_ms: Duration = Field(5_000, ge=50)
-    """Time between two looks for topics and segments that another process has archived. Each look
-    lists the archive's partitions, and an S3 store charges for listings.
+    """How often the process checks for topics and segments that other processes have archived. Each
+    check lists the archive's partitions, and S3 charges for listings.
     """
     offsets_file: Path | None = None
-    """File for committed offsets. Not set: they are in memory and lost when the process ends."""
+    """File for committed offsets. Not set: they are only in memory and are lost when the process
+    exits.
+    """
     groups_bytes_max: Size = Field(256 * MiB, ge=KiB)
-    """Memory for consumer groups: the data that members send and receive, names, and committed
-    offsets. Above it, the proxy refuses new members and commits.
+    """Memory for consumer groups: their members' data, names, and committed offsets. Above it, the
+    process refuses new members and commits.
     """
 
 
@@ -186,7 +189,7 @@ class AttachConfig(Section):
 
     archives: OptionalAttachments = None
     """Items NAME=STORE_URL#TOPIC, separated by spaces. With --archive-only, the proxy serves TOPIC
-    of the archive at STORE_URL as NAME. Credentials and time-outs are those of `store`.
+    of the archive at STORE_URL as NAME. They use the credentials and timeouts of `store`.
     """
 
 
@@ -194,17 +197,17 @@ class MetadataConfig(Section):
     """Metadata of the archive's segments."""
 
     manager: Literal["store", "topic"] = "store"
-    """Source of the segments' states: the store itself, or the topic `__remote_log_metadata`, which
-    needs no listings and keeps 100 bytes per segment in memory. Every process of one archive needs
-    the same value. Archive-only mode always reads the store.
+    """Where metadata is kept: in the store, or also in the topic `__remote_log_metadata`, which
+    saves listings and needs some 90 bytes of memory per segment. Use the same value in every
+    process of an archive. Archive-only mode always reads the store.
     """
     topic_name: str = METADATA_TOPIC
     """Name of the metadata topic. Choose another one for a second archive of the same cluster, or
-    if the brokers use this topic for tiered storage of their own.
+    if the brokers use this topic for Kafka's own tiered storage.
     """
     topic_partitions: int = Field(50, ge=1)
     """Partitions of the metadata topic (remote.log.metadata.topic.num.partitions). Never change it
-    afterwards: it decides which partition has the events of a topic.
+    afterwards, because it decides which of them has the events of a topic.
     """
     topic_replication_factor: int = Field(3, ge=1)
     """Replicas of the metadata topic (remote.log.metadata.topic.replication.factor)."""
@@ -229,20 +232,20 @@ class RemoteFetchConfig(Section):
     remote_error_after_ms: Duration = Field(60_000, ge=0)
     """If the store fails for longer than this, clients get KAFKA_STORAGE_ERROR."""
     inflight_bytes_max: Size = Field(256 * MiB, ge=MiB)
-    """Most bytes that are read from the store at once. Further reads wait."""
+    """How many bytes are read from the store at the same time. More reads have to wait."""
     chunk_cache_bytes_max: Size = Field(256 * MiB, ge=0)
     """Memory of the chunk cache."""
     client_bytes_per_s_max: Size = Field(0, ge=0)
     """Archived bytes per second for one client, over all its connections. Above it, the proxy
-    throttles the client like a broker's quota (consumer_byte_rate). A client is identified by its
-    certificate, or without one by its IPv4 address or IPv6 /64; client ids do not matter. Relayed
-    bytes do not count. 0: no limit.
+    throttles the client as a broker does for a quota (consumer_byte_rate). A client is identified
+    by its archive-only user or by its certificate; if it has neither, by its IPv4 address or IPv6
+    /64. Client ids do not matter. Relayed bytes do not count. 0: no limit.
     """
     index_cache_bytes_max: Size = Field(64 * MiB, ge=MiB)
     """Memory of segments' indexes (remote.log.index.file.cache.total.size.bytes)."""
     disk_cache_dir: Path | None = None
-    """Folder of a second cache of checked chunks, on disk, which survives a restart. Give each
-    process a folder of its own. Not set: no disk cache.
+    """Folder for a second chunk cache on disk, which survives a restart. Use a different folder for
+    each process. Not set: no disk cache.
     """
     disk_cache_bytes_max: Size = Field(10 * GiB, ge=MiB)
     """Size of the disk cache. The least recently used chunks are removed first."""
@@ -262,24 +265,24 @@ class StoreConfig(Section):
     """
     connections_max: int = Field(32, ge=1)
     """Connections to the store, and range reads in flight (remote.log.reader.threads). On S3, range
-    reads and uploads each have this many connections of their own in addition.
+    reads and uploads each have this many additional connections.
     """
     timeout_ms: Duration = Field(20_000, ge=100)
-    """How long a response of the store may be silent; then the proxy sends the request again. Raise
-    it for a slow store or link. Other limits follow from it. An upload of a part of 8 MiB may take
-    three times as long (140 KiB/s by default), a listing or a read of metadata half as long, and
-    connecting as long, but 3 s at most.
+    """How long the store may send nothing during a response; then the request is sent again. Raise
+    it for a slow store or link. Other limits follow from it: an 8 MiB part of an upload may take
+    three times as long (140 KiB/s by default), and a listing or a metadata read half as long.
+    Connecting may take as long, but at most 3 s.
     """
 
     compression: Literal["none", "zstd"] = "none"
-    """How the archiver compresses new segments whose batches are not compressed already. zstd
-    reduces them to between a third and a half of their size and costs some CPU. Segments of both
-    kinds can be read with either value.
+    """How the archiver compresses new segments whose batches are not already compressed. zstd
+    reduces them to between a third and a half of their size, at the cost of some CPU. With either
+    value, a process reads both kinds of segments.
     """
 
     encryption_keys: OptionalKeyRing = None
     """Key ring that encrypts new segments and decrypts archived ones: the path of a file made by
-    `fetchproxy keys`, or aws-kms://REGION/KEY. If there are several, the first one encrypts and all
+    `fetchproxy keys`, or aws-kms://REGION/KEY. If you name several, the first one encrypts and all
     of them decrypt. With ?required=true, the proxy refuses segments that are not encrypted.
     """
 
@@ -314,88 +317,90 @@ class GatewayConfig(Section):
     """The listeners and the relay."""
 
     listen: HostPortText = "127.0.0.1:9192"
-    """host:port of the bootstrap listener. The default is reachable from this host alone."""
+    """host:port of the bootstrap listener. The default is reachable only from this host."""
     advertise_host: OptionalAdvertisedHost = None
     """Host that the proxy tells clients to connect to. Not set: the listener's host or, if that
     means all addresses (0.0.0.0, ::), the address to which the client has connected.
     """
     node_port_base: int = Field(0, ge=0, le=65000)
-    """The port for the broker with node id N is this number + N. 0: it is the bootstrap listener's
-    port + 1 + N, so that clients find it after a restart, or any free port if that one is taken.
+    """The port for the broker with node id N is this number + N. 0: the port is the bootstrap
+    listener's port + 1 + N, so that it is the same after a restart; if that port is taken, any free
+    port.
     """
     node_map: OptionalNodeMap = None
     """Fixed addresses of brokers, for firewalls and load balancers, such as
-    `1=9301,2=kafka.example:9302,3=9303/kafka.example:443`. The proxy listens on the port, or on the
-    port before `/`, from the start. It tells clients the host, or the address after `/`, in place
-    of `gateway.advertise_host` and that port. Brokers that are not in the map get ports as without
-    a map. In archive-only mode the node listens on these ports, too, for clients that come from a
-    proxy and know its nodes alone.
+    `1=9301,2=kafka.example:9302,3=9303/kafka.example:443`. The proxy listens on each port (the one
+    before `/`) from the start. It tells clients the host, or the address after `/`, instead of
+    `gateway.advertise_host` and that port. Brokers that are not in the map get ports as if there
+    were no map. An archive-only node also listens on these ports, for clients that switch over from
+    a proxy and know only its brokers' addresses.
     """
     proxy_protocol_from: OptionalNetworks = None
     """Addresses or networks of load balancers that send the PROXY protocol (version 1 or 2), such
-    as `10.0.0.0/24,10.0.1.7`. Each connection from there has to begin with its header, and the
-    address in it counts as the client's. Name balancers only: whoever connects from there can claim
-    any address. Connections from elsewhere must not send a header.
+    as `10.0.0.0/24,10.0.1.7`. Each connection from there has to begin with a PROXY header, and the
+    address in it counts as the client's. Name only load balancers: a connection from there can
+    claim any client address. Connections from elsewhere must not send a header.
     """
     frame_bytes_max: Size = Field(100 * MiB, ge=KiB)
-    """Largest request of a client (socket.request.max.bytes). Responses of brokers that the proxy
-    has to read whole (Metadata and others) have this limit too, and 16 MiB at most. Fetch responses
-    may have any size.
+    """Largest request of a client (socket.request.max.bytes). For broker responses that the proxy
+    has to read completely (Metadata and others), the limit is this one, but at most 16 MiB. Fetch
+    responses may have any size.
     """
     connections_max: int = Field(20_000, ge=1)
-    """Most client connections at once. The proxy closes further ones."""
+    """How many client connections there may be at once. The proxy closes any above this number."""
     connections_per_ip_max: int = Field(20_000, ge=1)
-    """Most connections from one address at once (max.connections.per.ip). The default is that
-    of connections_max: no limit for one address, since many clients may share one NAT.
+    """How many connections one address may have at once (max.connections.per.ip). The default
+    equals that of connections_max, so there is no limit for one address, because many clients may
+    share a NAT.
     """
     idle_max_ms: Duration = Field(600_000, ge=100)
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
     # Docker kills a process 10 s after SIGTERM, Kubernetes after 30 s.
     drain_max_ms: Duration = Field(8_000, ge=0)
-    """When the process ends, its clients have this long to go: each goes when it waits for no
-    response. Above it, connections are cut. Raise it together with the time after which your
-    supervisor kills a process. 0: they are cut at once.
+    """How long a stopping process waits for its clients: it closes each connection as soon as no
+    response is due on it. After this time it cuts the remaining ones. If you raise it, also raise
+    the time after which your supervisor kills the process. 0: connections are cut at once.
     """
     share_ports: bool = False
     """Whether other processes of the same user may listen on the same ports (SO_REUSEPORT), so that
-    the next version can start before this one ends. If false, a port that is taken is an error:
-    two proxies of different clusters would otherwise share their clients by chance.
+    the next version can start before this one ends. If false, a port that is in use is an error.
+    Otherwise two proxies of different clusters could share a port, and clients, by accident.
     """
     connection_buffers_bytes_max: Size = Field(256 * MiB, ge=MiB)
     """Memory of all connections together: bytes that wait for slow clients and brokers, incomplete
-    requests and responses (three times their size, as they are copied), and fetch sessions (300
-    bytes a partition). Above it, the proxy closes the connections that hold the most.
+    requests and responses (three times their size, because they are copied), and fetch sessions
+    (300 bytes per partition). Above it, the proxy closes the connections that hold the most.
     """
     remote_answers_bytes_max: Size = Field(256 * MiB, ge=KiB)
-    """Memory of archived records that are being sent to clients, besides the chunk cache. Above it,
-    the proxy shortens responses, down to one batch each.
+    """Memory of archived records that are being sent to clients, in addition to the chunk cache.
+    Above it, the proxy shortens responses, down to one batch each.
     """
     pace_by_appetite: bool = True
-    """A librdkafka client stops fetching for a second each time 100,000 records wait for its
-    application. If this is true and a client stops like this while it catches up, the proxy sends
-    it records no faster than its application takes them.
+    """librdkafka stops fetching for a second whenever 100,000 records wait for its application. If
+    this is true and a client that is catching up stops like this, the proxy sends it records no
+    faster than its application takes them.
     """
     gap_policy: Literal["skip", "error"] = "skip"
-    """The response to a reader at offsets that were lost before they could be archived. `skip`: the
-    next records, as after compaction. `error`: INVALID_RECORD, which stops consumers (aiokafka
-    waits).
+    """What a reader gets at offsets that were lost before they could be archived. `skip`: the next
+    records, as after compaction. `error`: INVALID_RECORD, which stops consumers (aiokafka waits
+    instead).
     """
     permit_ttl_ms: Duration = Field(60_000, ge=1)
-    """After a broker has answered OffsetOutOfRange to a client, that connection may read the
-    topic's archive for this long. Then the proxy asks the broker again, so a revoked ACL takes
+    """After a broker has returned OffsetOutOfRange to a client, that connection may read the
+    topic's archive for this long. Then the broker has to confirm again, so a revoked ACL takes
     effect within this time.
     """
     tls_certificate_file: Path | None = None
     """PEM file with the certificate first, then its chain (ssl.keystore.certificate.chain). If it
-    is set, clients can connect by TLS only.
+    is set, clients can connect only with TLS.
     """
     tls_key_file: Path | None = None
     """PEM file with the private key. Not set: the key is in the certificate's file."""
     tls_key_password: OptionalSecret = None
     """Password of the private key (ssl.key.password)."""
     tls_client_auth: Literal["none", "requested", "required"] = "none"
-    """Whether clients have to show a certificate (ssl.client.auth). The certificate admits them to
-    this listener; the broker does not see it.
+    """Whether clients have to present a certificate (ssl.client.auth). It admits them to this
+    listener; the broker does not see it.
     """
     tls_client_ca_file: Path | None = None
     """PEM file with the authorities that sign clients' certificates (ssl.truststore.certificates).
@@ -406,7 +411,7 @@ class GatewayConfig(Section):
     """
     sni_node_pattern: OptionalNodeNames = None
     """Host name of each broker for `sni_bootstrap_host`, such as
-    broker-{node_id}.kafka.example.com. Add :PORT if clients connect to another port than the
+    broker-{node_id}.kafka.example.com. Add :PORT if clients connect to a port other than the
     listener's, such as a load balancer's.
     """
 
@@ -417,32 +422,32 @@ class ConsoleConfig(Section):
     listen: OptionalHostPortText = None
     """host:port of the web console. Not set: no console."""
     allowed_hosts: str = ""
-    """Further host names, separated by commas, under which browsers may call the console. The
-    listener's own name and loopback are always allowed. The console refuses other names, because of
-    DNS rebinding.
+    """Additional host names, separated by commas, under which browsers may call the console. The
+    listener's own name and loopback are always allowed. Other names are refused, to prevent DNS
+    rebinding.
     """
     show_records: bool = False
-    """Whether the console shows archived records to everybody who reaches it. The brokers' ACLs do
+    """Whether the console shows archived records to anyone who can reach it. The brokers' ACLs do
     not apply to them.
     """
     masked_fields: str = ""
-    """Names of JSON fields and of headers, separated by commas, whose content the console does not
-    show, at any depth. If it is set, keys and values that are not JSON are not shown at all.
+    """Names of JSON fields (at any depth) and of headers, separated by commas, whose content the
+    console hides. If it is set, keys and values that are not JSON are not shown at all.
     """
     metrics_by_partition: bool = False
     """If true, `/metrics` has up to 13 series for each partition of an archived topic: 10 MB for
-    10,000 partitions. If false, it has them for each topic, with the sum or the worst.
+    10,000 partitions. If false, it has these series for each topic: the sum of its partitions, or
+    the worst.
     """
     token_file: Path | None = None
-    """File with a token. If it is set, only /healthz and /readyz answer without the token: programs
-    send it as `Authorization: Bearer TOKEN`, browsers as the password of any user. It is read at
-    the start.
+    """File with a token. If it is set, every path except /healthz and /readyz needs the token.
+    Programs send it as `Authorization: Bearer TOKEN`; in a browser, enter it as the password of any
+    user. The file is read at the start.
     """
 
 
 class PricesConfig(Section):
-    """What the store costs. With prices, `fetchproxy top` and the API show money,
-    and `fetchproxy sizing` estimates with them."""
+    """What the store costs: `fetchproxy top`, the API and `fetchproxy sizing` calculate with it."""
 
     get_usd_per_1000: float = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for 1,000 reads of the store (GET)."""
@@ -463,15 +468,15 @@ class ProcessConfig(Section):
     """The whole process."""
 
     memory_bytes_max: Size = Field(0, ge=0)
-    """Ceiling for the memory of the process, without the metadata of segments (about 1 KB each, or
-    some 90 bytes with metadata.manager=topic). Limits that you have not set shrink until all limits
-    together fit; if they cannot, the process does not start. 0: no ceiling, each limit applies by
-    itself.
+    """Ceiling for the memory of the process, not counting the metadata of segments (about 1 KB
+    each, or some 90 bytes with metadata.manager=topic). Limits that you have not set shrink until
+    all limits together fit; if they cannot, the process does not start. 0: no ceiling, and each
+    limit applies on its own.
     """
     workers: int = Field(1, ge=1, le=64)
-    """Processes of `fetchproxy serve`, one for each core that it shall use. They share the ports,
-    and each has its share of the memory. The first one archives. Archive-only mode has one, which
-    keeps the consumer groups.
+    """How many processes `fetchproxy serve` starts: one for each core that it should use. They
+    share the ports, and each has its share of the memory. The first one archives. Archive-only mode
+    uses only one process, because it keeps the consumer groups.
     """
 
 
@@ -479,8 +484,8 @@ class DrillsConfig(Section):
     """Faults on request (`fetchproxy drill`)."""
 
     enabled: bool = False
-    """If true, `fetchproxy drill` may make this process's store or brokers fail for a time. It is
-    asked over the console, from this machine only.
+    """If true, `fetchproxy drill` may make this process's store or brokers fail for a while. The
+    console accepts drills only from this machine.
     """
 
 
@@ -498,10 +503,10 @@ class LogConfig(Section):
     """The log."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged. Requests are logged at debug only."""
+    """Lowest level that is logged. Requests are logged only at debug."""
     format: Literal["auto", "console", "json"] = "auto"
-    """`console`: lines for people. `json`: one JSON object a line. `auto`: `console` on a terminal,
-    otherwise `json`.
+    """`console`: lines for people. `json`: one JSON object per line. `auto`: `console` on a
+    terminal, otherwise `json`.
     """
 
 
@@ -511,12 +516,12 @@ class ClusterConfig(Section):
     bootstrap: BootstrapText = "127.0.0.1:9092"
     """host:port[,host:port…] of the brokers."""
     request_max_ms: Duration = Field(10_000, ge=1)
-    """How long a broker may take to respond. Connecting to a broker, for a client too, may take
-    three tenths of it.
+    """How long a broker may take to respond. Connecting to a broker may take three tenths of it,
+    also on behalf of a client.
     """
     frame_bytes_max: Size = Field(128 * MiB, ge=KiB)
     """Largest response of a broker to the proxy's own requests. It must exceed 8 MiB plus one batch
-    (max.message.bytes), because a Fetch response contains its first batch whole.
+    (max.message.bytes), because a Fetch response always contains its first batch completely.
     """
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """Protocol of the brokers' listener (security.protocol)."""
@@ -525,27 +530,25 @@ class ClusterConfig(Section):
     (ssl.truststore.certificates). Not set: the system's authorities.
     """
     tls_certificate_file: Path | None = None
-    """PEM file with the certificate, and its chain, that the proxy shows to brokers that ask for
-    one (mTLS).
-    """
+    """PEM file with the proxy's certificate and its chain, for brokers that ask for one (mTLS)."""
     tls_key_file: Path | None = None
     """PEM file with the private key. Not set: the key is in the certificate's file."""
     tls_key_password: OptionalSecret = None
     """Password of the private key (ssl.key.password)."""
     tls_verify_hostname: bool = True
-    """A broker's certificate must be for the host name to which the proxy connects
+    """If true, a broker's certificate must be for the host name to which the proxy connects
     (ssl.endpoint.identification.algorithm). If false, the owner of any certificate from these
     authorities can pose as any broker.
     """
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
-    """How the proxy authenticates its own requests. The proxy relays clients' SASL, which needs no
-    key here.
+    """How the proxy authenticates its own requests. Clients' SASL is relayed and needs no setting
+    here.
     """
     sasl_username: str | None = None
     """User of PLAIN and SCRAM."""
     sasl_password: OptionalSecret = None
-    """Password of PLAIN and SCRAM. Give it in the environment or in a file: other users of the
-    machine can read the command line. A file is read at each authentication.
+    """Password of PLAIN and SCRAM. Set it in the environment or in a file, because other users of
+    the machine can read the command line. A file is read at each authentication.
     """
     sasl_oauthbearer_token_file: Path | None = None
     """File with a token (JWT) that another program renews. It is read at each authentication."""

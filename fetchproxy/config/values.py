@@ -475,8 +475,9 @@ OptionalAdvertisedHost = Annotated[
     str | None,
     AfterValidator(_read_host),
     TextForm(
-        "a host name or an IP address that clients can dial (not 0.0.0.0 or ::), without a port: "
-        "each broker has its own port (see gateway.node_map, or gateway.sni_node_pattern for TLS)"
+        "a host name or an IP address that clients can reach (not 0.0.0.0 or ::), without a "
+        "port: each broker has its own port (see gateway.node_map, or gateway.sni_node_pattern "
+        "for TLS)"
     ),
 ]
 OptionalNetworks = Annotated[
@@ -489,7 +490,7 @@ OptionalNodeMap = Annotated[
     _checked_by(parse_node_map),
     TextForm(
         "NODE=PORT, NODE=HOST:PORT or NODE=PORT/HOST:PORT, separated by commas; each node, port "
-        "and address once; a HOST that clients can dial (not 0.0.0.0 or ::)"
+        "and address once; a HOST that clients can reach (not 0.0.0.0 or ::)"
     ),
 ]
 OptionalPattern = Annotated[
@@ -534,9 +535,9 @@ OptionalRetentionOverrides = Annotated[
     BeforeValidator(overrides_text),
     _checked_by(parse_retention_overrides),
     TextForm(
-        "a table (as text: JSON) of patterns, each with remote_log_retention_ms, "
-        "remote_log_retention_bytes, local_retention_ms or local_retention_bytes; each at least "
-        "-1, or with a unit (7d, 64GiB)"
+        "a table (JSON outside of a TOML file) of patterns, each with values for any of "
+        "remote_log_retention_ms, remote_log_retention_bytes, local_retention_ms and "
+        "local_retention_bytes; a value is a number (-1 or more) or has a unit (7d, 64GiB)"
     ),
 ]
 
@@ -554,7 +555,7 @@ class SecretFile(BaseModel):
 OptionalSecret = Annotated[
     SecretStr | SecretFile | None,
     TextForm(
-        'text, which is never shown, or the file that holds it: { file = "/path" }, a variable '
+        'text (it is never shown), or the file that contains it: { file = "/path" }, a variable '
         "whose name ends in _FILE, or --set with .file"
     ),
 ]

@@ -12,16 +12,15 @@ from functools import partial
 from aiohttp import web
 
 from fetchproxy.config.values import is_loopback, parse_host_port
+from fetchproxy.console.api import DRILL_PATH
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.drills import Drill, Fault
 
-PATH = "/api/drill"
-
 
 def add_drill(app: web.Application, drill: Drill) -> None:
-    app.router.add_post(PATH, partial(_begin, drill))
-    app.router.add_get(PATH, partial(_tell, drill))
-    app.router.add_delete(PATH, partial(_end, drill))
+    app.router.add_post(DRILL_PATH, partial(_begin, drill))
+    app.router.add_get(DRILL_PATH, partial(_tell, drill))
+    app.router.add_delete(DRILL_PATH, partial(_end, drill))
 
 
 async def _begin(drill: Drill, request: web.Request) -> web.Response:
@@ -64,4 +63,6 @@ def _state_of(drill: Drill) -> web.Response:
 def _refusal(request: web.Request) -> web.Response | None:
     if is_loopback(request.remote or ""):
         return None
-    return web.Response(status=403, text="Drills are for this machine alone: ask at 127.0.0.1.\n")
+    return web.Response(
+        status=403, text="Drills are accepted only from this machine: use 127.0.0.1.\n"
+    )

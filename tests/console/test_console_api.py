@@ -19,7 +19,7 @@ from segment_values import segment_of
 from test_console_collect import CONFIG, Process
 
 from fetchproxy.config.schema import ConsoleConfig, PricesConfig
-from fetchproxy.console.api import ENDPOINTS, OTHERS, api_page, openapi
+from fetchproxy.console.api import DRILL_PATH, ENDPOINTS, OTHERS, api_page, openapi
 from fetchproxy.console.process import ProcessFacts
 from fetchproxy.console.rows import (
     LIMIT_MAX,
@@ -212,7 +212,8 @@ async def test_all_that_is_answered_is_described(
     async with http.get("/api/openapi.json") as response:
         described = await response.json()
     assert described == openapi()
-    assert set(described["paths"]) == {*(one.path for one in ENDPOINTS), *(o[0] for o in OTHERS)}
+    others = {DRILL_PATH, *(one[0] for one in OTHERS)}
+    assert set(described["paths"]) == {*(one.path for one in ENDPOINTS), *others}
     given = {"topic": "topic-2", "partition": "1"}
     for endpoint in ENDPOINTS:
         async with http.get(endpoint.path.format(**given)) as response:
