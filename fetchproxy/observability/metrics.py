@@ -147,8 +147,8 @@ def _declare(
 
 EVENT_LOOP_LAG_SECONDS = histogram(
     "fetchproxy_event_loop_lag_seconds",
-    "Seconds by which a timer of the event loop is late, twice a second: the loop was busy, or had "
-    "no core",
+    "Seconds by which a timer of the event loop was late, measured twice a second: the loop was "
+    "busy or had no core",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0),
 )
 EVENT_LOOP_HELD_SECONDS = histogram(
@@ -191,7 +191,7 @@ CLIENT_THROTTLES = counter(
     "remote-fetch-throttle-time)",
 )
 CLIENT_THROTTLE_SECONDS = counter(
-    "fetchproxy_client_throttle_seconds", "Seconds that clients were told to wait, in all"
+    "fetchproxy_client_throttle_seconds", "Total seconds that clients were told to wait"
 )
 CLIENT_PAUSES = counter(
     "fetchproxy_client_pauses",
@@ -215,7 +215,7 @@ TIMESTAMP_SEARCHES = counter(
 )
 TIMESTAMP_SEARCHES_WAITING = gauge(
     "fetchproxy_timestamp_searches_waiting",
-    "Look-ups by time that wait for such a search; their clients are served in turn",
+    "Lookups by time that wait for such a search; their clients are served in turn",
 )
 REMOTE_RESPONSE_BYTES = gauge(
     "fetchproxy_remote_answer_bytes", "Bytes of archived records that are being sent to clients"
@@ -257,7 +257,9 @@ EVENT_LOOP_TURNS = counter("fetchproxy_event_loop_turns", "Turns of the event lo
 # Caught offsets, and readers that wait or skip lost offsets.
 
 CATCHES = counter(
-    "fetchproxy_catches", "OffsetOutOfRange answers that the proxy has seen from brokers", "topic"
+    "fetchproxy_catches",
+    "OffsetOutOfRange responses that the proxy has received from brokers",
+    "topic",
 )
 CATCH_OUTCOMES = counter(
     "fetchproxy_catch_outcomes",
@@ -269,7 +271,7 @@ CATCH_OUTCOMES = counter(
 )
 READERS_LED_ON = counter(
     "fetchproxy_readers_led_on",
-    "Answers that let a reader skip offsets that were lost before they could be archived",
+    "Responses that made a reader skip offsets that were lost before they could be archived",
     "topic",
 )
 OFFSETS_SKIPPED = counter(
@@ -288,11 +290,11 @@ HELD_PARTITIONS = gauge(
 
 BROKERS_KNOWN = gauge(
     "fetchproxy_brokers_known",
-    "Brokers of the cluster in the last hour; before the first answer, the bootstrap addresses",
+    "Brokers of the cluster in the last hour; before the first response, the bootstrap addresses",
 )
 BROKERS_REACHABLE = gauge(
     "fetchproxy_brokers_reachable",
-    "Known brokers that answer; at 0, clients are not served and nothing is archived",
+    "Known brokers that respond; at 0, clients are not served and archiving stops",
 )
 CLUSTER_AUTHENTICATION_REFUSALS = counter(
     "fetchproxy_cluster_authentication_refusals",
@@ -303,13 +305,13 @@ ARCHIVERS_HEARD = gauge(
 )
 ARCHIVERS_SILENT = gauge(
     "fetchproxy_archivers_silent",
-    "Archivers that were killed or cannot write to the store, if no other archiver has their "
-    "partitions; above 0 is an alarm",
+    "Archivers that were killed or cannot write to the store, if no other archiver has taken "
+    "over their partitions; alert above 0",
 )
 ARCHIVER_DISK_FAILING = gauge(
     "fetchproxy_archiver_disk_failing",
-    "Partitions that are not archived because this archiver's disk fails or is full; above 0 is an "
-    "alarm",
+    "Partitions that are not archived because this archiver's disk is failing or full; alert "
+    "above 0",
 )
 
 
@@ -374,7 +376,7 @@ HEDGED_READS = counter(
 
 REMOTE_DELETE_REQUESTS = counter(
     f"{_BTM}_remotedeleterequests",
-    "Segment deletions that were begun (RemoteDeleteRequests)",
+    "Segment deletions that were started (RemoteDeleteRequests)",
     "topic",
 )
 REMOTE_DELETE_ERRORS = counter(
@@ -425,7 +427,7 @@ STORE_UP = gauge(
 )
 KEYS_WAITING = gauge(
     "fetchproxy_keys_waiting",
-    "Reads that wait for their turn to ask the key service for a segment's key",
+    "Reads that wait for their turn to get a segment's key from the key service",
 )
 KEY_SERVICE_UP = gauge(
     "fetchproxy_key_service_up",
@@ -434,12 +436,13 @@ KEY_SERVICE_UP = gauge(
 )
 STORE_FAILING_SECONDS = gauge(
     "fetchproxy_store_failing_seconds",
-    "Seconds since requests of the operation began to fail; 0 while they succeed",
+    "Seconds since requests of the operation started to fail; 0 while they succeed",
     "operation",
 )
 STORE_REQUESTS_PER_S_MAX = gauge(
     "fetchproxy_store_requests_per_s_max",
-    "Limit of requests per second, after the store has refused some as too many; 0: no limit",
+    "Limit of requests per second after the store has refused some because there were too many; "
+    "0: no limit",
     "operation",
 )
 for _operation in ("list", "read", "write", "delete"):
@@ -466,7 +469,7 @@ REMOTE_FETCH_BYTES = counter(
     f"{_BTM}_remotefetchbytes", "Bytes read from the store for fetches (RemoteFetchBytes)", "topic"
 )
 REMOTE_FETCH_REQUESTS = counter(
-    f"{_BTM}_remotefetchrequests", "Remote reads that were begun (RemoteFetchRequests)", "topic"
+    f"{_BTM}_remotefetchrequests", "Remote reads that were started (RemoteFetchRequests)", "topic"
 )
 REMOTE_FETCH_ERRORS = counter(
     f"{_BTM}_remotefetcherrors", "Remote reads that failed (RemoteFetchErrors)", "topic"
@@ -476,7 +479,7 @@ REMOTE_LOG_READER_TASK_QUEUE_SIZE = gauge(
     "Remote reads that wait for a free fetcher (RemoteLogReaderTaskQueueSize)",
 )
 REMOTE_READS_IN_FLIGHT = gauge(
-    "fetchproxy_remote_reads_in_flight", "Range reads that the store has not answered yet"
+    "fetchproxy_remote_reads_in_flight", "Range reads without a response from the store yet"
 )
 DELAYED_REMOTE_FETCH_EXPIRES = counter(
     "kafka_server_delayedremotefetchmetrics_expires",
@@ -488,7 +491,7 @@ REMOTE_COPY_BYTES = counter(
     f"{_BTM}_remotecopybytes", "Bytes of segments copied to the store (RemoteCopyBytes)", "topic"
 )
 REMOTE_COPY_REQUESTS = counter(
-    f"{_BTM}_remotecopyrequests", "Segment copies that were begun (RemoteCopyRequests)", "topic"
+    f"{_BTM}_remotecopyrequests", "Segment copies that were started (RemoteCopyRequests)", "topic"
 )
 REMOTE_COPY_ERRORS = counter(
     f"{_BTM}_remotecopyerrors", "Segment copies that failed (RemoteCopyErrors)", "topic"
@@ -556,7 +559,7 @@ TLS_HANDSHAKES_FAILED = counter(
 )
 TLS_CERTIFICATE_EXPIRY = gauge(
     "fetchproxy_tls_certificate_expiry_timestamp_seconds",
-    "End of the proxy's own certificate that is in use, in epoch seconds; place: listener or "
+    "When the proxy's own certificate in use expires, in epoch seconds; place: listener or "
     "upstream",
     "place",
 )
@@ -579,7 +582,7 @@ PURGATORY_COMPLETED = counter(
 )
 BACKOFFS = counter("fetchproxy_backoffs", "Pauses after a storage error")
 CORRUPT_CHUNKS = counter(
-    "fetchproxy_corrupt_chunks", "Chunks whose bytes did not match their CRC-32C; each is an alarm"
+    "fetchproxy_corrupt_chunks", "Chunks whose bytes did not match their CRC-32C; alert on each"
 )
 
 # --- The chunk cache ------------------------------------------------------------------------------
@@ -609,8 +612,8 @@ ARCHIVE_LAG_OFFSETS = gauge(
 )
 ARCHIVE_MARGIN_OFFSETS = gauge(
     "fetchproxy_archive_margin_offsets",
-    "Archive end minus the broker's log start offset; below 0, records were lost before they were "
-    "copied. Of a topic: the least of its partitions",
+    "Archive end minus the broker's log start offset; below 0, records were lost before they "
+    "were copied. For a topic: the lowest of its partitions",
     *_PARTITION,
     of_topic=min,
 )
@@ -621,32 +624,32 @@ ARCHIVE_GAPS = counter(
 )
 ARCHIVE_REFUSED_TOPICS = gauge(
     "fetchproxy_archive_refused_topics",
-    "Topics that match archive.topics and cannot be archived; the log says why",
+    "Topics that match archive.topics but cannot be archived; the log says why",
 )
 CONDITIONS = gauge(
     "fetchproxy_conditions",
-    "Conditions now, by their name in the log, /api/status, verify and segments. Each process "
-    "counts the conditions of the whole archive: take the maximum",
+    "Current conditions, by their name in the log, /api/status, verify and segments. Each "
+    "process counts the conditions of the whole archive, so use the maximum of the processes",
     "kind",
     "level",
 )
 CONDITION_OFFSETS = gauge(
     "fetchproxy_condition_offsets",
-    "Offsets that conditions are about: lost, missing, put aside or announced; 0 if about none",
+    "Offsets that the conditions affect (lost, missing, put aside or announced); 0 if none",
     "kind",
 )
 ARCHIVE_TRUNCATED_OFFSETS = counter(
     "fetchproxy_archive_truncated_offsets",
-    "Archived offsets that an unclean leader election removed from the log, and the archiver then "
-    "from the archive; each is an alarm",
+    "Archived offsets that an unclean leader election removed from the log, and the archiver "
+    "then from the archive; alert on each",
     *_PARTITION,
 )
 WORKER_RESTARTS = counter(
     "fetchproxy_worker_restarts",
-    "Times that a worker has ended and was started again (`process.workers`)",
+    "Times that a worker exited and was restarted (`process.workers`)",
 )
 ARCHIVER_RESTARTS = counter(
-    "fetchproxy_archiver_restarts", "Times that the whole archiver failed and started again"
+    "fetchproxy_archiver_restarts", "Times that the whole archiver failed and was restarted"
 )
 
 # --- Leadership, turns and the margin -------------------------------------------------------------
@@ -655,34 +658,36 @@ ARCHIVE_LEADER_PARTITIONS = gauge(
 )
 ARCHIVE_GROUP_STABLE = gauge(
     "fetchproxy_archive_group_stable",
-    "1 if this archiver is a member of its consumer group and has its partitions, else 0",
+    "1 if this archiver is a member of its consumer group and has its partitions; otherwise 0",
 )
 ARCHIVE_GROUP_REBALANCES = counter(
     "fetchproxy_archive_group_rebalances", "Times that this archiver was assigned its partitions"
 )
 ARCHIVE_GROUP_LOST = counter(
     "fetchproxy_archive_group_lost",
-    "Times that this archiver lost its place in the group and led no partition: expired, fenced or "
+    "Times that this archiver lost its place in the group and its partitions: expired, fenced or "
     "error",
     "reason",
     values=("expired", "fenced", "error"),
 )
 ARCHIVE_OLDEST_COPY_SECONDS = gauge(
     "fetchproxy_archive_oldest_copy_seconds",
-    "Age of the oldest copy that is under way; 0: no copy is",
+    "Age of the oldest copy in progress; 0: there is none",
 )
 ARCHIVE_STALLED_COPIES = gauge(
     "fetchproxy_archive_stalled_copies",
-    "Copies that have used up half of archive.copy_max_ms; the archiver ends a copy at all of it",
+    "Copies that have used up half of archive.copy_max_ms; when a copy has used all of it, the "
+    "archiver gives it up",
 )
 ARCHIVE_TURNS_ENDED = counter(
     "fetchproxy_archive_turns_ended",
-    "Archiving turns that were ended because they took over 5 minutes, copies not counted",
+    "Times that the archiver gave up its work on a partition because it took over 5 minutes, not "
+    "counting copies",
 )
 ARCHIVE_RETENTION_USED_SHARE = gauge(
     "fetchproxy_archive_retention_used_share",
     "Share of the broker's retention that the oldest unarchived record has used up; at 1 the "
-    "broker deletes it before it is copied. Of a topic: the most of its partitions",
+    "broker deletes it before it is copied. For a topic: the highest of its partitions",
     *_PARTITION,
     of_topic=max,
 )
@@ -693,8 +698,7 @@ METADATA_REFRESH_ERRORS = counter(
 )
 METADATA_UNREADABLE = counter(
     "fetchproxy_metadata_unreadable",
-    "Segment metadata objects that could not be read, counted once for each version; each is an "
-    "alarm",
+    "Segment metadata objects that could not be read, counted once for each version; alert on each",
 )
 METADATA_EVENTS_READ = counter(
     "fetchproxy_metadata_events_read", "Events that this process has read from the metadata topic"
@@ -705,7 +709,7 @@ METADATA_EVENTS_WRITTEN = counter(
 )
 METADATA_EVENTS_REFUSED = counter(
     "fetchproxy_metadata_events_refused",
-    "Events of the metadata topic that have no effect: repeated, or second in a race",
+    "Events of the metadata topic without effect: repeated, or overtaken by another process's",
 )
 METADATA_LAG = gauge(
     "fetchproxy_metadata_lag_events",
@@ -715,11 +719,11 @@ METADATA_LAG = gauge(
 
 # --- Archive-only mode ----------------------------------------------------------------------------
 ARCHIVE_ONLY_REQUESTS = counter(
-    "fetchproxy_archive_only_requests", "Requests answered without a cluster, by API", "api"
+    "fetchproxy_archive_only_requests", "Requests served without a cluster, by API", "api"
 )
 ARCHIVE_ONLY_REFUSED = counter(
     "fetchproxy_archive_only_refused",
-    "Requests that an archive cannot answer, by API key",
+    "Requests that an archive-only node does not support, by API key",
     "api",
 )
 ARCHIVE_ONLY_LOGINS = counter(
@@ -730,7 +734,7 @@ ARCHIVE_ONLY_LOGINS = counter(
 )
 ARCHIVE_ONLY_LOGINS_WAITING = gauge(
     "fetchproxy_archive_only_logins_waiting",
-    "Logins that wait to be judged, because others with the same name or address failed",
+    "Logins that have to wait because others with the same name or address failed",
 )
 ARCHIVE_ONLY_TOPICS = gauge(
     "fetchproxy_archive_only_topics", "Topics that archive-only mode serves"
@@ -744,20 +748,20 @@ ARCHIVE_ONLY_GROUPS = gauge(
 
 READER_STORE_REQUESTS = counter(
     "fetchproxy_reader_store_requests",
-    "Requests to the store, by the client for which they were sent first; request: get, list or "
-    'put. The address "this process" stands for what no client has caused, "other" for all clients '
-    "without series of their own",
+    "Requests to the store, by the client for which they were started; request: get, list or "
+    'put. The address "this process" stands for what the process did for itself, "other" for all '
+    "clients without their own series",
     *_READER,
     "request",
 )
 READER_STORE_BYTES = counter(
     "fetchproxy_reader_store_bytes",
-    "Bytes that the store has sent for these requests",
+    "Bytes that the store sent for these requests",
     *_READER,
 )
 READER_SERVED_BYTES = counter(
     "fetchproxy_reader_served_bytes",
-    "Archived bytes that the client was sent, also from memory and from the local disk",
+    "Archived bytes that the client got, including those from memory and from the local disk",
     *_READER,
 )
 READER_THROTTLE_SECONDS = counter(
@@ -776,35 +780,32 @@ BUILD_INFO = gauge(
 BUILD_INFO.labels(__version__, platform.python_version()).set(1)
 LAST_SUCCESS_AGE_SECONDS = gauge(
     "fetchproxy_last_success_age_seconds",
-    "Seconds since this process last succeeded with it: copy (of a segment), metadata_write (of a "
-    "segment), trim (a look at a partition of which local retention may delete records on the "
-    "brokers). The first two are known after a restart, too, from the archive's own times",
+    "Seconds since this process last succeeded: copy (of a segment), metadata_write (of a "
+    "segment), trim (a check of a partition with local retention). After a restart, the first "
+    "two are derived from the archive's timestamps",
     "activity",
 )
 MEMORY_AVAILABLE_BYTES = gauge(
     "fetchproxy_available_memory_bytes",
-    "Bytes of memory that this process may use: the least limit of its control groups, or the "
+    "Bytes of memory that this process may use: the lowest limit of its control groups, or the "
     "machine's memory",
 )
 CPU_CORES_AVAILABLE = gauge(
     "fetchproxy_available_cpu_cores",
-    "Cores that this process may use: the least quota of its control groups, or the cores that it "
-    "may run on. The event loop uses one at most",
+    "Cores that this process may use: the lowest quota of its control groups, or the cores that "
+    "it may run on. The event loop uses at most one",
 )
 LOG_MESSAGES = counter(
     "fetchproxy_log_messages",
-    "Lines of the log by level and event; an event that is not on the page of log events counts as "
-    "other",
+    "Log lines by level and event; an event that is not on the page of log events counts as other",
     "level",
     "event",
 )
 HEAP_FREED_BYTES = gauge(
     "fetchproxy_heap_freed_bytes",
-    "Free bytes in the C library's heap, including those already given back to the system",
+    "Free bytes in the C library's heap, including those already returned to the system",
 )
-HEAP_TRIMS = counter(
-    "fetchproxy_heap_trims", "Times that freed memory was given back to the system"
-)
+HEAP_TRIMS = counter("fetchproxy_heap_trims", "Times that freed memory was returned to the system")
 
 
 # A topic's series go with the topic, as Kafka's do (BrokerTopicStats.removeMetrics).

@@ -58,7 +58,7 @@ class Watcher:
         return True
 
     def is_calm(self) -> bool:
-        return self.sees("The store answers", "leads 1 of 1") and not self.alarms()
+        return self.sees("The store responds", "leads 1 of 1") and not self.alarms()
 
     def waits(self, name: str, begun_at: float, signs: Mapping[str, Callable[[], bool]]) -> None:
         """Wait for each sign and print how long it took."""

@@ -146,7 +146,7 @@ function archiverTile(archiver) {
   const { leadership, state, leads, follows, members, error, refused } = archiver;
   const others = members === null ? "" : `, ${count(members)} member${members === 1 ? "" : "s"}`;
   const refusals = Object.keys(refused).length;
-  const alone = leadership === "sole" ? "leads all partitions; no group" : `${leadership} ${state}${others}`;
+  const alone = leadership === "sole" ? "handles all partitions; no group" : `${leadership} ${state}${others}`;
   return ["Archiver", `leads ${count(leads)} of ${count(leads + follows)}`,
     (error || alone) + (refusals ? `; ${count(refusals)} topic${refusals === 1 ? "" : "s"} refused` : ""),
     Boolean(error)];
