@@ -24,7 +24,7 @@ class Figure:
 
 
 FIGURES = (
-    Figure("README.md", "takes 0.3 ms more than directly", 0.3,
+    Figure("README.md", "arrives 0.3 ms later than directly", 0.3,
            "tail", goals.TAIL_LATENCY.words, 1),
     Figure("docs/compare.md", "0.3 ms on two shared cores", 0.3,
            "tail", goals.TAIL_LATENCY.words, 1),
@@ -32,8 +32,8 @@ FIGURES = (
            "tail", "latency p50 added, in turn, fetchproxy", 2),
     Figure("docs/compare.md", "0.31 and 0.33 ms", 0.33,
            "tail", "latency p50 added, in turn, kroxylicious", 2),
-    Figure("docs/compare.md", "0.38 times its CPU", 0.38, "tail", goals.TAIL_CPU.words, 2),
-    Figure("docs/compare.md", "and 0.26 with a consumer", 0.26,
+    Figure("docs/compare.md", "0.38 times the CPU", 0.38, "tail", goals.TAIL_CPU.words, 2),
+    Figure("docs/compare.md", "and 0.26 times with a consumer", 0.26,
            "tail", "CPU of the proxy, unpaused consumer, fetchproxy / kroxylicious", 2),
     Figure("docs/compare.md", "2.6 times the speed", 2.6,
            "replay", goals.REPLAY_LIBRDKAFKA.words, 1),
@@ -41,7 +41,7 @@ FIGURES = (
            "tail", "throughput, unpaused consumer, fetchproxy / direct", 2),
     Figure("docs/performance.md", "0.52 s of CPU for a GB", 0.52,
            "tail", "CPU of the proxy, unpaused consumer, fetchproxy", 2),
-    Figure("docs/performance.md", "about 9,000 a second", 9000,
+    Figure("docs/performance.md", "about 9,000 per second", 9000,
            "connections", "small fetches over 1000 connections, fetchproxy", -3),
     Figure("docs/deploy/sizing.md", "| tail reads | 0.52 s a GB |", 0.52,
            "tail", "CPU of the proxy, unpaused consumer, fetchproxy", 2),
