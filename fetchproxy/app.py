@@ -192,8 +192,8 @@ class Parts:
             message = f"The gateway does not listen at {self.config.gateway.listen} yet"
             yield Condition(Kind.GATEWAY_NOT_LISTENING, message, missing=listener)
         elif self.leaving.is_asked:
-            message = "The process ends, and lets its clients go"
-            yield Condition(Kind.GATEWAY_NOT_LISTENING, message, missing="new clients: it ends")
+            what = "The process is stopping and disconnects its clients"
+            yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing="new clients: it is stopping")
         for one in self.storage.health.conditions(now):
             # The others are about an object, a key or a pace, and say themselves what rests.
             yield self._with_consequences(one) if one.kind == Kind.STORE_FAILING else one
@@ -205,12 +205,12 @@ class Parts:
     def _consequences(self, operation: str) -> tuple[str, int | None]:
         """The consequences of a failing store operation; ms until the brokers begin to delete."""
         if operation == StoreOperation.DELETE:
-            return "Copies and reads go on; nothing is deleted from the archive.", None
+            return "Copies and reads continue; nothing is deleted from the archive.", None
         words = []
         if self.serves and operation != StoreOperation.WRITE:
-            tail = "" if self.config.archive_only.enabled else "Tail reads go on; "
+            tail = "" if self.config.archive_only.enabled else "Reads from the brokers continue; "
             readers = "readers of the archive" if tail else "Readers"
-            words.append(f"{tail}{readers} are held back and keep their place.")
+            words.append(f"{tail}{readers} wait and keep their position.")
         if self.manager is None:
             return " ".join(words), None
         least_ms = self.manager.watch.least_deleted_in_ms()
@@ -536,7 +536,7 @@ async def _watch_process(parts: Parts) -> None:
         ("forgetting", forgetting.run, "deleted topics stay in memory and in the metrics"),
     ]
     if cluster is not None:
-        rests = "brokers that are away or come back are not noticed"
+        rests = "brokers that go down or come back are not noticed"
         watches.append(("broker watch", parts.brokers.run, rests))
     async with asyncio.TaskGroup() as tasks:
         for part, watch, rests in watches:

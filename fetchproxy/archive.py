@@ -90,7 +90,7 @@ def in_loop(work: Coroutine[Any, Any, T]) -> T:
 def store_url(config: Config) -> str:
     """Raises ConfigError if `store.url` is not set."""
     if config.store.url is None:
-        raise ConfigError("store.url is not set; give --store URL (or FETCHPROXY_STORE_URL)")
+        raise ConfigError("store.url is not set; use --store URL (or FETCHPROXY_STORE_URL)")
     return config.store.url
 
 

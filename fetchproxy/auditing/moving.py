@@ -67,7 +67,7 @@ async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> Archi
     if identity is None:
         raise ArchiveMissing("there is no archive at --from")
     if identity.is_mirror:
-        raise ArchiveMismatch("--from is a mirror itself: give the URL of its archive")
+        raise ArchiveMismatch("--from is itself a mirror: use the URL of its archive")
     if identity.moved is not None and not same_place(identity.moved.to, to):
         raise ArchiveMismatch(f"the archive at --from has moved to {identity.moved.to}")
     target_identity = await read_identity(target.store, target.prefix)
@@ -79,7 +79,7 @@ async def begin_mirror(source: MirrorSide, target: MirrorSide, to: str) -> Archi
         raise ArchiveMismatch("--to has another archive, or a mirror of another one")
     if not target_identity.is_mirror and identity.moved is None:
         raise ArchiveMismatch(
-            "--to is not a mirror but an archive that archivers may write to: give an empty place"
+            "--to is not a mirror but an archive that archivers may write to: use an empty place"
         )
     return identity
 
@@ -92,7 +92,7 @@ async def _make_mirror(target: MirrorSide, identity: ArchiveIdentity) -> Archive
     async for name in target.store.list_folders(target.prefix):
         if parse_topic_folder(name) is not None:
             raise ArchiveMismatch(
-                f"--to has objects of an archive ({name}/) and no {LAYOUT_OBJECT}: give an empty "
+                f"--to has objects of an archive ({name}/) and no {LAYOUT_OBJECT}: use an empty "
                 "place"
             )
     content = encode_identity(ArchiveIdentity(identity.generation, identity.cluster_id, MIRROR))

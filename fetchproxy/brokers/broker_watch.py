@@ -107,8 +107,8 @@ class BrokerWatch:
 
     def _one_is_away(self, address: HostPort, since: float) -> Condition:
         known, away = len(self._brokers), len(self.status().away)
-        message = (
-            f"Broker {address} does not answer; {known - away} of {known} do: partitions that it "
+        what = (
+            f"Broker {address} does not respond; {known - away} of {known} do: partitions that it "
             "leads are neither served nor archived until other brokers lead them"
         )
         return Condition(Kind.BROKER_AWAY, message, str(address), since=since)
@@ -152,9 +152,9 @@ class BrokerWatch:
             if self._none_since is None:
                 self._none_since = asyncio.get_running_loop().time()
             addresses, error = ", ".join(map(str, self._brokers)), self.status().last_error
-            message = (
-                "No broker answers: clients are not served and nothing is archived until one does "
-                f"({error})"
+            what = (
+                "No broker responds: until one does, clients are not served and archiving has "
+                f"stopped ({error})"
             )
             none = Condition(
                 Kind.BROKERS_AWAY, message, missing="brokers: none answers", since=self._none_since

@@ -357,7 +357,7 @@ class Cluster:
             except ClusterUnavailable as failure:
                 error = failure
             except TimeoutError:
-                error = ClusterUnavailable(f"broker {address}: no answer in time")
+                error = ClusterUnavailable(f"broker {address}: no response in time")
             else:
                 self._last_good = address
                 return response

@@ -40,7 +40,7 @@ class _Client(ScramClient):  # type: ignore[misc]  # kafka-python has no types
         if iterations < _ITERATIONS_MIN:
             # The proxy has sent nothing derived from the password yet.
             raise AuthenticationRefused(
-                f"the broker asks for {iterations} iterations of SCRAM: expected at least "
+                f"the broker uses only {iterations} iterations of SCRAM: expected at least "
                 f"{_ITERATIONS_MIN}; set the user's credentials again with more iterations"
             )
         super().create_salted_password(salt, iterations)

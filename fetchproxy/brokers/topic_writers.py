@@ -67,7 +67,7 @@ def _tell_unknown(topic: str, error: ClusterError, exposed: bool) -> None:
             topic=topic,
             reason="the brokers have no authorizer",
             hint="any client that reaches the brokers can have the archive deleted: let only "
-            "trusted clients reach them, or give them an authorizer",
+            "trusted clients reach them, or configure an authorizer",
         )
         return
     log.info(

@@ -58,7 +58,7 @@ def archive(
     with users_errors():
         if config.archive.topics is None:
             raise ConfigError(
-                "archive.topics is not set; give --archive REGEX (or FETCHPROXY_ARCHIVE_TOPICS)"
+                "archive.topics is not set; use --archive REGEX (or FETCHPROXY_ARCHIVE_TOPICS)"
             )
         if context.params["spark"]:
             job.check_source(config)

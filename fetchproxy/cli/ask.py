@@ -96,7 +96,7 @@ def top(
     """
     with users_errors():
         if console_url is None:
-            raise ConfigError("give --console URL: `top` asks a running process")
+            raise ConfigError("use --console URL: `top` reads from a running process")
         client = ConsoleClient(console_url, token_file)
     run(_top(client, interval_s, rows_max, once=once or json, json=json))
 

@@ -100,7 +100,7 @@ def backfill(
     with users_errors():
         source = source_options(config, topics, source_settings or ())
         if (parquet is None) == (to_topic is None):
-            raise ConfigError("give one of --parquet and --to-topic")
+            raise ConfigError("use either --parquet or --to-topic")
     ask_store(config, names_in(topics))
     from fetchproxy.jobs import backfill as job
     from fetchproxy.jobs import backfill_topic as topic_job

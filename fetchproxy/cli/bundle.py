@@ -90,7 +90,7 @@ def bundle(
     """
     with users_errors():
         if console_url is None:
-            raise ConfigError("give --console URL: `bundle` asks a running process")
+            raise ConfigError("use --console URL: `bundle` reads from a running process")
         client = ConsoleClient(console_url, token_file)
         places = [place_of(text) for text in partition or ()]
     now_ms = wall_clock_ms()
@@ -177,7 +177,7 @@ def write(target: Path, parts: dict[str, str]) -> None:
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
-        raise ConfigError(f"{target} exists: give another --out") from error
+        raise ConfigError(f"{target} exists: use another --out") from error
     except OSError as error:
         raise ConfigError(f"{target}: cannot write: {error.strerror}") from error
     try:

@@ -83,7 +83,7 @@ class ConsoleClient:
             response = connection.getresponse()
             body = response.read(RESPONSE_BYTES_MAX + 1)
         except (OSError, http.client.HTTPException) as error:
-            raise ConfigError(f"the console at {self._host} does not answer: {error}") from error
+            raise ConfigError(f"the console at {self._host} does not respond: {error}") from error
         finally:
             connection.close()
         if len(body) > RESPONSE_BYTES_MAX:

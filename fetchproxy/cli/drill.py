@@ -51,7 +51,7 @@ class Felt:
     def lines(self) -> Sequence[str]:
         figures = {
             "longest time in which readers waited and none got records, in s": self.longest_wait_s,
-            "fetches answered without records, at their deadline": self.empty_responses,
+            "fetches that got no records by their deadline": self.empty_responses,
             "errors that readers of the archive got": self.errors,
             "damaged chunks that were found and not served": self.damaged_chunks,
             "operations of the store that failed": self.store_errors,
@@ -134,7 +134,7 @@ def drill(
     with users_errors():
         config = options.read_config(context)
         if config.console.listen is None:
-            raise ConfigError("which process? give --console HOST:PORT of it")
+            raise ConfigError("which process? use --console HOST:PORT")
         try:
             for_s = int(str(DURATION.read(time))) / 1000
         except ValueError as error:
@@ -192,5 +192,5 @@ class _Drill:
             refusal = error.read(1_000).decode(errors="replace").strip()
             raise ConfigError(f"{self.console} refuses it: {refusal}") from None
         except OSError as error:
-            raise ConfigError(f"{self.console} does not answer: {error}") from None
+            raise ConfigError(f"{self.console} does not respond: {error}") from None
         return body.decode()

@@ -78,7 +78,7 @@ async def _look(config: Config, topics: Iterable[str]) -> bool:
                     described = await TopicDescriptions(archive.storage.objects).refresh()
                     there |= {one.topic for one in described.values()}
         except TimeoutError:
-            raise StorageUnavailable(f"the store has not answered within {max_s:g} s") from None
+            raise StorageUnavailable(f"the store has not responded within {max_s:g} s") from None
     for topic in topics:
         if topic not in there:
             raise options.nothing_there(config, topic)

@@ -36,8 +36,8 @@ Move = Annotated[
     bool,
     typer.Option(
         "--move",
-        help="Like --cut-over. A further run, archive.retention_grace_ms later, deletes at --from "
-        "all objects that --to has, byte for byte.",
+        help="Like --cut-over. Another run, archive.retention_grace_ms later, deletes at --from "
+        "all objects that --to also has, byte for byte.",
     ),
 ]
 Compare = Annotated[
@@ -53,7 +53,7 @@ WithDamaged = Annotated[
     typer.Option(
         "--with-damaged",
         envvar="FETCHPROXY_MIRROR_WITH_DAMAGED",
-        help="Copy damaged segments too, as they are. They are still printed as faults.",
+        help="Also copy damaged segments, as they are. They are still printed as faults.",
     ),
 ]
 BytesPerS = Annotated[

@@ -216,7 +216,7 @@ def spark_settings(context: typer.Context) -> dict[str, str]:
     """The settings from `--conf`. Raises ConfigError, also for Spark options without --spark."""
     for parameter, option in (("master", "--master"), ("spark_settings", "--conf")):
         if not context.params["spark"] and is_given(context, parameter):
-            raise ConfigError(f"{option} is an option of Spark's; give --spark as well")
+            raise ConfigError(f"{option} is for Spark; add --spark")
     found: dict[str, str] = {}
     for text in context.params["spark_settings"] or ():
         key, equals, value = text.partition("=")

@@ -63,7 +63,7 @@ def resolve(
         }
         chosen = [choice for choice, is_given in given.items() if is_given]
         if len(chosen) != 1:
-            raise ConfigError("give one of --keep, --truncate and --new-history")
+            raise ConfigError("use one of --keep, --truncate and --new-history")
     done = run_to_end(_resolve(config, partition, chosen[0], dry_run))
     typer.echo(f"{partition}: {'would be' if dry_run else 'was'} resolved by --{chosen[0].value}")
     for sentence in done.in_words:

@@ -86,7 +86,7 @@ def verify(
     """
     with users_errors():
         if as_json and repair:
-            raise ConfigError("give one of --json and --repair")
+            raise ConfigError("use either --json or --repair")
     config = read_job(context)
     ask_store(config)
     found = _verified(context, config, topic, (lambda _: None) if as_json else print_fault)

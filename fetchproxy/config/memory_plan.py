@@ -179,6 +179,6 @@ def _with_units(config: Config, units: Mapping[str, int]) -> Config:
 def _too_small(ceiling: int, parts: Mapping[str, int]) -> str:
     sizes = ", ".join(f"{key} {size / MiB:.0f}" for key, size in parts.items() if size)
     return (
-        f"process.memory_bytes_max = {ceiling}: expected at least {sum(parts.values())}, "
-        f"as its parts take {sizes} MiB"
+        f"process.memory_bytes_max = {ceiling}: expected at least {sum(parts.values())}, because "
+        f"its parts take {sizes} MiB"
     )

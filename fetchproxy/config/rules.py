@@ -13,7 +13,7 @@ from fetchproxy.config.values import is_loopback, parse_host_port, parse_node_ma
 
 # The reason why a key has no effect in archive-only mode, by key.
 _CONTRADICTIONS = {
-    "cluster.bootstrap": "no broker is asked in archive-only mode",
+    "cluster.bootstrap": "archive-only mode uses no brokers",
     "archive.topics": "there is no broker to archive from in archive-only mode",
     "gateway.sni_node_pattern": "the listener is the only node in archive-only mode",
 }

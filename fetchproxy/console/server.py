@@ -449,7 +449,8 @@ class ConsoleServer(HttpConsole):
         if endpoint.guarded and self.token is None and not is_of_this_machine(request):
             return web.Response(
                 status=403,
-                text="Only for callers on this machine; console.token_file lets others ask.\n",
+                text="Open only to callers on this machine; to open it to others, set "
+                "console.token_file.\n",
             )
         try:
             query = page_query(request.query.items())

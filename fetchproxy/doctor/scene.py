@@ -173,7 +173,7 @@ async def from_brokers(call: Awaitable[T]) -> T:
     try:
         return await call
     except ClusterError as error:
-        raise NotChecked(f"the brokers do not tell ({error})") from error
+        raise NotChecked(f"the brokers do not say ({error})") from error
 
 
 async def from_store(call: Awaitable[T]) -> T:
@@ -181,4 +181,4 @@ async def from_store(call: Awaitable[T]) -> T:
     try:
         return await call
     except RemoteStorageError as error:
-        raise NotChecked(f"the store does not tell ({error})") from error
+        raise NotChecked(f"the store does not say ({error})") from error

@@ -129,7 +129,7 @@ async def begin_archive(config: Config, *, create: bool = False) -> None:
 def plan_archive(config: Config) -> ArchivePlan:
     """Runs on the driver. Partitions with the most to copy come first. Raises as `archive`."""
     if config.archive.topics is None:
-        raise ConfigError("archive.topics is not set; give --archive REGEX")
+        raise ConfigError("archive.topics is not set; use --archive REGEX")
     return in_loop(_plan(config, config.archive.topics))
 
 

@@ -166,9 +166,9 @@ def of_other_topics(
     return [
         ItemFailure(
             str(view.tp),
-            f"the output has records of another topic {view.tp.topic}, with the id "
-            f"{min(others)}; the id of this topic is {view.tp.topic_id}: it was deleted and made "
-            "again, and needs an output of its own",
+            f"the output has records of another topic {view.tp.topic}, with the id {min(others)}; "
+            f"the id of this topic is {view.tp.topic_id}: it was deleted and recreated, and needs "
+            "a separate output",
             False,
         )
         for view, _ in selections

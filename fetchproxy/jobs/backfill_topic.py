@@ -456,7 +456,7 @@ def _come_to(target: TopicTarget, group: str, place: Any, origin: _Origin) -> in
                 raise ConfigError(
                     f"{place.topic}-{place.partition} has records, and it is not known whether "
                     "they are of this backfill (brokers forget it after "
-                    "offsets.retention.minutes); use a new topic, or give --append"
+                    "offsets.retention.minutes); use a new topic, or add --append"
                 )
             return None
     known = _Origin.decode(committed.metadata)
@@ -472,8 +472,8 @@ def _come_to(target: TopicTarget, group: str, place: Any, origin: _Origin) -> in
 
 def _made_again(topic: str) -> str:
     return (
-        f"topic {topic} was deleted and made again after this backfill had begun, so it lacks what "
-        "was copied before: delete it, make it again, and run the backfill again"
+        f"topic {topic} was deleted and recreated after this backfill had started, so it lacks "
+        "what was copied before: delete it, create it again, and rerun the backfill"
     )
 
 

@@ -222,7 +222,7 @@ def _why_not(done: Mirrored, options: MirrorOptions) -> str | None:
         return "not everything was copied"
     if done.has_faults and not options.with_damaged:
         return (
-            "the archive has faults; repair them (`fetchproxy verify --repair`), or give "
+            "the archive has faults; repair them (`fetchproxy verify --repair`), or add "
             "--with-damaged to move it with its faults"
         )
     return None

@@ -68,8 +68,8 @@ _NOTES = {
     "{:,} offsets are in no segment, and it is not known if they ever were.": "not_known_offsets",
     "{} sampled segments could not be read: run verify for the cause.": "samples_unreadable",
     f"{{}} sampled batches unpack to more than {decimal(SEARCHED_BYTES_MAX)}, too large to unpack "
-    "here: they are not in the figures of compression.": "samples_too_large",
-    "In {} partitions a timestamp in the future keeps retention by time from all behind it.": (
+    "here: the compression figures do not include them.": "samples_too_large",
+    "In {} partitions, time-based retention stops at a record with a timestamp in the future.": (
         "held_up"
     ),
 }

@@ -254,7 +254,7 @@ async def _in_loop(work: StoreWork[Opened, T, R], doing: _Doing[T, R]) -> None:
         for number, item in left:
             name = work.name(item)
             if len(in_a_row) >= ITEMS_FAILED_IN_A_ROW_MAX:
-                cause = f"not tried, as others failed before: {in_a_row[0].error}"
+                cause = f"not tried, because others failed before: {in_a_row[0].error}"
                 doing.add(number, replace(in_a_row[0], name=name, error=cause))
                 continue
             outcome = await attempt_async(work.do(opened, item, partial(doing.tell, number)), name)
@@ -392,7 +392,7 @@ def _errors_of(name: str) -> Iterator[list[ItemFailure]]:
 
 def _in_words(error: BaseException, is_defect: bool) -> str:
     text = f"{type(error).__name__}: {error}"
-    return f"{text} (a defect of fetchproxy: the log has it in full)" if is_defect else text
+    return f"{text} (a bug in fetchproxy: the log has the traceback)" if is_defect else text
 
 
 def named(names: Sequence[str]) -> str:

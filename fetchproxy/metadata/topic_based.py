@@ -427,8 +427,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         table = await self._follower.table(tp, not_older_than)
         if table.restoring:
             raise RemoteStorageError(
-                f"the metadata topic is being restored, and does not have all of {tp} yet; if no "
-                "restore is running, run `fetchproxy restore` again, as one was interrupted"
+                f"the metadata topic is being restored and does not have all of {tp} yet; if no "
+                "restore is running, run `fetchproxy restore` again, because one was interrupted"
             )
         return table
 

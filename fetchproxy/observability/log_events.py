@@ -501,7 +501,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "the brokers have no authorizer, so every client may write to the metadata topic; at "
             "level info if the proxy listens only on loopback",
             "any client that reaches the brokers can have the archive deleted: let only trusted "
-            "clients reach them, or give them an authorizer",
+            "clients reach them, or configure an authorizer",
         ),
         _warning(
             "metadata_topic_open_to_others",

@@ -48,7 +48,7 @@ REFUSED_KAFKA_OPTIONS: Mapping[str, str] = {
     "kafka.group.id": _NO_GROUP,
     "groupIdPrefix": _NO_GROUP,
     "kafka.auto.offset.reset": "startingOffsets says where reading begins",
-    "kafka.enable.auto.commit": "offsets are kept in the query's checkpoint alone",
+    "kafka.enable.auto.commit": "offsets are kept only in the query's checkpoint",
     "kafka.key.deserializer": _AS_BYTES,
     "kafka.value.deserializer": _AS_BYTES,
     "kafka.interceptor.classes": "records do not pass a Kafka consumer here",
@@ -316,7 +316,7 @@ def _store(options: _Given) -> str:
     if store and path and store != path:
         raise ConfigError(f"remotelog: path {path!r} and store {store!r} are two places")
     if not store and not path:
-        raise ConfigError("remotelog: the option 'store' is needed, as s3://bucket/prefix")
+        raise ConfigError("remotelog: the option 'store' is required, such as s3://bucket/prefix")
     return store or path or ""
 
 
@@ -343,7 +343,7 @@ def _topics(options: _Given) -> TopicChoice:
     pattern = options.either("topicPattern", "subscribePattern")
     assign = options.text("assign")
     if sum(1 for each in (names, pattern, assign) if each) != 1:
-        raise ConfigError("remotelog: give one of topics, topicPattern and assign")
+        raise ConfigError("remotelog: use one of topics, topicPattern and assign")
     if names:
         chosen = frozenset(n.strip() for n in names.split(",") if n.strip())
         if not chosen:

@@ -102,7 +102,7 @@ def check_master(master: str) -> None:
         except OSError as error:
             errors.append(f"{host}:{port}: {error.strerror or error}")
     if errors:
-        raise ConfigError(f"Spark's master {master} does not answer: {'; '.join(errors)}")
+        raise ConfigError(f"Spark's master {master} does not respond: {'; '.join(errors)}")
 
 
 def _place(master: str, text: str, port: int | None) -> tuple[str, int]:

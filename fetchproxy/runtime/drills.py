@@ -66,7 +66,7 @@ class Drill:
         if not self._allowed:
             raise ConfigError("drills are not allowed here: set drills.enabled = true and restart")
         if self._running is not None:
-            raise ConfigError(f"the drill {self.fault} is running; wait until it ends")
+            raise ConfigError(f"the drill {self.fault} is running; wait until it is over")
         if not 0 < for_s <= DRILL_MAX_S:
             raise ConfigError(f"a drill takes at most {DRILL_MAX_S:.0f} s")
         known = set(self._to_brokers.values())
@@ -90,7 +90,7 @@ class Drill:
             self._running.lease = self._new_lease()
 
     def _new_lease(self) -> asyncio.TimerHandle:
-        why = "nobody asks about it any more"
+        why = "the command that started it is gone"
         return asyncio.get_running_loop().call_later(LEASE_S, self.end, why)
 
     def end(self, why: str) -> None:

@@ -58,7 +58,7 @@ def check_own_folder(folder: Path, config_key: str, status: os.stat_result) -> N
     if status.st_uid not in (ROOT_UID, os.geteuid()):
         raise ConfigError(
             f"{config_key} = {folder}: it belongs to user {status.st_uid}, who could change what "
-            f"is kept there; give it to user {os.geteuid()} (chown), or name another folder"
+            f"is kept there; make it belong to user {os.geteuid()} (chown), or use another folder"
         )
 
 

@@ -227,7 +227,7 @@ class Listener:
     async def listen(self, port: int, new_session: NewSession) -> asyncio.Server:
         """Open a further server socket; the caller closes it. Raises OSError."""
         if self._drains is not None:
-            raise OSError("the process ends, and opens no port")
+            raise OSError("the process is stopping and opens no port")
         factory: Callable[[], asyncio.BaseProtocol] = self._protocol_factory(new_session)
         loop = asyncio.get_running_loop()
         server = await loop.create_server(

@@ -233,8 +233,8 @@ class ArchiveObjects:
         if len(folder) <= limit:
             return None
         return (
-            f"its name has {len(topic)} characters, and in this store it can have "
-            f"{len(topic) - len(folder) + limit}, as a folder's name can have {limit} bytes"
+            f"its name has {len(topic)} characters, but in this store it can have only "
+            f"{len(topic) - len(folder) + limit}, because a folder's name can have {limit} bytes"
         )
 
     # --- positions: what the running archivers are accumulating -----------------------------------

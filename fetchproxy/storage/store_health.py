@@ -241,7 +241,7 @@ class OperationHealth:
         oldest = next(iter(self._waiting.values()), now)
         if now - oldest >= SILENT_AFTER_S:
             if self._last_success_at < oldest:
-                self._note(now, oldest, f"no answer for {int(now - oldest)} s")
+                self._note(now, oldest, f"no response for {int(now - oldest)} s")
         elif self.failing_since is not None:
             self._note(now, self.failing_since, self._last_error or "")
         self._look_at_budget(now)
@@ -419,7 +419,7 @@ class StoreHealth:
         self._locked: dict[str, dict[UUID, float]] = {}
         self._keys: WatchedKeys | None = None
         self._refused = Refusals(
-            self._health, Kind.OBJECT_NOT_READABLE, "The store does not give out an object"
+            self._health, Kind.OBJECT_NOT_READABLE, "The store does not return an object"
         )
         # What was read and is wrong, or missing: who reads it says so.
         self.damaged = Refusals(

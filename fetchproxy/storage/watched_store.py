@@ -263,8 +263,8 @@ class WatchedObjectStore(WrappedObjectStore):
         if of_folder is None:
             return
         if is_each_object_alone():
-            message = f"{of_folder}; the store gives out other objects: check the disks and mounts"
-            failing = ObjectFailing(message)
+            what = f"{of_folder}; the store returns other objects: check the disks and mounts"
+            failing = ObjectFailing(what)
             failing.may_be_of_object = True
             raise failing from of_folder
         raise of_folder

@@ -29,8 +29,8 @@ _REASONS = {
     "TLSV1_UNRECOGNIZED_NAME": "server_name",
 }
 _WORDS = {
-    "plaintext": "the other side does not speak TLS, or puts something before it, as the PROXY "
-    "protocol does",
+    "plaintext": "the other side does not speak TLS, or sends something before it, such as a "
+    "PROXY header",
     "version": "no TLS version or cipher in common",
     "no_certificate": "a client certificate is required and none was shown",
     "certificate_refused": "the other side does not accept our certificate, or was shown none",
@@ -48,7 +48,7 @@ _FIRST_BYTES = {
     **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"CONN", b"DELE"), "HTTP"),
     b"HTTP": "HTTP",  # a response
 }
-_HTTP_HINT = "the page, metrics and health checks have a port of their own: console.listen"
+_HTTP_HINT = "the page, metrics and health checks have a separate port: console.listen"
 _HINTS = {
     "TLS": "set gateway.tls_certificate_file, or a security.protocol without SSL at the client",
     _PROXY_PROTOCOL: "add the load balancer's address to gateway.proxy_protocol_from, or switch "

@@ -162,7 +162,7 @@ class ArchivePass(ArchiverParts):
 
     async def _try(self, spool: Spool, this: _Round, tp: TopicIdPartition) -> None:
         if this.away is not None:
-            cause = f"not tried, as others failed before: {this.away.cause}"
+            cause = f"not tried, because others failed before: {this.away.cause}"
             this.found.append(replace(this.away, tp=tp, offsets=None, cause=cause))
             return
         lost: list[Offsets] = []
@@ -304,9 +304,9 @@ def _remedy(error: FetchProxyError | OSError) -> str:
     if isinstance(error, RemoteStorageError):
         return "repair the store or the network to it, then run this again"
     if isinstance(error, ClusterError) and error.error_code in _GONE:
-        return "the topic was deleted; if it was made again, run this again for the new one"
+        return "the topic was deleted; if it was recreated, run this again for the new one"
     if isinstance(error, ClusterError) and error.error_code in _DENIED:
-        return "give the user that cluster.sasl_username names these rights, then run this again"
+        return "grant these rights to the user in cluster.sasl_username, then run this again"
     if isinstance(error, ClusterError):
         return "repair the cluster or the network to it, then run this again"
     if isinstance(error, OSError):

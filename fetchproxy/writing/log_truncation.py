@@ -251,9 +251,9 @@ class LogTruncation:
         log_offsets = await self.leader.leader_log_offsets(tp)
         if log_offsets.log_start_offset < raised_log_start:
             raise LogBeginsAgain(
-                f"the log of {tp} begins again: everything below offset {raised_log_start} was "
-                f"deleted, and it begins at offset {log_offsets.log_start_offset}; "
-                f"nothing is archived until you run: fetchproxy resolve {tp}"
+                f"the log of {tp} has started over: everything below offset {raised_log_start} "
+                f"was deleted, and it begins at offset {log_offsets.log_start_offset}; archiving "
+                f"stops until you run: fetchproxy resolve {tp}"
             )
 
     async def truncate(self, view: PartitionView) -> None:
@@ -339,7 +339,7 @@ class LogTruncation:
     def _refuse_new_beginning(tp: TopicIdPartition, compared: Compared, end_offset: int) -> None:
         if compared.begins_again:
             raise LogBeginsAgain(
-                f"the log of {tp} begins again: none of the archived records, up to offset "
+                f"the log of {tp} has started over: none of the archived records, up to offset "
                 f"{end_offset}, is in it; nothing is archived or deleted until you run: "
                 f"fetchproxy resolve {tp}"
             )

@@ -57,8 +57,8 @@ MERGED_OFFSETS_MAX = 2**31 - 1
 # only if its segment grows by a third: a logarithmic number of times.
 LARGEST_SHARE_MAX = 0.75
 _NOT_ENCRYPTED = (
-    "it is not encrypted, and other segments of the partition are: somebody without a key may have "
-    "put it there. Compare it with its source; --encrypt-plain then merges and encrypts it"
+    "it is not encrypted, and other segments of the partition are: someone without a key may "
+    "have put it there. Compare it with its source; --encrypt-plain then merges and encrypts it"
 )
 _CHUNK_BYTES = 4 * 1024 * 1024
 MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segment.bytes)

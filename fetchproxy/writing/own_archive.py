@@ -243,16 +243,16 @@ class OwnArchive:
     async def _check_none_expected(self, was_seen: bool) -> None:
         if self.config.metadata.manager == "topic" and list(await self.rlmm.list_partitions()):
             raise ConfigError(
-                f"store.url: there is no archive at {self._place}, and the metadata "
-                f"topic {self.config.metadata.topic_name} has segments of an archive; correct "
-                "store.url, or give another metadata.topic_name for a new archive"
+                f"store.url: there is no archive at {self._place}, and the metadata topic "
+                f"{self.config.metadata.topic_name} has segments of an archive; correct "
+                "store.url, or use another metadata.topic_name for a new archive"
             )
         if self.create:
             return
         if was_seen:
             raise ConfigError(
-                f"store.url: there is no archive at {self._place} any more. Is a mount missing, or "
-                "were its objects deleted? To create a new archive there, give --create"
+                f"store.url: there is no archive at {self._place} any more. Is a mount missing, "
+                "or were its objects deleted? To create a new archive there, use --create"
             )
         await self._check_nothing_trimmed(f"there is no archive at {self._place}", frozenset())
 
@@ -278,7 +278,7 @@ class OwnArchive:
                 raise ConfigError(
                     f"store.url: {there}. The brokers have no records of {tp} below offset "
                     f"{found.log_start_offset}; with local_retention these may be only in an "
-                    "archive. Is store.url correct? To create a new archive there, give --create"
+                    "archive. Is store.url correct? To create a new archive there, use --create"
                 )
 
     async def _trims(self, topic: TopicInfo) -> bool:

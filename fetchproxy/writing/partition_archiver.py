@@ -223,7 +223,7 @@ class PartitionArchiver:
             return False
         raise LogTruncated(
             f"{self.tp} is archived up to offset {resumed.archive_end}, but the leader's log ends "
-            "below that, and no leader epoch explains it"
+            "below that, and no leader epoch explains why"
         )
 
     async def _accumulate_anew(self, resumed: Resumed, error: CorruptSegment) -> bool:

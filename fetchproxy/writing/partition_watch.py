@@ -247,8 +247,8 @@ class PartitionWatch:
             of_partition(
                 kind,
                 status.tp,
-                f"a copy has taken {int(age_s // 10) * 10} s so far; the archiver ends it after "
-                f"{int(ended_after_s)} s",
+                f"a copy has taken {int(age_s // 10) * 10} s so far; the archiver gives it up "
+                f"after {int(ended_after_s)} s",
                 since=copy.started_at,
                 until=copy.started_at + ended_after_s,
             ),
@@ -298,9 +298,9 @@ class PartitionWatch:
             return
         first = min(long)
         which = f"{first} is" if len(long) == 1 else f"{first} and {len(long) - 1} more are"
-        message = (
-            f"{which} archived by nobody: no archiver with archive.log_dirs runs beside the broker "
-            "that leads them, or it does not archive them"
+        what = (
+            f"{which} not archived: no archiver with archive.log_dirs runs beside the broker that "
+            "leads them, or it does not archive them"
         )
         health.report(Condition(kind, message, since=min(long.values())))
 

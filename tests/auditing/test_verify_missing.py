@@ -141,7 +141,7 @@ async def test_a_statement_that_cannot_be_read_is_a_fault() -> None:
     await archive.store.put(key, b"damaged")
     [found] = told(await archive.verify())
     assert found[0] == key
-    assert "writes it anew with its next segment" in found[2]
+    assert "writes it again with its next segment" in found[2]
     other = TP._replace(partition=1)
     await archive.store.put(key, encode_finished_offsets(FinishedOffsets(other, 0, 9)))
     assert "it is of orders-1" in told(await archive.verify())[0][2]

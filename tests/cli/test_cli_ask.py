@@ -133,9 +133,9 @@ def test_topics_lag_and_groups_of_a_process(console: ServedConsole) -> None:
 def test_without_a_console_there_is_one_line_that_says_so() -> None:
     where = f"http://127.0.0.1:{free_port()}"
     for command in (("top",), ("topics",), ("lag",), ("groups", "list"), ("bundle",)):
-        assert "does not answer" in said(*command, "--console", where, code=2)
-    assert "give --console" in said("top", code=2)
-    assert "give --console" in said("bundle", code=2)
+        assert "does not respond" in said(*command, "--console", where, code=2)
+    assert "use --console" in said("top", code=2)
+    assert "use --console" in said("bundle", code=2)
     for wrong in ("ftp://h", "http://", "http://user:pw@h:1", "h:port"):
         output = said("topics", "--console", wrong, code=2)
         assert "--console" in output

@@ -58,7 +58,7 @@ def test_what_writes_parquet_here_needs_the_extra_too(
 def test_options_of_spark_are_not_passed_over(cli: CliRunner, option: list[str]) -> None:
     result = cli.invoke(app, ["verify", *STORE, *option])
     assert result.exit_code == 2
-    assert f"{option[0]} is an option of Spark's; give --spark as well" in result.output
+    assert f"{option[0]} is for Spark; add --spark" in result.output
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["verify"], "store.url is not set"),
         (["verify", *STORE, "--conf", "spark.x"], "expected KEY=VALUE"),
-        (["backfill", *STORE, "--topics", "t"], "one of --parquet and --to-topic"),
+        (["backfill", *STORE, "--topics", "t"], "either --parquet or --to-topic"),
         (["backfill", *STORE, "--topics", "t", "--option", "x"], "expected NAME=VALUE"),
         (["archive", *STORE, "--dry-run"], "archive.topics is not set"),
     ],

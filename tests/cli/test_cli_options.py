@@ -124,10 +124,10 @@ def test_set_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 USERS_ERRORS = [
-    (["serve"], "store.url is not set; give --store URL"),
+    (["serve"], "store.url is not set; use --store URL"),
     (["segments"], "store.url is not set"),
     (["verify"], "store.url is not set"),
-    (["archive", "--store", "file:///nowhere"], "archive.topics is not set; give --archive REGEX"),
+    (["archive", "--store", "file:///nowhere"], "archive.topics is not set; use --archive REGEX"),
     (["serve", "--set", "gateway.listn=x:1"], "nearest known one is gateway.listen"),
     (["serve", "--set", "gateway.listen"], "expected section.key=value"),
     (["serve", "--listen", "nonsense"], "gateway.listen = 'nonsense' (--listen): expected"),
@@ -163,8 +163,8 @@ def test_an_unknown_variable_stops_the_start(cli: CliRunner) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["orders-0"], "give one of --keep, --truncate and --new-history"),
-        (["orders-0", "--keep", "--truncate"], "give one of --keep, --truncate and --new-history"),
+        (["orders-0"], "use one of --keep, --truncate and --new-history"),
+        (["orders-0", "--keep", "--truncate"], "use one of --keep, --truncate and --new-history"),
         (["orders", "--keep"], "'orders' is not a partition; expected a form such as orders-0"),
     ],
 )

@@ -104,7 +104,7 @@ def test_zsh_completes(tmp_path: Path) -> None:
     done = subprocess.run(
         ["zsh", "-f", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert "--wait:Try again until nothing is fatal" in done.stdout
+    assert "--wait:Retry until nothing is fatal" in done.stdout
     assert done.stdout.splitlines()[-1] == "files"
 
 

@@ -154,8 +154,8 @@ OUTAGE = (
     ),
     Condition(
         Kind.STORE_FAILING,
-        f"The store's reads have been failing: {REFUSED}. Tail reads go on; readers of the archive "
-        "are held back and keep their place.",
+        f"The store's reads have been failing: {REFUSED}. Reads from the brokers "
+        "continue; readers of the archive wait and keep their position.",
         "read",
         since=NOW - 192.3,
     ),

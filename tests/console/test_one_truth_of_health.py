@@ -149,8 +149,8 @@ async def test_what_a_failing_store_means_is_in_its_sentence() -> None:
         _, status = await fetched(http, "/api/status")
     [said] = [one["what"] for one in status["conditions"] if one["kind"] == Kind.STORE_FAILING]
     assert said == (
-        "The store's reads have been failing: StorageDenied: token=••• is refused. Tail reads go "
-        "on; readers of the archive are held back and keep their place."
+        "The store's reads have been failing: StorageDenied: token=••• is refused. Reads from "
+        "the brokers continue; readers of the archive wait and keep their position."
     )
 
 

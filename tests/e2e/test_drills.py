@@ -127,7 +127,10 @@ def test_a_command_that_is_killed_leaves_no_fault_behind(scene: Scene) -> None:
         process.wait()
         wait_for("its end", lambda: len(scene.proxy.logged("drill_ended")) > number)  # noqa: B023
     killed, interrupted = (one["why"] for one in scene.proxy.logged("drill_ended"))
-    assert (killed, interrupted) == ("nobody asks about it any more", "it was ended by request")
+    assert (killed, interrupted) == (
+        "the command that started it is gone",
+        "it was ended by request",
+    )
     assert LEASE_S < 60
 
 
@@ -147,8 +150,8 @@ def test_what_is_refused(scene: Scene, tmp_path: Path) -> None:
         assert done.returncode == 2
         assert "set drills.enabled = true" in done.stderr
     for words, why in (
-        (("store-down",), "give --console"),
-        (("store-down", "--console", "127.0.0.1:1"), "does not answer"),
+        (("store-down",), "use --console"),
+        (("store-down", "--console", "127.0.0.1:1"), "does not respond"),
         (("store-down", "--console", "127.0.0.1:1", "--broker", "a:1"), "option of broker-down"),
         (("store-down", "--console", "127.0.0.1:1", "--for", "soon"), "--for soon"),
     ):

@@ -277,7 +277,7 @@ def test_a_target_that_is_deleted_is_noticed(
     monkeypatch.setattr(job, "TRANSACTION_RECORDS_MAX", 100)
     monkeypatch.setattr(job, "LOOK_EVERY_S", 1)
     monkeypatch.setattr(job, "CLOSE_MAX_S", 1)
-    said = f"topic {topic} was deleted and made again after this backfill had begun"
+    said = f"topic {topic} was deleted and recreated after this backfill had started"
     gone_for_good = f"topic {topic} is not there any more: make it again"
     with pytest.raises(ClusterError, match=said if comes_back else gone_for_good):
         copy_partition(to, task)

@@ -50,7 +50,7 @@ def free_port() -> int:
 def test_a_master_that_is_not_there(archive: WrittenArchive) -> None:
     master = f"spark://127.0.0.1:{free_port()}"
     line = one_line(ended("verify", "--store", archive.url, "--spark", "--master", master))
-    assert f"{master} does not answer" in line
+    assert f"{master} does not respond" in line
     assert "no-such-kind" in one_line(
         ended("verify", "--store", archive.url, "--spark", "--master", "no-such-kind")
     )

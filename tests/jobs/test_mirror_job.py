@@ -427,7 +427,7 @@ async def test_a_mirror_of_another_archive_is_not_written_to(
     mirrored(a, b)
     with pytest.raises(ArchiveMismatch, match="a mirror of another one"):
         mirrored(tmp_path / "other", b)
-    with pytest.raises(ArchiveMismatch, match="is a mirror itself"):
+    with pytest.raises(ArchiveMismatch, match="is itself a mirror"):
         mirrored(b, tmp_path / "third")
 
 

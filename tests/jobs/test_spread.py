@@ -175,7 +175,7 @@ def test_a_defect_costs_its_item_alone() -> None:
     assert done.results == (2, 4)
     (failure,) = done.failures
     assert (failure.name, failure.retriable) == ("0", False)
-    assert failure.error == "KeyError: 0 (a defect of fetchproxy: the log has it in full)"
+    assert failure.error == "KeyError: 0 (a bug in fetchproxy: the log has the traceback)"
     assert not [child for child in active_children() if child.is_alive()]
 
 
@@ -208,7 +208,7 @@ def test_a_defect_beside_a_failure_is_not_hidden() -> None:
     failure = attempt(broken, 1, "1")
     assert isinstance(failure, ItemFailure)
     assert failure.error == (
-        "StorageUnavailable: away; KeyError: 1 (a defect of fetchproxy: the log has it in full)"
+        "StorageUnavailable: away; KeyError: 1 (a bug in fetchproxy: the log has the traceback)"
     )
     assert not failure.retriable
 
@@ -282,7 +282,7 @@ def test_many_failures_in_a_row_are_an_outage_that_ends_the_job() -> None:
     # Twice; the one that works begins the count anew. Some are begun at the same time.
     assert len(tried) <= 2 * (ITEMS_FAILED_IN_A_ROW_MAX + AT_ONCE_HERE) + 6
     assert done.failures[-1].error == (
-        "not tried, as others failed before: StorageUnavailable: no answer"
+        "not tried, because others failed before: StorageUnavailable: no answer"
     )
     assert done.failures[-1].retriable
     back.append(True)

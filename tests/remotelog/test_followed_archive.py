@@ -270,7 +270,7 @@ AGAIN = TopicIdPartition(UUID(int=2), "orders", 0)
 
 
 def make_again(archive: WrittenArchive, *bases: int) -> None:
-    """The topic was deleted and made again; both are in the archive."""
+    """The topic was deleted and recreated; both are in the archive."""
     for base in bases:
         content = [made_batch(base, [Record(value=bytes(1000), timestamp=base)] * 10)]
         archive.add(content, tp=AGAIN, event_timestamp_ms=1)
@@ -287,7 +287,7 @@ def test_a_topic_that_was_made_again_is_noticed(archive: WrittenArchive) -> None
         assert read == at(_0=30, _1=10)
         assert lenient.latest(read) == read
         make_again(archive, 0)
-        said = f"topic orders was deleted and made again: its id was {TP.topic_id}"
+        said = f"topic orders was deleted and recreated: its id was {TP.topic_id}"
         with pytest.raises(DataLoss, match=said):
             stream.latest(read)
         end = lenient.latest(read)
@@ -311,7 +311,7 @@ def test_a_batch_of_a_topic_that_was_made_again_since_reads_nothing_of_the_new_o
     archive: WrittenArchive,
 ) -> None:
     make_again(archive, 0, 10, 20)
-    with followed(archive) as stream, pytest.raises(DataLoss, match="deleted and made again"):
+    with followed(archive) as stream, pytest.raises(DataLoss, match="deleted and recreated"):
         stream.tasks(at(_0=0), at(_0=20))
     with followed(archive, failOnDataLoss="false") as lenient:
         assert lenient.tasks(at(_0=0), at(_0=20)) == []

@@ -96,7 +96,7 @@ def test_a_store_that_is_away_is_not_asked_for_each_partition() -> None:
         assert [one.tp.partition for one in left] == list(range(count))
         assert all(one.failed for one in left)
         assert len(store.asked) == PARTITION_TRIES_MAX * PARTITIONS_FAILED_IN_A_ROW_MAX
-        assert "not tried, as others failed before: away" in str(left[-1])
+        assert "not tried, because others failed before: away" in str(left[-1])
 
     run_world(main, partitions=count, store=store)
 

@@ -90,8 +90,8 @@ def test_one_that_goes_is_named_and_is_no_outage() -> None:
         await asyncio.sleep(KNOWN_WITHIN_S)
         assert (watch.status().away, reachable()) == (("10.0.0.2:9092",), 2)
         assert headlines_of(watch) == (
-            "Broker 10.0.0.2:9092 does not answer; 2 of 3 do: partitions that it leads are neither "
-            "served nor archived until other brokers lead them",
+            "Broker 10.0.0.2:9092 does not respond; 2 of 3 do: partitions that it leads are "
+            "neither served nor archived until other brokers lead them",
         )
         assert missing_of(watch) == ()
         assert [(e["event"], e["address"]) for e in entries] == [("broker_away", "10.0.0.2:9092")]
@@ -119,7 +119,7 @@ def test_when_none_answers_new_clients_are_not_served() -> None:
         assert none_for_s <= now() - began
         assert missing_of(watch) == ("brokers: none answers",)
         [headline] = headlines_of(watch)
-        assert headline.startswith("No broker answers: clients are not served")
+        assert headline.startswith("No broker responds: until one does, clients are not served")
         assert reachable() == 0
         assert [e["event"] for e in entries].count("brokers_away") == 1
         come_back(simulated.nodes[0])

@@ -192,7 +192,7 @@ async def test_a_key_that_is_not_there_locks(ring: KmsKeyRing, key: str, endpoin
 
 async def test_a_service_that_does_not_answer_locks_nothing(key: str) -> None:
     ring = KmsKeyRing(place_of(f"http://127.0.0.1:{free_port()}", key))
-    with pytest.raises(StorageUnavailable, match="does not answer"):
+    with pytest.raises(StorageUnavailable, match="does not respond"):
         await ring.wrap(DATA_KEY, CONTEXT)
     await ring.close()
 

@@ -81,7 +81,7 @@ def test_a_request_without_an_answer_fails_when_it_has_been_silent_for_long() ->
                 await asyncio.sleep(1)
                 tracker.look(loop.time())
                 assert tracker.status(loop.time()) == OperationStatus(
-                    False, SILENT_AFTER_S, "no answer for 8 s"
+                    False, SILENT_AFTER_S, "no response for 8 s"
                 )
                 assert tracker.failing_since == began_at
                 responded()

@@ -157,7 +157,7 @@ async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
         ("segment_copy_stalled", 30.0, 60.0)
     ]
     [shown] = published_conditions.health.conditions(0.0)
-    assert shown.what == "a copy has taken 50 s so far; the archiver ends it after 60 s"
+    assert shown.what == "a copy has taken 50 s so far; the archiver gives it up after 60 s"
     assert (shown.since, shown.until) == (1_000.0, 1_060.0)
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 59
     assert ARCHIVE_STALLED_COPIES._value.get() == 1

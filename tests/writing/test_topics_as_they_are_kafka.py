@@ -217,8 +217,8 @@ async def test_names_that_the_store_cannot_hold_are_refused_before_anything_is_g
     ):
         await until(manager, archived_up_to(fits, {0: 1}))
         assert manager.discovery.refused == {
-            long: "its name has 233 characters, and in this store it can have 232, as a folder's "
-            "name can have 255 bytes"
+            long: "its name has 233 characters, but in this store it can have only 232, because a "
+            "folder's name can have 255 bytes"
         }
         assert manager.published_conditions.health.reported(Kind.TOPIC_REFUSED, long) is not None
         (tp,) = await tps(cluster, long)

@@ -241,7 +241,7 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
             return any("took over 7000 ms" in what for what in told)
 
         await until_true(ended)
-        shown = r"a copy has taken \d s so far; the archiver ends it after 7 s"
+        shown = r"a copy has taken \d s so far; the archiver gives it up after 7 s"
         assert any(re.fullmatch(shown, what) for what in told)
         await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 100)))
         await until_true(lambda: all(s.copy is None for s in manager.status()))

@@ -164,7 +164,7 @@ class ArchiveLookup:
             "topic_not_described",
             name,
             topic=name,
-            error="the proxy's own user may not describe it: only the broker is asked",
+            error="the proxy's own user may not describe it, so only the broker is used",
             hint="give the proxy's user the right DESCRIBE on the topic",
         )
         return True
@@ -313,7 +313,7 @@ class ArchiveLookup:
         async for tp in cooperative(tps):
             failure = self._failures.get(tp)
             if tp in checked:
-                failure = ClusterUnavailable(f"{tp}: its new leader does not answer")
+                failure = ClusterUnavailable(f"{tp}: its new leader does not respond")
             found[tp] = ViewResult(None if tp in checked else views.view(tp), failure)
         return found
 

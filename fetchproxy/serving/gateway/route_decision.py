@@ -60,12 +60,12 @@ WAITING_ROUTES = (Route.WAIT, Route.END)
 class Wait(Enum):
     """What a reader that is held waits for. A reader waits for nothing else."""
 
-    RESPONSE = "brokers and store to answer"
+    RESPONSE = "the brokers and the store to respond"
     ACCUMULATED = "an archiver to copy the records that it accumulates"
-    POSITION = "an archiver to find out where it goes on"
+    POSITION = "an archiver to find out where to continue"
     COPY = "a copy that no archiver claims"
     LEADER = "the leader to confirm what the archive has"
-    LOG_RETURNS = "a log that begins again to reach the archive's end"
+    LOG_RETURNS = "a log that has started over to reach the end of the archive"
     RECORDS = "new records"
 
 

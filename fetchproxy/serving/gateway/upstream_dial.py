@@ -103,7 +103,7 @@ class UpstreamDial:
                 try:
                     transport.write(_API_VERSIONS)
                     if not await reader.read(1):
-                        raise ConnectionResetError("closed without an answer")
+                        raise ConnectionResetError("closed without a response")
                 finally:
                     transport.abort()
         except TimeoutError:

@@ -120,5 +120,5 @@ class Kerberos:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except TimeoutError:
             raise StorageUnavailable(
-                f"Kerberos for {about}: no answer from a KDC within {self._wait_max_s:g} s"
+                f"Kerberos for {about}: no response from a KDC within {self._wait_max_s:g} s"
             ) from None

@@ -143,7 +143,7 @@ def _s3_location(parts: SplitResult) -> S3Location:
     if query.get("addressing") not in (None, "path", "virtual"):
         raise ValueError("addressing has to be path or virtual")
     if query.get("checksum") not in (None, "none"):
-        raise ValueError("checksum can only be none; without it, the server is asked")
+        raise ValueError("checksum can only be none; without it, the server decides")
     return S3Location(*place, **query, requester_pays=pays == "true")
 
 

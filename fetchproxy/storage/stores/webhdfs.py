@@ -442,7 +442,7 @@ class WebHdfsClient:
         try:
             return str(json.loads(body)["Token"]["urlString"])
         except (ValueError, KeyError, TypeError):
-            raise StorageDenied(f"{url.host} gives no delegation token") from None
+            raise StorageDenied(f"{url.host} returned no delegation token") from None
 
     @contextmanager
     def _token_may_end(self) -> Iterator[None]:
@@ -455,7 +455,7 @@ class WebHdfsClient:
                 raise
             if self._token is used:
                 self._token = None
-            raise StorageUnavailable(f"the delegation token has ended: {fault}") from fault
+            raise StorageUnavailable(f"the delegation token has expired: {fault}") from fault
 
     def _pass_over(self, namenode: int) -> None:
         if self._active == namenode:

@@ -434,11 +434,11 @@ class Expirer:
         self.published_conditions.hold(
             Kind.RETENTION_HELD_UP,
             view.tp,
-            f"{view.tp}: retention by time has stopped at offsets {segment.start_offset} to "
+            f"{view.tp}: time-based retention has stopped at offsets {segment.start_offset} to "
             f"{segment.end_offset}: a record there has the timestamp "
-            f"{utc_text(segment.max_timestamp_ms)}, and nothing behind it is deleted by time "
-            f"before {utc_text(segment.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
-            f"{segment.end_offset + 1} through the proxy deletes it, and "
+            f"{utc_text(segment.max_timestamp_ms)}, and nothing after it is deleted by time "
+            f"before {utc_text(segment.max_timestamp_ms + age_max_ms)}; DeleteRecords below "
+            f"offset {segment.end_offset + 1} through the proxy deletes it, and "
             "archive.remote_log_retention_bytes passes it over",
             (segment.start_offset, segment.end_offset),
         )
@@ -603,8 +603,8 @@ class Expirer:
             self.published_conditions.hold(
                 Kind.REPLACED_SEGMENT_KEPT,
                 view.tp,
-                f"{view.tp}: no metadata name {objects[SegmentFile.LOG].key}, but it is not "
-                f"deleted, as the segment with its offsets is damaged: {damage}; run "
+                f"{view.tp}: no metadata names {objects[SegmentFile.LOG].key}, but it is not "
+                f"deleted, because the segment with its offsets is damaged: {damage}; run "
                 "fetchproxy verify",
                 offsets,
             )

@@ -192,10 +192,10 @@ class LocalRetention:
         self.published_conditions.hold(
             Kind.LOCAL_RETENTION_HELD_UP,
             view.tp,
-            f"{view.tp}: local retention by time has stopped at offsets {segment.start_offset} to "
-            f"{segment.end_offset}: a record there has the timestamp "
-            f"{utc_text(segment.max_timestamp_ms)}, and the brokers keep all behind it until "
-            f"{utc_text(segment.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
+            f"{view.tp}: time-based local retention has stopped at offsets {segment.start_offset} "
+            f"to {segment.end_offset}: a record there has the timestamp "
+            f"{utc_text(segment.max_timestamp_ms)}, and the brokers keep everything after it "
+            f"until {utc_text(segment.max_timestamp_ms + age_max_ms)}; DeleteRecords below offset "
             f"{segment.end_offset + 1}, sent to a broker, trims its log (the archive keeps the "
             "records), and archive.local_retention_bytes passes it over",
             (segment.start_offset, segment.end_offset),
@@ -212,8 +212,8 @@ class LocalRetention:
                 break
             damage = await self._looks.damage([segment])
             if damage is not None:
-                message = (
-                    f"the brokers keep their records of {view.tp}, as the archive's copy is "
+                what = (
+                    f"the brokers keep their records of {view.tp}, because the archive's copy is "
                     f"damaged: {damage}; run fetchproxy verify"
                 )
                 stopped = Kind.LOCAL_TRIMMING_STOPPED
