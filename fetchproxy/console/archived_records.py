@@ -76,7 +76,7 @@ def query_of(parameters: Mapping[str, str]) -> RecordQuery:
     offset = _number(parameters, "offset", _INT64_MAX)
     timestamp_ms = _number(parameters, "timestamp_ms", _INT64_MAX)
     if offset is not None and timestamp_ms is not None:
-        raise BadQuery("use either offset or timestamp_ms")
+        raise BadQuery("use offset or timestamp_ms, not both")
     return RecordQuery(
         topic,
         _number(parameters, "partition", 2**31 - 1) or 0,

@@ -103,8 +103,8 @@ def test_it_is_said_what_stops_retention_and_the_remedy_works() -> None:
         assert world.told() == [
             "retention_held_up: orders-0: time-based retention has stopped at offsets 100 to 109: "
             "a record there has the timestamp 2100-01-01 00:00 UTC, and nothing after it is "
-            "deleted by time before 2100-02-10 00:00 UTC; DeleteRecords below offset 110 through the proxy "
-            "deletes it, and archive.remote_log_retention_bytes passes it over"
+            "deleted by time before 2100-02-10 00:00 UTC; DeleteRecords below offset 110 through "
+            "the proxy deletes it, and archive.remote_log_retention_bytes passes it over"
         ]
         await rlmm.raise_log_start_offset(TP, 110)  # as DeleteRecords through the proxy does
         await turns(expirer, 20)

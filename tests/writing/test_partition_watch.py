@@ -198,7 +198,7 @@ async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> N
     await seen.look(followed, 60.0, 0)
     [told] = published_conditions.health.conditions(0.0)
     assert told.kind == "partitions_not_led"
-    assert told.what.startswith("orders-3 and 1 more are archived by nobody")
+    assert told.what.startswith("orders-3 and 1 more are not archived")
     accumulated |= {TP: 100, other.tp: 100}  # an archiver was started beside their broker
     await seen.look(followed, 65.0, 0)
     assert published_conditions.health.conditions(0.0) == ()
