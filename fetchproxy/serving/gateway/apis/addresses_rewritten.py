@@ -96,7 +96,7 @@ _PRODUCE = Api(
             PRODUCE_ENDPOINTS_FROM - 1,
             Treatment.RELAYED,
             _PRODUCED,
-            "The proxy reads only `acks`, because acks=0 has no answer.",
+            "The proxy reads only `acks`, because acks=0 has no response.",
         ),
         Behaviour(
             PRODUCE_ENDPOINTS_FROM,
@@ -111,7 +111,7 @@ APIS = (
     rewritten(ApiKey.METADATA, _METADATA, "Brokers' addresses become the proxy's."),
     rewritten(ApiKey.FIND_COORDINATOR, _REWRITTEN, "Coordinators' addresses become the proxy's."),
     rewritten(ApiKey.DESCRIBE_CLUSTER, _REWRITTEN, "Brokers' addresses become the proxy's."),
-    rewritten(ApiKey.SHARE_FETCH, _REWRITTEN, f"{_SHARED}; the records are the broker's alone."),
+    rewritten(ApiKey.SHARE_FETCH, _REWRITTEN, f"{_SHARED}; all records come from the broker."),
     rewritten(ApiKey.SHARE_ACKNOWLEDGE, _REWRITTEN, f"{_SHARED}."),
     _PRODUCE,
 )
