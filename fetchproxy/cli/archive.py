@@ -47,12 +47,12 @@ def archive(
 
     With --once or --spark, the command copies up to the current last stable offsets and then exits.
     An archiver may copy the same topics at the same time. If a run is interrupted, the next run
-    continues from there. --dry-run shows what such a run would copy. A partition that fails does
-    not stop the others. It is tried again. At its end the run lists on stderr the offsets that are
-    not archived, with cause and remedy. Exit code 2 if a partition could not be archived, if
-    records were lost before they could be copied (once for each gap), or if a matching topic must
-    not be archived. The list also has records above the last stable offset; these alone leave the
-    exit code at 0.
+    continues from there. --dry-run shows what such a run would copy. A partition that fails is
+    retried and does not stop the others. At the end, the run lists on stderr the offsets that are
+    not archived, with cause and remedy. The exit code is 2 if a partition could not be archived, if
+    records were lost before they could be copied (once for each gap), or if a matching topic cannot
+    be archived. Records above the last stable offset are also listed, but do not change the exit
+    code.
     """
     config = read_job(context)
     with users_errors():

@@ -41,7 +41,7 @@ _Topics = Annotated[
     typer.Option(
         envvar="FETCHPROXY_TOPICS",
         metavar="NAME[,…]",
-        help="Whole names of archived topics.",
+        help="Archived topics (whole names).",
     ),
 ]
 SourceSettings = Annotated[
@@ -59,7 +59,7 @@ RangeBytes = Annotated[
     typer.Option(
         envvar="FETCHPROXY_BACKFILL_RANGE_BYTES",
         min=1,
-        help="Stored bytes that one task reads; it writes files of about the same size.",
+        help="How many stored bytes one task reads; the files get about the same size.",
     ),
 ]
 Append = Annotated[
@@ -67,7 +67,7 @@ Append = Annotated[
     typer.Option(
         "--append",
         envvar="FETCHPROXY_BACKFILL_APPEND",
-        help="With --to-topic: allow a topic that has records from elsewhere.",
+        help="With --to-topic: allow a topic that already has other records.",
     ),
 ]
 Compression = Annotated[

@@ -21,15 +21,15 @@ To = Annotated[
     typer.Option(
         envvar="FETCHPROXY_MIRROR_TO",
         metavar="URL",
-        help="URL of the target: an empty place, or an earlier mirror of this archive.",
+        help="URL of the destination: an empty place, or an earlier mirror of this archive.",
     ),
 ]
 CutOver = Annotated[
     bool,
     typer.Option(
         "--cut-over",
-        help="Copy the rest, then make --to the archive. Stop the archivers first. Afterwards no "
-        "archiver or proxy starts at --from.",
+        help="Copy the rest, then make --to the archive. Stop the archivers first. After that, "
+        "no archiver or proxy starts with --from.",
     ),
 ]
 Move = Annotated[
@@ -45,7 +45,7 @@ Compare = Annotated[
     typer.Option(
         "--compare",
         envvar="FETCHPROXY_MIRROR_COMPARE",
-        help="Read objects that were copied before at both places, and compare each byte.",
+        help="Also compare objects that were copied before, byte by byte.",
     ),
 ]
 WithDamaged = Annotated[
@@ -61,8 +61,8 @@ BytesPerS = Annotated[
     typer.Option(
         envvar="FETCHPROXY_MIRROR_BYTES_PER_S",
         min=0,
-        help="Maximum bytes a second to read from --from, with --spark in each worker; 0: no "
-        "limit.",
+        help="How many bytes per second may be read from --from (with --spark: by each worker); "
+        "0: no limit.",
     ),
 ]
 
@@ -79,8 +79,8 @@ def mirror(
 ) -> None:
     """Copy the archive to another store and check the copy; later runs add what is new.
 
-    Readers and archivers keep using --from. Each segment is checked as by `verify`, and read back
-    from --to. Damaged segments are printed and not copied.
+    Readers and archivers keep using --from. The command checks each segment as `verify` does, and
+    reads it back from --to. Damaged segments are printed, not copied.
 
     Exit codes: 0 everything is copied; 1 the archive has faults; 2 something has to be changed
     first, or a part could not be copied; 130 interrupted.

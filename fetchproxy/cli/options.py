@@ -40,7 +40,7 @@ NAMED_KEYS = {
 Topic = Annotated[
     str | None,
     typer.Option(
-        envvar="FETCHPROXY_TOPIC", metavar="TOPIC", help="Only this topic, by its whole name."
+        envvar="FETCHPROXY_TOPIC", metavar="TOPIC", help="Only this topic (the whole name)."
     ),
 ]
 DryRun = Annotated[
@@ -85,7 +85,7 @@ SHARED: dict[str, Any] = {
         "Host name that clients connect to, without a port. Default: the host of --listen.",
     ),
     "archive": _of_key(
-        *("archive", "REGEX", "Topics to copy to the store; matches whole names."),
+        *("archive", "REGEX", "Topics to copy to the store: a regular expression for whole names."),
         *("--archive", "--topics"),
     ),
     "console": _of_key(
@@ -110,7 +110,7 @@ SHARED: dict[str, Any] = {
         typer.Option(
             "--spark",
             envvar="FETCHPROXY_SPARK",
-            help="Run the job on Spark; install it first, in a clone: pip install -e '.\\[spark]'.",
+            help="Run the job on Spark. Install it first; in a clone: pip install -e '.\\[spark]'.",
         ),
     ],
     "master": Annotated[
@@ -118,8 +118,8 @@ SHARED: dict[str, Any] = {
         typer.Option(
             envvar="FETCHPROXY_SPARK_MASTER",
             metavar="URL",
-            help="With --spark: Spark's master. Default: the master given to spark-submit, else "
-            "this process with all cores.",
+            help="With --spark: Spark's master. Default: the master given to spark-submit; "
+            "otherwise this process, with all cores.",
         ),
     ],
     "spark_settings": Annotated[
@@ -137,7 +137,7 @@ SHARED: dict[str, Any] = {
             "--config",
             envvar="FETCHPROXY_CONFIG",
             metavar="FILE",
-            help="TOML configuration file with one table for each section.",
+            help="TOML configuration file, with one table for each section.",
         ),
     ],
     "assignments": Annotated[

@@ -23,8 +23,8 @@ Keep = Annotated[
     bool,
     typer.Option(
         "--keep",
-        help="The archive counts, below its end offset. The leader's records below that offset are "
-        "not archived. Also shows a log that --new-history has hidden.",
+        help="Below the end of the archive, the archive counts, and the leader's records are not "
+        "archived. This also shows a log again that --new-history has hidden.",
     ),
 ]
 Truncate = Annotated[

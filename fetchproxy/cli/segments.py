@@ -83,9 +83,8 @@ def segments(
 
     This command reads only metadata. `fetchproxy verify` checks each byte.
 
-    Exit codes: 0 success; 2 the archive, or a part of it, could not be read, or it is empty, with
-    the reason on stderr;
-    130 interrupted.
+    Exit codes: 0 success; 2 the archive is empty, or some of it could not be read, with the reason
+    on stderr; 130 interrupted.
     """
     with users_errors():
         config = options.read_logged(context)

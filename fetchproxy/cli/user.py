@@ -39,8 +39,8 @@ Groups = Annotated[
 def user(user_name: Name, topic_patterns: _Topics = None, group_patterns: Groups = None) -> None:
     """Print the lines of a user for the file that `archive_only.users_file` names.
 
-    The command asks for the password on a terminal; otherwise it reads the first line of stdin. The
-    lines have salted hashes (SCRAM-SHA-256, SCRAM-SHA-512), not the password.
+    On a terminal, the command asks for the password; otherwise it reads the first line of stdin.
+    The printed lines contain salted hashes (SCRAM-SHA-256, SCRAM-SHA-512), not the password.
 
     Exit codes: 0 success; 2 the name, a pattern or the password cannot be used.
     """

@@ -36,8 +36,8 @@ Repair = Annotated[
     typer.Option(
         "--repair",
         envvar="FETCHPROXY_REPAIR",
-        help="Rebuild faulty index, epochs, transactions and metadata from the log, if possible; "
-        "then verify again. No log is changed and no archived record is deleted.",
+        help="Rebuild faulty indexes, epochs, transactions and metadata from the log if "
+        "possible; then verify again. No log is changed and no archived record is deleted.",
     ),
 ]
 AsJson = Annotated[
@@ -75,7 +75,7 @@ def verify(
     dry_run: options.DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that every segment is present, and its checksums, index and metadata against the data.
+    """Check that every segment is present, and that its checksums, index and metadata are right.
 
     The command reads from brokers only with metadata.manager=topic: the metadata topic then says
     which segments should be present. It prints each fault with its place, then notes: offsets that
@@ -238,9 +238,9 @@ def restore(
 ) -> None:
     """Rebuild the metadata topic: add the metadata that the store has and the topic lacks.
 
-    First, metadata objects that are lost or unreadable are derived from their logs. The command can
-    be repeated. With --spark, it leaves local indexes to the archivers, which rebuild them. Exit
-    code 1 if segments remain that could not be restored, 2 if a part could not be restored.
+    The command first rebuilds lost or unreadable metadata objects from their logs. You can repeat
+    it. With --spark, it leaves local indexes to the archivers, which rebuild them. Exit code 1 if
+    some segments could not be restored, 2 if a part failed.
     """
     work = partial(
         restore_job.restore,
@@ -278,8 +278,8 @@ def merge(
 ) -> None:
     """Merge adjacent small segments. Offsets and batches stay the same; readers notice nothing.
 
-    The archiver or a later run deletes replaced segments once they are old enough. Exit code 1 if
-    faulty segments could not be merged, or segments that are not encrypted are left.
+    The archiver or a later run deletes the replaced segments when they are old enough. Exit code 1
+    if segments were not merged because they are faulty or not encrypted.
     """
     merging = merge_job.MergeOptions(bytes_max, dry_run, encrypt_plain)
     done = run_over(context, topic, partial(merge_job.merge, options=merging))

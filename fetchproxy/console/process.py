@@ -44,10 +44,10 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """`settings`: each with its effective value, secrets masked. `memory_plan`: bytes by part.
-    `clock_ms`: epoch time of the process. `store_clock_ahead_ms`: how far the store's clock is
-    ahead, to about a second; None: the store does not tell, or did not answer. Kafka's protocol
-    does not tell the brokers' clocks.
+    """`settings`: the effective value of each, with secrets masked. `memory_plan`: the bytes of
+    each part. `clock_ms`: epoch time of the process. `store_clock_ahead_ms`: how far the store's
+    clock is ahead, to about a second; null if the store does not report its time or did not
+    respond. Kafka's protocol does not reveal the brokers' clocks.
     """
 
     version: str

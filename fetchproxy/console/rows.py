@@ -85,7 +85,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class TopicRow(TopicStatus):
-    """`storage_usd_per_month`: None without `prices.storage_usd_per_gb_month`."""
+    """`storage_usd_per_month` is null if `prices.storage_usd_per_gb_month` is not set."""
 
     storage_usd_per_month: float | None = None
 
@@ -136,7 +136,7 @@ class ReaderRow(Cost):
 
 @dataclass(frozen=True, slots=True)
 class GroupRow(Cost):
-    """`clients`: connected ones that name the group, or have read for it lately."""
+    """`clients`: connected clients that name the group or have recently read for it."""
 
     group: str = ""
     clients: int = 0
