@@ -3,7 +3,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import warnings
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -12,6 +14,7 @@ import structlog
 from fetchproxy.cli.running import safe_one_line
 from fetchproxy.config.schema import LogConfig
 from fetchproxy.observability.health import Condition
+from fetchproxy.observability.log_events import EVENTS
 from fetchproxy.observability.logs import configure_logging
 from fetchproxy.observability.metrics import LOG_MESSAGES
 
@@ -62,6 +65,19 @@ def test_the_format_can_be_forced() -> None:
     log.info("segment_copied", topic="t")
     assert "\x1b[" not in stream.getvalue()
     assert "topic=t" in stream.getvalue()
+
+
+def test_the_page_shows_a_line_in_both_formats() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/log-events.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^    (.*offsets_in_memory_only.*)$", page, re.MULTILINE)
+    hint = EVENTS["offsets_in_memory_only"].action
+    for format, line in zip(("console", "json"), shown, strict=True):
+        stream = io.StringIO()
+        configure_logging(LogConfig(format=format), stream)  # type: ignore[arg-type]
+        log = structlog.get_logger("fetchproxy.serving.archive_only.committed_offsets")
+        log.warning("offsets_in_memory_only", hint=str(hint).replace("`", ""))
+        logged = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", stream.getvalue().strip())
+        assert re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME", line) == logged
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\nclean\u202e\udc80\x9b\x00"
