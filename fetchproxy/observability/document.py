@@ -41,7 +41,8 @@ is about: `topic`, `partition`, offsets, `error`. If a line has a `hint`, it say
 line with `log.format = console`, and the same line with `json`:
 
     2026-11-30T00:39:54.207111Z [warning  ] offsets_in_memory_only         \
-[fetchproxy.serving.archive_only.committed_offsets] hint='set archive_only.offsets_file to keep commits'
+[fetchproxy.serving.archive_only.committed_offsets] \
+hint='set archive_only.offsets_file to keep commits'
     {"timestamp": "2026-11-30T00:39:54.207111Z", "level": "warning", \
 "event": "offsets_in_memory_only", \
 "logger": "fetchproxy.serving.archive_only.committed_offsets", \
