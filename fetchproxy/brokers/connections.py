@@ -144,8 +144,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 return [await response for response in responses]
         except TimeoutError:
             # A broker that answers later looks the same as one that is gone.
-            self._fail(f"no answer within {self._config.request_max_ms + extra_ms} ms")
-            raise self._unavailable("no answer in time") from None
+            self._fail(f"no response within {self._config.request_max_ms + extra_ms} ms")
+            raise self._unavailable("no response in time") from None
         finally:
             for response in responses:
                 if response.done() and not response.cancelled():

@@ -59,9 +59,7 @@ class TokenEndpoint:
             raise self._refusal(status, body)
         token, lifetime = body.get("access_token"), body.get("expires_in", _LIFETIME_UNSTATED_S)
         if not isinstance(token, str) or not token:
-            raise AuthenticationRefused(
-                f"token endpoint {self._url} answered without an access_token"
-            )
+            raise AuthenticationRefused(f"token endpoint {self._url} returned no access_token")
         lifetime_s = float(lifetime) if isinstance(lifetime, int | float) else _LIFETIME_UNSTATED_S
         self._refresh_at = sent_at + _REFRESH_AFTER * lifetime_s
         self._ends_at = sent_at + lifetime_s
@@ -99,7 +97,7 @@ class TokenEndpoint:
     def _refusal(self, status: int, body: dict[str, object]) -> Exception:
         named = body.get("error")
         why = f" ({named})" if isinstance(named, str) and _ERROR_NAME.fullmatch(named) else ""
-        text = f"token endpoint {self._url} answered with status {status}{why}"
+        text = f"token endpoint {self._url} returned status {status}{why}"
         if status >= 500 or status in _BUSY:
             return ClusterUnavailable(text)
         client = self._config.sasl_oauthbearer_client_id

@@ -87,7 +87,7 @@ class ConsoleClient:
         finally:
             connection.close()
         if len(body) > RESPONSE_BYTES_MAX:
-            raise ConfigError(f"{path}: the answer has more than {RESPONSE_BYTES_MAX} bytes")
+            raise ConfigError(f"{path}: the response has more than {RESPONSE_BYTES_MAX} bytes")
         if response.status != HTTPStatus.OK:
             raise ConfigError(_refusal(path, response.status, body))
         return body
@@ -97,7 +97,7 @@ class ConsoleClient:
         try:
             return json.loads(body)
         except ValueError as error:
-            raise ConfigError(f"{path}: the answer is no JSON; is this a console?") from error
+            raise ConfigError(f"{path}: the response is not JSON; is this a console?") from error
 
     def rows(self, path: str, rows_max: int | None = None) -> list[JsonRow]:
         """All rows of a list, or the first `rows_max`."""
@@ -110,7 +110,9 @@ class ConsoleClient:
                 found += page["items"]
                 after = page["next"]
             except (KeyError, TypeError) as error:
-                raise ConfigError(f"{path}: the answer is no page; is this a console?") from error
+                raise ConfigError(
+                    f"{path}: the response is not a page; is this a console?"
+                ) from error
         return found
 
     def partitions(self, topic: str) -> list[JsonRow]:
@@ -120,7 +122,7 @@ class ConsoleClient:
 def _refusal(path: str, status: int, body: bytes) -> str:
     text = harmless(body[:_ERROR_CHARS_MAX].decode(errors="replace").strip())
     hint = "; give --token-file" if status == HTTPStatus.UNAUTHORIZED else ""
-    return f"{path}: the console answered {status}: {text}{hint}"
+    return f"{path}: the console returned {status}: {text}{hint}"
 
 
 # -- tables ---------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ class _Drill:
         looks = [(clock(), await self._look())]
         parameters = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
         await asyncio.to_thread(self._ask, f"/api/drill?{urlencode(parameters)}", "POST")
-        typer.echo(f"{fault} for {for_s:.0f} s; Ctrl-C ends it at once")
+        typer.echo(f"{fault} for {for_s:.0f} s; press Ctrl-C to end it at once")
         failures = 0
         try:
             while True:

@@ -182,7 +182,7 @@ def export(context: typer.Context, file: OffsetsFile) -> None:
     groups = len({key.group for key in offsets})
     typer.echo(f"{count(len(offsets), 'offset')} of {count(groups, 'group')} written to {file}")
     if left_out:
-        typer.echo(f"left out, as the cluster does not have them: {', '.join(left_out)}")
+        typer.echo(f"left out, because the cluster does not have them: {', '.join(left_out)}")
 
 
 async def _export(config: Config, file: Path) -> tuple[dict[OffsetKey, CommittedOffset], list[str]]:

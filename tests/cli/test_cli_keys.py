@@ -105,7 +105,7 @@ def test_an_archive_is_rewrapped_and_the_old_key_can_go(operator: Operator) -> N
     assert planned.exit_code == 0, planned.output
     assert f"has 3 data keys: {first}" in planned.output
     assert f"has 1 data key: {second}" in planned.output
-    assert "to be encrypted anew: 3 data keys" in planned.output
+    assert "to be re-encrypted: 3 data keys" in planned.output
     assert "encrypted anew: 3 data keys" in operator.rewraps().output
     assert operator.rewraps().output.splitlines()[-1] == "encrypted anew: 0 data keys"
     keys = read_keys(operator.ring)

@@ -100,8 +100,8 @@ async def test_an_answer_that_is_read_whole_is_refused_by_its_size_alone() -> No
     talk = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [payload]))
     talk.arrives([struct.pack(">ii", MiB + 1, CORRELATION_ID)])
     assert [str(error) for error in talk.client.failures] == [
-        "a broker's response of 1048577 bytes, which has to be read as a whole, is larger than "
-        "gateway.frame_bytes_max = 1048576"
+        "a broker's response of 1048577 bytes, which the proxy has to read completely, is larger "
+        "than gateway.frame_bytes_max = 1048576"
     ]
     assert talk.client.refused == ["gateway.frame_bytes_max"]
     talk = Conversation(ExpectedResponse(CORRELATION_ID))

@@ -389,10 +389,10 @@ class BrokerLink(asyncio.BufferedProtocol):
         limit, most = "gateway.frame_bytes_max", self._buffered_bytes_max
         if most > RESPONSE_BUFFERED_BYTES_MAX:
             limit, most = "held_bytes_max", RESPONSE_BUFFERED_BYTES_MAX
-        message = f"a broker's response of {size} bytes, which has to be read as a whole, is larger"
-        message = f"{message} than {limit} = {most}"
-        self._owner.refused_as_too_large(limit, message)
-        return FrameTooLarge(message, limit.rpartition(".")[2])
+        what = f"a broker's response of {size} bytes, which the proxy has to read completely"
+        what = f"{what}, is larger than {limit} = {most}"
+        self._owner.refused_as_too_large(limit, what)
+        return FrameTooLarge(what, limit.rpartition(".")[2])
 
     def _not_a_response(self, size: int, correlation_id: int) -> MalformedMessage:
         if (other := other_protocol(size)) is not None:
@@ -402,10 +402,10 @@ class BrokerLink(asyncio.BufferedProtocol):
             return MalformedMessage(f"{size} is not the size of a response")
         if not self.expected:
             return MalformedMessage(
-                f"the broker sent response {correlation_id}, but nothing was asked"
+                f"the broker sent response {correlation_id}, but there was no request"
             )
         due = self.expected[0].correlation_id
-        return MalformedMessage(f"broker answered {correlation_id} where {due} was due")
+        return MalformedMessage(f"the broker responded to {correlation_id} where {due} was due")
 
     def _feed(self, view: memoryview, pos: int, end: int) -> int:
         scan, response = self._scan, self._scanned

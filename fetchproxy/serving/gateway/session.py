@@ -486,8 +486,8 @@ class SaslProgress:
         """Raises FrameTooLarge: not reported, as everybody on the network may cause it."""
         if not self.accepted and size > SASL_REQUEST_BYTES_MAX:
             raise FrameTooLarge(
-                f"a request of {size} bytes before SASL has ended; brokers take at most "
-                f"{SASL_REQUEST_BYTES_MAX}",
+                f"a request of {size} bytes before the SASL login is complete; brokers accept at "
+                f"most {SASL_REQUEST_BYTES_MAX}",
                 "sasl_request_bytes_max",
             )
 
@@ -497,8 +497,8 @@ class SaslProgress:
             self._handshaken = True
         elif not (self._handshaken or head.api_key == ApiKey.API_VERSIONS):
             raise MalformedMessage(
-                f"a request of API key {head.api_key} before SaslHandshake, on brokers that ask "
-                "for SASL"
+                f"a request of API key {head.api_key} before SaslHandshake, although the brokers "
+                "require SASL"
             )
         if head.api_key == ApiKey.SASL_AUTHENTICATE:
             return self._authenticate

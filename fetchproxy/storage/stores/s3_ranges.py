@@ -203,7 +203,7 @@ class _Connection(asyncio.BufferedProtocol):
         length, self.is_reusable = part_of(bytes(self._head[:end]), self._part)
         come = self._head_bytes - end - 4
         if come > length:
-            raise OtherResponse("more came than was asked for")
+            raise OtherResponse("more bytes came than were requested")
         self._body = uninitialised(length)
         self._body[:come] = memoryview(self._head)[end + 4 : self._head_bytes]
         self._room = memoryview(self._body)[come:]
