@@ -71,7 +71,7 @@ def test_what_no_second_try_mends_is_tried_once() -> None:
 
 @pytest.mark.parametrize(
     ("code", "remedy"),
-    [(100, "recreated"), (3, "made again"), (29, "these rights"), (6, "repair the cluster")],
+    [(100, "recreated"), (3, "recreated"), (29, "these rights"), (6, "repair the cluster")],
 )
 def test_what_to_do_depends_on_what_the_brokers_say(code: int, remedy: str) -> None:
     """A topic that is deleted meanwhile is no fault of cluster or network."""
