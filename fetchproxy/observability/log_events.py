@@ -601,7 +601,7 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _warning(
             "stream_ended_after_repeated_batch",
-            "a stream with `availableNow` ended after a batch that it had repeated",
+            "a stream with `availableNow` stopped too early, right after it had repeated a batch",
             "run the query again to get the rest",
         ),
         _warning(
