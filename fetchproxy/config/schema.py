@@ -447,7 +447,7 @@ class ConsoleConfig(Section):
 
 
 class PricesConfig(Section):
-    """What the store charges. `fetchproxy top`, the API and `fetchproxy sizing` use these prices."""
+    """The prices of the store, for `fetchproxy top`, the API and `fetchproxy sizing`."""
 
     get_usd_per_1000: float = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for 1,000 reads of the store (GET)."""
