@@ -24,7 +24,7 @@ Keep = Annotated[
     typer.Option(
         "--keep",
         help="Below the end of the archive, the archive counts, and the leader's records are not "
-        "archived. This also shows a log again that --new-history has hidden.",
+        "archived. A log that --new-history has hidden is shown again.",
     ),
 ]
 Truncate = Annotated[

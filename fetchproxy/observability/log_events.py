@@ -645,7 +645,10 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "none: it is retried; a longer outage is a condition",
         ),
         # --- info ---
-        _info("abandoned_positions_not_deleted", "the position of a dead archiver stays for now"),
+        _info(
+            "abandoned_positions_not_deleted",
+            "the position object of a dead archiver could not be removed yet",
+        ),
         _info(
             "archive_claimed",
             "an archive that named no cluster or no metadata manager now names this process's",

@@ -263,10 +263,11 @@ CATCHES = counter(
 )
 CATCH_OUTCOMES = counter(
     "fetchproxy_catch_outcomes",
-    "Caught partitions by outcome: remote (served from the archive), local (the broker has the "
-    "offset again), passed_on (the client got the error), held_stale (the client waits: the view "
-    "of the archive was not fresh, or the offset is not archived yet), lost (neither tier has the "
-    "offset: the reader skips it)",
+    "What the proxy did after a broker's OffsetOutOfRange, for each partition: remote (served it "
+    "from the archive), local (the broker has the offset again), passed_on (passed the error on "
+    "to the client), held_stale (made the client wait, because the view of the archive was old "
+    "or the offset is not archived yet), lost (neither tier has the offset, so the reader skips "
+    "it)",
     "outcome",
 )
 READERS_LED_ON = counter(
