@@ -220,7 +220,7 @@ KAFKA_STREAMS = MatrixClient(
     part="frameworks",
     find=frameworks_jars,
     reads_on=True,
-    lacks={"assign": "it has groups only", "times": "it asks for no times"},
+    lacks={"assign": "it can read only in a group", "times": "it never looks up offsets by time"},
 )
 KAFKA_CONNECT = MatrixClient(
     name="Kafka Connect",
@@ -232,9 +232,9 @@ KAFKA_CONNECT = MatrixClient(
     reads_on=True,
     sees_keys=False,
     lacks={
-        "assign": "it has groups only",
-        "transactional": "its standalone worker writes no transactions",
-        "times": "it asks for no times",
+        "assign": "it can read only in a group",
+        "transactional": "its standalone worker does not write transactions",
+        "times": "it never looks up offsets by time",
     },
 )
 MIRROR_MAKER = MatrixClient(
@@ -246,9 +246,9 @@ MIRROR_MAKER = MatrixClient(
     find=frameworks_jars,
     sees_offsets=False,
     lacks={
-        "group": "it keeps its offsets itself, in no group",
-        "idempotent": "its producer is that of Kafka Connect",
-        "transactional": "its standalone worker writes no transactions",
-        "times": "it asks for no times",
+        "group": "it stores its offsets itself, without a group",
+        "idempotent": "it uses the producer of Kafka Connect",
+        "transactional": "its standalone worker does not write transactions",
+        "times": "it never looks up offsets by time",
     },
 )

@@ -98,7 +98,7 @@ KAFKA_GO = MatrixClient(
     times=kafka_go_times,
     find=kafka_go_client,
     lacks={
-        "read_committed": "it hands out aborted records too",
+        "read_committed": "it also returns aborted records",
         "idempotent": "its producer is not idempotent",
         "transactional": "its producer has no transactions",
     },

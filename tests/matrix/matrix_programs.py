@@ -216,7 +216,7 @@ KAFKAJS = MatrixClient(
     times=kafkajs_times,
     part="kafkajs",
     find=kafkajs_command,
-    lacks={"assign": "it has groups only"},
+    lacks={"assign": "it can read only in a group"},
 )
 KCAT = MatrixClient(
     name="kcat",

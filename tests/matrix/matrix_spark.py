@@ -39,8 +39,8 @@ def times(bootstrap: str, topic: str, partition: int, timestamp: int) -> int:
     return int(spark().ask("times", bootstrap, topic, partition, timestamp))
 
 
-NO_GROUPS = "it keeps its offsets itself, in no group"
-NO_TRANSACTIONS = "it writes no transactions"
+NO_GROUPS = "it stores its offsets itself, without a group"
+NO_TRANSACTIONS = "it does not write transactions"
 
 SPARK = MatrixClient(
     name="Spark",
@@ -60,8 +60,8 @@ SPARK_STREAM = MatrixClient(
     find=spark,
     lacks={
         "group": NO_GROUPS,
-        "idempotent": "its sink is the same as in batch",
+        "idempotent": "its sink is the same as for a batch",
         "transactional": NO_TRANSACTIONS,
-        "times": "its offsets by time are the same as in batch",
+        "times": "it looks up offsets by time as a batch does",
     },
 )
