@@ -192,8 +192,10 @@ class Parts:
             message = f"The gateway does not listen at {self.config.gateway.listen} yet"
             yield Condition(Kind.GATEWAY_NOT_LISTENING, message, missing=listener)
         elif self.leaving.is_asked:
-            what = "The process is stopping and disconnects its clients"
-            yield Condition(Kind.GATEWAY_NOT_LISTENING, what, missing="new clients: it is stopping")
+            message = "The process is stopping and disconnects its clients"
+            yield Condition(
+                Kind.GATEWAY_NOT_LISTENING, message, missing="new clients: it is stopping"
+            )
         for one in self.storage.health.conditions(now):
             # The others are about an object, a key or a pace, and say themselves what rests.
             yield self._with_consequences(one) if one.kind == Kind.STORE_FAILING else one

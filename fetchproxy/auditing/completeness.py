@@ -54,7 +54,7 @@ class CompletenessCheck:
         if look.damaged is not None:
             again, message = look.damaged.retriable, str(look.damaged)
             if not isinstance(look.damaged, ObjectNotReadable):
-                what += "; the archiver writes it again with its next segment"
+                message += "; the archiver writes it again with its next segment"
             key = records.finished_offsets_key(tp)
             damaged = of_object(Kind.SEGMENT_DAMAGED, tp, key, message, retriable=again)
             (found.unread if again else found.faults).append(damaged)

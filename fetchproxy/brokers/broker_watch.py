@@ -107,7 +107,7 @@ class BrokerWatch:
 
     def _one_is_away(self, address: HostPort, since: float) -> Condition:
         known, away = len(self._brokers), len(self.status().away)
-        what = (
+        message = (
             f"Broker {address} does not respond; {known - away} of {known} do: partitions that it "
             "leads are neither served nor archived until other brokers lead them"
         )
@@ -152,7 +152,7 @@ class BrokerWatch:
             if self._none_since is None:
                 self._none_since = asyncio.get_running_loop().time()
             addresses, error = ", ".join(map(str, self._brokers)), self.status().last_error
-            what = (
+            message = (
                 "No broker responds: until one does, clients are not served and archiving has "
                 f"stopped ({error})"
             )

@@ -189,8 +189,8 @@ def _say(report: RewrapReport, dry_run: bool) -> None:
         typer.echo(f"not opened: {fault}")
     for key_id, segments in sorted(report.keys.items()):
         typer.echo(f"{'has' if dry_run else 'had'} {count(segments, 'data key')}: {key_id}")
-    what = "to be re-encrypted" if dry_run else "encrypted anew"
-    typer.echo(f"{what}: {count(report.rewrapped, 'data key')}")
+    verb = "to be re-encrypted" if dry_run else "encrypted anew"
+    typer.echo(f"{verb}: {count(report.rewrapped, 'data key')}")
     for copy in report.copies:
         _say_copy(copy)
     if report.faults or any(copy.found is None or copy.found.faults for copy in report.copies):

@@ -104,7 +104,7 @@ async def _is_there(scene: Scene) -> Sequence[Finding]:
     storage = await _opened(scene)
     if scene.archives:
         raise DoesNotApply("the first archiver creates it")
-    if await store_says(read_identity(storage.store, scene.prefix)) is not None:
+    if await from_store(read_identity(storage.store, scene.prefix)) is not None:
         return NOTHING
     return [Finding(f"there is no archive at {scene.words()['store']}")]
 

@@ -265,8 +265,8 @@ class LeaderViews(PartitionViews):
     def conditions(self, now: float) -> Iterator[Condition]:
         for tp, checked in self._checked.items():
             if checked.begins_again:
-                what = f"the log of {tp} has started over; run fetchproxy resolve {tp}"
-                yield of_partition(Kind.LOG_BEGINS_AGAIN, tp, what)
+                message = f"the log of {tp} has started over; run fetchproxy resolve {tp}"
+                yield of_partition(Kind.LOG_BEGINS_AGAIN, tp, message)
 
     def wants_check(self, tp: TopicIdPartition) -> bool:
         """`check` has to ask the leader: no leader was asked, a new leader is known, or the view

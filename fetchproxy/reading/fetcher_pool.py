@@ -273,7 +273,7 @@ class FetcherPool:
                 with tried_once(), paid_by(load.client):
                     load.chunk = await work()
         except TimeoutError:
-            return late(f"{load.what}: no response in {self._attempt_max_s} s")
+            return late(f"{load.name}: no response in {self._attempt_max_s} s")
         except RangeNotSatisfiable as error:
             return CorruptSegment(f"{load.name}: the object is too short: {error}")
         except (RemoteStorageError, CorruptSegment) as error:

@@ -552,14 +552,14 @@ class FollowedArchive:
         now = _ids(self._views)
         again = {t for t, known in position.ids.items() if now.get(t, known) != known}
         for topic in sorted(again):
-            what = (
+            message = (
                 f"topic {topic} was deleted and recreated: its id was {position.ids[topic]}, and "
                 f"is {now[topic]}"
             )
             if self._options.fail_on_data_loss:
                 raise DataLoss(
-                    f"{what}; start a query with a new checkpoint, or with failOnDataLoss=false "
-                    "this one continues at the start of the new topic"
+                    f"{message}; start a query with a new checkpoint, or with "
+                    "failOnDataLoss=false this one continues at the start of the new topic"
                 )
             log.warning(
                 "archived_data_lost", error=message, hint="fetchproxy verify names what is missing"

@@ -149,18 +149,18 @@ class KmsKeyRing(KeyRing):
         if error is None:
             self.health.clear(kind, service)
         else:
-            what = f"The key service returns no keys: {error}"
-            self.health.report(Condition(kind, what, service), error=str(error))
+            message = f"The key service returns no keys: {error}"
+            self.health.report(Condition(kind, message, service), error=str(error))
 
     # --- requests ---
     async def _ask(self, operation: str, **request: Any) -> dict[str, Any]:
         """Raises KeyServiceError, at once while its circuit is open, and SegmentLocked."""
         async with self._places:
             clock = asyncio.get_running_loop().time
-            if clock() < self._silent_until:
+            if clock() < self._circuit_open_until:
                 raise KeyServiceUnavailable(f"{self.service} did not respond a moment ago")
-            if self._silent_until > 0:  # one request tries, others fail meanwhile
-                self._silent_until = clock() + REQUEST_MAX_S
+            if self._circuit_open_until > 0:  # one request tries, others fail meanwhile
+                self._circuit_open_until = clock() + REQUEST_MAX_S
             try:
                 response = await self._call(operation, request)
             except KeyServiceError as error:

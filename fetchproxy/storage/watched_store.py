@@ -263,8 +263,8 @@ class WatchedObjectStore(WrappedObjectStore):
         if of_folder is None:
             return
         if is_each_object_alone():
-            what = f"{of_folder}; the store returns other objects: check the disks and mounts"
-            failing = ObjectFailing(what)
+            message = f"{of_folder}; the store returns other objects: check the disks and mounts"
+            failing = ObjectFailing(message)
             failing.may_be_of_object = True
             raise failing from of_folder
         raise of_folder

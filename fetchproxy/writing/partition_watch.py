@@ -298,7 +298,7 @@ class PartitionWatch:
             return
         first = min(long)
         which = f"{first} is" if len(long) == 1 else f"{first} and {len(long) - 1} more are"
-        what = (
+        message = (
             f"{which} not archived: no archiver with archive.log_dirs runs beside the broker that "
             "leads them, or it does not archive them"
         )

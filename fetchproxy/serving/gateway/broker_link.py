@@ -389,10 +389,10 @@ class BrokerLink(asyncio.BufferedProtocol):
         limit, most = "gateway.frame_bytes_max", self._buffered_bytes_max
         if most > RESPONSE_BUFFERED_BYTES_MAX:
             limit, most = "held_bytes_max", RESPONSE_BUFFERED_BYTES_MAX
-        what = f"a broker's response of {size} bytes, which the proxy has to read completely"
-        what = f"{what}, is larger than {limit} = {most}"
-        self._owner.refused_as_too_large(limit, what)
-        return FrameTooLarge(what, limit.rpartition(".")[2])
+        message = f"a broker's response of {size} bytes, which the proxy has to read completely"
+        message = f"{message}, is larger than {limit} = {most}"
+        self._owner.refused_as_too_large(limit, message)
+        return FrameTooLarge(message, limit.rpartition(".")[2])
 
     def _not_a_response(self, size: int, correlation_id: int) -> MalformedMessage:
         if (other := other_protocol(size)) is not None:

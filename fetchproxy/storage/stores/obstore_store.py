@@ -298,8 +298,8 @@ class ObstoreObjectStore(ObjectStore):
             response = await reader.get_async(key, options={"range": bounds})
             start, end = response.range
             if start != byte_range.start or end > byte_range.end:
-                raise StorageUnavailable(f"{what}: the response has bytes {start} to {end}")
-            return whole(bytes(await response.bytes_async()), end - start, what)
+                raise StorageUnavailable(f"{operation}: the response has bytes {start} to {end}")
+            return whole(bytes(await response.bytes_async()), end - start, operation)
 
     @property
     def page_objects(self) -> int:
@@ -402,7 +402,7 @@ class ObstoreObjectStore(ObjectStore):
                 await (await self._opened()).reader.head_async(prefix + _NEVER_THERE)
         except FileNotFoundError:
             return
-        raise StorageUnavailable(f"{what}: the response is not a listing")
+        raise StorageUnavailable(f"{operation}: the response is not a listing")
 
     async def _next_page(self, pages: Any) -> Sequence[Any]:
         async with self._places:

@@ -71,11 +71,11 @@ def range_length(response: S3Response, byte_range: ByteRange, operation: str) ->
         raise StorageUnavailable(f"{operation}: the store ignores ranges")
     match = _CONTENT_RANGE.fullmatch(str(response.get("ContentRange", "")))
     if match is None:
-        raise StorageUnavailable(f"{what}: the response does not say which range it has")
+        raise StorageUnavailable(f"{operation}: the response does not say which range it is")
     first, last, size = int(match[1]), int(match[2]), match[3]
     end = byte_range.end if size == "*" else min(byte_range.end, int(size))
     if (first, last + 1, length) != (byte_range.start, end, end - byte_range.start):
-        raise StorageUnavailable(f"{what}: the response has {match[0]}, {length} bytes")
+        raise StorageUnavailable(f"{operation}: the response has {match[0]}, {length} bytes")
     return length
 
 
@@ -93,7 +93,7 @@ def listed_objects(page: S3Response, after: str, operation: str) -> Iterable[Sto
 def next_page(page: S3Response, operation: str) -> str | None:
     """The token of the next page, None after the last. Raises StorageUnavailable if unclear."""
     if "IsTruncated" not in page:
-        raise StorageUnavailable(f"{what}: the response is not a listing")
+        raise StorageUnavailable(f"{operation}: the response is not a listing")
     if not page["IsTruncated"]:
         return None
     if not page.get("NextContinuationToken"):

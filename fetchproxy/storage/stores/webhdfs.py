@@ -178,7 +178,7 @@ def decoded(body: bytes, operation: str) -> Mapping[str, Any]:
     except ValueError:
         response = None
     if not isinstance(response, dict):
-        raise StorageUnavailable(f"{what}: the response is not a JSON object: {body[:100]!r}")
+        raise StorageUnavailable(f"{operation}: the response is not a JSON object: {body[:100]!r}")
     return response
 
 
@@ -186,7 +186,7 @@ def file_status(response: Mapping[str, Any], operation: str) -> FileStatus:
     try:
         return _status(response["FileStatus"])
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{what}: the response is not a FileStatus") from None
+        raise StorageUnavailable(f"{operation}: the response is not a FileStatus") from None
 
 
 def listed_page(
@@ -200,7 +200,7 @@ def listed_page(
         page = [_status(entry) for entry in listing["partialListing"]["FileStatuses"]["FileStatus"]]
         more = int(listing["remainingEntries"]) > 0
     except (KeyError, TypeError, ValueError):
-        raise StorageUnavailable(f"{what}: the response is not a listing") from None
+        raise StorageUnavailable(f"{operation}: the response is not a listing") from None
     if [entry.name for entry in page] == [""]:
         return [], False  # a file, not a folder
     for entry in page:

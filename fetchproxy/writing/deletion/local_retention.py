@@ -212,7 +212,7 @@ class LocalRetention:
                 break
             damage = await self._looks.damage([segment])
             if damage is not None:
-                what = (
+                message = (
                     f"the brokers keep their records of {view.tp}, because the archive's copy is "
                     f"damaged: {damage}; run fetchproxy verify"
                 )
