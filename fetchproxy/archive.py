@@ -43,6 +43,7 @@ def metadata_manager(
             config.metadata,
             collects=not archive_only,
             serves=archive_only,
+            looks_at_ends=True,
             read_max_ms=config.store.metadata_read_max_ms,
         )
     tell = partial(log_writers, cluster, config)

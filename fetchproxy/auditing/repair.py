@@ -271,6 +271,7 @@ class _PartitionRepair:
         """Raises RemoteStorageError."""
         if repair.file is SegmentFile.METADATA and repair.content is not None:
             await self.objects.put_segment_metadata(repair.metadata, repair.content)
+            await self.objects.put_past_changed(repair.metadata.topic_id_partition)
         elif repair.content is None:
             await self.rsm.delete_txn_index(repair.metadata)
         else:

@@ -110,6 +110,15 @@ class PartitionTable:
     def has_segments(self) -> bool:
         return bool(self._rows or self._overlapping or self._unfinished)
 
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._overlapping) + len(self._unfinished)
+
+    def count_below(self, offset: int) -> int:
+        """How many segments begin below `offset`; of finished ones without overlaps, end there."""
+        others = (*self._overlapping.values(), *self._unfinished.values())
+        below = sum(segment.start_offset < offset for segment in others)
+        return self._rows.index_at_or_after(offset) + below
+
     @property
     def raised_log_start(self) -> int:
         return self.raised(self.history.after_epoch)

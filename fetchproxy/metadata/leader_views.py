@@ -254,6 +254,9 @@ class LeaderViews(PartitionViews):
         checked = self._checked.get(tp)
         return view if checked is None else checked.show(view)
 
+    def doubt(self, tp: TopicIdPartition) -> None:
+        self._rlmm.doubt(tp)
+
     async def forget_topics(self, is_gone: Callable[[UUID], bool]) -> None:
         await forget(self._checked, lambda tp: is_gone(tp.topic_id))
 

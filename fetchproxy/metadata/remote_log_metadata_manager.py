@@ -55,6 +55,11 @@ class PartitionViews(ABC):
         absent partition has an empty view. Raises RemoteStorageError if the read fails.
         """
 
+    def doubt(self, tp: TopicIdPartition) -> None:  # noqa: B027 - only a listing may be partial
+        """Something in the archive is not as the view says: the next read takes nothing for
+        granted. Never blocks.
+        """
+
 
 class RemoteLogMetadataManager(PartitionViews):
     def __init__(self) -> None:

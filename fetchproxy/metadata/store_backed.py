@@ -1,10 +1,22 @@
-"""The store-backed RemoteLogMetadataManager reads the `.metadata` object beside each segment."""
+"""The store-backed RemoteLogMetadataManager reads the `.metadata` object beside each segment.
+
+`partition_ends` says what a look at a long partition lists.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from bisect import bisect_left, insort
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
 from uuid import UUID
@@ -22,6 +34,11 @@ from fetchproxy.metadata.collected import (
     Read,
     collected_segment,
     read_collected,
+)
+from fetchproxy.metadata.partition_ends import (
+    EndsLimits,
+    at_the_ends,
+    must_be_told,
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
@@ -64,6 +81,7 @@ from fetchproxy.storage.listings import (
     FinishedOffsetsObject,
     LogHistoryObject,
     LogStartObject,
+    PastChangedObject,
     SegmentMetadataObject,
     Standing,
     Unlisted,
@@ -79,6 +97,7 @@ _Offsets = tuple[int, int]  # first and last, both inclusive
 _Content = RemoteLogSegmentMetadata | Condition | LogHistory | FinishedOffsets | None
 Contents = dict[str, tuple[str, _Content]]
 Readable = SegmentMetadataObject | LogHistoryObject | FinishedOffsetsObject
+_GONE = RemoteLogSegmentState.DELETE_SEGMENT_FINISHED
 # Partitions of a few segments each. To decode collected metadata takes some 20 µs a segment.
 _PARTITIONS_AT_ONCE = 50
 
@@ -91,21 +110,24 @@ class StoredPartition:
     objects: Contents = field(default_factory=dict)
     built: Contents = field(default_factory=dict)
     problems: tuple[Condition, ...] = ()
-    # Recent puts, with their loop time. A listing that began before may have missed them.
-    puts: dict[UUID, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)  # of `built`, sorted
+    # By key: puts that a landed listing may have missed, with their loop time.
+    puts: dict[str, tuple[float, RemoteLogSegmentMetadata]] = field(default_factory=dict)
     put_at: float = float("-inf")  # loop time of the last put
     built_at: float = float("-inf")  # loop time at which the listing for `table` began
+    whole_at: float = float("-inf")  # loop time at which the last listing of everything began
+    # The version of `past-changed` before everything was listed; "": absent; None: not known.
+    past: str | None = None
+    doubted_at: float = float("-inf")  # loop time at which something was not as the view said
     log_starts: tuple[LogStartObject, ...] = ()  # as last listed
     # Of a mirror: the recorded gaps, and what is not copied yet (`PartitionView.not_copied`).
     gaps: tuple[_Offsets, ...] | None = None
     awaited: tuple[int, ...] = ()
 
-    def put(self, metadata: RemoteLogSegmentMetadata, now: float, keep_s: float) -> None:
-        """`keep_s`: how long to remember the put, in seconds; no listing takes longer."""
+    def put(self, key: str, metadata: RemoteLogSegmentMetadata, now: float) -> None:
         self.table.take(metadata)
         self.put_at = now
-        self.puts = {key: put for key, put in self.puts.items() if put[0] >= now - keep_s}
-        self.puts[metadata.segment_id.id] = (now, metadata)
+        self.puts[key] = (now, metadata)
 
     def has_read(self, stored: StoredObject) -> bool:
         """This version was read and decoded. An unreadable one does not count, because it may have
@@ -155,19 +177,48 @@ class StoredPartition:
         what a mirror lacks.
         """
         self.built_at, self.built, self.objects = began_at, contents, dict(contents)
+        self.keys = sorted(contents)
         found = [content for _, content in contents.values()]
         self.problems = tuple(c for c in found if isinstance(c, Condition))
         history = next((c for c in found if isinstance(c, LogHistory)), FIRST_HISTORY)
         self.table.replace((c for c in found if isinstance(c, RemoteLogSegmentMetadata)), history)
-        for at, metadata in self.puts.values():
-            if at >= began_at:
-                self.table.take(metadata)
+        self.puts = {key: put for key, put in self.puts.items() if put[0] >= began_at}
+        for _, metadata in self.puts.values():
+            self.table.take(metadata)
         self.gaps, self.awaited = gaps, ()
         if gaps is not None:
             recorded_starts = [c.recorded_from for c in found if isinstance(c, FinishedOffsets)]
             view = self.table.view(began_at)
             first = min(recorded_starts, default=view.log_start_offset or 0)
             self.awaited = tuple(view.not_copied(first, gaps))
+
+    def amend(self, contents: Contents, gone: Iterable[str], began_at: float) -> None:
+        """As `build`, if only segments of `contents` may have changed, and those of `gone` went.
+
+        To build the table of 200,000 segments again for each new one takes most of a core.
+        """
+        seen = ((key, put[1]) for key, put in self.puts.items() if put[0] < began_at)
+        changed: dict[str, _Content] = dict(seen)
+        self.puts = {key: put for key, put in self.puts.items() if put[0] >= began_at}
+        for key in gone:
+            _, changed[key] = self.built.pop(key)
+            self.objects.pop(key, None)
+            del self.keys[bisect_left(self.keys, key)]
+        for key, noted in contents.items():
+            if key not in self.built:
+                insort(self.keys, key)
+            self.built[key] = self.objects[key] = noted
+            changed[key] = noted[1]
+        for key, content in changed.items():
+            assert isinstance(content, RemoteLogSegmentMetadata)
+            _, listed = self.built.get(key, ("", None))
+            if isinstance(listed, RemoteLogSegmentMetadata):
+                self.table.take(listed)
+            else:
+                self.table.take(content.with_state(_GONE, content.event_timestamp_ms))
+        for _, metadata in self.puts.values():
+            self.table.take(metadata)
+        self.built_at = began_at
 
     def view(self, read_at: float) -> PartitionView:
         unreadable = {problem.first_offset or 0 for problem in self.problems}
@@ -187,11 +238,14 @@ class PartitionRead:
         began_at: float,
         *,
         of_mirror: bool = False,
+        past: str | None = None,
     ) -> None:
+        """`past`: see `StoredPartition`, as read before this listing; None: it was not read."""
         self.tp = tp
         self.partition = partition
         self._began_at = began_at
         self._of_mirror = of_mirror
+        self._past = past
         self._gaps: list[_Offsets] = []
         self._listed: list[Readable] = []
         self._log_starts: list[LogStartObject] = []
@@ -202,13 +256,15 @@ class PartitionRead:
             self._log_starts.append(found)
         elif isinstance(found, ArchiveGapObject):
             self._gaps.append((found.first, found.last))
+        elif isinstance(found, PastChangedObject):
+            pass  # it counts only if it is read before anything else
         elif self._of_mirror or not isinstance(found, FinishedOffsetsObject):
             self._listed.append(found)
 
     def begin(self, collected: Collected = NOTHING_COLLECTED) -> list[Readable]:
         """The objects that have to be read. The others are in memory or were collected."""
         partition = self.partition
-        partition.log_starts = tuple(self._log_starts)
+        partition.log_starts = self._all_log_starts()
         for found in self._log_starts:
             partition.table.take(LogStartOffset(self.tp, found.offset, -1, found.after_epoch))
         waiting: list[Readable] = []
@@ -241,6 +297,9 @@ class PartitionRead:
         partition = self.partition
         if cached is not None and cached[0] > self._began_at:
             return cached[1]  # a listing that began later has ended before
+        partition.whole_at = self._began_at
+        if self._past is not None:
+            partition.past = self._past
         gaps = tuple(self._gaps) if self._of_mirror else None
         # A rebuild of thousands of segments holds the loop, and usually nothing has changed.
         if (
@@ -254,6 +313,97 @@ class PartitionRead:
         # This function does not await, so no put comes between the build and the view.
         partition.build(self._contents, self._began_at, gaps)
         return partition.view(self._began_at)
+
+    def _all_log_starts(self) -> tuple[LogStartObject, ...]:
+        return tuple(self._log_starts)
+
+
+class EndsRead(PartitionRead):
+    """As `PartitionRead`, from the listings of both ends of a long partition (`partition_ends`).
+
+    `add_last` each object after `last_after`. If that `suffices`, `add_first` those from the
+    beginning on.
+    """
+
+    def __init__(
+        self,
+        tp: TopicIdPartition,
+        partition: StoredPartition,
+        began_at: float,
+        limits: EndsLimits,
+    ) -> None:
+        super().__init__(tp, partition, began_at)
+        self._limits = limits
+        self.last_after = partition.keys[-limits.listed_segments - 1]
+        self.past = ""
+        self._first_up_to = self.last_after  # unless enough of the first objects come before
+        self._first_segments = 0
+        self._is_continued = False
+
+    def add_last(self, found: Standing) -> None:
+        if isinstance(found, PastChangedObject):
+            self.past = found.stored.version
+        elif isinstance(found, SegmentMetadataObject):
+            self._is_continued |= found.stored.key in self.partition.built
+        self.add(found)
+
+    def suffices(self) -> bool:
+        """Whether all that may have changed is at the ends. An end without any known segment is
+        not believed: there are stores that answer a listing after a key with nothing.
+        """
+        partition, began_at = self.partition, self._began_at
+        return (
+            self.past == partition.past
+            and self._is_continued
+            and partition.doubted_at < partition.whole_at
+            and began_at - partition.whole_at < self._limits.whole_listing_interval_ms / 1000
+        )
+
+    def add_first(self, found: Standing) -> bool:
+        """False: no more are needed."""
+        if isinstance(found, SegmentMetadataObject):
+            if found.stored.key > self.last_after:
+                return False
+            self._first_segments += 1
+            self.add(found)
+            if self._first_segments == self._limits.listed_segments:
+                self._first_up_to = found.stored.key
+                return False
+        elif isinstance(found, LogStartObject) and found not in self._log_starts:
+            self.add(found)
+        return True
+
+    def land(self, cached: tuple[float, PartitionView] | None) -> PartitionView:
+        partition = self.partition
+        if cached is not None and cached[0] > self._began_at:
+            return cached[1]
+        known = at_the_ends(partition.keys, self._first_up_to, self.last_after)
+        gone = [key for key in known if key not in self._contents]
+        changed = {k: new for k, new in self._contents.items() if partition.built.get(k) != new}
+        if (
+            cached is not None
+            and not (changed or gone)
+            and partition.put_at < partition.built_at
+            and cached[1].raised_log_start == partition.table.raised_log_start
+        ):
+            return replace(cached[1], read_at=self._began_at)
+        every = (*changed.values(), *map(partition.built.__getitem__, gone))
+        if all(isinstance(content, RemoteLogSegmentMetadata) for _, content in every):
+            partition.amend(changed, gone, self._began_at)
+        else:  # an operator's decision, or metadata that cannot be read
+            kept = {k: old for k, old in partition.built.items() if k not in set(gone)}
+            partition.build(kept | changed, self._began_at)
+        return partition.view(self._began_at)
+
+    def _all_log_starts(self) -> tuple[LogStartObject, ...]:
+        between = range(_offset_in(self._first_up_to) + 1, _offset_in(self.last_after))
+        kept = [one for one in self.partition.log_starts if one.offset in between]
+        return *kept, *self._log_starts
+
+
+def _offset_in(key: str) -> int:
+    """The offset with which the name of a segment's object begins."""
+    return int(key.rpartition("/")[2].partition("-")[0])
 
 
 def segments_in(partitions: Sequence[StoredPartition]) -> Iterator[Read]:
@@ -326,12 +476,16 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         collects: bool = False,
         plans: bool = False,
         serves: bool = False,
+        looks_at_ends: bool = False,
+        ends_limits: EndsLimits = EndsLimits(),  # noqa: B008 - frozen
         reads_max: int = READS_AT_ONCE_MAX,
         read_max_ms: int = READ_MAX_MS,
     ) -> None:
         """`collects`: reads and writes the collected metadata of topics (`collected`).
         `plans`: only reads the collected metadata, for partitions that are read for the first time.
         `serves`: for readers who must not skip what a mirror does not have yet.
+        `looks_at_ends`: lists only the ends of a long partition (`partition_ends`). Without it
+        everything: for checks and jobs, which must judge the archive itself.
         """
         super().__init__()
         self._objects = objects = storage.objects
@@ -339,6 +493,8 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._collecting = Collecting(objects) if collects else None
         self._collected_once = CollectedOnce(objects) if plans else None
         self._serves = serves
+        self._looks_at_ends = looks_at_ends
+        self._ends_limits = ends_limits
         self._config = config
         self._reads_max = reads_max
         self._read_max_ms = read_max_ms
@@ -401,6 +557,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         oldest = asyncio.get_running_loop().time() - age_max_s
         self._topic_views.renew(topic_id, oldest, age_max_s)
 
+    def doubt(self, tp: TopicIdPartition) -> None:
+        if (partition := self._known(tp)) is not None:
+            partition.doubted_at = asyncio.get_running_loop().time()
+
     async def put(self, metadata: RemoteLogSegmentMetadata) -> None:
         """Write the state to the store, then show it in the view without another read.
 
@@ -416,15 +576,39 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self.refresh(tp, float("-inf"))
         partition = self._partition(tp)
         partition.table.check(metadata)
-        if metadata.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            await self._objects.put_segment_metadata(metadata, encode_segment(metadata))
+        put = None
+        if metadata.state is not _GONE:
+            put = self._objects.put_segment_metadata(metadata, encode_segment(metadata))
+        await self._put_and_tell(metadata, put)
         now = asyncio.get_running_loop().time()
-        partition.put(metadata, now, 2 * self._read_max_ms / 1000)
+        partition.put(self._objects.segment_metadata_key(metadata), metadata, now)
         cached = self._views.cached(tp)
         if cached is not None:
             self._views.replace(tp, partition.view(cached.read_at))
         self._names.setdefault(tp.topic_id, set()).add(tp.topic)
         self._note_put(tp.topic_id)
+
+    async def _put_and_tell(
+        self,
+        event: RemoteLogSegmentMetadata | LogStartOffset,
+        put: Awaitable[None] | None,
+    ) -> None:
+        """`put`: writes the event, if there is anything to write. One that failed may have
+        happened, so that is told, too.
+        """
+        tp = event.topic_id_partition
+        told = must_be_told(self._partition(tp).table, event, self._ends_limits)
+        if told:
+            self.doubt(tp)
+        try:
+            if put is not None:
+                await put
+        except RemoteStorageError:
+            if told:
+                await self._objects.put_past_changed(tp)
+            raise
+        if told:
+            await self._objects.put_past_changed(tp)
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
         fresh = await self.refresh(tp, float("-inf"))
@@ -432,9 +616,10 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if offset <= partition.table.raised_log_start:
             return fresh
         after_epoch = partition.table.history.after_epoch
-        content = encode_log_start(tp, offset)
-        await self._objects.put_log_start_offset(tp, offset, content, after_epoch)
-        partition.table.take(LogStartOffset(tp, offset, -1, after_epoch))
+        event, content = LogStartOffset(tp, offset, -1, after_epoch), encode_log_start(tp, offset)
+        put = self._objects.put_log_start_offset(tp, offset, content, after_epoch)
+        await self._put_and_tell(event, put)
+        partition.table.take(event)
         fresh = self._views.cached(tp) or fresh
         view = partition.view(fresh.read_at)
         self._views.replace(tp, view)
@@ -559,10 +744,15 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     async def _read_partition(self, tp: TopicIdPartition, began_at: float) -> PartitionView:
         if self._serves:
             await self._identity.check()  # whether this is a mirror
-        partition, collected = self._partition(tp), NOTHING_COLLECTED
-        read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror)
+        partition, collected, past = self._partition(tp), NOTHING_COLLECTED, None
         operation = f"metadata of {tp}"
         async with counted(began_at), self._while_it_comes(operation) as it_came:
+            if self._is_long(partition):
+                ends = EndsRead(tp, partition, began_at, self._ends_limits)
+                if await self._look_at_ends(ends, it_came):
+                    return ends.land(self._views.entries.get(tp))
+                past = ends.past
+            read = PartitionRead(tp, partition, began_at, of_mirror=self.of_mirror, past=past)
             async for found in self._objects.list_partition(tp):
                 it_came()
                 read.add(found)
@@ -572,9 +762,40 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             await self._get_listed([read], it_came, collected)
         return read.land(self._views.entries.get(tp))
 
+    def _is_long(self, partition: StoredPartition) -> bool:
+        """Whether a look may do with the ends. A mirror gets its objects in any order; and what
+        cannot be read is tried again in each look.
+        """
+        return (
+            self._looks_at_ends
+            and len(partition.keys) >= self._ends_limits.whole_below_segments
+            and not partition.problems
+            and not self._identity.is_mirror
+        )
+
+    async def _look_at_ends(self, read: EndsRead, it_came: Callable[[], None]) -> bool:
+        """False: everything has to be listed. The last objects come first, because `past-changed`
+        has to be read before the beginning is.
+        """
+        tp = read.tp
+        async for found in self._objects.list_partition(tp, read.last_after):
+            it_came()
+            read.add_last(found)
+        if not read.suffices():
+            return False
+        async with aclosing(self._objects.list_partition(tp)) as firsts:
+            async for found in firsts:
+                it_came()
+                if not read.add_first(found):
+                    break
+        await self._get_listed([read], it_came, NOTHING_COLLECTED)
+        return read.suffices()  # still: a doubt may have come meanwhile
+
     async def _read_topic_views(
         self, topic_id: UUID, began_at: float
     ) -> Mapping[int, PartitionView]:
+        if self._is_long_topic(topic_id):
+            return await self._read_each(topic_id, began_at)
         reads: dict[TopicIdPartition, PartitionRead] = {}
         async with counted(began_at):
             alone = await self._list_topic_and_get(topic_id, began_at, reads)
@@ -594,6 +815,26 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
             partitions = [read.partition for read in reads.values()]
             known = sum(len(partition.objects) for partition in partitions)
             self._collecting.read_alone(topic_id, alone, known, lambda: segments_in(partitions))
+        return views
+
+    def _is_long_topic(self, topic_id: UUID) -> bool:
+        """Whether a listing of the whole topic takes more requests than its partitions' ends."""
+        partitions = self._topics.get(topic_id, {}).values()
+        segments = sum(len(partition.keys) for partition in partitions)
+        by_ends = (len(partitions) + 1) * self._ends_limits.whole_below_segments
+        return segments > by_ends and any(map(self._is_long, partitions))
+
+    async def _read_each(self, topic_id: UUID, began_at: float) -> Mapping[int, PartitionView]:
+        """As `_read_topic_views`, each partition by itself. Raises RemoteStorageError."""
+        async with self._while_it_comes(f"partitions of topic {topic_id}"):
+            listed = await self._objects.list_topic(topic_id)
+        tps = {*listed, *self._topics.get(topic_id, {})}
+        views: dict[int, PartitionView] = {}
+
+        async def read(tp: TopicIdPartition) -> None:
+            views[tp.partition] = await self._views.get(tp, began_at)
+
+        await for_each(sorted(tps), read, min(len(tps), self._reads_max))
         return views
 
     async def _list_topic_and_get(

@@ -19,6 +19,7 @@ from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, S
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
+from fetchproxy.metadata.partition_ends import must_be_told
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
@@ -545,11 +546,13 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         await self._append(metadata)
         if metadata.state is not _State.DELETE_SEGMENT_FINISHED:
             await self._objects.put_segment_metadata(metadata, encode_segment(metadata))
+        await self._tell(table, metadata)
 
     async def _put_finished(
         self, metadata: RemoteLogSegmentMetadata, table: PartitionTable
     ) -> None:
         await self._objects.put_segment_metadata(metadata, encode_segment(metadata))
+        await self._tell(table, metadata)
         try:
             await self._append(metadata)
         except ValueError:
@@ -559,7 +562,15 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 await self._rsm.delete_log_segment_data(metadata)
             else:
                 await self._objects.put_segment_metadata(known, encode_segment(known))
+            await self._objects.put_past_changed(metadata.topic_id_partition)
             raise
+
+    async def _tell(
+        self, table: PartitionTable, event: RemoteLogSegmentMetadata | LogStartOffset
+    ) -> None:
+        """For archive-only nodes, which read the store."""
+        if must_be_told(table, event):
+            await self._objects.put_past_changed(event.topic_id_partition)
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
         """To the store first, so that a topic lost later can be rebuilt from it."""
@@ -568,8 +579,10 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         if offset > before:
             after_epoch = table.history.after_epoch
             content = encode_log_start(tp, offset)
+            raised = LogStartOffset(tp, offset, self._wall_clock_ms(), after_epoch)
             await self._objects.put_log_start_offset(tp, offset, content, after_epoch)
-            await self._append(LogStartOffset(tp, offset, self._wall_clock_ms(), after_epoch))
+            await self._tell(table, raised)
+            await self._append(raised)
             if before:
                 await delete_log_starts(self._objects, tp, [LogStartObject(before, after_epoch)])
         return self._show(tp)

@@ -265,6 +265,7 @@ class PendingReads:
             self._loads.give_up(need, CorruptSegment(f"an object of the segment is lost: {error}"))
             return False
         read.missing = need
+        self._rlmm.doubt(read.request.tp)
         read.view_from = asyncio.get_running_loop().time()
         return True
 

@@ -92,6 +92,7 @@ class TimestampLookup:
             return await self._search(tp, timestamp_ms, client)
         except ObjectNotFound:
             # The segment was probably deleted after the view was read: search a fresh view once.
+            self._rlmm.doubt(tp)
             await self._load(NeedView(tp, asyncio.get_running_loop().time()), client)
         try:
             return await self._search(tp, timestamp_ms, client)

@@ -38,11 +38,13 @@ _CLUSTER_OBJECT = "cluster-id"
 _FINISHED_OBJECT = "finished-offsets"
 _RETENTION_STEP_OBJECT = "retention-step"
 _LOG_HISTORY_OBJECT = "log-history"
+_PAST_CHANGED_OBJECT = "past-changed"
 _PARTITION_OBJECTS = (
     _FINISHED_OBJECT,
     _DELETION_OBJECT,
     _RETENTION_STEP_OBJECT,
     _LOG_HISTORY_OBJECT,
+    _PAST_CHANGED_OBJECT,
 )
 _CLUSTERS_FOLDER = "clusters/"
 _LOG_START_SUFFIX = ".log-start-offset"
@@ -110,6 +112,7 @@ class SegmentFile(StrEnum):
         <prefix>/<topic>-<topicId>/<partition>/finished-offsets
         <prefix>/<topic>-<topicId>/<partition>/delete-partition-state
         <prefix>/<topic>-<topicId>/<partition>/retention-step
+        <prefix>/<topic>-<topicId>/<partition>/past-changed
         <prefix>/<topic>-<topicId>/cluster-id
         <prefix>/clusters/<cluster id in base64>.topics
         <prefix>/archivers/<id of an archiver>.positions
@@ -134,10 +137,12 @@ class SegmentFile(StrEnum):
     being removed, and is the last object to go. `cluster-id` names the cluster in which an archiver
     last saw the topic alive: no other cluster may find it deleted. `.topics` lists that cluster's
     topics at the last look. `retention-step` states the offset below which retention is about to
-    hide records. `mirrors/` has the URL of each copy that `fetchproxy mirror` has made. `topics/`
-    says of each topic how many partitions it has, also of topics without a record.
-    `collected-metadata/` can be deleted at any time. No topic's folder can have these folders'
-    names, as they are shorter than an id.
+    hide records. `past-changed` is written again after each change that is neither a copy at the
+    partition's end nor a deletion at its beginning (docs/adr/0082); it sorts behind all segments.
+    `mirrors/` has the URL of each copy that `fetchproxy mirror` has made. `topics/` says of each
+    topic how many partitions it has, also of topics without a record. `collected-metadata/` can be
+    deleted at any time. No topic's folder can have these folders' names, as they are shorter than
+    an id.
     """
 
     LOG = "log"  # record batches, byte for byte; or packed (`packing`)
@@ -234,6 +239,14 @@ def log_history_key(prefix: str, tp: TopicIdPartition) -> str:
 
 def is_log_history_key(prefix: str, key: str) -> bool:
     return _name_in_partition(prefix, key) == _LOG_HISTORY_OBJECT
+
+
+def past_changed_key(prefix: str, tp: TopicIdPartition) -> str:
+    return f"{partition_folder(prefix, tp)}{_PAST_CHANGED_OBJECT}"
+
+
+def is_past_changed_key(prefix: str, key: str) -> bool:
+    return _name_in_partition(prefix, key) == _PAST_CHANGED_OBJECT
 
 
 def archive_gap_key(prefix: str, tp: TopicIdPartition, first: int, last: int) -> str:

@@ -8,10 +8,11 @@ manager knows which segments count.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
-from uuid import NAMESPACE_URL, UUID, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 from fetchproxy.errors import ObjectNotFound
 from fetchproxy.model import AnySegment, SegmentRef, TopicIdPartition
@@ -21,6 +22,7 @@ from fetchproxy.storage.archive_identity import OwnIdentity
 from fetchproxy.storage.listings import (
     LogHistoryObject,
     LogStartObject,
+    PastChangedObject,
     Standing,
     Unlisted,
     listed_partitions,
@@ -71,13 +73,19 @@ class ArchiveObjects:
 
     # --- listings: partitions, and what there is of each; an empty one may be a missing archive ---
 
-    async def list_partition(self, tp: TopicIdPartition) -> AsyncIterator[Standing]:
-        """The objects that describe the partition's state, by offset, in one listing."""
+    async def list_partition(
+        self, tp: TopicIdPartition, start_after: str = ""
+    ) -> AsyncGenerator[Standing, None]:
+        """The objects that describe the partition's state, by offset, in one listing. Who leaves it
+        early closes it.
+        """
         await self._identity.check()
-        async for found in self._listed(keys.partition_folder(self._prefix, tp)):
-            objects = standing(self._prefix, found)
-            if objects is not None:
-                yield objects
+        folder = keys.partition_folder(self._prefix, tp)
+        async with aclosing(self._listed(folder, start_after)) as every:
+            async for found in every:
+                objects = standing(self._prefix, found)
+                if objects is not None:
+                    yield objects
 
     @measured
     async def list_partitions(
@@ -132,14 +140,20 @@ class ArchiveObjects:
             if key.file is SegmentFile.PACKING:
                 yield key.ref(0, has_aborted_txns=False, packed=True)
 
-    async def _listed(self, folder: str) -> AsyncIterator[StoredObject]:
+    async def _listed(
+        self, folder: str, start_after: str = ""
+    ) -> AsyncGenerator[StoredObject, None]:
         """Pauses for the event loop: stores give thousands at once, and each key is parsed."""
-        number = 0
-        async for found in self._store.list(folder):
-            yield found
-            number += 1
-            if not number % LISTED_AT_ONCE:
-                await asyncio.sleep(0)
+        number, every = 0, self._store.list(folder, start_after)
+        try:
+            async for found in every:
+                yield found
+                number += 1
+                if not number % LISTED_AT_ONCE:
+                    await asyncio.sleep(0)
+        finally:
+            if isinstance(every, AsyncGenerator):
+                await every.aclose()  # so it does not request its next page
         if not number:
             await self._identity.check_still_there()
 
@@ -201,6 +215,13 @@ class ArchiveObjects:
         await self._store.put(keys.log_history_key(self._prefix, tp), content)
 
     @measured
+    async def put_past_changed(self, tp: TopicIdPartition) -> None:
+        """Tell those who look only at the ends of a partition that its past has changed. The
+        content is new each time, because versions may come from it.
+        """
+        await self._store.put(keys.past_changed_key(self._prefix, tp), f"{uuid4()}\n".encode())
+
+    @measured
     async def put_partition_deletion(self, tp: TopicIdPartition, content: bytes) -> None:
         """Store the progress of the partition's deletion."""
         await self._identity.check_to_put()
@@ -219,7 +240,7 @@ class ArchiveObjects:
         async for found in self.list_partition(tp):
             if isinstance(found, LogStartObject):
                 await self.delete_log_start_offset(tp, found)
-            elif isinstance(found, LogHistoryObject):
+            elif isinstance(found, LogHistoryObject | PastChangedObject):
                 await self._store.delete(found.stored.key)
         await self.forget_records(tp)
         await self.delete_retention_step(tp)

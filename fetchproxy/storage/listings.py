@@ -64,12 +64,20 @@ class FinishedOffsetsObject:
     stored: StoredObject
 
 
+@dataclass(frozen=True, slots=True)
+class PastChangedObject:
+    """Its version changes after each change of the partition's past (`metadata.partition_ends`)."""
+
+    stored: StoredObject
+
+
 Standing = (
     SegmentMetadataObject
     | LogStartObject
     | LogHistoryObject
     | ArchiveGapObject
     | FinishedOffsetsObject
+    | PastChangedObject
 )
 
 
@@ -90,6 +98,8 @@ def standing(prefix: str, found: StoredObject) -> Standing | None:
         return ArchiveGapObject(*gap)
     elif keys.is_finished_offsets_key(prefix, found.key):
         return FinishedOffsetsObject(found)
+    elif keys.is_past_changed_key(prefix, found.key):
+        return PastChangedObject(found)
     return None
 
 

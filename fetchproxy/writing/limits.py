@@ -16,7 +16,7 @@ class WritingLimits:
     # Time limit of a turn without its copy: a silent broker or disk holds a worker no longer.
     turn_max_ms: int = 300_000
     # Time between two refreshes of a partition's archive, by leader and follower. Each lists the
-    # partition if the store holds the metadata; S3 charges for that.
+    # partition, or its ends, if the store holds the metadata; S3 charges for that.
     remote_refresh_interval_ms: int = 60_000
     # Bytes per fetch from a broker. `process.memory_bytes_max` counts with the default.
     fetch_bytes_max: int = FETCH_BYTES_MAX
@@ -26,18 +26,20 @@ class WritingLimits:
     local_index_file_age_max_ms: int = 7 * 24 * 3_600_000
     # Time between two looks for new and deleted topics. Each is one request to the brokers.
     discovery_interval_ms: int = 10_000
-    # Time between two retention checks, in either tier; each lists the partition. Kafka's default
-    # (log.retention.check.interval.ms).
+    # Time between two retention checks, in either tier; each looks at the partition. Kafka's
+    # default (log.retention.check.interval.ms).
     retention_check_interval_ms: int = 300_000
     # Number of segments hidden or deleted before the partition's copying goes on.
     retention_deletes_per_turn_max: int = 16
     # Retention by time waits until the clock has run evenly for this long, so a wrong one deletes
     # nothing.
     retention_clock_settle_ms: int = 60_000
-    # Time between two looks for objects without metadata; each lists the partition. An object is
-    # deleted after it was seen for `orphan_age_min_ms`: no less than the largest
-    # `archive.copy_max_ms`.
+    # Time between two looks for objects without metadata; each lists the partition, so that of a
+    # long one comes later: for each so many segments an hour, a day at most. An object is deleted
+    # after it was seen for `orphan_age_min_ms`: no less than the largest `archive.copy_max_ms`.
     orphan_check_interval_ms: int = 3_600_000
+    orphan_check_segments_per_hour: int = 8_000
+    orphan_check_interval_max_ms: int = 24 * 3_600_000
     orphan_age_min_ms: int = 3_600_000
     # Time between two looks for archives of deleted topics; each lists the archive's partitions.
     topic_deletion_check_interval_ms: int = 300_000

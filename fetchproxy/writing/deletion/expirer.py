@@ -582,9 +582,15 @@ class Expirer:
         partition.orphan_kept = False
         deletable = [i for i in old if await self._may_go(view, found[i], partition)]
         await delete_orphans(self.objects, tp, [found[segment_id] for segment_id in deletable])
-        interval_s = self.limits.orphan_check_interval_ms / 1000
+        interval_s = self._orphan_check_interval_s(len(view.segments))
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)
+
+    def _orphan_check_interval_s(self, segments: int) -> float:
+        limits = self.limits
+        by_length_ms = segments / limits.orphan_check_segments_per_hour * 3_600_000
+        longest_ms = max(limits.orphan_check_interval_ms, limits.orphan_check_interval_max_ms)
+        return min(max(limits.orphan_check_interval_ms, by_length_ms), longest_ms) / 1000
 
     async def _may_go(self, view: PartitionView, objects: Objects, partition: _Partition) -> bool:
         """False if it is the only log with its offsets, or while its replacement is damaged."""

@@ -162,6 +162,7 @@ async def find_orphans(
     listed: dict[UUID, Objects] = {}
     async for key, stored in archive.list_segment_objects(tp):
         listed.setdefault(key.segment_id.id, {})[key.file] = stored
+    rlmm.doubt(tp)  # what it does not name may be deleted
     view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
     segments = rlmm.list_remote_log_segments(tp)
     named = {s.segment_id.id for s in segments}
@@ -248,9 +249,11 @@ async def delete_orphans(
     archive: ArchiveObjects, tp: TopicIdPartition, orphans: Collection[Objects]
 ) -> None:
     """May be repeated. Raises RemoteStorageError."""
+    had_metadata = False
     for objects in orphans:
         for file, stored in objects.items():
             await archive.delete_segment_object(stored)
+            had_metadata |= file is SegmentFile.METADATA
             ORPHAN_OBJECTS_DELETED.labels(tp.topic).inc()
             log.info(
                 "orphan_object_deleted",
@@ -259,3 +262,5 @@ async def delete_orphans(
                 size_bytes=stored.size_bytes,
                 kind=file.value,
             )
+    if had_metadata:  # readers without a metadata topic knew the attempt
+        await archive.put_past_changed(tp)

@@ -359,6 +359,7 @@ class PartitionDeletion:
         return known is not None and known.state is not _Deletion.DELETE_PARTITION_MARKED
 
     async def _delete_all(self, tp: TopicIdPartition) -> None:
+        self.rlmm.doubt(tp)  # nothing may be left
         await self.rlmm.refresh(tp, asyncio.get_running_loop().time())
         for segment in self.rlmm.list_remote_log_segments(tp):
             await self._segments.delete(segment)

@@ -1,0 +1,69 @@
+"""Which part of a long partition a look has to list, and which changes that part does not show. Pure.
+
+Objects sort by offset, and nearly all that happens to a partition happens at its ends: copies are
+added behind the last segment, and retention deletes the first ones. So a look lists both ends only.
+Who changes anything else writes the object `past-changed` afterwards, which sorts behind all
+segments. A look that finds a new version of it lists everything (docs/adr/0082).
+
+A look lists more at each end than a writer may change without a word, because the writer may not
+know yet what another one has added.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from fetchproxy.metadata.catalogue import PartitionTable
+from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
+from fetchproxy.segments.records import LogStartOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndsLimits:
+    """Tests pass other values."""
+
+    # Segments at each end that a look lists: with up to seven objects each, a page of 1,000.
+    listed_segments: int = 128
+    # Segments at each end of which a writer may add the last and delete the first without a word.
+    untold_segments_max: int = 64
+    # A partition with fewer segments is listed as a whole: with four objects each these are two
+    # pages, and the two ends are two requests.
+    whole_below_segments: int = 512
+    # So often everything is listed in any case: that shows what a crash, or a person, left untold.
+    whole_listing_interval_ms: int = 6 * 3_600_000
+
+
+_COPY = (
+    RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+    RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+)
+
+
+def must_be_told(
+    table: PartitionTable,
+    event: RemoteLogSegmentMetadata | LogStartOffset,
+    limits: EndsLimits = EndsLimits(),
+) -> bool:
+    """Whether looks at the ends may miss the event. `table`: before it or after it.
+
+    A copy in the first segments has to be told too, because it moves later ones out of the part
+    that is listed; so does a deletion in the last ones.
+    """
+    if len(table) <= limits.untold_segments_max:
+        return False  # a look lists as many from the beginning alone
+    if isinstance(event, LogStartOffset):
+        below, at_first, at_last = table.count_below(event.offset), True, True
+    else:
+        below, at_last = table.count_below(event.start_offset), event.state in _COPY
+        at_first = not at_last
+    is_first = below <= limits.untold_segments_max
+    is_last = len(table) - below <= limits.untold_segments_max
+    return not ((is_first and at_first) or (is_last and at_last))
+
+
+def at_the_ends(keys: list[str], first_up_to: str, last_after: str) -> list[str]:
+    """The keys, sorted, up to `first_up_to` and after `last_after`."""
+    if first_up_to >= last_after:
+        return keys
+    return keys[: bisect_right(keys, first_up_to)] + keys[bisect_right(keys, last_after) :]
