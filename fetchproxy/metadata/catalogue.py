@@ -110,7 +110,8 @@ class PartitionTable:
     def has_segments(self) -> bool:
         return bool(self._rows or self._overlapping or self._unfinished)
 
-    def __len__(self) -> int:
+    @property
+    def segment_count(self) -> int:
         return len(self._rows) + len(self._overlapping) + len(self._unfinished)
 
     def count_below(self, offset: int) -> int:

@@ -1,4 +1,4 @@
-"""Which part of a long partition a look has to list, and which changes that part does not show. Pure.
+"""Which part of a long partition a look lists, and which changes that part does not show. Pure.
 
 Objects sort by offset, and nearly all that happens to a partition happens at its ends: copies are
 added behind the last segment, and retention deletes the first ones. So a look lists both ends only.
@@ -23,10 +23,10 @@ from fetchproxy.segments.records import LogStartOffset
 class EndsLimits:
     """Tests pass other values."""
 
-    # Segments at each end that a look lists: with up to seven objects each, a page of 1,000.
-    listed_segments: int = 128
+    # Segments at each end that a look lists: with up to nine objects each, a page of 1,000.
+    listed_segments: int = 100
     # Segments at each end of which a writer may add the last and delete the first without a word.
-    untold_segments_max: int = 64
+    untold_segments_max: int = 50
     # A partition with fewer segments is listed as a whole: with four objects each these are two
     # pages, and the two ends are two requests.
     whole_below_segments: int = 512
@@ -50,7 +50,7 @@ def must_be_told(
     A copy in the first segments has to be told too, because it moves later ones out of the part
     that is listed; so does a deletion in the last ones.
     """
-    if len(table) <= limits.untold_segments_max:
+    if table.segment_count <= limits.untold_segments_max:
         return False  # a look lists as many from the beginning alone
     if isinstance(event, LogStartOffset):
         below, at_first, at_last = table.count_below(event.offset), True, True
@@ -58,7 +58,7 @@ def must_be_told(
         below, at_last = table.count_below(event.start_offset), event.state in _COPY
         at_first = not at_last
     is_first = below <= limits.untold_segments_max
-    is_last = len(table) - below <= limits.untold_segments_max
+    is_last = table.segment_count - below <= limits.untold_segments_max
     return not ((is_first and at_first) or (is_last and at_last))
 
 
