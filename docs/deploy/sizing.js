@@ -33,9 +33,13 @@ const COEFFICIENTS = {
   "positions_reads": 28800,
   "refresh_looks": 1440,
   "retention_looks": 288,
-  "orphan_listings_store": 48,
-  "orphan_listings_topic": 24,
-  "replay_looks": 2880
+  "replay_looks": 2880,
+  "whole_below_segments": 500,
+  "ends_listings": 2,
+  "whole_looks": 4,
+  "orphan_searches": 24,
+  "orphan_pages": 768,
+  "orphan_searches_min": 1
 };
 const PRICES = {
   "name": "an example: Amazon S3 Standard, US East, public list of April 2024, in dollars",
@@ -119,7 +123,7 @@ function requestsOf(load, segments, machines, unit) {
       segments.per_day * (ofSegment + unit.deletion_writes) +
       machines.archivers * unit.archiver_writes,
     listings:
-      load.partitions * listingsOf(load, segments, unit) * segments.pages +
+      load.partitions * listingsOf(load, segments, unit) +
       machines.archivers * unit.archiver_listings +
       machines.proxies * unit.proxy_listings,
     reads:
@@ -132,14 +136,26 @@ function requestsOf(load, segments, machines, unit) {
 }
 
 function listingsOf(load, segments, unit) {
-  if (load.manager === "topic") return unit.orphan_listings_topic;
-  const copies = segments.per_partition_day;
-  return (
-    copies * unit.segment_listings_store +
-    unit.orphan_listings_store +
-    Math.max(unit.retention_looks, unit.refresh_looks - copies) +
-    (load.replay_mb_per_s > 0 ? unit.replay_looks : 0)
+  const pages = segments.pages;
+  const searches = Math.min(
+    unit.orphan_searches,
+    Math.max(unit.orphan_searches_min, unit.orphan_pages / pages),
   );
+  if (load.manager === "topic") return searches * pages;
+  const copies = segments.per_partition_day;
+  let looks =
+    copies * unit.segment_listings_store +
+    Math.max(unit.retention_looks, unit.refresh_looks - copies);
+  let wholeLooks = searches + Math.max(searches, unit.whole_looks);
+  const replay = load.replay_mb_per_s > 0;
+  if (segments.kept / load.partitions < unit.whole_below_segments) {
+    return (looks + 2 * searches + (replay ? unit.replay_looks : 0)) * pages;
+  }
+  if (replay) {
+    looks += unit.replay_looks;
+    wholeLooks += unit.whole_looks;
+  }
+  return looks * unit.ends_listings + wholeLooks * pages;
 }
 
 function costsOf(load, storedGb, requests, prices) {

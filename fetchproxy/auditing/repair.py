@@ -10,6 +10,7 @@ from fetchproxy.auditing.reports import RepairReport
 from fetchproxy.auditing.verify import VERIFY_CHUNK_BYTES
 from fetchproxy.errors import CorruptSegment, DamagedObject, ObjectNotFound
 from fetchproxy.metadata.lineage import extend_lineage
+from fetchproxy.metadata.partition_ends import may_be_missed
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
     EpochStart,
@@ -271,7 +272,9 @@ class _PartitionRepair:
         """Raises RemoteStorageError."""
         if repair.file is SegmentFile.METADATA and repair.content is not None:
             await self.objects.put_segment_metadata(repair.metadata, repair.content)
-            await self.objects.put_past_changed(repair.metadata.topic_id_partition)
+            view = self.rlmm.view(self.tp)
+            if may_be_missed(len(self.faulty) + (0 if view is None else len(view.segments))):
+                await self.objects.put_past_changed(self.tp)
         elif repair.content is None:
             await self.rsm.delete_txn_index(repair.metadata)
         else:

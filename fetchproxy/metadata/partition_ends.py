@@ -29,7 +29,7 @@ class EndsLimits:
     untold_segments_max: int = 50
     # A partition with fewer segments is listed as a whole: with four objects each these are two
     # pages, and the two ends are two requests.
-    whole_below_segments: int = 512
+    whole_below_segments: int = 500
     # So often everything is listed in any case: that shows what a crash, or a person, left untold.
     whole_listing_interval_ms: int = 6 * 3_600_000
 
@@ -60,6 +60,11 @@ def must_be_told(
     is_first = below <= limits.untold_segments_max
     is_last = table.segment_count - below <= limits.untold_segments_max
     return not ((is_first and at_first) or (is_last and at_last))
+
+
+def may_be_missed(segments: int) -> bool:
+    """Whether looks may miss a change anywhere in a partition of so many segments."""
+    return segments > EndsLimits().untold_segments_max
 
 
 def at_the_ends(keys: list[str], first_up_to: str, last_after: str) -> list[str]:

@@ -51,13 +51,19 @@ class Coefficients:
     archiver_listings: int = 38_880
     proxy_listings: int = 50_400
     positions_reads: int = 28_800
-    # A partition's looks a day: of its archiver (each minute, and at least each five), for orphans
-    # (each hour, with two listings or one), and of a proxy whose clients replay it.
+    # A partition's looks a day: of its archiver (each minute, and at least each five), and of a
+    # proxy whose clients replay it.
     refresh_looks: int = 1_440
     retention_looks: int = 288
-    orphan_listings_store: int = 48
-    orphan_listings_topic: int = 24
     replay_looks: int = 2_880
+    # A look at a long partition lists its two ends, and some looks a day list everything.
+    whole_below_segments: int = 500
+    ends_listings: int = 2
+    whole_looks: int = 4
+    # Searches for orphans a day list everything: fewer if that takes many pages, but one.
+    orphan_searches: int = 24
+    orphan_pages: int = 768
+    orphan_searches_min: int = 1
 
 
 COEFFICIENTS = Coefficients()

@@ -37,7 +37,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTotals:
-    """`log_bytes` is the size of one; `pages` are the requests of one listing of a partition."""
+    """`log_bytes` is the size of one; `pages` are the requests that list all of a partition."""
 
     per_partition_day: float
     per_day: float
@@ -166,7 +166,7 @@ def _requests(
     return Requests(
         writes=segments.per_day * (of_segment + unit.deletion_writes)
         + machines.archivers * unit.archiver_writes,
-        listings=load.partitions * _listings(load, segments, unit) * segments.pages
+        listings=load.partitions * _listings(load, segments, unit)
         + machines.archivers * unit.archiver_listings
         + machines.proxies * unit.proxy_listings,
         reads=segments.per_day * (unit.segment_reads_store + unit.deletion_reads_store) * by_store
@@ -178,13 +178,24 @@ def _requests(
 
 
 def _listings(load: Workload, segments: SegmentTotals, unit: Coefficients) -> float:
-    """A day's looks at one partition. A copy looks itself, so the next timed look comes later."""
+    """A day's requests that list one partition, or its ends."""
+    pages = segments.pages
+    searches = max(unit.orphan_searches_min, unit.orphan_pages / pages)
+    searches = min(unit.orphan_searches, searches)
     if load.manager == "topic":
-        return unit.orphan_listings_topic
+        return searches * pages
     copies = segments.per_partition_day
-    of_archiver = copies * unit.segment_listings_store + unit.orphan_listings_store
-    of_archiver += max(unit.retention_looks, unit.refresh_looks - copies)
-    return of_archiver + (unit.replay_looks if load.replay_mb_per_s > 0 else 0)
+    # A copy looks itself, so the next timed look comes later.
+    looks = copies * unit.segment_listings_store
+    looks += max(unit.retention_looks, unit.refresh_looks - copies)
+    # After a search the archiver looks at everything, too.
+    whole_looks = searches + max(searches, unit.whole_looks)
+    if segments.kept / load.partitions < unit.whole_below_segments:
+        replay_looks = unit.replay_looks * (load.replay_mb_per_s > 0)
+        return (looks + 2 * searches + replay_looks) * pages
+    if load.replay_mb_per_s > 0:
+        looks, whole_looks = looks + unit.replay_looks, whole_looks + unit.whole_looks
+    return looks * unit.ends_listings + whole_looks * pages
 
 
 def _costs(load: Workload, stored_gb: float, requests: Requests, prices: Prices) -> Costs:

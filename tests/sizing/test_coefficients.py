@@ -10,6 +10,7 @@ import pytest
 from fetchproxy.config.memory_plan import CHUNK_BYTES, PART_BYTES, memory_parts
 from fetchproxy.config.schema import ArchiveConfig, Config, MetadataConfig
 from fetchproxy.metadata.archiver_positions import HEARTBEAT_INTERVAL_S, POSITIONS_LOOK_INTERVAL_S
+from fetchproxy.metadata.partition_ends import EndsLimits
 from fetchproxy.serving.gateway.served_archive import LIST_INTERVAL_S
 from fetchproxy.sizing.coefficients import COEFFICIENTS
 from fetchproxy.sizing.estimate import DAY_S, Workload
@@ -37,9 +38,15 @@ CONSTANTS = {
     "positions_reads": DAY_S / POSITIONS_LOOK_INTERVAL_S,
     "refresh_looks": DAY_S * 1000 / LIMITS.remote_refresh_interval_ms,
     "retention_looks": DAY_S * 1000 / LIMITS.retention_check_interval_ms,
-    "orphan_listings_store": 2 * DAY_S * 1000 / LIMITS.orphan_check_interval_ms,
-    "orphan_listings_topic": DAY_S * 1000 / LIMITS.orphan_check_interval_ms,
     "replay_looks": DAY_S * 1000 / MetadataConfig().view_age_max_ms,
+    "whole_below_segments": EndsLimits().whole_below_segments,
+    "whole_looks": DAY_S * 1000 / EndsLimits().whole_listing_interval_ms,
+    "orphan_searches": DAY_S * 1000 / LIMITS.orphan_check_interval_ms,
+    "orphan_pages": 24
+    * LIMITS.orphan_check_segments_per_hour
+    * COEFFICIENTS.objects_per_segment
+    / PAGE_OBJECTS,
+    "orphan_searches_min": DAY_S * 1000 / LIMITS.orphan_check_interval_max_ms,
 }
 
 

@@ -7,22 +7,34 @@ them are compared in `test_coefficients`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from fetchproxy_command import PROJECT
 from proxy_process import wait_for
+from segment_values import segment_of
 
+from fetchproxy.config.schema import MetadataConfig, StoreConfig
+from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
+from fetchproxy.model import RemoteLogSegmentMetadata, TopicIdPartition
+from fetchproxy.runtime.cooperative import for_each
+from fetchproxy.segments.description import encode_segment
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.sizing.coefficients import COEFFICIENTS
 from fetchproxy.sizing.estimate import log_writes
+from fetchproxy.storage.remote_storage import RemoteStorage
+from fetchproxy.storage.stores.registry import open_object_store
 from lab import limited
 from lab.kafka import KafkaServer
 from lab.process import ServerProcess, free_port
@@ -192,6 +204,40 @@ def test_a_listing_grows_with_the_partition_and_retention_deletes_all_objects(
     deleted = store.counted(before)
     assert deleted["deletion"] == pytest.approx(deletions, rel=0.05)
     assert segments - 1 <= deleted["write"] <= segments * COEFFICIENTS.deletion_writes
+
+
+@pytest.mark.parametrize("segments", [100, 499, 500, 750])
+async def test_looks_at_a_long_partition_list_its_ends(store: CountingStore, segments: int) -> None:
+    """What an archiver or a proxy lists for a partition of so many segments, look by look."""
+    opened, prefix = open_object_store(store.url, StoreConfig())
+    storage = RemoteStorage(opened, prefix)
+    manager = StoreBackedRemoteLogMetadataManager(storage, MetadataConfig(), looks_at_ends=True)
+    tp, clock = TopicIdPartition(uuid4(), store.topic, 0), asyncio.get_running_loop().time
+    async with storage, manager:
+        made = [segment_of(tp, number, 10 * number, 10 * number + 9) for number in range(segments)]
+        await for_each(made, partial(plant, storage), 16)
+        pages = ceil(segments * COEFFICIENTS.objects_per_segment / COEFFICIENTS.page_objects)
+        is_long = segments >= COEFFICIENTS.whole_below_segments
+        # The first look does not know the partition; the second one sees where its past stands.
+        for expected in (pages, pages + is_long, *[COEFFICIENTS.ends_listings] * 3 * is_long):
+            since = store.now()
+            view = await manager.refresh(tp, clock())
+            assert len(view.segments) == segments
+            assert store.counted(since)["listing"] == expected
+        since, last = store.now(), segment_of(tp, segments, 10 * segments, 10 * segments + 9)
+        await plant(storage, last)
+        view = await manager.refresh(tp, clock())
+        assert view.log_end_offset == 10 * segments + 10
+        found = store.counted(since)
+        assert found["listing"] == (COEFFICIENTS.ends_listings if is_long else pages)
+        assert found["read"] == 1
+
+
+async def plant(storage: RemoteStorage, metadata: RemoteLogSegmentMetadata) -> None:
+    """The names of a segment's objects; their content is not read."""
+    await storage.objects.put_segment_metadata(metadata, encode_segment(metadata))
+    for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
+        await storage.store.put(storage.rsm.object_key(metadata, file), b"")
 
 
 def read_all(bootstrap: str, topic: str) -> None:

@@ -26,6 +26,7 @@ from fetchproxy.errors import (
     RemoteStorageError,
     SegmentLocked,
 )
+from fetchproxy.metadata.partition_ends import may_be_missed
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from fetchproxy.model import (
@@ -582,6 +583,9 @@ class Expirer:
         partition.orphan_kept = False
         deletable = [i for i in old if await self._may_go(view, found[i], partition)]
         await delete_orphans(self.objects, tp, [found[segment_id] for segment_id in deletable])
+        had_metadata = any(SegmentFile.METADATA in found[segment_id] for segment_id in deletable)
+        if had_metadata and may_be_missed(len(view.segments)):
+            await self.objects.put_past_changed(tp)  # for archive-only, which knew the attempt
         interval_s = self._orphan_check_interval_s(len(view.segments))
         waits = age_min_s if len(old) < len(found) else interval_s
         partition.orphans_due_at = now + min(waits, interval_s)

@@ -249,11 +249,9 @@ async def delete_orphans(
     archive: ArchiveObjects, tp: TopicIdPartition, orphans: Collection[Objects]
 ) -> None:
     """May be repeated. Raises RemoteStorageError."""
-    had_metadata = False
     for objects in orphans:
         for file, stored in objects.items():
             await archive.delete_segment_object(stored)
-            had_metadata |= file is SegmentFile.METADATA
             ORPHAN_OBJECTS_DELETED.labels(tp.topic).inc()
             log.info(
                 "orphan_object_deleted",
@@ -262,5 +260,3 @@ async def delete_orphans(
                 size_bytes=stored.size_bytes,
                 kind=file.value,
             )
-    if had_metadata:  # readers without a metadata topic knew the attempt
-        await archive.put_past_changed(tp)
