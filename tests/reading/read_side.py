@@ -14,6 +14,7 @@ from memory_object_store import MemoryObjectStore
 from reads_under_way import NOTHING, under_way
 
 from fetchproxy.config.schema import KiB, MetadataConfig, RemoteFetchConfig
+from fetchproxy.metadata.partition_ends import EndsLimits
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import IsolationLevel, RemoteLogSegmentMetadata, TopicIdPartition
 from fetchproxy.reading.limits import ReadingLimits
@@ -109,12 +110,19 @@ async def read_side(
     *,
     skips_gaps: bool = True,
     limits: ReadingLimits = QUICK,
+    ends: EndsLimits | None = None,
 ) -> AsyncIterator[ReadSide]:
+    """`ends`: looks at a partition list its ends."""
     rng = Random(seed)
     store = FaultyObjectStore(MemoryObjectStore(), rng)
     storage = RemoteStorage(store)
     async with (
-        StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
+        StoreBackedRemoteLogMetadataManager(
+            storage,
+            MetadataConfig(),
+            looks_at_ends=ends is not None,
+            ends_limits=ends or EndsLimits(),
+        ) as rlmm,
         RemoteFetchPurgatory(
             config, rlmm, storage, rng, skips_gaps=skips_gaps, limits=limits
         ) as purgatory,

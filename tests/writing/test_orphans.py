@@ -158,3 +158,31 @@ def test_an_upload_is_not_taken_for_an_orphan_however_long_a_copy_may_take() -> 
     assert ArchiveConfig(copy_max_ms=longest_ms).copy_max_ms == longest_ms
     with pytest.raises(ValidationError):
         ArchiveConfig(copy_max_ms=longest_ms + 1)
+
+
+@pytest.mark.parametrize(
+    ("segments_per_hour", "longest_s", "found_s"),
+    [(100_000, 1_000, 10), (36, 1_000, 100), (36, 50, 50)],
+)
+def test_a_long_partition_is_searched_less_often(
+    segments_per_hour: int, longest_s: int, found_s: int
+) -> None:
+    """It has one segment: with 36 an hour, the next search is due in 100 s."""
+
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(1)
+        settings = {
+            "orphan_check_interval_ms": 10_000,
+            "orphan_age_min_ms": 1,
+            "orphan_check_segments_per_hour": segments_per_hour,
+            "orphan_check_interval_max_ms": 1000 * longest_s,
+        }
+        expirer, _ = await world.start(opened, **settings)
+        await turns(expirer, 5)
+        left = await orphan(world, 77, SegmentFile.INDEX)
+        await turns(expirer, found_s - 6)
+        assert left <= world.store.objects()
+        await turns(expirer, 6)
+        assert not left & world.store.objects()
+
+    virtually(life)
