@@ -459,9 +459,9 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
     """`async with` owns the reads. The caller opens and closes `storage`.
 
     The store is the only truth, so any number of proxies and archivers agree without talking to
-    each other. The manager reads a partition only on request: a refresh lists one partition and
-    gets only the metadata objects that are new or have changed. Memory: about 1 KB a segment of
-    requested partitions; the topic-based manager takes 100 bytes.
+    each other. The manager reads a partition only on request: a refresh lists one partition, or
+    the ends of a long one, and gets only the metadata objects that are new or have changed. Memory:
+    about 1 KB a segment of requested partitions; the topic-based manager takes 100 bytes.
 
     An unreadable `.metadata` object does not hide the other segments. It is logged once, counted,
     and listed in `problems`. Its offsets are `uncertain_at` in the view, so they are not treated as
