@@ -22,6 +22,7 @@ from fetchproxy.metadata.partition_ends import EndsLimits, must_be_told
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
+    OFFSET_MAX,
     EpochStart,
     LogHistory,
     RemoteLogSegmentMetadata,
@@ -567,6 +568,12 @@ def test_a_log_start_is_told_between_the_ends(offset: int, *, told: bool) -> Non
     for number in range(200):
         table.take(segment(number, 10 * number, 10 * number + 9))
     assert must_be_told(table, LogStartOffset(TP, offset, 0)) is told
+
+
+def test_what_tells_of_the_past_is_listed_behind_all_segments() -> None:
+    storage = RemoteStorage(MemoryObjectStore(), "archive")
+    last = segment(2**128 - 1, OFFSET_MAX, OFFSET_MAX)
+    assert storage.rsm.object_key(last, SegmentFile.TXN) < PAST
 
 
 def test_what_is_told_is_less_than_what_is_listed() -> None:
