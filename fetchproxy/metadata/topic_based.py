@@ -19,7 +19,7 @@ from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, S
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
-from fetchproxy.metadata.partition_ends import must_be_told
+from fetchproxy.metadata.partition_ends import may_be_missed, must_be_told
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
@@ -562,7 +562,8 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
                 await self._rsm.delete_log_segment_data(metadata)
             else:
                 await self._objects.put_segment_metadata(known, encode_segment(known))
-            await self._objects.put_past_changed(metadata.topic_id_partition)
+            if may_be_missed(table.segment_count):
+                await self._objects.put_past_changed(metadata.topic_id_partition)
             raise
 
     async def _tell(
