@@ -192,24 +192,24 @@ class StoredPartition:
             first = min(recorded_starts, default=view.log_start_offset or 0)
             self.awaited = tuple(view.not_copied(first, gaps))
 
-    def amend(self, contents: Contents, gone: Iterable[str], began_at: float) -> None:
-        """As `build`, if only segments of `contents` may have changed, and those of `gone` went.
+    def amend(self, contents: Contents, missing: Iterable[str], began_at: float) -> None:
+        """As `build`, if only segments of `contents` may have changed, and those of `missing` went.
 
         To build the table of 200,000 segments again for each new one takes most of a core.
         """
-        seen = ((key, put[1]) for key, put in self.puts.items() if put[0] < began_at)
-        changed: dict[str, _Content] = dict(seen)
+        own_puts = ((key, put[1]) for key, put in self.puts.items() if put[0] < began_at)
+        changes: dict[str, _Content] = dict(own_puts)
         self.puts = {key: put for key, put in self.puts.items() if put[0] >= began_at}
-        for key in gone:
-            _, changed[key] = self.built.pop(key)
+        for key in missing:
+            _, changes[key] = self.built.pop(key)
             self.objects.pop(key, None)
             del self.keys[bisect_left(self.keys, key)]
-        for key, noted in contents.items():
+        for key, version_and_content in contents.items():
             if key not in self.built:
                 insort(self.keys, key)
-            self.built[key] = self.objects[key] = noted
-            changed[key] = noted[1]
-        for key, content in changed.items():
+            self.built[key] = self.objects[key] = version_and_content
+            changes[key] = version_and_content[1]
+        for key, content in changes.items():
             assert isinstance(content, RemoteLogSegmentMetadata)
             _, listed = self.built.get(key, ("", None))
             if isinstance(listed, RemoteLogSegmentMetadata):
@@ -377,28 +377,28 @@ class EndsRead(PartitionRead):
         partition = self.partition
         if cached is not None and cached[0] > self._began_at:
             return cached[1]
-        known = at_the_ends(partition.keys, self._first_up_to, self.last_after)
-        gone = [key for key in known if key not in self._contents]
-        changed = {k: new for k, new in self._contents.items() if partition.built.get(k) != new}
+        keys = at_the_ends(partition.keys, self._first_up_to, self.last_after)
+        missing = [key for key in keys if key not in self._contents]
+        changes = {k: new for k, new in self._contents.items() if partition.built.get(k) != new}
         if (
             cached is not None
-            and not (changed or gone)
+            and not (changes or missing)
             and partition.put_at < partition.built_at
             and cached[1].raised_log_start == partition.table.raised_log_start
         ):
             return replace(cached[1], read_at=self._began_at)
-        every = (*changed.values(), *map(partition.built.__getitem__, gone))
+        every = (*changes.values(), *map(partition.built.__getitem__, missing))
         if all(isinstance(content, RemoteLogSegmentMetadata) for _, content in every):
-            partition.amend(changed, gone, self._began_at)
+            partition.amend(changes, missing, self._began_at)
         else:  # an operator's decision, or metadata that cannot be read
-            kept = {k: old for k, old in partition.built.items() if k not in set(gone)}
-            partition.build(kept | changed, self._began_at)
+            rest = {k: old for k, old in partition.built.items() if k not in set(missing)}
+            partition.build(rest | changes, self._began_at)
         return partition.view(self._began_at)
 
     def _all_log_starts(self) -> tuple[LogStartObject, ...]:
         between = range(_offset_in(self._first_up_to) + 1, _offset_in(self.last_after))
-        kept = [one for one in self.partition.log_starts if one.offset in between]
-        return *kept, *self._log_starts
+        others = [one for one in self.partition.log_starts if one.offset in between]
+        return *others, *self._log_starts
 
 
 def _offset_in(key: str) -> int:
@@ -597,17 +597,17 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         happened, so that is told, too.
         """
         tp = event.topic_id_partition
-        told = must_be_told(self._partition(tp).table, event, self._ends_limits)
-        if told:
+        must_tell = must_be_told(self._partition(tp).table, event, self._ends_limits)
+        if must_tell:
             self.doubt(tp)
         try:
             if put is not None:
                 await put
         except RemoteStorageError:
-            if told:
+            if must_tell:
                 await self._objects.put_past_changed(tp)
             raise
-        if told:
+        if must_tell:
             await self._objects.put_past_changed(tp)
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
