@@ -19,6 +19,12 @@ from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from fetchproxy.segments.records import LogStartOffset
 
 
+_COPY = (
+    RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+    RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndsLimits:
     """Tests pass other values."""
@@ -32,12 +38,6 @@ class EndsLimits:
     whole_below_segments: int = 500
     # So often everything is listed in any case: that shows what a crash, or a person, left untold.
     whole_listing_interval_ms: int = 6 * 3_600_000
-
-
-_COPY = (
-    RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-    RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
-)
 
 
 def must_be_told(
