@@ -18,7 +18,6 @@ from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.model import RemoteLogSegmentMetadata, RemoteLogSegmentState
 from fetchproxy.segments.records import LogStartOffset
 
-
 _COPY = (
     RemoteLogSegmentState.COPY_SEGMENT_STARTED,
     RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
