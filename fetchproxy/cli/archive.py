@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from fetchproxy.app import run_archiver
 from fetchproxy.cli import options
+from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.jobs import count, interruptible, read_job, run_job
 from fetchproxy.cli.running import (
     EXIT_USER_ERROR,
@@ -108,7 +108,7 @@ def _print_plan(plan: job.ArchivePlan) -> None:
         end = "" if p.archive_end is None else str(p.archive_end)
         numbers = (p.log_start_offset, p.last_stable_offset, p.offsets)
         table.add_row(str(p.tp), end, *map(str, numbers))
-    Console().print(table)
+    terminal().print(table)
     for topic, reason in plan.refused.items():
         typer.echo(f"refused: {topic}: {reason}")
     for failure in plan.failed:

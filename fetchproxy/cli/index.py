@@ -12,9 +12,10 @@ from struct import Struct
 from typing import Annotated
 
 import typer
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.table import Table
 
+from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.running import EXIT_FAULTS, EXIT_USER_ERROR
 from fetchproxy.errors import CorruptSegment
 from fetchproxy.segments.remote_log_index import RemoteLogIndex, read_entry
@@ -28,7 +29,6 @@ app = typer.Typer(
 )
 
 Row = dict[str, int | str]
-_UNBROKEN = 10_000  # characters
 _BASE_OFFSET = re.compile(r"([0-9]{20})[.-]")
 
 File = Annotated[
@@ -184,7 +184,4 @@ def _print_table(rows: Iterator[Row]) -> None:
                 justify: JustifyMethod = "right" if isinstance(value, int) else "left"
                 table.add_column(name.replace("_", " "), justify=justify, overflow="fold")
         table.add_row(*(str(value) for value in row.values()))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_UNBROKEN)  # an entry stays on its line
-    console.print(table if table.columns else "no entries")
+    terminal().print(table if table.columns else "no entries")

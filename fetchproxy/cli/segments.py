@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, TypedDict
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from fetchproxy.archive import stored_archive
 from fetchproxy.cli import options
+from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.jobs import count, end_job, run_over
 from fetchproxy.cli.running import run_to_end, users_errors
 from fetchproxy.config.schema import Config
@@ -93,7 +93,7 @@ def segments(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     elif rows:
-        _print_table(rows, Console())
+        _print_table(rows)
     for condition in published_conditions:
         typer.echo(str(condition), err=as_json)
     if failing:
@@ -149,7 +149,8 @@ def _row(segment: RemoteLogSegmentMetadata, view: PartitionView) -> SegmentRow:
     }
 
 
-def _print_table(rows: Iterable[SegmentRow], console: Console) -> None:
+def _print_table(rows: Iterable[SegmentRow]) -> None:
+    console = terminal()
     table = Table(box=None, pad_edge=False)
     table.add_column("topic", overflow="fold")
     for name in ("partition", "base offset", "last offset", "size"):

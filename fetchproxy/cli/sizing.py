@@ -8,10 +8,10 @@ from math import isfinite
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fetchproxy.cli import options
+from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
@@ -114,5 +114,5 @@ def _print(found: Estimate, prices: Prices) -> None:
     table = Table(show_header=False, box=None)
     for row in rows(found):
         table.add_row(*row)
-    Console().print(table)
+    terminal().print(table)
     typer.echo(f"Prices: {prices.name}.")

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from fetchproxy.auditing.reports import RepairReport, VerifyReport, fault_fields
 from fetchproxy.auditing.restore import RestoredPartition
 from fetchproxy.cli import options
+from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.jobs import ask_store, count, end_job, read_job, run_job, run_over
 from fetchproxy.cli.running import safe_one_line, users_errors
 from fetchproxy.config.schema import Config
@@ -262,7 +262,7 @@ def _print_restored(restored: Sequence[RestoredPartition], dry_run: bool) -> Non
         log_start = "" if p.raised_log_start is None else str(p.raised_log_start)
         counts = [str(n) if n else "" for n in (p.unreadable, p.not_in_store)]
         table.add_row(str(p.tp), str(p.segments), str(p.restored), log_start, *counts)
-    Console().print(table)
+    terminal().print(table)
     segments = sum(partition.restored for partition in restored)
     noun = "segments that would be restored" if dry_run else "segments restored"
     typer.echo(f"{noun}: {segments}; partitions: {len(restored)}")
