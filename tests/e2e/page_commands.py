@@ -25,7 +25,15 @@ TOOLS = {
     "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-delete-records.sh": "org.apache.kafka.tools.DeleteRecordsCommand",
     "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-dump-log.sh": "kafka.tools.DumpLogSegments",
 }
+
+
+# How a line begins that is a command, and neither a setting nor a formula.
+COMMAND = re.compile(
+    r"[A-Z0-9_]+=\S+ |(?:\S*/)?(?:aws|cp|curl|docker|fetchproxy|haproxy|helm|kafka-[a-z-]+\.sh"
+    r"|kcat|kubectl|make|nginx|openssl|pip|python3?|systemctl|useradd) "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,16 @@ def steps(text: str) -> Iterator[Step]:
             whole = re.sub(r"\\\n\s*", "", lines.rstrip("\n"))
             command, *output = whole.split("\n")
             yield Step(command, tuple(output))
+
+
+def plain_commands(text: str) -> Iterator[str]:
+    """The commands without `$`, of indented blocks and of fenced ones without a language."""
+    fenced = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    indented = re.findall(r"(?:^ {4}.*\n)+", text, re.MULTILINE)
+    for block in [*fenced, *indented]:
+        if not re.search(r"^ *\$ ", block, re.MULTILINE):
+            lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+            yield from (line.strip() for line in lines if COMMAND.match(line.strip()))
 
 
 def is_as_shown(shown: tuple[str, ...], printed: str) -> bool:
@@ -66,7 +84,9 @@ class Terminal:
         places: Mapping[str, str],
         programs: Mapping[str, list[str]],
         environment: Mapping[str, str] | None = None,
+        cwd: Path = PROJECT,
     ) -> None:
+        self._cwd = cwd
         self._places = dict(places)
         scripts = folder / "bin"
         scripts.mkdir()
@@ -75,7 +95,7 @@ class Terminal:
             script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             script.chmod(0o755)
         path = f"{scripts}:{os.environ['PATH']}"
-        self._environment = os.environ | dict(environment or {}) | {"PATH": path}
+        self.environment = os.environ | dict(environment or {}) | {"PATH": path}
 
     @staticmethod
     def _commands(folder: Path, programs: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -86,11 +106,13 @@ class Terminal:
             command = command.replace(written, place)
         return command
 
-    def run(self, command: str) -> str:
+    def run(self, command: str, *, typed: str = "") -> str:
+        """What it prints. `typed`: its input."""
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", self.here(command)],
-            cwd=PROJECT,
-            env=self._environment,
+            cwd=self._cwd,
+            env=self.environment,
+            input=typed,
             capture_output=True,
             text=True,
             check=False,
