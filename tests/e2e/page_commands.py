@@ -25,6 +25,7 @@ TOOLS = {
     "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-delete-records.sh": "org.apache.kafka.tools.DeleteRecordsCommand",
     "kafka-get-offsets.sh": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-configs.sh": "kafka.admin.ConfigCommand",
     "kafka-dump-log.sh": "kafka.tools.DumpLogSegments",
 }
 

@@ -23,6 +23,16 @@ from lab.s3 import S3Server
 # Commands that change nothing are repeated until they print what the page shows.
 LOOKS = re.compile(r"curl |kafka-get-offsets|fetchproxy (verify|segments) ")
 LOOKS_MAX_S = 120.0
+DOCS = PROJECT / "docs"
+
+
+def toml_on(page: Path) -> str:
+    """The first file of settings that the page shows."""
+    shown = re.search(r"^```toml\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert shown, page
+    return shown[1]
+
+
 FILES = {
     "archiver": """\
 [cluster]
@@ -36,7 +46,7 @@ topic_replication_factor = 1
 [archive]
 topics = "orders"
 segment_age_max_ms = "3s"
-topic_deletion = "delete"
+#topic_deletion = "delete"
 """,
     "proxy": """\
 [cluster]
@@ -53,20 +63,14 @@ node_map = "1=9301"
 [console]
 listen = "127.0.0.1:8080"
 """,
-    "archive-only": """\
-[store]
-url = "s3://archive/kafka"
-[archive_only]
-enabled = true
-offsets_file = "/etc/fetchproxy/offsets.json"
-[gateway]
-listen = "127.0.0.1:9292"
-""",
+    # As the pages show them.
+    "archive-only": toml_on(DOCS / "deploy" / "archive-only.md"),
+    "fail-over": toml_on(DOCS / "recover" / "fail-over.md"),
 }
 SERVICES = {
     "fetchproxy": ("serve", "proxy"),
     "fetchproxy-archiver": ("archive", "archiver"),
-    "fetchproxy-archive-only": ("serve", "archive-only"),
+    "fetchproxy@archive-only": ("serve", "archive-only"),
 }
 
 
@@ -86,6 +90,7 @@ class Scene:
             "kafka:9092": self.kafka.bootstrap,
             "1=9301": f"1={free_port()}",
             "/etc/fetchproxy": str(self.etc),
+            "/var/lib/fetchproxy/archive-only": str(self.folder),
             "/tmp/recover": f"{self.folder}/recover",
             "MANAGER": self.manager,
         }
@@ -143,7 +148,7 @@ class Scene:
                 if time.monotonic() >= ends:
                     raise
             else:
-                if is_as_shown(step.output, printed):
+                if is_as_shown(tuple(map(self.terminal.here, step.output)), printed):
                     return
                 assert time.monotonic() < ends, (step, printed)
             time.sleep(0.5)

@@ -77,13 +77,15 @@ def scene(
 class Typist:
     """Types a page's commands. A server runs until the next one starts."""
 
-    def __init__(self, scene: Scene, folder: Path, kcat: Path) -> None:
+    def __init__(self, scene: Scene, folder: Path, kcat: Path, *, serves: bool) -> None:
         self._folder = folder
         self._console = f"127.0.0.1:{free_port()}"
         self._server: ServerProcess | None = None
         url = scene.s3.store_url("archive", "kafka")
         (segment,) = (scene.s3.objects / "archive" / "kafka").glob("orders-*/0/*.log")
         listen, console = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        if not serves:  # the page asks a proxy that runs
+            listen, console = map(scene.terminal.here, ("127.0.0.1:9192", "127.0.0.1:8080"))
         places = {
             "kafka:9092": scene.kafka.bootstrap,
             "s3://bucket/archive": f"'{scene.s3.store_url('archive', 'log-dirs')}'",
@@ -91,7 +93,7 @@ class Typist:
             "s3://bucket/prefix": f"'{url}'",
             "/var/lib/kafka/data-1,/var/lib/kafka/data-2": str(scene.kafka.data_dir),
             "/var/lib/kafka": str(folder),
-            "/var/lib/fetchproxy": str(folder),
+            "/var/lib/fetchproxy/archive-only": str(folder),
             "/etc/fetchproxy": str(scene.etc),
             "…/00000000000000000000-SEGMENT.log": str(segment),
             **{f"{host}:9192": listen for host in ("127.0.0.1", "0.0.0.0")},
@@ -151,9 +153,11 @@ def test_each_command_runs(
 ) -> None:
     Authority(tmp_path).issue("node")
     (scene.etc / "fetchproxy.toml").write_text('[archive]\ntopics = "orders"\n')
-    typist = Typist(scene, tmp_path, find_part("kcat", find_kcat))
+    commands = here(page)
+    serves = any(map(SERVER.match, commands))
+    typist = Typist(scene, tmp_path, find_part("kcat", find_kcat), serves=serves)
     try:
-        for command in here(page):
+        for command in commands:
             typist.type(command)
     finally:
         typist.stop()

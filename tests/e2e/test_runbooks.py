@@ -17,10 +17,20 @@ from lab.s3 import S3Server
 pytestmark = [pytest.mark.kafka, pytest.mark.s3]
 
 RECOVER = PROJECT / "docs" / "recover"
+# The sections that tests follow; "" is what stands before the first.
+FOLLOWED = {
+    "proxy.md": ("Start it again", "Without any proxy"),
+    "bucket.md": ("", "The mirror becomes the archive", "Begin a new archive"),
+    "metadata.md": ("",),
+    "topic.md": ("",),
+    "cluster.md": ("",),
+    "fail-over.md": ("Runbook",),
+}
 
 
 def page_steps(page: str, section: str = "") -> list[Step]:
     """Those of the page before its first section, or of one section."""
+    assert section in FOLLOWED[page]
     text = (RECOVER / page).read_text("utf-8")
     parts = dict(
         part.partition("\n")[::2] for part in ("\n" + text).replace("\n# ", "\n## ").split("\n## ")
@@ -115,16 +125,20 @@ def test_clients_keep_their_address_and_their_commits(scene: Scene) -> None:
 
 
 def test_each_runbook_has_its_parts() -> None:
-    pages = ("proxy.md", "bucket.md", "metadata.md", "topic.md", "cluster.md", "fail-over.md")
-    for page in pages:
+    for page, sections in FOLLOWED.items():
         text = (RECOVER / page).read_text("utf-8")
         for part in ("**Use it when**", "**Decide first", "**You lose**", "**It takes**"):
             assert part in text, (page, part)
         assert "(index.md#the-examples)" in text, page
         assert f"({page}" in (RECOVER / "index.md").read_text("utf-8"), page
+        followed = [step for section in sections for step in page_steps(page, section)]
+        assert followed == list(steps(text)), page
+    assert FOLLOWED.keys() == {
+        page.name for page in RECOVER.glob("*.md") if any(steps(page.read_text("utf-8")))
+    }
     named = {
         step.command.split()[2]
-        for page in pages
+        for page in FOLLOWED
         for step in steps((RECOVER / page).read_text("utf-8"))
         if step.command.startswith("systemctl ")
     }

@@ -22,6 +22,7 @@ PAGE = (ROOT / "docs" / "deploy" / "run.md").read_text("utf-8")
 NEED_ROOT = ("useradd ", "systemctl ")
 REGISTRY_AWAY = re.compile(r"NewConnectionError|NameResolutionError|ProxyError|ConnectTimeout")
 START_S = 120.0
+FILES = {"fetchproxy": "proxy", "fetchproxy-archiver": "archiver", "fetchproxy@": "b"}
 
 
 def typed(folder: Path) -> None:
@@ -64,9 +65,10 @@ def test_the_units_start_what_the_page_installs(
 ) -> None:
     find_part("python registry", lambda: typed(tmp_path))
     units = sorted((tmp_path / "etc" / "systemd" / "system").glob("*.service"))
-    assert [unit.stem for unit in units] == ["fetchproxy-archiver", "fetchproxy"]
+    assert {unit.stem for unit in units} == set(FILES)
     (tmp_path / "etc" / "fetchproxy").mkdir()
-    for unit, file in zip(units, ("archiver", "proxy"), strict=True):
+    for unit in units:
+        file = FILES[unit.stem]
         console = f"127.0.0.1:{free_port()}"
         (tmp_path / "etc" / "fetchproxy" / f"{file}.toml").write_text(
             f'cluster.bootstrap = "{mock_cluster.bootstrap}"\n'
@@ -76,7 +78,7 @@ def test_the_units_start_what_the_page_installs(
             f'console.listen = "{console}"\n'
         )
         read = configparser.ConfigParser(strict=False, interpolation=None)
-        read.read_string(moved(unit.read_text("utf-8"), tmp_path))
+        read.read_string(moved(unit.read_text("utf-8").replace("%i", file), tmp_path))
         name, _, value = read["Service"]["Environment"].partition("=")
         command = read["Service"]["ExecStart"].split()
         process = ServerProcess(unit.stem, command, tmp_path / "log", {name: value}, tmp_path)

@@ -69,6 +69,11 @@ def test_the_spool_is_in_the_state_directory(unit: Path) -> None:
     name, _, value = service["Environment"].partition("=")
     config = load_config(None, {name: value}, [])
     assert str(config.archive.spool_dir) == f"/var/lib/{service['StateDirectory']}"
+    file = {"fetchproxy": "proxy", "fetchproxy-archiver": "archiver", "fetchproxy@": "%i"}[
+        unit.stem
+    ]
+    assert service["StateDirectory"] == f"fetchproxy/{file}"
     command = service["ExecStart"].split()
     assert command[0] == PROGRAM
-    assert command[1] == {"fetchproxy": "serve", "fetchproxy-archiver": "archive"}[unit.stem]
+    assert command[1] == ("archive" if unit.stem == "fetchproxy-archiver" else "serve")
+    assert command[2:] == ["--config", f"/etc/fetchproxy/{file}.toml"]
