@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from archived_topics import MakeReplayed
-from balanced_proxies import BalancedProxy, Ports
+from balanced_proxies import HOSTS, BalancedProxy, Ports
 from client_readers import read_confluent
 from held_reader import HeldReader, held_readers
-from proxy_process import wait_for
+from page_commands import Terminal, is_as_shown, steps
+from proxy_process import PROJECT, wait_for
 from raw_fetch import RawConnection
 from topic_data import produce
 
@@ -110,6 +111,21 @@ def serves_new_clients(scene: Scene, proxy: BalancedProxy, topic: str) -> bool:
     with HeldReader("confluent-kafka", scene.bootstrap, topic, {0: 100}, hold_at=10) as reader:
         reader.wait_until_held()
         return proxy.connections > 0
+
+
+@with_each({})
+def test_the_page_says_whether_it_works(
+    scene: Scene, replayed: MakeReplayed, tmp_path: Path
+) -> None:
+    topic = replayed("lz4", 1).topic
+    consoles = {f"{name}:8080": f"{HOSTS[name]}:{scene.ports.console}" for name in HOSTS}
+    places = {**consoles, "kafka.example:9192": scene.bootstrap, "orders": topic}
+    terminal = Terminal(tmp_path, places, {})
+    shown = list(steps((PROJECT / "docs" / "deploy" / "load-balancer.md").read_text("utf-8")))
+    assert len(shown) == 3
+    for step in shown:
+        output = tuple(map(terminal.here, step.output))
+        assert is_as_shown(output, terminal.run(step.command)), step
 
 
 @with_each({"remote_fetch.client_bytes_per_s_max": 20_000})

@@ -93,7 +93,6 @@ class Typist:
             "s3://bucket/prefix": f"'{url}'",
             "/var/lib/kafka/data-1,/var/lib/kafka/data-2": str(scene.kafka.data_dir),
             "/var/lib/kafka": str(folder),
-            "/var/lib/fetchproxy/archive-only": str(folder),
             "/etc/fetchproxy": str(scene.etc),
             "…/00000000000000000000-SEGMENT.log": str(segment),
             **{f"{host}:9192": listen for host in ("127.0.0.1", "0.0.0.0")},
