@@ -43,7 +43,7 @@ def typed(folder: Path) -> None:
             check=False,
         )
         if done.returncode and REGISTRY_AWAY.search(done.stderr):
-            raise PartMissing("the Python registry does not answer")
+            raise PartMissing("Python registry", "does not answer", "Connect the machine to one.")
         assert done.returncode == 0, (command, done.stdout, done.stderr)
 
 
