@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date, timedelta
 from functools import cache
@@ -45,6 +45,13 @@ BUFFERED_BYTES_MAX = 24 * 1024 * 1024
 # Records are roughly in time order. Above this number of open dates, the file of the date written
 # least recently is closed. A later record of that date begins another file.
 OPEN_DATES_MAX = 16
+# Larger rows are one record, in a file of its own. Parquet's writer has it three times, and once
+# more packed (tests/jobs/test_memory_of_records.py): its rows, their values, and their page.
+# Version 2 of the page is the packed values, so a record that packs to half takes no more.
+_LARGE_PAGE_VERSION = "2.0"
+_PACKED_SHARE_MAX = 0.5
+# Packed by itself, to see how large all will be.
+_PIECE_BYTES = 1024 * 1024
 # Columns with a dictionary. For other columns a dictionary is useless and takes a fifth of the
 # writing time.
 _REPEATING = ["key", "topic", "partition", "timestampType"]
@@ -306,6 +313,10 @@ class _DatedFiles:
     _waiting_bytes: int = 0
 
     def add(self, batch: Any) -> None:
+        if batch.num_rows == 1 and batch.nbytes > BUFFERED_BYTES_MAX:
+            [(day, rows)] = rows_by_day(batch)
+            self._write_large(day, rows)
+            return
         for day, rows in rows_by_day(batch):
             file = self._file(day, rows.schema)
             file.waiting.append(rows)
@@ -335,11 +346,28 @@ class _DatedFiles:
         if file is None:
             if len(self._open) >= OPEN_DATES_MAX:
                 self._close(next(iter(self._open)))
-            file = self._begin(day, schema)
+            file = self._begin(day, schema, self.compression)
         self._open[day] = file
         return file
 
-    def _begin(self, day: int, schema: Any) -> _Open:
+    def _write_large(self, day: int, rows: Any) -> None:
+        pa.default_memory_pool().release_unused()  # what has made the rows
+        packs = packs_to_half(rows, self.compression)
+        compression = self.compression if packs else "none"
+        file = self._begin(day, rows.schema, compression, _LARGE_PAGE_VERSION, [])
+        file.writer.write_table(pa.Table.from_batches([rows]))
+        file.rows = rows.num_rows
+        self._finish(file)
+        pa.default_memory_pool().release_unused()
+
+    def _begin(
+        self,
+        day: int,
+        schema: Any,
+        compression: str,
+        page_version: str = "1.0",
+        with_dictionary: Sequence[str] = _REPEATING,
+    ) -> _Open:
         number = self._begun.get(day, 0)
         self._begun[day] = number + 1
         suffix = f"-{number + 1}" if number else ""
@@ -350,8 +378,9 @@ class _DatedFiles:
             part,
             schema,
             filesystem=self.folder.fs,
-            compression=self.compression,
-            use_dictionary=_REPEATING,
+            compression=compression,
+            data_page_version=page_version,
+            use_dictionary=with_dictionary,
             write_statistics=_WITH_STATISTICS,
         )
         return _Open(name, part, writer)
@@ -359,27 +388,36 @@ class _DatedFiles:
     def _flush(self, file: _Open) -> None:
         if file.waiting:
             table = pa.Table.from_batches(file.waiting)
-            _keep_little_for(file.waiting_bytes)  # the writer takes two to three times as much
             file.writer.write_table(table, row_group_size=table.num_rows)
             file.rows += table.num_rows
-            written_bytes, file.waiting, file.waiting_bytes = file.waiting_bytes, [], 0
-            self._waiting_bytes -= written_bytes
-            del table
-            _keep_little_for(written_bytes)
+            self._waiting_bytes -= file.waiting_bytes
+            file.waiting, file.waiting_bytes = [], 0
 
     def _close(self, day: int) -> None:
         file = self._open.pop(day)
         self._flush(file)
+        self._finish(file)
+
+    def _finish(self, file: _Open) -> None:
         writer, file.writer = file.writer, None
         writer.close()
         file.size_bytes = self.folder.fs.get_file_info(file.part).size
         self._closed.append(file)
 
 
-def _keep_little_for(size_bytes: int) -> None:
-    """Arrow's pool keeps freed memory for later. Beside a large record that is too much."""
-    if size_bytes > BUFFERED_BYTES_MAX:
-        pa.default_memory_pool().release_unused()
+def packs_to_half(rows: Any, compression: str) -> bool:
+    """Whether keys, values and headers are at most half as large when they are packed."""
+    if compression == "none":
+        return False
+    codec = pa.Codec(compression)
+    columns = [rows.column(name) for name in ("key", "value", "headers")]
+    buffers = [buffer for column in columns for buffer in column.buffers() if buffer is not None]
+    packed_bytes = sum(
+        codec.compress(buffer.slice(at, min(_PIECE_BYTES, buffer.size - at))).size
+        for buffer in buffers
+        for at in range(0, buffer.size, _PIECE_BYTES)
+    )
+    return packed_bytes <= sum(buffer.size for buffer in buffers) * _PACKED_SHARE_MAX
 
 
 def rows_by_day(batch: Any) -> Iterator[tuple[int, Any]]:

@@ -261,6 +261,35 @@ class Verbs:
         rows = _rows(self.spark.read.format("dying").options(**options).load())
         return {"rows": rows, "killed": int(killed.exists())}
 
+    def worker_memory(self, options: dict[str, str]) -> list[int]:
+        """What a Python worker has before it reads one task, and at most until Spark has all of
+        it, in bytes. The rows do not reach this process.
+        """
+        from fetchproxy.remotelog.source import RemoteLogDataSource, RemoteLogReader
+
+        found = Path(self._folder, "worker-memory.json")
+
+        class MeasuredReader(RemoteLogReader):
+            def read(self, partition: Any) -> Any:
+                Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
+                before = _of_status("VmRSS")
+                yield from super().read(partition)
+                found.write_text(json.dumps([before, _of_status("VmHWM")]))
+
+        class MeasuredSource(RemoteLogDataSource):
+            @classmethod
+            def name(cls) -> str:
+                return "measured"
+
+            def reader(self, schema: Any) -> Any:
+                made = super().reader(schema)
+                return MeasuredReader(made._options, made._columns)
+
+        self.spark.dataSource.register(MeasuredSource)
+        frame = self.spark.read.format("measured").options(**options).load()
+        frame.selectExpr("sum(length(value))").collect()
+        return list(json.loads(found.read_text()))
+
     def _run(self, reader: Any, checkpoint: str) -> list[Any]:
         return self._finish(reader.load(), checkpoint)
 
@@ -282,6 +311,13 @@ class Verbs:
         if not any(Path(folder).glob("*.parquet")):
             return []
         return _rows(self.spark.read.parquet(str(Path(folder, "*.parquet"))))
+
+
+def _of_status(name: str) -> int:
+    """Bytes, of Linux."""
+    status = Path("/proc/self/status").read_text()
+    [kib] = [line.split()[1] for line in status.splitlines() if line.startswith(f"{name}:")]
+    return int(kib) * 1024
 
 
 def as_row(row: Any) -> list[Any]:

@@ -12,7 +12,7 @@ Control batches never give rows. Batches of aborted transactions give none if th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -97,27 +97,28 @@ class ArrowBatches:
         batch in `batches`.
         """
         cursor = np.zeros(3, np.int64)
-        room_bytes = self._batch_bytes_max
+        room = usual = Room.of_any(self._rows_max, self._batch_bytes_max)
         while cursor[rows.AT_BATCH] < len(batches):
-            buffers = RowBuffers(self._rows_max, room_bytes, self._schema)
+            # In a list, so that this generator keeps none while its rows are used.
+            buffers = [RowBuffers(room, self._schema)]
             count, needed, fault = rows.fill_rows(
                 data,
                 batches,
                 cursor,
                 limits,
                 self._row_bytes,
-                room_bytes,
+                room.all_bytes,
                 self._exact,
-                buffers.arrays,
+                buffers[0].arrays,
             )
             if fault:
                 raise BrokenRecords(int(cursor[rows.AT_BATCH]), rows.RECORD_FAULTS[fault])
             if count:
-                built = [name for name in self._columns if name not in self._same_in_all]
-                yield self._made(count, {name: buffers.column(name, count) for name in built})
-                room_bytes = self._batch_bytes_max
-            elif needed:
-                room_bytes = needed  # one record that is larger than a batch
+                yield self._filled(buffers.pop(), count)
+                room = usual
+            elif needed:  # one record that is larger than a batch
+                buffers.clear()
+                room = Room(1, needed, *rows.sizes_of_next(data, batches, cursor, self._exact))
 
     def first_fault(self, data: Any, batch: Any, limits: RowLimits) -> str | None:
         """The fault that `of` would find in a batch's records.
@@ -155,6 +156,10 @@ class ArrowBatches:
                 "timestampType": pa.array(types[at : at + self._rows_max]),
             }
             yield self._made(len(columns["offset"]), columns)
+
+    def _filled(self, buffers: RowBuffers, count: int) -> Any:
+        built = [name for name in self._columns if name not in self._same_in_all]
+        return self._made(count, {name: buffers.column(name, count) for name in built})
 
     def _made(self, count: int, columns: Mapping[str, Any]) -> Any:
         """`columns`: the columns that differ from row to row."""
@@ -200,14 +205,29 @@ class _ValuesMemory:
         return pa.Array.from_buffers(kind, count, buffers)
 
 
+class Room(NamedTuple):
+    """What buffers have room for. `all_bytes`: of keys, values, headers and the rows' others."""
+
+    rows_max: int
+    all_bytes: int
+    headers_max: int
+    key_bytes: int
+    value_bytes: int
+    header_key_bytes: int
+    header_value_bytes: int
+
+    @classmethod
+    def of_any(cls, rows_max: int, all_bytes: int) -> Room:
+        """For rows in which one column may have all bytes."""
+        return cls(rows_max, all_bytes, all_bytes // rows.HEADER_OVERHEAD_BYTES, *[all_bytes] * 4)
+
+
 class RowBuffers:
-    """Room for `rows_max` rows, and `room_bytes` bytes each for keys, values and headers.
+    """Memory for rows. `fill_rows` writes into `arrays`."""
 
-    `fill_rows` writes into `arrays`.
-    """
-
-    def __init__(self, rows_max: int, room_bytes: int, schema: Any) -> None:
+    def __init__(self, room: Room, schema: Any) -> None:
         self._schema = schema
+        rows_max = room.rows_max
 
         def rows_of(name: str) -> int:
             return rows_max * (name in schema.names)
@@ -217,12 +237,16 @@ class RowBuffers:
             "timestamp": _Memory(rows_max, np.int64),
             "timestampType": _Memory(rows_max, np.int32),
         }
-        self._values = {name: _ValuesMemory(rows_of(name), room_bytes) for name in ("key", "value")}
+        self._values = {
+            "key": _ValuesMemory(rows_of("key"), room.key_bytes),
+            "value": _ValuesMemory(rows_of("value"), room.value_bytes),
+        }
         with_headers = rows_of("headers")
         self._header_ends = _Memory(with_headers and with_headers + 1, np.int32)
         self._header_ends.array[:1] = 0
-        entries = room_bytes // rows.HEADER_OVERHEAD_BYTES * (with_headers > 0)
-        self._entries = [_ValuesMemory(entries, room_bytes) for _ in range(2)]  # keys, values
+        entries = max(room.headers_max, 1) * (with_headers > 0)
+        sizes = room.header_key_bytes, room.header_value_bytes
+        self._entries = [_ValuesMemory(entries, size) for size in sizes]
         self.arrays = rows.Buffers(
             offsets=self._numbers["offset"].array,
             timestamps=self._numbers["timestamp"].array,

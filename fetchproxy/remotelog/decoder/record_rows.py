@@ -261,20 +261,20 @@ def _put_text(at: int, end: int, to: int) -> Any:
 
 @compiled
 def _headers_bytes(at: int, end: int, count: int, exact: bool) -> Any:
-    """(bytes of keys and values, fault). The headers have to end where the record ends."""
-    total = np.int64(0)
+    """(bytes of keys, bytes of values, fault). The headers end where the record ends."""
+    keys = values = np.int64(0)
     if count > end - at:
-        return total, BAD_HEADERS
+        return keys, values, BAD_HEADERS
     for _ in range(count):
         length, start, at, fault = _field(at, end)
         if fault != SOUND or length < 0:
-            return total, BAD_HEADERS
-        total += length if exact else _text_bytes(start, at)
+            return keys, values, BAD_HEADERS
+        keys += length if exact else _text_bytes(start, at)
         length, _, at, fault = _field(at, end)
         if fault != SOUND:
-            return total, BAD_HEADERS
-        total += max(length, 0)
-    return total, SOUND if at == end else BAD_HEADERS
+            return keys, values, BAD_HEADERS
+        values += max(length, 0)
+    return keys, values, SOUND if at == end else BAD_HEADERS
 
 
 @compiled
@@ -387,10 +387,10 @@ def fill_rows(
             if offset_from <= offset < offset_end and timestamp_min <= timestamp <= timestamp_max:
                 needed = row_bytes + keys * max(key_length, 0) + values * max(value_length, 0)
                 if headers:
-                    of_headers, fault = _headers_bytes(place, after, count, exact)
+                    of_keys, of_values, fault = _headers_bytes(place, after, count, exact)
                     if fault != SOUND:
                         return row, np.int64(0), fault
-                    needed += of_headers + count * HEADER_OVERHEAD_BYTES
+                    needed += of_keys + of_values + count * HEADER_OVERHEAD_BYTES
                 if row == len(to.offsets) or needed > room:
                     cursor[AT_POSITION], cursor[AT_RECORD] = at - base, record
                     return row, needed, SOUND
@@ -413,6 +413,19 @@ def fill_rows(
 
 
 @compiled
+def sizes_of_next(data: Any, batches: Any, cursor: Any, exact: bool) -> Any:
+    """Of the record that did not fit: number of headers, bytes of key, value, headers' keys and
+    headers' values.
+    """
+    base, number = np.int64(data.ctypes.data), cursor[AT_BATCH]
+    at = base + max(cursor[AT_POSITION], batches[number, START])
+    end = base + batches[number, END]
+    _, after, _, _, key_length, _, value_length, _, count, place = _parse(at, end)
+    of_keys, of_values, _ = _headers_bytes(place, after, count, exact)
+    return count, max(key_length, 0), max(value_length, 0), of_keys, of_values
+
+
+@compiled
 def fault_in(data: Any, batch: Any, offset_from: int, offset_end: int, headers: bool) -> Any:
     """The fault of a batch's records. `headers`: of the headers of these offsets, too."""
     base = np.int64(data.ctypes.data)
@@ -422,7 +435,7 @@ def fault_in(data: Any, batch: Any, offset_from: int, offset_end: int, headers: 
         if fault != SOUND:
             return fault
         if headers and offset_from <= batch[BASE_OFFSET] + offset < offset_end:
-            _, fault = _headers_bytes(place, after, count, True)
+            _, _, fault = _headers_bytes(place, after, count, True)
             if fault != SOUND:
                 return fault
         at = after
