@@ -41,7 +41,7 @@ from fetchproxy.config.values import (
 from fetchproxy.console.api import ENDPOINTS, Endpoint, openapi
 from fetchproxy.console.archived_records import ArchivedRecords, BadQuery, NothingThere, query_of
 from fetchproxy.console.drill import add_drill
-from fetchproxy.console.limited_connections import LimitedConnection
+from fetchproxy.console.limited_connections import LimitedConnection, OpenConnections
 from fetchproxy.console.rows import BadPage, NotThere, Page, Rows, page_query
 from fetchproxy.console.status import NO_PARTITIONS, PartitionQuery, Status, StatusSource
 from fetchproxy.errors import ConfigError, FetchProxyError
@@ -316,7 +316,7 @@ class HttpConsole(ABC):
         await self._runner.setup()
         try:
             assert self._runner.server is not None  # it is set up
-            connected = partial(LimitedConnection, self._runner.server, {})
+            connected = partial(LimitedConnection, self._runner.server, OpenConnections())
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(connected, address.host, address.port)
         except OSError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -18,13 +20,14 @@ from fetchproxy.config.values import HostPort
 from fetchproxy.console import limited_connections
 from fetchproxy.console.limited_connections import (
     CONSOLE_CONNECTIONS_MAX,
-    ConnectionPlace,
+    CONSOLE_SILENT_MAX,
     gives_way,
 )
 from fetchproxy.console.server import ConsoleServer
-from fetchproxy.console.status import PartitionQuery, Status
+from fetchproxy.console.status import NO_PARTITIONS, PartitionQuery, Status
 from fetchproxy.observability.metrics import LIMITS_REACHED
 
+STRANGERS = 4_000
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -67,7 +70,7 @@ async def test_silent_connections_give_way_to_a_probe(address: HostPort) -> None
     before = reached("console_connections_max")
     async with AsyncExitStack() as opened:
         silent = []
-        for _ in range(CONSOLE_CONNECTIONS_MAX):
+        for _ in range(CONSOLE_SILENT_MAX):
             reader, writer = await asyncio.open_connection(address.host, address.port)
             opened.callback(writer.close)
             silent.append(reader)
@@ -78,22 +81,96 @@ async def test_silent_connections_give_way_to_a_probe(address: HostPort) -> None
         assert await silent[0].read() == b"", "the oldest is closed"
 
 
+async def test_a_probe_has_a_place_when_all_others_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also for a probe of another machine: here, nobody is of this one."""
+    monkeypatch.setattr(limited_connections, "is_loopback", lambda host: False)
+    let_go, asked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def slow(query: PartitionQuery) -> Status:
+        if query != NO_PARTITIONS:
+            asked.release()
+            await let_go.wait()
+        return STATUS
+
+    request = GET.replace(b"/healthz", b"/api/status")
+    config = ConsoleConfig(listen="127.0.0.1:0")
+    async with ConsoleServer(config, slow, CollectorRegistry()) as console, AsyncExitStack() as all:
+        address = console.address
+        for number in range(CONSOLE_CONNECTIONS_MAX + CONSOLE_SILENT_MAX):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            all.callback(writer.close)
+            if number < CONSOLE_CONNECTIONS_MAX:
+                writer.write(request)
+                await asked.acquire()
+        before = reached("console_connections_max")
+        assert await response(address, request) == b""
+        # One that was silent gave way, and then there was no place for the request.
+        assert reached("console_connections_max") == before + 2
+        assert b"ok\n" in await response(address, GET)
+        assert b'"ready":' in await response(address, GET.replace(b"/healthz", b"/readyz"))
+        let_go.set()
+
+
+CROWD = """
+import socket, sys
+crowd = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(int(sys.argv[2]))]
+print("all", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+async def test_a_probe_gets_in_among_thousands_of_strangers(address: HostPort) -> None:
+    before, probes = reached("console_connections_max"), 0
+    command = [sys.executable, "-c", CROWD, str(address.port), str(STRANGERS)]
+    pipe = asyncio.subprocess.PIPE
+    crowd = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert crowd.stdout is not None
+    all_there = asyncio.create_task(crowd.stdout.readline())
+    while not all_there.done():
+        assert b"ok\n" in await response(address, GET)
+        probes += 1
+    assert await all_there == b"all\n"
+    assert b"ok\n" in await response(address, GET)
+    assert probes > 5
+    assert reached("console_connections_max") > before
+    await crowd.communicate(b"")
+
+
+async def test_health_says_ok_only_when_the_loop_turns(address: HostPort) -> None:
+    """A probe's own time-out judges a loop that hangs. One that goes on says so at once."""
+
+    def probe() -> tuple[bytes, float]:
+        with socket.create_connection((address.host, address.port)) as peer:
+            peer.sendall(GET)
+            said = peer.recv(10_000)
+            return said, time.monotonic()
+
+    asked = asyncio.get_running_loop().run_in_executor(None, probe)
+    time.sleep(2)  # noqa: ASYNC251 - it holds the loop
+    held_until = time.monotonic()
+    said, answered = await asked
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert answered >= held_until
+
+
 STRANGER, OTHER, HERE = "203.0.113.7", "203.0.113.8", "127.0.0.1"
 
 
 @pytest.mark.parametrize(
-    ("places", "newcomer", "index"),
+    ("hosts", "newcomer", "index"),
     [
-        ([(STRANGER, True), (OTHER, False), (STRANGER, False)], STRANGER, 1),
-        ([(OTHER, True), (STRANGER, True), (STRANGER, True)], OTHER, None),
-        ([(OTHER, True), (STRANGER, True), (STRANGER, True), (STRANGER, True)], OTHER, 1),
-        ([(STRANGER, True)] * 3, STRANGER, None),
-        ([(HERE, True), (STRANGER, True)], HERE, 1),
-        ([(HERE, True)] * 3, HERE, 0),
+        ([OTHER, STRANGER, STRANGER], OTHER, None),
+        ([OTHER, STRANGER, STRANGER, STRANGER], OTHER, 1),
+        ([STRANGER] * 3, STRANGER, None),
+        ([HERE, STRANGER], HERE, 1),
+        ([HERE] * 3, HERE, 0),
     ],
 )
-def test_who_gives_way(places: list[tuple[str, bool]], newcomer: str, index: int | None) -> None:
-    assert gives_way([ConnectionPlace(*place) for place in places], newcomer) == index
+def test_who_gives_way(hosts: list[str], newcomer: str, index: int | None) -> None:
+    assert gives_way(hosts, newcomer) == index
 
 
 async def test_a_body_is_neither_read_nor_inflated(address: HostPort) -> None:
