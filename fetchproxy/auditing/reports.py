@@ -23,9 +23,9 @@ class VerifyReport:
     not_known: list[Condition] = field(default_factory=list)
     # Notes for the operator; no faults.
     published_conditions: list[Condition] = field(default_factory=list)
-    # Counted only if new segments are encrypted. No fault, but somebody who can write to the store
-    # without a key may have added them.
-    segments_not_encrypted: int = 0
+    # Keys of `.log` objects, only if new segments are encrypted. No fault, but somebody who can
+    # write to the store without a key may have added them.
+    not_encrypted: list[str] = field(default_factory=list)
 
     def add(self, other: VerifyReport) -> None:
         """Add the report of other partitions."""
@@ -37,6 +37,7 @@ class VerifyReport:
     def sort(self) -> None:
         for found in (self.not_known, self.faults, self.unread):
             found.sort(key=condition_order)
+        self.not_encrypted.sort()
         self.published_conditions = list(in_order(self.published_conditions))
 
     @property

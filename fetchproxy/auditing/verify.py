@@ -28,6 +28,7 @@ from fetchproxy.observability.health import Condition, Kind, Offsets, of_object
 from fetchproxy.segments.check import first_newer
 from fetchproxy.segments.description import decode_segment
 from fetchproxy.segments.leader_epochs import epoch_at
+from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.segments.overlaps import first_difference
 from fetchproxy.segments.transaction_check import TxnCheck
 from fetchproxy.storage.archive_objects import ArchiveObjects
@@ -188,7 +189,8 @@ class _PartitionCheck:
         self._checked.add(segment.metadata.segment_id)
         self.report.segments += not segment.unread
         if self.rsm.encrypts and not segment.is_encrypted:
-            self.report.segments_not_encrypted += 1
+            key = self.rsm.object_key(segment.metadata, SegmentFile.LOG)
+            self.report.not_encrypted.append(key)
         self.report.faults += segment.faults
 
     def check_outage(self) -> None:

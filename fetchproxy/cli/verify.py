@@ -61,8 +61,8 @@ EncryptPlain = Annotated[
     bool,
     typer.Option(
         "--encrypt-plain",
-        help="Also merge and encrypt segments that are not encrypted, in partitions that have "
-        "encrypted ones. Compare such segments with their source first.",
+        help="Also merge and encrypt segments that are not encrypted. Compare them with their "
+        "source first.",
     ),
 ]
 
@@ -170,8 +170,10 @@ def print_summary(report: VerifyReport, failures: Iterable[ItemFailure] = ()) ->
         typer.echo(str(condition))
     for one in report.not_known:
         typer.echo(f"not known: {safe_one_line(one.where_and_what)}")
+    for key in report.not_encrypted:
+        typer.echo(f"not encrypted: {safe_one_line(key)}")
     unfinished, overlapping = report.segments_unfinished, report.segments_overlapping
-    plain = report.segments_not_encrypted
+    plain = len(report.not_encrypted)
     typer.echo(
         f"{count(report.segments, 'segment')}, {decimal(report.size_bytes)} in "
         f"{count(report.partitions, 'partition')}"
@@ -191,7 +193,8 @@ def report_json(report: VerifyReport, failures: Iterable[ItemFailure] = ()) -> d
         "segments": report.segments,
         "segments_unfinished": report.segments_unfinished,
         "segments_overlapping": report.segments_overlapping,
-        "segments_not_encrypted": report.segments_not_encrypted,
+        "segments_not_encrypted": len(report.not_encrypted),
+        "not_encrypted": report.not_encrypted,
         "size_bytes": report.size_bytes,
         "faults": [fault_fields(fault) for fault in report.faults],
         "concerns": [condition.as_json() for condition in report.published_conditions],

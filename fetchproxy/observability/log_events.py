@@ -580,6 +580,12 @@ EVENTS: Mapping[str, LogEvent] = dict(
             "give the spool's disk more room",
         ),
         _warning(
+            "segment_not_encrypted",
+            "a segment that is read is not encrypted, though new ones are: somebody without a key "
+            "may have put it there",
+            "compare it with its source; `?required=true` refuses such segments",
+        ),
+        _warning(
             "segment_not_truncated",
             "a segment that should have been shortened or dropped was deleted by another archiver "
             "or by retention",

@@ -34,6 +34,7 @@ from fetchproxy.model import (
     RemoteLogSegmentMetadata,
 )
 from fetchproxy.observability.health import Condition
+from fetchproxy.observability.logs import SparingWarnings
 from fetchproxy.observability.metrics import KEYS_WAITING
 from fetchproxy.runtime.fairness import FairTurns
 from fetchproxy.runtime.single_flight import SingleFlight
@@ -194,6 +195,7 @@ class PackedLogs:
         self._at_rest = at_rest
         if at_rest.keys is not None:
             store.health.watch_keys(at_rest.keys)
+        self._warnings = SparingWarnings(lambda: asyncio.get_running_loop().time())
         self._turns = FairTurns(KEYS_AT_ONCE, "reads of encrypted segments")
         turns = self._turns
         KEYS_WAITING.set_function(lambda: turns.waiting)
@@ -280,10 +282,20 @@ class PackedLogs:
             raise DamagedObject(f"{key}: {error}") from None
 
     def check_may_be_plain(self, segment: AnySegment) -> None:
-        """Raises SegmentLocked if a setting requires encryption: this segment is not encrypted."""
+        """Names this segment, which is not encrypted, if new ones are. Raises SegmentLocked if a
+        setting requires encryption.
+        """
         if self._at_rest.required:
             key = self._object_key(segment, SegmentFile.LOG)
             raise SegmentLocked(f"{key}: it is not encrypted, but {SETTING} requires encryption")
+        if self.encrypts:
+            number = segment.segment_id.id.int
+            self._warnings.warn(
+                "segment_not_encrypted",
+                number,
+                object_key=self._object_key(segment, SegmentFile.LOG),
+                hint="somebody without a key may have put it there: compare it with its source",
+            )
 
     async def read(self, segment: AnySegment, byte_range: ByteRange) -> Content:
         """A range of the plain log. Raises as `RemoteStorageManager.fetch_log_segment`."""

@@ -57,8 +57,8 @@ MERGED_OFFSETS_MAX = 2**31 - 1
 # only if its segment grows by a third: a logarithmic number of times.
 LARGEST_SHARE_MAX = 0.75
 _NOT_ENCRYPTED = (
-    "it is not encrypted, and other segments of the partition are: someone without a key may "
-    "have put it there. Compare it with its source; --encrypt-plain then merges and encrypts it"
+    "it is not encrypted: someone without a key may have put it there. Compare it with its "
+    "source; --encrypt-plain then merges and encrypts it"
 )
 _CHUNK_BYTES = 4 * 1024 * 1024
 MERGED_BYTES_MAX = 1024 * 1024 * 1024  # Kafka's default segment size (log.segment.bytes)
@@ -299,7 +299,7 @@ class PartitionMerger:
     _: KW_ONLY
     bytes_max: int = MERGED_BYTES_MAX
     chunk_bytes: int = _CHUNK_BYTES
-    # Also take over segments that are not encrypted, in a partition that has encrypted ones.
+    # Also take over segments that are not encrypted.
     encrypt_plain: bool = False
 
     async def plan(self, tp: TopicIdPartition) -> list[_Segments]:
@@ -333,17 +333,7 @@ class PartitionMerger:
                 if not await self._is_encrypted(segment):
                     plain[segment.segment_id] = f"{_place(segment)}: {_NOT_ENCRYPTED}"
             groups = plan_merges(*found, bytes_max=self.bytes_max, left_out=plain)
-        others = [s for s in found[0] if s.is_finished and s.segment_id not in plain]
-        if plain and not await self._any_encrypted(others):
-            return plan_merges(*found, bytes_max=self.bytes_max), []
         return groups, list(plain.values())
-
-    async def _any_encrypted(self, segments: Sequence[RemoteLogSegmentMetadata]) -> bool:
-        """Looks at the newest first: it is the most likely one."""
-        for segment in reversed(segments):
-            if await self._is_encrypted(segment):
-                return True
-        return False
 
     async def _is_encrypted(self, segment: RemoteLogSegmentMetadata) -> bool:
         """True also if its packing is missing or does not open: then the merge fails and says

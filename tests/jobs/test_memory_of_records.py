@@ -61,11 +61,14 @@ def varint(value: int) -> bytes:
 def batch_of(offset: int, large: bytes, codec: int, part: str = "value") -> bytes:
     """Of one record, of which a part is large; other people's builders take a minute."""
     null, some = varint(-1), varint(len(large)) + large
-    body = b"\0\0\0" + {
-        "key": some + null + varint(0),
-        "value": null + some + varint(0),
-        "header": null + null + varint(1) + varint(1) + b"h" + some,
-    }[part]
+    body = (
+        b"\0\0\0"
+        + {
+            "key": some + null + varint(0),
+            "value": null + some + varint(0),
+            "header": null + null + varint(1) + varint(1) + b"h" + some,
+        }[part]
+    )
     head = bytearray(made_batch(offset, [Record()])[:HEADER_BYTES])
     head[22] |= codec
     made = head + PACK[codec](varint(len(body)) + body)
@@ -138,7 +141,13 @@ def _random() -> bytes:
 @pytest.mark.parametrize("codec", [0, 4])
 @pytest.mark.parametrize(
     ("made", "part"),
-    [(_zeros, "value"), (_text, "value"), (_random, "value"), (_random, "key"), (_random, "header")],
+    [
+        (_zeros, "value"),
+        (_text, "value"),
+        (_random, "value"),
+        (_random, "key"),
+        (_random, "header"),
+    ],
 )
 def test_a_large_record_passes_in_three_times_its_size(
     tmp_path: Path, usual: dict[str, int], codec: int, made: Callable[[], bytes], part: str

@@ -27,6 +27,7 @@ from archive_harness import (
 from failing_store import FailingStore
 from fetchproxy_protocol.record_batch import walk
 from planted_archive import ABORT, TP, batch
+from structlog.testing import capture_logs
 from test_archiver_kafka import produce
 from whole_archive import verify_archive
 
@@ -184,7 +185,9 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         expected = b"".join(batch(base) for base in range(0, 80, 10))
         assert await archive.batches(TP) == expected
         report = await verify_archive(archive.storage, archive.rlmm)
-        assert (report.faults, report.segments_not_encrypted) == ([], 2)
+        assert report.faults == []
+        offsets = [int(Path(key).name[:20]) for key in report.not_encrypted]
+        assert offsets == [0, 20]
         merger = PartitionMerger(
             archive.storage.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
         )
@@ -203,7 +206,48 @@ async def test_mixed_archives_are_merged_rewrapped_and_verified(ring: Path, tmp_
         assert (whole.packed, whole.end_offset) == (True, 79)
         assert await archive.object(whole, SegmentFile.LOG) == expected
         report = await verify_archive(archive.storage, archive.rlmm)
-        assert (report.faults, report.segments_not_encrypted) == ([], 2)  # the replaced ones stay
+        assert (report.faults, len(report.not_encrypted)) == ([], 2)  # the replaced ones stay
+
+
+async def test_nothing_takes_over_a_segment_that_anybody_may_have_put_there(
+    ring: Path, tmp_path: Path
+) -> None:
+    """Also where no other segment of the partition is encrypted."""
+    store, kept = tmp_path / "store", AtRest(keys=FileKeyRing(ring))
+    async with (
+        open_archive(store, AS_THEY_ARE) as archive,
+        Spool(tmp_path / "spool", encrypted=False) as spool,
+    ):
+        forged = [await Written(archive, spool).add(base) for base in (0, 20)]
+    keys = [archive.storage.rsm.object_key(each, SegmentFile.LOG) for each in forged]
+    bytes_before = [(store / key).read_bytes() for key in keys]
+    async with (
+        open_archive(store, kept) as archive,
+        Spool(tmp_path / "spool", encrypted=True) as spool,
+    ):
+        with capture_logs() as logged:
+            await archive.batches(TP)  # as a reader
+        named = [one["object_key"] for one in logged if one["event"] == "segment_not_encrypted"]
+        assert named == keys
+        report = await verify_archive(archive.storage, archive.rlmm)
+        assert (report.faults, report.not_encrypted) == ([], keys)
+        merger = PartitionMerger(
+            archive.storage.rsm, archive.rlmm, copier_of(archive), spool, bytes_max=10_000
+        )
+        merged = await merger.merge(TP)
+        assert (merged.merged, len(merged.refused)) == (0, 2)
+        # What is derived for it does not make it one that a holder of the key has written.
+        lost(SegmentFile.INDEX)(archive.storage, forged[0], store)
+    async with open_archive(store, kept) as archive:
+        report = await verify_archive(archive.storage, archive.rlmm)
+        repaired = await repair_archive(
+            archive.storage, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
+        )
+        assert repaired.repairs
+    async with open_archive(store, kept) as archive:
+        report = await verify_archive(archive.storage, archive.rlmm)
+        assert (report.faults, report.not_encrypted) == ([], keys)
+    assert [(store / key).read_bytes() for key in keys] == bytes_before
 
 
 Damage = Callable[[RemoteStorage, RemoteLogSegmentMetadata, Path], None]
