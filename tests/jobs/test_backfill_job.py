@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from fetchproxy.jobs.backfill_files import (
 from fetchproxy.jobs.backfill_plan import BackfillRange
 from fetchproxy.jobs.runner import ItemFailure, attempt
 from fetchproxy.model import AbortedTxn, TopicIdPartition
+from fetchproxy.remotelog.decoder.arrow_batches import arrow_schema
 from fetchproxy.remotelog.file_names import file_stem
 from fetchproxy.remotelog.options import parse_options
 from fetchproxy.remotelog.task_reader import SkippedRecords
@@ -438,6 +440,30 @@ def test_rows_wait_up_to_a_limit(
     run(target(archive, tmp_path / "out"), 10**9)
     assert [row["offset"] for row in rows(tmp_path / "out")] == list(range(300))
     assert len(waiting) > 13
+
+
+def test_a_large_record_is_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed only if that halves it: Parquet's writer has what it packs once more."""
+    monkeypatch.setattr(parquet_range, "BUFFERED_BYTES_MAX", 2_000)
+    values = [b"a", random.Random(1).randbytes(5_000), b"b", bytes(5_000), b"c"]
+    rows_of = [
+        {"value": value, "topic": "t", "partition": 0, "offset": n, "timestamp": 0}
+        for n, value in enumerate(values)
+    ]
+    batches = [pa.RecordBatch.from_pylist([row], arrow_schema()) for row in rows_of]
+    out = OutputFolder(str(tmp_path))
+    range_ = BackfillRange("t", "id", 0, 0, 5)
+    manifest = parquet_range.write_range(out, range_, batches, "zstd", SkippedRecords())
+    found = {}
+    for file in manifest.files:
+        read = pq.ParquetFile(tmp_path / file.path)
+        packing = read.metadata.row_group(0).column(1).compression
+        found[tuple(read.read(["offset"])["offset"].to_pylist())] = packing
+    assert found == {(0, 2, 4): "ZSTD", (1,): "UNCOMPRESSED", (3,): "ZSTD"}
+    kept = {row["offset"]: row["value"] for row in rows(tmp_path)}
+    assert [kept[n] for n in range(5)] == values
 
 
 def batch_of(times_ms: list[int]) -> Any:

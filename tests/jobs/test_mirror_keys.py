@@ -12,6 +12,7 @@ from click.testing import Result
 from mirrors import deleted, mirrored, objects, url_of
 from planted_archive import TP, batch, flip
 from stored_archives import PREFIX, config_of
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 from whole_archive import verify_archive
 from written_archive import WrittenArchive
@@ -27,7 +28,7 @@ from fetchproxy.jobs.verify import repair, verify
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
-from fetchproxy.storage.packed_logs import AtRest
+from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
 from fetchproxy.storage.remote_storage import open_store
 from fetchproxy.storage.stores.registry import without_secrets
 
@@ -304,3 +305,20 @@ def test_without_keys_no_encrypted_segment_is_taken_over(archive: Encrypted) -> 
     [done] = mirrored(archive.a, archive.b).partitions
     assert whats(done.faults).count("'new'") == 3
     assert objects(archive.b) == before
+
+
+def test_a_segment_that_anybody_may_have_put_there_is_named_and_stays_one(
+    archive: Encrypted,
+) -> None:
+    archive.mirrored()
+    archive.written.at_rest = AS_THEY_ARE
+    forged = archive.written.add([batch(60), batch(70)])
+    with capture_logs() as logged:
+        [done] = archive.mirrored().partitions
+    assert not done.faults
+    named = [one["object_key"] for one in logged if one["event"] == "segment_not_encrypted"]
+    log = archive.written.path(forged, SegmentFile.LOG)
+    assert {Path(name).name for name in named} == {log.name}
+    assert objects(archive.b) == objects(archive.a)
+    report = verify(Here(), archive.config(archive.b)).report
+    assert [Path(name).name for name in report.not_encrypted] == [log.name]
