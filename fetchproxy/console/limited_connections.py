@@ -18,15 +18,16 @@ from fetchproxy.observability.metrics import LIMITS_REACHED
 
 # Requests under way: for a few browsers with several connections each, and a scraper.
 CONSOLE_CONNECTIONS_MAX = 64
-# Connections without a whole request. The loop accepts 100 in a turn and reads what they have sent
-# in the next one, so a probe's request is read before its connection is the oldest of so many.
+# Connections without a whole request. The loop accepts 100 in a turn and reads two turns later what
+# they have sent, so a probe's request is read before its connection is the oldest of so many.
 CONSOLE_SILENT_MAX = 256
 CONSOLE_HEADERS_MAX_S = 5.0
 # From the end of the headers to the last byte of the response, however slowly the client reads.
 CONSOLE_REQUEST_MAX_S = 30.0
 _HEADERS_END = b"\r\n\r\n"
-# They are answered from memory, in a few bytes that no client has to wait for.
-_PROBES = (b"GET /healthz ", b"GET /readyz ")
+# Answered at once, in a few bytes that no client has to wait for. (A parent of workers asks them
+# for /readyz, so that one counts as a request.)
+_PROBE = b"GET /healthz "
 
 
 def gives_way(hosts: Sequence[str], newcomer: str) -> int | None:
@@ -85,8 +86,7 @@ class LimitedConnection(asyncio.Protocol):
         if not self._begin:
             self._inner = self._make_inner()
             self._inner.connection_made(self._transport)
-        longest = max(map(len, _PROBES))
-        self._begin = (self._begin + data[:longest])[:longest]
+        self._begin = (self._begin + data[: len(_PROBE)])[: len(_PROBE)]
         seen = self._last_bytes + data
         end = seen.find(_HEADERS_END)
         if end < 0:
@@ -119,7 +119,7 @@ class LimitedConnection(asyncio.Protocol):
     def _admitted(self) -> bool:
         """Whether there is a place for the request; always for a probe."""
         self._open.silent.pop(self, None)
-        if self._begin.startswith(_PROBES):
+        if self._begin == _PROBE:
             return True
         asking = self._open.asking
         if len(asking) >= CONSOLE_CONNECTIONS_MAX:

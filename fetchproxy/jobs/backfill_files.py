@@ -351,14 +351,14 @@ class _DatedFiles:
         return file
 
     def _write_large(self, day: int, rows: Any) -> None:
-        pa.default_memory_pool().release_unused()  # what has made the rows
-        packs = packs_to_half(rows, self.compression)
-        compression = self.compression if packs else "none"
+        _keep_little_for(rows.nbytes)  # what has made the rows
+        compression = self.compression if packs_to_half(rows, self.compression) else "none"
         file = self._begin(day, rows.schema, compression, _LARGE_PAGE_VERSION, [])
+        self._closed.append(file)
         file.writer.write_table(pa.Table.from_batches([rows]))
         file.rows = rows.num_rows
         self._finish(file)
-        pa.default_memory_pool().release_unused()
+        _keep_little_for(rows.nbytes)
 
     def _begin(
         self,
@@ -388,13 +388,17 @@ class _DatedFiles:
     def _flush(self, file: _Open) -> None:
         if file.waiting:
             table = pa.Table.from_batches(file.waiting)
+            _keep_little_for(file.waiting_bytes)  # the writer takes two to three times as much
             file.writer.write_table(table, row_group_size=table.num_rows)
             file.rows += table.num_rows
-            self._waiting_bytes -= file.waiting_bytes
-            file.waiting, file.waiting_bytes = [], 0
+            written_bytes, file.waiting, file.waiting_bytes = file.waiting_bytes, [], 0
+            self._waiting_bytes -= written_bytes
+            del table
+            _keep_little_for(written_bytes)
 
     def _close(self, day: int) -> None:
         file = self._open.pop(day)
+        self._closed.append(file)
         self._flush(file)
         self._finish(file)
 
@@ -402,7 +406,12 @@ class _DatedFiles:
         writer, file.writer = file.writer, None
         writer.close()
         file.size_bytes = self.folder.fs.get_file_info(file.part).size
-        self._closed.append(file)
+
+
+def _keep_little_for(size_bytes: int) -> None:
+    """Arrow's pool keeps freed memory for later. Beside a large record that is too much."""
+    if size_bytes > BUFFERED_BYTES_MAX:
+        pa.default_memory_pool().release_unused()
 
 
 def packs_to_half(rows: Any, compression: str) -> bool:
