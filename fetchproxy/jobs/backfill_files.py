@@ -426,7 +426,8 @@ def packs_to_half(rows: Any, compression: str) -> bool:
         for buffer in buffers
         for at in range(0, buffer.size, _PIECE_BYTES)
     )
-    return packed_bytes <= sum(buffer.size for buffer in buffers) * _PACKED_SHARE_MAX
+    most = _PACKED_SHARE_MAX * sum(buffer.size for buffer in buffers)
+    return bool(packed_bytes <= most)
 
 
 def rows_by_day(batch: Any) -> Iterator[tuple[int, Any]]:

@@ -199,6 +199,9 @@ class _Gate(ClientProtocol):
             tls = self._acceptor.source.protocol(self, ended, max(left_s, 0.001))
         finally:
             SHAKING.reset(token)
+        # An error of the next calls has this frame, and `ended` has the error: together they would
+        # be garbage that refers to itself, with all of TLS, and stay for hours (ADR 0071).
+        del ended
         self._raw.set_protocol(tls)
         tls.connection_made(self._raw)
         tls.buffer_updated(nbytes)
@@ -225,8 +228,11 @@ class _Gate(ClientProtocol):
         self.abort()
 
     def _ended(self, ended: asyncio.Future[None]) -> None:
-        if not ended.cancelled():
-            self._finish(ended.exception() or ConnectionResetError("closed within the handshake"))
+        if ended.cancelled():
+            return
+        error = ended.exception() or ConnectionResetError("closed within the handshake")
+        # asyncio's frames have the error, too: as in `buffer_updated`.
+        self._finish(error.with_traceback(None))
 
     def _finish(self, error: BaseException | None) -> None:
         """Only the first call counts."""
