@@ -28,7 +28,7 @@ from fetchproxy.jobs.verify import repair, verify
 from fetchproxy.model import ByteRange
 from fetchproxy.segments.object_keys import SegmentFile
 from fetchproxy.storage.key_rings import NO_KEYS, FileKeyRing, read_keys, write_keys
-from fetchproxy.storage.packed_logs import AS_THEY_ARE, AtRest
+from fetchproxy.storage.packed_logs import NO_ENCRYPTION, AtRest
 from fetchproxy.storage.remote_storage import open_store
 from fetchproxy.storage.stores.registry import without_secrets
 
@@ -311,7 +311,7 @@ def test_a_segment_that_anybody_may_have_put_there_is_named_and_stays_one(
     archive: Encrypted,
 ) -> None:
     archive.mirrored()
-    archive.written.at_rest = AS_THEY_ARE
+    archive.written.at_rest = NO_ENCRYPTION
     forged = archive.written.add([batch(60), batch(70)])
     with capture_logs() as logged:
         [done] = archive.mirrored().partitions

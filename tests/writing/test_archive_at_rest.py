@@ -215,7 +215,7 @@ async def test_nothing_takes_over_a_segment_that_anybody_may_have_put_there(
     """Also where no other segment of the partition is encrypted."""
     store, kept = tmp_path / "store", AtRest(keys=FileKeyRing(ring))
     async with (
-        open_archive(store, AS_THEY_ARE) as archive,
+        open_archive(store, NO_ENCRYPTION) as archive,
         Spool(tmp_path / "spool", encrypted=False) as spool,
     ):
         forged = [await Written(archive, spool).add(base) for base in (0, 20)]
