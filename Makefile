@@ -19,7 +19,7 @@ UV := uv==0.13.8
 # Hundreds of processes would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-pipeline bench-appetite soak chaos docs sbom lock clean
+.PHONY: help venv check format test test-all oracle strange bounds demo bench bench-tail bench-replay bench-outage bench-fanin bench-archive bench-connections bench-hostile bench-metadata bench-workers bench-pipeline bench-appetite soak chaos docs sbom lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 19
@@ -110,6 +110,10 @@ bench-hostile: venv  ## what the tail feels of clients without credentials that 
 
 bench-metadata: venv  ## what the metadata of 2.6 million segments costs: memory, cold start, look-ups
 	$(BIN)/python -m benchmarks metadata
+
+bench-workers: venv  ## what a second worker adds where clients speak TLS, and what a second bare relay adds
+	$(BIN)/python -m lab setup kafka
+	$(BIN)/python -m benchmarks workers
 
 bench-pipeline: venv  ## reading the archive on Spark, next to Spark's Kafka source on a broker
 	$(BIN)/python -m lab setup kafka spark

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from benchmarks.frame import Part
 
 # Parts run in this order.
-PARTS = ("tail", "replay", "fanin", "outage", "archive", "connections", "hostile", "metadata")
+PARTS = (
+    "tail",
+    "replay",
+    "fanin",
+    "outage",
+    "archive",
+    "connections",
+    "hostile",
+    "metadata",
+    "workers",
+)
 
 
 def part(name: str) -> Part:

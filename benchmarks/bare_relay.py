@@ -1,14 +1,16 @@
 """A relay that only passes bytes: the least that any proxy on asyncio costs.
 
-`python -m benchmarks.bare_relay LISTEN_PORT UPSTREAM_PORT`. The relay reads no protocol, so the
-broker must advertise the relay's address to clients: `told_by_kafka` gives the broker a listener
-that does so.
+`python -m benchmarks.bare_relay LISTEN_PORT UPSTREAM_PORT [CERTIFICATE]`. With a certificate, its
+clients speak TLS; several such relays may share a port. The relay reads no protocol, so the broker
+must advertise the relay's address to clients: `told_by_kafka` gives the broker a listener that does
+so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -73,13 +75,24 @@ class Half(asyncio.BufferedProtocol):
 
 
 class BareRelay:
-    """`with BareRelay() as relay: …` relays from `port`, for clients, to `upstream_port`."""
+    """`with BareRelay() as relay: …` relays from `port`, for clients, to `upstream_port`.
 
-    def __init__(self, upstream_port: int | None = None) -> None:
+    `certificate`: for clients that speak TLS; then `processes` may share the port.
+    """
+
+    module = "benchmarks.bare_relay"
+
+    def __init__(
+        self,
+        upstream_port: int | None = None,
+        certificate: Path | None = None,
+        processes: int = 1,
+    ) -> None:
         first = free_ports(2)
+        self._certificate, self._count = certificate, processes
         self.port, self.upstream_port = first, upstream_port or first + 1
         self._running = ExitStack()
-        self._process: ServerProcess | None = None
+        self._processes: list[ServerProcess] = []
 
     @property
     def bootstrap(self) -> str:
@@ -87,9 +100,13 @@ class BareRelay:
 
     @property
     def pid(self) -> int:
-        if self._process is None:
+        return self.pids[0]
+
+    @property
+    def pids(self) -> list[int]:
+        if not self._processes:
             raise PartFailed("the bare relay has not been started")
-        return self._process.pid
+        return [process.pid for process in self._processes]
 
     def told_by_kafka(self) -> Mapping[str, str]:
         """Properties of a broker that also listens at `upstream_port`, advertised as `port`."""
@@ -107,13 +124,17 @@ class BareRelay:
     def __enter__(self) -> Self:
         with ExitStack() as starting:
             folder = tempfile.TemporaryDirectory(prefix="bare-relay-")
-            log = Path(starting.enter_context(folder)) / "log"
-            command = [sys.executable, "-m", "benchmarks.bare_relay"]
+            logs = Path(starting.enter_context(folder))
+            command = [sys.executable, "-m", self.module]
             command += [str(self.port), str(self.upstream_port)]
-            self._process = ServerProcess("bare relay", command, log, cwd=_PROJECT)
-            self._process.start()
-            starting.callback(self._process.stop)
-            self._process.wait_until(lambda: port_responses(self.port), timeout_s=30.0)
+            command += [] if self._certificate is None else [str(self._certificate)]
+            for number in range(self._count):
+                log = logs / f"log-{number}"
+                process = ServerProcess("bare relay", command, log, cwd=_PROJECT)
+                self._processes.append(process)
+                process.start()
+                starting.callback(process.stop)
+                process.wait_until(lambda: port_responses(self.port), timeout_s=30.0)
             self._running = starting.pop_all()
         return self
 
@@ -121,11 +142,20 @@ class BareRelay:
         self._running.close()
 
 
-async def relay(port: int, upstream_port: int) -> None:
+async def relay(port: int, upstream_port: int, certificate: str | None = None) -> None:
+    tls = None
+    if certificate is not None:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(certificate)
     view = memoryview(bytearray(RECEIVE_BYTES))
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: Half(upstream_port, view), "127.0.0.1", port, backlog=1024
+        lambda: Half(upstream_port, view),
+        "127.0.0.1",
+        port,
+        backlog=1024,
+        ssl=tls,
+        reuse_port=tls is not None,
     )
     await server.serve_forever()
 
@@ -133,4 +163,4 @@ async def relay(port: int, upstream_port: int) -> None:
 if __name__ == "__main__":
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    asyncio.run(relay(int(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(relay(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))

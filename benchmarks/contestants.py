@@ -70,10 +70,15 @@ class FetchproxyServer:
     def pid(self) -> int:
         return self._process.pid
 
+    def get(self, path: str) -> str:
+        """From the console. Raises OSError."""
+        with urlopen(f"http://{self._console}{path}", timeout=10) as response:
+            text: str = response.read().decode()
+            return text
+
     def metric(self, name: str) -> float:
         """The sum over all labels in /metrics. Raises OSError."""
-        with urlopen(f"http://{self._console}/metrics", timeout=10) as response:
-            lines = response.read().decode().splitlines()
+        lines = self.get("/metrics").splitlines()
         return sum(
             float(line.rpartition(" ")[2])
             for line in lines

@@ -109,6 +109,11 @@ TAIL_BESIDE_HOSTILE = at_most(
     "x", 1.5, "≤ 1.5; memory within its plan",
     at_most("most memory of the proxy : its plan", "x", 1.0),
 )  # fmt: skip
+WORKERS_TAIL = at_least(
+    "two workers : one process, TLS, client and broker leave the cores free, tail",
+    "x", 1.7, "≥ 1.7",
+    at_least("replay", "x", 1.7),
+)  # fmt: skip
 SMALL_FETCHES = at_least("small fetches over 1,000 connections : direct", "x", 0.5)
 
 TABLE: tuple[Goal, ...] = (
@@ -131,4 +136,5 @@ TABLE: tuple[Goal, ...] = (
     LOOK_UPS,
     SMALL_FETCHES,
     TAIL_BESIDE_HOSTILE,
+    WORKERS_TAIL,
 )

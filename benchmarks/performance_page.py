@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import goals
+from benchmarks import goals, workers
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -94,6 +94,12 @@ LINES = (
     Line("hostile", _also(goals.TAIL_BESIDE_HOSTILE), "Memory during 50 attackers ÷ the plan", ""),
     Line("metadata", "memory", "Memory for a segment's metadata", ""),
     Line("metadata", "cold load, time of one core", "Load 2.6 million segments", "one core"),
+    Line("workers", goals.WORKERS_TAIL.words, "Two workers : one process, tail by TLS",
+         "not valid: others had the cores"),
+    Line("workers", _also(goals.WORKERS_TAIL), "… replay by TLS", "the same"),
+    Line("workers", workers.CEILING, "… the machine: two bare TLS relays : one", "the same"),
+    Line("workers", "tail, one process: cores that the server used",
+         "… cores that the one process got", "1 on a machine without other work"),
     Line("pipeline", "100 B, all columns: remotelog / Kafka source",
          "Spark, 100 B ÷ Spark's Kafka source", "the pipe to the JVM"),
     Line("pipeline", "1024 B, all columns: remotelog / Kafka source",

@@ -18,7 +18,17 @@ from rich.table import Table
 from benchmarks.chart import drawing
 from benchmarks.goals import Goal
 
-_PLACES = {"x": 3, "ms": 3, "s/GB": 2, "s": 2, "µs": 2, "bytes/segment": 1, "GiB": 3, "KiB": 1}
+_PLACES = {
+    "x": 3,
+    "cores": 2,
+    "ms": 3,
+    "s/GB": 2,
+    "s": 2,
+    "µs": 2,
+    "bytes/segment": 1,
+    "GiB": 3,
+    "KiB": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from benchmarks import (
     replay,
     tail,
     tail_latency,
+    workers,
 )
 from benchmarks.contestants import BARE_RELAY, DIRECT, FETCHPROXY, KROXYLICIOUS
 from benchmarks.drain import STOCK, UNPAUSED
@@ -462,3 +463,25 @@ def test_latency_added_is_compared_within_each_round_and_in_both_forms() -> None
     assert shown[f"latency p50 added, alone, {BARE_RELAY}"].value == 0.1
     assert shown[f"latency p50, in turn, {DIRECT}"].value == 2.0
     assert f"latency p50 added, alone, {DIRECT}" not in shown
+
+
+# -- workers ---------------------------------------------------------------------------------------
+def test_what_a_second_worker_adds() -> None:
+    def turn(mb_per_s: float, server: float, others: float) -> workers.Turn:
+        cpu = {"server": server, "broker": others, "client": others}
+        return workers.Turn(mb_per_s * 1e6, 5.0, cpu)
+
+    measured = workers.Measured()
+    for who, rates in ((workers.ONE, (400, 500)), (workers.TWO, (720, 900))):
+        for topic in (workers.TAIL, workers.ARCHIVE):
+            measured.turns[topic, who] = [turn(rate, rate / 100, 0.5) for rate in rates]
+    for who, rate in ((workers.BARE_ONE, 500), (workers.BARE_TWO, 950)):
+        measured.turns[workers.TAIL, who] = [turn(rate, 5.0, 0.5)] * 2
+    rows = by_name(workers.rows_of(measured))
+    line = rows[goals.WORKERS_TAIL.words]
+    assert (line.value, line.met) == (1.8, True)
+    assert rows["the machine's ceiling, tail: two bare TLS relays : one"].value == 1.9
+    assert rows["tail, one process: cores that the server used"].value == 0.9
+    # 4 s of the server for 2 GB alone; 7.2 s of it and 1 s of the others for 3.6 GB together.
+    assert rows[workers.BY_CPU_TAIL].min == pytest.approx(2 * 2.0 / (8.2 / 3.6), abs=0.01)
+    assert rows["replay, two workers: CPU of the client"].value == pytest.approx(0.125, abs=0.02)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import archive, goals, hostile, hostile_connections, outage_figures
+from benchmarks import archive, goals, hostile, hostile_connections, outage_figures, workers
 from benchmarks.applications import UNPACED
 from benchmarks.contestants import BARE_RELAY, FETCHPROXY, KROXYLICIOUS
 from benchmarks.tail_latency import FORMS
@@ -151,6 +151,18 @@ LONGER = [
             *(f"latency p50, {form}, {BARE_RELAY}" for form in FORMS),
         ],
         {},
+    ),
+    Short(
+        "workers",
+        ("kafka",),
+        "",
+        [
+            goals.WORKERS_TAIL.words,
+            f"{goals.WORKERS_TAIL.words}: replay",
+            *(f"tail, {who}" for who in (workers.ONE, workers.TWO, workers.BARE_TWO)),
+        ],
+        # Nobody has more than the two cores that it may have.
+        {f"replay, {workers.ONE}: cores that the server used": (0, 1.5)},
     ),
 ]
 

@@ -16,11 +16,17 @@ from fetchproxy_protocol.fetch import fetch_offset, parse_fetch_request
 from fetchproxy_protocol.headers import peek_request_header
 from fetchproxy_protocol.primitives import INT32
 
+from benchmarks import filling as batches
 from benchmarks import hostile_connections as harm
+from benchmarks.bare_relay import BareRelay
+from benchmarks.discarding_client import Connection, drain
 from benchmarks.many_connections import Load, greeting, receive
 from benchmarks.numbered_records import RECORD_BYTES_MAX, fill, value_of
 from benchmarks.pipeline import payloads, planning
+from benchmarks.raw_fetch import RawConnection
+from benchmarks.recorded_broker import RecordedBroker
 from benchmarks.replayers import Course, ReplayerProcess
+from benchmarks.workers import certificate
 from fetchproxy.config.schema import GatewayConfig
 from fetchproxy.serving.limits import ServingLimits
 from lab.errors import PartFailed
@@ -222,3 +228,23 @@ def test_planning_is_measured(tmp_path: Path) -> None:
     assert found["stored_million_cpu_s"][0] > found["planning_cpu_s"][0]
     assert found["collected_segments"] == [200]
     assert found["collected_million_cpu_s"][0] > found["planning_cpu_s"][0]
+
+
+# -- the client that decrypts nothing --------------------------------------------------------------
+def test_what_is_discarded_is_counted_as_it_is_sent(tmp_path: Path) -> None:
+    """The bare relay in front of a broker that repeats: what it has sent is what was counted."""
+    pem = certificate(tmp_path)
+    with MockCluster() as cluster:
+        batches.fill(cluster.bootstrap, "orders", 1, 2_000, batches.Shape(1024, "none"))
+        with (
+            RecordedBroker(int(cluster.bootstrap.rpartition(":")[2])) as broker,
+            BareRelay(broker.port, pem, 2) as relay,
+        ):
+            one = Connection(relay.bootstrap, "orders", 0)
+            with RawConnection(broker.bootstrap) as plain:
+                records = plain.fetch("orders", [(0, 0)]).sizes[0]
+            assert records < one.plain_bytes < records + 200
+            seconds = drain([one], 0.3)
+            one.socket.close()
+            assert seconds >= 0.3
+            assert one.responses > 2

@@ -19,8 +19,12 @@ import pytest
 
 from benchmarks.bare_relay import BareRelay
 from benchmarks.fault_relay import NO_FAULT, Exchange, Fault, FaultRelay, Listing
+from benchmarks.filling import Shape, fill
 from benchmarks.range_reads import parts_of, read_all
+from benchmarks.raw_fetch import FetchFailed, RawConnection
+from benchmarks.recorded_broker import RecordedBroker
 from benchmarks.store_relay import Passed, StoreRelay, longest_chain
+from lab.mock_cluster import MockCluster
 
 STALLED_S = 20.0
 CONTENT = bytes(range(256)) * 1000
@@ -286,3 +290,21 @@ def test_files_are_read_whole(tmp_path: Path) -> None:
     assert read_all(parts, 4, 70_000) == len(CONTENT)
     with pytest.raises(OSError, match="ends at byte"):
         read_all([(str(file), 0, len(CONTENT) + 1)], 1, len(CONTENT) + 1)
+
+
+# -- the broker that repeats ---------------------------------------------------------------------
+def test_fetches_are_answered_from_memory_and_all_else_is_relayed(tmp_path: Path) -> None:
+    with MockCluster() as cluster:
+        written = fill(cluster.bootstrap, "orders", 1, 2_000, Shape(1024, "none"))
+        with (
+            RecordedBroker(int(cluster.bootstrap.rpartition(":")[2])) as broker,
+            RawConnection(broker.bootstrap) as client,
+        ):
+            first = client.fetch("orders", [(0, 0)])
+            cluster.stop()
+            for _ in range(3):
+                assert client.fetch("orders", [(0, 0)]) == first
+            with pytest.raises((FetchFailed, OSError)):
+                client.fetch("orders", [(0, 1)])
+    assert first.next_offsets[0] <= written[0]
+    assert first.sizes[0] > 100_000
