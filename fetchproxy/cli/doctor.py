@@ -12,15 +12,17 @@ import typer
 
 from fetchproxy.archive import wall_clock_ms
 from fetchproxy.cli import options
-from fetchproxy.cli.running import EXIT_USER_ERROR, run_to_end, users_errors
+from fetchproxy.cli.console_client import ConsoleClient
+from fetchproxy.cli.running import EXIT_USER_ERROR, run_to_end, safe_one_line, users_errors
 from fetchproxy.config.load import Loaded, load
 from fetchproxy.config.schema import LogConfig
-from fetchproxy.config.values import DURATION
+from fetchproxy.config.values import DURATION, HostPort, is_any_address, parse_host_port
 from fetchproxy.doctor.catalogue import CHECKS, Category
 from fetchproxy.doctor.machine import read_machine
 from fetchproxy.doctor.report import examination_json, examination_text
 from fetchproxy.doctor.runner import Examination, examine, unusable
-from fetchproxy.doctor.scene import Scene
+from fetchproxy.doctor.running_process import settings_in_force
+from fetchproxy.doctor.scene import NotChecked, Scene
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import configure_logging
 
@@ -45,7 +47,8 @@ Present = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="The configuration file in use now: also print what a change to --config would do.",
+        help="The configuration file in use now: also print what a change to --config would do. "
+        "Without it, the process at the console is asked.",
     ),
 ]
 Skip = Annotated[
@@ -108,7 +111,7 @@ async def _once(context: typer.Context, skip: frozenset[str]) -> Examination:
     file = context.params["config_file"]
     try:
         loaded = options.read_settings(context, file)
-        present = _present(context, file)
+        present = await _present(context, file, loaded)
     except ConfigError as error:
         return unusable(error)
     scene = Scene(
@@ -122,13 +125,36 @@ async def _once(context: typer.Context, skip: frozenset[str]) -> Examination:
     return await examine(scene, skip)
 
 
-def _present(context: typer.Context, file: Path | None) -> Loaded | None:
-    """The settings of the process that runs now, if `--config` names others. Raises ConfigError."""
+async def _present(context: typer.Context, file: Path | None, then: Loaded) -> Loaded | None:
+    """The settings of the process that runs now, if `--config` names a file: as the process tells
+    them, else those of its own file. None: nobody knows. Raises ConfigError.
+    """
     running: Path | None = context.params["present"]
+    is_given = options.is_given(context, "config_file")
     of_environment = os.environ.get("FETCHPROXY_CONFIG")
-    if running is None and of_environment and options.is_given(context, "config_file"):
+    if running is None and of_environment and is_given:
         running = Path(of_environment)
-    return None if running in (None, file) else load(running, os.environ)
+    of_file = None if running in (None, file) else load(running, os.environ)
+    if not is_given or context.params["before"]:
+        return of_file
+    known = [one for one in (of_file, then) if one and one.config.console.listen is not None]
+    return (await asyncio.to_thread(_ask_console_of, known[0], then) if known else None) or of_file
+
+
+def _ask_console_of(known: Loaded, then: Loaded) -> Loaded | None:
+    """The settings that the process at the console of `known` has in force. None: it does not tell
+    them, for example because it does not run.
+    """
+    console = known.config.console
+    assert console.listen is not None  # see `_present`
+    address = parse_host_port(console.listen)
+    host = "127.0.0.1" if is_any_address(address.host) else address.host
+    try:
+        client = ConsoleClient(str(HostPort(host, address.port)), console.token_file)
+        return settings_in_force(client.rows("/api/process"), then)
+    except (ConfigError, NotChecked) as error:
+        typer.echo(f"the process that runs is not compared: {safe_one_line(str(error))}", err=True)
+        return None
 
 
 def _left_out(skip: list[str]) -> frozenset[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fetchproxy.config.load import Loaded, all_keys
 from fetchproxy.config.memory_plan import memory_parts
+from fetchproxy.config.reloading import compare_settings
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import MASK, mask_text
 from fetchproxy.doctor.scene import (
@@ -30,13 +31,15 @@ _OF_THE_MANAGER = ("manager", "topic_name", "topic_partitions")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`settings`: (key, now, then). `gained`, `lost`: topics that are archived; None: the brokers
+    """`settings`: (key, now, then). `waiting`: keys that need a restart; the others are taken at
+    SIGHUP. `gained`, `lost`: topics that are archived; None: the brokers
     do not tell. `margin_ms`: by gained topic, how long the brokers keep a record after it must have
     been archived; None: for ever. `memory_bytes`: (now, then).
     """
 
     settings: Sequence[tuple[str, str, str]]
     memory_bytes: tuple[int, int]
+    waiting: Sequence[str] = ()
     gained: Sequence[str] | None = None
     lost: Sequence[str] | None = None
     margin_ms: Mapping[str, int | None] = field(default_factory=dict)
@@ -66,6 +69,7 @@ async def examine_change(scene: Scene, most_s: float) -> Change | None:
     change = Change(
         changed_settings(scene.present, scene.loaded),
         (sum(memory_parts(now).values()), sum(memory_parts(then).values())),
+        compare_settings(now, scene.loaded).waiting,
     )
     try:
         async with asyncio.timeout(most_s):
@@ -75,7 +79,7 @@ async def examine_change(scene: Scene, most_s: float) -> Change | None:
     except (NotChecked, FetchProxyError, TimeoutError):
         return change  # the checks of the brokers say why
     removed_topics = sorted(before - after)
-    return Change(change.settings, change.memory_bytes, gained, removed_topics, margins)
+    return replace(change, gained=gained, lost=removed_topics, margin_ms=margins)
 
 
 async def _margin_ms(scene: Scene, topic: str) -> int | None:

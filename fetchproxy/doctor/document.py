@@ -26,7 +26,8 @@ variables and options.
 | find out why something does not work | `fetchproxy doctor --config fetchproxy.toml` |
 | check settings before the first start | `fetchproxy doctor --before --config fetchproxy.toml` |
 | wait in a script until all it needs is there | `fetchproxy doctor --wait 2m` |
-| see what a change would do | `fetchproxy doctor --config new.toml --present fetchproxy.toml` |
+| see what a change would do to the running process | `fetchproxy doctor --config new.toml` |
+| the same while it does not run | `fetchproxy doctor --config new.toml --present fetchproxy.toml` |
 | get the result as JSON | `fetchproxy doctor --json` |
 | skip a check or a category | `fetchproxy doctor --skip FP0404 --skip store` |
 

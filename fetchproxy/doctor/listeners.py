@@ -31,7 +31,7 @@ from fetchproxy.doctor.scene import (
     from_brokers,
 )
 from fetchproxy.doctor.settings import own_addresses
-from fetchproxy.errors import ClusterError
+from fetchproxy.errors import ClusterError, system_error_in_words
 from fetchproxy.serving.gateway.addresses import PORTS, ServerNames
 from fetchproxy.tls.contexts import LoadedContext
 from fetchproxy.tls.reloading import ReloadingContext
@@ -52,7 +52,7 @@ async def _ports_are_free(scene: Scene) -> Sequence[Finding]:
             await _bind(address)
         except OSError as error:
             words = {"key": f"`{key}`", "port": address.port, "address": address}
-            findings.append(Finding(f"{key}: {address}: {error.strerror or error}", words))
+            findings.append(Finding(f"{key}: {address}: {system_error_in_words(error)}", words))
     return findings
 
 
@@ -88,7 +88,9 @@ async def _names_resolve(scene: Scene) -> Sequence[Finding]:
     for host in await advertised_hosts(scene):
         try:
             await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
+        except OSError as error:
+            findings.append(Finding(f"{host}: {system_error_in_words(error)}", {"host": host}))
+        except UnicodeError as error:
             findings.append(Finding(f"{host}: {error}", {"host": host}))
     return findings
 
@@ -247,8 +249,10 @@ async def _is_ready(scene: Scene) -> Sequence[Finding]:
     host = "127.0.0.1" if is_any_address(address.host) else address.host
     try:
         status, text = await asyncio.to_thread(_readyz, host, address.port)
-    except (OSError, http.client.HTTPException) as error:
-        return [Finding(f"{address}: {error or type(error).__name__}")]
+    except OSError as error:
+        return [Finding(f"{address}: {system_error_in_words(error)}")]
+    except http.client.HTTPException as error:
+        return [Finding(f"{address}: {str(error) or type(error).__name__}")]
     return NOTHING if status == http.HTTPStatus.OK else [Finding(f"{status}: {text}")]
 
 

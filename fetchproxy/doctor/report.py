@@ -58,6 +58,10 @@ def _change_lines(change: Change) -> Iterator[str]:
         yield f"{key}: {now} becomes {then}"
     if not change.settings:
         yield "no setting changes"
+    elif change.waiting:
+        yield f"needs a restart: {', '.join(change.waiting)}"
+    else:
+        yield "SIGHUP is enough: no restart is needed"
     now_bytes, then_bytes = change.memory_bytes
     yield f"memory plan: {now_bytes / MiB:.0f} MiB becomes {then_bytes / MiB:.0f} MiB"
     if change.gained is None or change.lost is None:
@@ -104,6 +108,7 @@ def examination_json(examination: Examination) -> str:
             "settings": [
                 {"key": key, "now": now, "then": then} for key, now, then in change.settings
             ],
+            "needs_restart": list(change.waiting),
             "memory_bytes": dict(zip(("now", "then"), change.memory_bytes, strict=True)),
             "topics_gained": change.gained,
             "topics_lost": change.lost,

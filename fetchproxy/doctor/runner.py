@@ -23,7 +23,7 @@ from fetchproxy.doctor.scene import DoesNotApply, Finding, Look, NotChecked, Pas
 from fetchproxy.doctor.settings import SETTINGS_LOOKS
 from fetchproxy.doctor.store import STORE_LOOKS
 from fetchproxy.doctor.topics import TOPIC_LOOKS
-from fetchproxy.errors import ConfigError, FetchProxyError
+from fetchproxy.errors import ConfigError, FetchProxyError, system_error_in_words
 
 # Seconds. A broker has ten to answer by default, and a store twenty; what takes longer is broken.
 CHECK_MAX_S = 20.0
@@ -152,8 +152,10 @@ async def _examine_one(
     except TimeoutError as error:
         within = f"no response within {check_max_s:g} s"
         found = [Finding(within if limit.expired() else f"no response in time: {error}")]
-    except (FetchProxyError, OSError) as error:
+    except FetchProxyError as error:
         found = [Finding(str(error), getattr(error, "words", {}))]
+    except OSError as error:
+        found = [Finding(system_error_in_words(error))]
     if isinstance(found, Passed):
         return CheckResult(id, note=safe(found.note))
     return CheckResult(id, list(_troubles(scene, meaning, found)))

@@ -49,7 +49,7 @@ async def discovery_of(scene: Scene) -> TopicDiscovery:
         raise DoesNotApply("`archive.topics` is not set")
     found = TopicDiscovery(
         (await scene.cluster()),
-        scene.config.archive.topics,
+        scene.config.archive,
         interval_ms=0,
         metadata_topic=scene.config.metadata.topic_name,
     )

@@ -13,9 +13,8 @@ from typing import Any
 
 import typer
 
-from fetchproxy.sizing.coefficients import COEFFICIENTS
+from fetchproxy.sizing.coefficients import COEFFICIENTS, EXAMPLE_PRICES
 from fetchproxy.sizing.estimate import Workload, estimate
-from fetchproxy.sizing.prices import EXAMPLE_PRICES
 from fetchproxy.sizing.table import rows
 
 SIZING_PAGE = Path("docs/deploy/sizing.md")

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from fetchproxy.sizing.coefficients import COEFFICIENTS, Coefficients
-from fetchproxy.sizing.prices import Prices
+from fetchproxy.sizing.coefficients import COEFFICIENTS, Coefficients, Prices
 
 DAY_S = 86_400
 MONTH_DAYS = 30

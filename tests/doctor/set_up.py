@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from uuid import uuid4
+
+from proxy_process import ProxyProcess
 
 from fetchproxy.archive import wall_clock_ms
 from fetchproxy.config.load import Loaded, Setting, load
 from fetchproxy.doctor.machine import Machine, read_machine
 from fetchproxy.doctor.runner import CHECK_MAX_S, Examination, examine
 from fetchproxy.doctor.scene import Scene
+from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from lab.process import free_port
 
 MiB = 1024 * 1024
@@ -89,6 +93,33 @@ def findings(examination: Examination) -> dict[str, str]:
         for result in examination.results
         if result.troubles
     }
+
+
+def identified(setup: SetUp, identity: ArchiveIdentity | None = None) -> None:
+    """There is an archive in the set-up's store; without `identity` a new one of any cluster."""
+    identity = identity or ArchiveIdentity(uuid4(), None, "store")
+    (setup.folder / "store" / "remote-log-layout").write_bytes(encode_identity(identity))
+
+
+@asynccontextmanager
+async def running_proxy(setup: SetUp, values: Mapping[str, object]) -> AsyncIterator[SetUp]:
+    """A proxy in front of the set-up's brokers, with an archive, that does not archive itself."""
+    identified(setup)
+    bootstrap, store = str(setup.values["cluster.bootstrap"]), str(setup.values["store.url"])
+    proxy = ProxyProcess(bootstrap, store, setup.folder, settings=dict(values))
+    try:
+        await asyncio.to_thread(proxy.start)
+        yield setup.having(
+            {
+                "gateway.listen": proxy.bootstrap,
+                "console.listen": f"127.0.0.1:{proxy.console_port}",
+                "archive.topics": None,
+                **values,
+            },
+            before=False,
+        )
+    finally:
+        await asyncio.to_thread(proxy.stop)
 
 
 @asynccontextmanager

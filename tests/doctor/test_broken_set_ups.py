@@ -6,7 +6,6 @@ broker, and share it.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import re
@@ -22,10 +21,17 @@ from uuid import uuid4
 
 import pytest
 from certificates import DAY, Authority
-from proxy_process import ProxyProcess
 from scripted_broker import ScriptedBroker, serving
 from secured_clients import as_user
-from set_up import ENOUGH, SetUp, a_server, findings, speaks_http
+from set_up import (
+    ENOUGH,
+    SetUp,
+    a_server,
+    findings,
+    identified,
+    running_proxy,
+    speaks_http,
+)
 from tampering import Tampering, tampered
 
 from fetchproxy.cli import main
@@ -34,7 +40,7 @@ from fetchproxy.doctor.catalogue import CHECKS, Severity
 from fetchproxy.doctor.machine import Machine
 from fetchproxy.doctor.runner import unusable
 from fetchproxy.errors import ConfigError
-from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
+from fetchproxy.storage.archive_identity import ArchiveIdentity
 from fetchproxy.storage.key_rings import NO_KEYS, encode_keys
 from lab.process import free_port
 from lab.s3 import MotoServer, S3Endpoint, S3Server
@@ -429,10 +435,6 @@ async def _a_mount_that_is_missing(setup: SetUp, _: object) -> AsyncIterator[Set
     yield setup.having({"store.url": url, "archive.topics": None})
 
 
-def identified(setup: SetUp, identity: ArchiveIdentity) -> None:
-    (setup.folder / "store" / "remote-log-layout").write_bytes(encode_identity(identity))
-
-
 @broken("FP0202", "cluster.bootstrap")
 async def _the_archive_of_another_cluster(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
     identified(setup, ArchiveIdentity(uuid4(), "another-cluster", "store"))
@@ -594,35 +596,14 @@ async def _a_web_server_at_the_proxys_port(setup: SetUp, _: object) -> AsyncIter
 @broken("FP0306", "gateway.node_map")
 async def _an_advertised_port_that_is_closed(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
     places = {"gateway.node_map": f"1={free_port()}/127.0.0.1:{free_port()}"}
-    async with _running(setup, places) as running:
+    async with running_proxy(setup, places) as running:
         yield running
 
 
 @broken("FP0307", "readyz")
 async def _a_console_that_is_not_there(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
-    async with _running(setup, {}) as running:
+    async with running_proxy(setup, {}) as running:
         yield running.having({"console.listen": f"127.0.0.1:{free_port()}"})
-
-
-@asynccontextmanager
-async def _running(setup: SetUp, values: dict[str, object]) -> AsyncIterator[SetUp]:
-    """A proxy in front of the set-up's brokers, with an archive, that does not archive itself."""
-    identified(setup, ArchiveIdentity(uuid4(), None, "store"))
-    bootstrap, store = str(setup.values["cluster.bootstrap"]), str(setup.values["store.url"])
-    proxy = ProxyProcess(bootstrap, store, setup.folder, settings=values)
-    try:
-        await asyncio.to_thread(proxy.start)
-        yield setup.having(
-            {
-                "gateway.listen": proxy.bootstrap,
-                "console.listen": f"127.0.0.1:{proxy.console_port}",
-                "archive.topics": None,
-                **values,
-            },
-            before=False,
-        )
-    finally:
-        await asyncio.to_thread(proxy.stop)
 
 
 # --- certificates and keys ---

@@ -10,18 +10,37 @@ from pathlib import Path
 
 import pytest
 from fetchproxy_command import Ended, fetchproxy
+from hypothesis import given
+from hypothesis import strategies as st
+from proxy_process import ProxyProcess
 from set_up import SetUp, a_server, findings, new_set_up
 
+from fetchproxy.config.document import masked_values
+from fetchproxy.config.load import Setting, load
 from fetchproxy.config.values import MASK
 from fetchproxy.doctor.catalogue import CHECKS, Category
 from fetchproxy.doctor.report import examination_text
 from fetchproxy.doctor.runner import LOOKS, unusable
+from fetchproxy.doctor.running_process import settings_in_force
+from fetchproxy.doctor.scene import NotChecked
 from fetchproxy.errors import ConfigError
+from fetchproxy.runtime.open_files import clients_that_fit
 from lab.limited import options as as_options
 from lab.mock_cluster import MockCluster
 from lab.process import free_port
 
 SECRET = "5ecret-of-this-test"
+OTHERS: dict[str, object] = {
+    "archive.topics": 'a"b|c\\.d',
+    "archive.retention_overrides": '{"orders": {"remote_log_retention_ms": 5}}',
+    "archive.spool_dir": "/var/tmp/x y",
+    "archive.segment_bytes_max": "3MiB",
+    "gateway.node_map": "1=9301,2=kafka.example:9302",
+    "gateway.pace_by_appetite": False,
+    "process.memory_bytes_max": "4GiB",
+    "prices.egress_usd_per_gb": 0.09,
+    "store.timeout_ms": 1_234,
+}
 
 
 def doctor(setup: SetUp, *arguments: str, **environment: str) -> Ended:
@@ -74,7 +93,7 @@ def test_as_json(plain: SetUp) -> None:
     [found] = [check for check in document["checks"] if check["state"] == "fatal"]
     assert (found["id"], found["category"]) == ("FP0101", "brokers and topics")
     [finding] = found["findings"]
-    assert "Connect call failed" in finding["reason"]
+    assert finding["reason"].endswith(": Connection refused")
     assert finding["see"] == "docs/operate/doctor.md#fp0101"
 
 
@@ -233,6 +252,63 @@ def test_the_present_file_is_that_of_the_environment(plain: SetUp, tmp_path: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert "archive.topics: orders-1 becomes orders-.*\n" in done.stdout
     assert "topics gained: orders-2\ntopics lost: none\n" in done.stdout
+
+
+def test_a_process_that_runs_tells_what_is_in_force(plain: SetUp, tmp_path: Path) -> None:
+    """Its file has changed since its start, and only what it tells is true."""
+    file, then = tmp_path / "now.toml", tmp_path / "then.toml"
+    common = f'cluster.bootstrap = "{plain.values["cluster.bootstrap"]}"\n'
+    file.write_text(common + 'archive.topics = "orders-1"\nprices.get_usd_per_1000 = 0.5\n')
+    store = str(plain.values["store.url"])
+    with ProxyProcess(
+        str(plain.values["cluster.bootstrap"]), store, tmp_path, config=file
+    ) as proxy:
+        file.write_text(common + 'archive.topics = "of-another-time"\n')
+        addresses = f'gateway.listen = "{proxy.bootstrap}"\nstore.url = "{store}"\n'
+        addresses += f'console.listen = "127.0.0.1:{proxy.console_port}"\n'
+        then.write_text(common + addresses + 'archive.topics = "orders-.*"\nlog.level = "debug"\n')
+        command = ("doctor", "--config", str(then), "--present", str(file), "--skip", "machine")
+        done = fetchproxy(*command)
+        then.write_text(then.read_text() + 'gateway.permit_ttl_ms = "5s"\n')
+        with_more = json.loads(fetchproxy(*command, "--json").stdout)
+    assert "archive.topics: orders-1 becomes orders-.*\n" in done.stdout, done.stdout + done.stderr
+    assert "prices.get_usd_per_1000: 0.5 becomes 0.0\n" in done.stdout
+    assert "SIGHUP is enough" in done.stdout
+    assert "topics gained: orders-2\ntopics lost: none\n" in done.stdout
+    assert with_more["change"]["needs_restart"] == ["gateway.permit_ttl_ms"]
+    keys = {one["key"] for one in with_more["change"]["settings"]}
+    changed = {"archive.topics", "prices.get_usd_per_1000", "log.level", "gateway.permit_ttl_ms"}
+    assert keys == changed
+    done = fetchproxy(*command)  # it runs no more
+    assert "of-another-time becomes orders-.*" in done.stdout
+    assert "Connection refused" in done.stderr
+
+
+def test_settings_of_several_workers_are_not_taken_for_those_of_all(plain: SetUp) -> None:
+    with pytest.raises(NotChecked, match="several workers"):
+        settings_in_force([{"settings": []}, {"settings": []}], plain.loaded())
+
+
+@given(changes=st.sets(st.sampled_from(sorted(OTHERS))))
+def test_what_a_process_tells_is_what_is_in_force(changes: set[str]) -> None:
+    settings = [Setting(name, OTHERS[name], "") for name in changes]
+    config = load(None, {}, settings).config
+    limits = {"ulimit open files": "unlimited, at most unlimited"}
+    row = {"settings": list(masked_values(config)), "limits": limits}
+    told = settings_in_force([row], load(None, {}))
+    assert told.config == config
+
+
+def test_a_limit_of_open_files_is_no_other_setting() -> None:
+    def told(in_force: int, files: str) -> int:
+        config = load(None, {}, [Setting("gateway.connections_max", in_force, "")]).config
+        row = {"settings": list(masked_values(config)), "limits": {"ulimit open files": files}}
+        return settings_in_force([row], load(None, {})).config.gateway.connections_max
+
+    room = clients_that_fit(1_024, 20_000)
+    assert told(room, "1024, at most 1024") == 20_000
+    assert told(room, "65536, at most 65536") == room
+    assert told(300, "1024, at most 1024") == 300
 
 
 def test_each_check_has_its_look() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from uuid import uuid4
@@ -10,12 +9,10 @@ from uuid import uuid4
 import pytest
 from certificates import Authority
 from host_names import names_here
-from proxy_process import ProxyProcess
 from secured_clients import as_user
-from set_up import SetUp, findings, this_machine
+from set_up import SetUp, findings, identified, running_proxy, this_machine
 
 from fetchproxy.doctor.report import state
-from fetchproxy.storage.archive_identity import ArchiveIdentity, encode_identity
 from fetchproxy.storage.key_rings import NO_KEYS, write_keys
 from lab.process import free_port
 from lab.secured_kafka import SecuredKafka
@@ -174,14 +171,14 @@ async def _sasl_over_tls(setup: SetUp, request: pytest.FixtureRequest) -> AsyncI
 
 @sound()
 async def _a_proxy_that_runs(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
-    async with _running(setup, {}) as running:
+    async with running_proxy(setup, {}) as running:
         yield running
 
 
 @sound()
 async def _a_proxy_that_runs_with_tls(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
     certificate = Authority(setup.folder / "ca").issue("proxy")
-    async with _running(setup, {"gateway.tls_certificate_file": str(certificate)}) as running:
+    async with running_proxy(setup, {"gateway.tls_certificate_file": str(certificate)}) as running:
         yield running
 
 
@@ -191,7 +188,9 @@ async def _a_proxy_that_runs_before_a_broker_with_users(
 ) -> AsyncIterator[SetUp]:
     kafka: SecuredKafka = request.getfixturevalue("secured")
     login = as_user("proxy", "SCRAM-SHA-512")
-    async with _running(setup.having({"cluster.bootstrap": kafka.sasl, **login}), login) as running:
+    async with running_proxy(
+        setup.having({"cluster.bootstrap": kafka.sasl, **login}), login
+    ) as running:
         yield running
 
 
@@ -207,30 +206,3 @@ async def _an_archive_without_its_cluster(setup: SetUp, _: object) -> AsyncItera
             "archive_only.offsets_file": str(setup.folder / "offsets" / "file"),
         }
     )
-
-
-def identified(setup: SetUp) -> None:
-    """There is an archive in the set-up's store."""
-    identity = encode_identity(ArchiveIdentity(uuid4(), None, "store"))
-    (setup.folder / "store" / "remote-log-layout").write_bytes(identity)
-
-
-@asynccontextmanager
-async def _running(setup: SetUp, values: dict[str, object]) -> AsyncIterator[SetUp]:
-    """A proxy with an archive, that does not archive itself."""
-    identified(setup)
-    bootstrap, store = str(setup.values["cluster.bootstrap"]), str(setup.values["store.url"])
-    proxy = ProxyProcess(bootstrap, store, setup.folder, settings=values)
-    try:
-        await asyncio.to_thread(proxy.start)
-        yield setup.having(
-            {
-                "gateway.listen": proxy.bootstrap,
-                "console.listen": f"127.0.0.1:{proxy.console_port}",
-                "archive.topics": None,
-                **values,
-            },
-            before=False,
-        )
-    finally:
-        await asyncio.to_thread(proxy.stop)

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_loads import loads
 
+from fetchproxy.sizing.coefficients import EXAMPLE_PRICES, Prices
 from fetchproxy.sizing.document import CALCULATOR, EXAMPLE, SIZING_PAGE, with_example, with_figures
 from fetchproxy.sizing.estimate import Workload, estimate
-from fetchproxy.sizing.prices import EXAMPLE_PRICES, Prices
 from fetchproxy.sizing.table import rows
 from lab.browser import Browser, find_browser
 from lab.errors import PartMissing

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from made_loads import loads
 
 from fetchproxy.config.schema import PricesConfig
-from fetchproxy.sizing.coefficients import COEFFICIENTS
+from fetchproxy.sizing.coefficients import COEFFICIENTS, EXAMPLE_PRICES, prices_of
 from fetchproxy.sizing.estimate import DAY_S, Workload, estimate, log_writes
-from fetchproxy.sizing.prices import EXAMPLE_PRICES, prices_of
 
 MIB = 1024 * 1024
 ONE = Workload(mb_per_s=1, partitions=1, retention_days=1)

@@ -1,0 +1,46 @@
+"""The settings of a process that runs, from what its console tells (`/api/process`). Pure."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fetchproxy.config.load import Loaded, Setting, load
+from fetchproxy.config.values import MASK
+from fetchproxy.doctor.scene import NotChecked
+from fetchproxy.errors import ConfigError
+from fetchproxy.runtime.open_files import clients_that_fit
+
+_PLACE = "the process that runs"
+_CLIENTS = "gateway.connections_max"
+
+
+def settings_in_force(rows: Sequence[Mapping[str, Any]], then: Loaded) -> Loaded:
+    """Settings whose value is a secret count as those of `then`. Raises NotChecked."""
+    if len(rows) != 1:
+        raise NotChecked("several workers tell the shares that they have of the settings")
+    try:
+        return load(None, {}, list(_settings(rows[0], then)))
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise NotChecked(f"the process that runs has settings of another kind: {error}") from error
+
+
+def _settings(row: Mapping[str, Any], then: Loaded) -> Iterator[Setting]:
+    for text in row["settings"]:
+        name, _, value = text.partition(" = ")
+        if MASK in value:
+            if (setting := then.chosen.get(name)) is not None:
+                yield setting
+            continue
+        found: Any = "" if value == "not set" else tomllib.loads(f"value = {value}")["value"]
+        if name == _CLIENTS and found == _clients_max(row, then):
+            found = then.config.gateway.connections_max
+        yield Setting(name, found, _PLACE)
+
+
+def _clients_max(row: Mapping[str, Any], then: Loaded) -> int:
+    """To this its limit of open files would lower `then`'s number, which is no other setting."""
+    files = row["limits"]["ulimit open files"].partition(",")[0]
+    clients = then.config.gateway.connections_max
+    return clients_that_fit(int(files), clients) if files.isdigit() else clients
