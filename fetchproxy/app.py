@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import structlog
@@ -23,6 +25,7 @@ from fetchproxy.archive import metadata_manager, wall_clock_ms
 from fetchproxy.brokers.broker_watch import BrokerWatch
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.memory_plan import memory_parts
+from fetchproxy.config.reloading import take
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import HostPort
 from fetchproxy.console.archived_records import ArchivedRecords, masked_names
@@ -36,7 +39,7 @@ from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.model import TopicIdPartition
 from fetchproxy.observability.ages import LAST_SUCCESSES
 from fetchproxy.observability.health import Condition, Health, Kind
-from fetchproxy.observability.logs import SparingWarnings
+from fetchproxy.observability.logs import SparingWarnings, configure_logging
 from fetchproxy.observability.metrics import (
     ARCHIVER_RESTARTS,
     BY_TOPIC,
@@ -48,6 +51,7 @@ from fetchproxy.observability.metrics import (
 from fetchproxy.observability.tracing import tracing
 from fetchproxy.reading.limits import ReadingLimits
 from fetchproxy.reading.purgatory import RemoteFetchPurgatory
+from fetchproxy.reloads import NextReload, tell
 from fetchproxy.runtime.control_groups import available_cpu_cores, available_memory_bytes
 from fetchproxy.runtime.drills import DRILL
 from fetchproxy.runtime.garbage import spare_collections, visit_exempt_objects
@@ -82,6 +86,9 @@ from fetchproxy.writing.partition_watch import deleted_at, until
 from fetchproxy.writing.published_conditions import PublishedConditions
 from fetchproxy.writing.remote_log_manager import RemoteLogManager, open_log_dirs
 from fetchproxy.writing.status import PartitionArchiveStatus
+
+if TYPE_CHECKING:  # it brings an HTTP server, see `_console`
+    from fetchproxy.console.server import ConsoleServer
 
 log = structlog.get_logger(__name__)
 # Records that one pass has not archived; and by topic, why a matching one is not archived at all.
@@ -145,8 +152,9 @@ class Parts:
     manager: RemoteLogManager | None = None
     local_indexes: LocalIndexes | None = None
     records: ArchivedRecords | None = None  # for the console; None: nothing is read here
+    console: ConsoleServer | None = None
+    next_reload: NextReload | None = None
     leaving: Leaving = field(default_factory=Leaving)
-    console_at: HostPort | None = None
     brokers: BrokerWatch = field(init=False)
     views: LeaderViews = field(init=False)  # views of the archive that clients may see
 
@@ -253,10 +261,12 @@ async def run_server(
     create: bool = False,
     limits: Limits = LIMITS,
     leaving: Leaving | None = None,
+    next_reload: NextReload | None = None,
     on_ready: Says = _no_callback,
 ) -> None:
     """Serve until cancelled, or until `leaving` is asked and the clients have gone. `create`: see
-    `OwnArchive`. `on_ready` is called when clients are let in, with the console's address.
+    `OwnArchive`. `on_ready` is called when clients are let in, with the console's address. With
+    `next_reload`, `config` is an `own_copy`: what changes without a restart is taken into it.
 
     Raises ConfigError, RemoteStorageError if it cannot start.
     """
@@ -264,6 +274,7 @@ async def run_server(
     async with _open_parts(
         config, limits, serves=True, writes=archives, create=create, leaving=leaving
     ) as parts:
+        parts.next_reload = next_reload
         await serve(parts, on_ready)
 
 
@@ -285,7 +296,7 @@ async def serve(parts: Parts, on_ready: Says = _no_callback) -> None:
             archiving = _keep_archiving(parts, positions)
             begun.append(tasks.create_task(archiving, name="archiver"))
         begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
-        on_ready(parts.console_at)
+        on_ready(None if parts.console is None else parts.console.address)
         # The gateway's own tasks cancel this one if they fail.
         await parts.leaving.asked()
         await gateway.drain()
@@ -294,7 +305,11 @@ async def serve(parts: Parts, on_ready: Says = _no_callback) -> None:
 
 
 async def run_archive_only(
-    config: Config, *, limits: Limits = LIMITS, leaving: Leaving | None = None
+    config: Config,
+    *,
+    limits: Limits = LIMITS,
+    leaving: Leaving | None = None,
+    next_reload: NextReload | None = None,
 ) -> None:
     """Serve the archive without any broker. All else is as in `run_server`."""
     async with (
@@ -303,6 +318,7 @@ async def run_archive_only(
         _purgatory(parts, parts.rlmm) as purgatory,
         asyncio.TaskGroup() as tasks,
     ):
+        parts.next_reload = next_reload
         begun = _keep_up(parts, collector, tasks)
         begun.append(tasks.create_task(parts.own_archive.run(), name="own archive"))
         parts.records = _records(parts, purgatory, parts.rlmm, collector)
@@ -315,7 +331,12 @@ async def run_archive_only(
 
 
 async def run_archiver(
-    config: Config, *, once: bool = False, create: bool = False, limits: Limits = LIMITS
+    config: Config,
+    *,
+    once: bool = False,
+    create: bool = False,
+    limits: Limits = LIMITS,
+    next_reload: NextReload | None = None,
 ) -> Left:
     """Archive until cancelled. `once`: archive the records that exist now, then return what was not
     archived of them. All else is as in `run_server`.
@@ -326,6 +347,7 @@ async def run_archiver(
         _positions(parts) as positions,
         asyncio.TaskGroup() as tasks,
     ):
+        parts.next_reload = next_reload
         kept_up = _keep_up(parts, collector, tasks)
         if not once:
             tasks.create_task(positions.run(), name="archivers")
@@ -382,6 +404,11 @@ def _keep_up(
         tasks.create_task(_keep_tls_fresh(parts), name="tls files"),
         tasks.create_task(_watch_process(parts), name="process watch"),
     ]
+    if parts.next_reload is not None:
+        follow = partial(_follow_settings, parts, parts.next_reload)
+        rests = "changed settings wait for a restart"
+        following = keep_running("settings", follow, parts.random, parts.health, rests)
+        begun.append(tasks.create_task(following, name="settings"))
     if collector is not None:
         rests = "the page, `/api/status` and part of `/metrics` show what was before"
         showing = keep_running("console", collector.run, parts.random, parts.health, rests)
@@ -457,8 +484,7 @@ async def _console(parts: Parts) -> AsyncIterator[StatusCollector | None]:
     where = parts.config.console
     registry = REGISTRY if where.metrics_by_partition else BY_TOPIC
     server = ConsoleServer(where, collector, registry, lambda: parts.records, rows, DRILL)
-    async with server as console:
-        parts.console_at = console.address
+    async with server as parts.console:
         yield collector
 
 
@@ -468,10 +494,11 @@ def _records(
     views: PartitionViews,
     collector: StatusCollector | None,
 ) -> ArchivedRecords | None:
+    """Also while `console.show_records` is false: the console then refuses to show them."""
     console = parts.config.console
-    if collector is None or not console.show_records:
+    if collector is None:
         return None
-    masked = masked_names(console.masked_fields)
+    masked = lambda: masked_names(console.masked_fields)  # noqa: E731
     return ArchivedRecords(views, purgatory, collector.archived_partition, masked)
 
 
@@ -515,6 +542,20 @@ async def _keep_tls_fresh(parts: Parts) -> None:
 
     rests = "changed certificates and keys are not loaded"
     await keep_running("tls files", look, parts.random, parts.health, rests)
+
+
+async def _follow_settings(parts: Parts, next_reload: NextReload) -> None:
+    while True:
+        reload = await next_reload()
+        if parts.console is not None:
+            reload = await parts.console.read_token(reload)
+        if not reload.fault:
+            take(parts.config, reload.config)
+            configure_logging(parts.config.log, sys.stderr)
+        tell(reload, parts.health)
+        for tls in (parts.listener_tls, parts.upstream_tls):
+            if tls is not None:
+                await tls.look()
 
 
 async def _watch_process(parts: Parts) -> None:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
+import ssl
 from collections.abc import Iterator
+from socket import gaierror
+
+_ERROR_NUMBER = re.compile(r"\[Errno (\d+)\]")
 
 
 class FetchProxyError(Exception):
@@ -223,3 +229,14 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
             yield from leaves(inner)
     else:
         yield error
+
+
+def system_error_in_words(error: OSError) -> str:
+    """What the system says, such as "Connection refused": asyncio's own texts name the call and the
+    address instead, or each address that was tried. A resolver and TLS have their own words.
+    """
+    if isinstance(error, gaierror | ssl.SSLError):
+        return error.strerror or str(error)
+    numbers = [error.errno] if error.errno else map(int, _ERROR_NUMBER.findall(str(error)))
+    words = dict.fromkeys(os.strerror(number) for number in numbers)
+    return "; ".join(words) or error.strerror or str(error) or type(error).__name__

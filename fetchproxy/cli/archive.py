@@ -20,6 +20,7 @@ from fetchproxy.cli.running import (
     safe_one_line,
     users_errors,
 )
+from fetchproxy.config.reloading import own_copy
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.jobs import archive as job
@@ -43,7 +44,8 @@ def archive(
     dry_run: options.DryRun = False,
     create: options.Create = False,
 ) -> None:
-    """Copy topics to the store, without serving clients. Exits on SIGINT or SIGTERM.
+    """Copy topics to the store, without serving clients. Exits on SIGINT or SIGTERM, and
+    reads its settings again on SIGHUP.
 
     With --once or --spark, the command copies up to the current last stable offsets and then exits.
     An archiver may copy the same topics at the same time. If a run is interrupted, the next run
@@ -68,11 +70,14 @@ def archive(
     elif context.params["spark"]:
         _archive_on_spark(context, config, create)
     else:
-        work = run_archiver(config, once=once, create=create, limits=options.limits(context))
+        limits = options.limits(context)
         if once:
-            _end(*run_to_end(work))
-        else:
-            run(work)
+            _end(*run_to_end(run_archiver(config, once=True, create=create, limits=limits)))
+            return
+        config = own_copy(config)
+        reloads = options.reloads(context, config)
+        work = run_archiver(config, create=create, limits=limits, next_reload=reloads.next)
+        run(work, read_again=reloads.ask)
 
 
 def _end(left: Iterable[NotArchived], refused: Mapping[str, str], failed: bool = False) -> None:

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fetchproxy.config.values import harmless, secret_from
-from fetchproxy.errors import ConfigError
+from fetchproxy.errors import ConfigError, system_error_in_words
 
 RESPONSE_BYTES_MAX = 64 * 1024 * 1024
 _WAIT_MAX_S = 30.0
@@ -73,16 +73,23 @@ class ConsoleClient:
 
     def get(self, path: str, **query: str) -> bytes:
         """The body of a response with status 200."""
+        return self.send("GET", path, **query)
+
+    def send(self, method: str, path: str, **query: str) -> bytes:
+        """As `get`."""
         kind = http.client.HTTPSConnection if self._scheme == "https" else None
         connect = kind or http.client.HTTPConnection
         connection = connect(self._host, self._port, timeout=_WAIT_MAX_S)
         headers = {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
         target = self._path + path + (f"?{urlencode(query)}" if query else "")
         try:
-            connection.request("GET", target, headers=headers)
+            connection.request(method, target, headers=headers)
             response = connection.getresponse()
             body = response.read(RESPONSE_BYTES_MAX + 1)
-        except (OSError, http.client.HTTPException) as error:
+        except OSError as error:
+            why = system_error_in_words(error)
+            raise ConfigError(f"the console at {self._host} does not respond: {why}") from error
+        except http.client.HTTPException as error:
             raise ConfigError(f"the console at {self._host} does not respond: {error}") from error
         finally:
             connection.close()

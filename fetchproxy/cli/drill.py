@@ -9,26 +9,22 @@ process's own metrics.
 from __future__ import annotations
 
 import asyncio
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
-from urllib.parse import urlencode
 
 import typer
 
 from fetchproxy.cli import options
+from fetchproxy.cli.console_client import ConsoleClient, TokenFile
 from fetchproxy.cli.running import run_to_end, users_errors
-from fetchproxy.config.values import DURATION, parse_host_port
+from fetchproxy.config.values import DURATION
 from fetchproxy.errors import ConfigError
 from fetchproxy.runtime.drills import Fault
 
 _ASK_INTERVAL_S = 1.0
-_RESPONSE_MAX_S = 10.0
-_METRICS_BYTES_MAX = 64 * 1024 * 1024
+_PATH = "/api/drill"
 # A process that does not answer so often has more than a drill.
 _FAILURES_MAX = 10
 Sums = Mapping[str, float]  # sums over all series, and by `name{value of a label}`
@@ -119,6 +115,7 @@ def drill(
             metavar="HOST:PORT", help="With broker-down: only this broker. Default: all brokers."
         ),
     ] = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Make the store or the brokers fail for a running process, and report what its readers
     noticed.
@@ -141,8 +138,8 @@ def drill(
             raise ConfigError(f"--for {time}: {error}") from None
         if broker is not None and fault is not Fault.BROKER_DOWN:
             raise ConfigError("--broker is an option of broker-down")
-        address = parse_host_port(config.console.listen)
-        looks = run_to_end(_Drill(f"http://{address}").run(fault, for_s, broker))
+        client = ConsoleClient(config.console.listen, token_file or config.console.token_file)
+        looks = run_to_end(_Drill(client).run(fault, for_s, broker))
     typer.echo(f"{fault} is over. What readers of this process felt:")
     for line in felt(looks).lines():
         typer.echo(f"  {line}")
@@ -150,7 +147,7 @@ def drill(
 
 @dataclass(frozen=True, slots=True)
 class _Drill:
-    console: str
+    console: ConsoleClient
 
     async def run(
         self, fault: Fault, for_s: float, broker: str | None
@@ -158,14 +155,14 @@ class _Drill:
         clock = asyncio.get_running_loop().time
         looks = [(clock(), await self._look())]
         parameters = {"fault": fault, "for_s": f"{for_s}", **({"broker": broker} if broker else {})}
-        await asyncio.to_thread(self._ask, f"/api/drill?{urlencode(parameters)}", "POST")
+        await asyncio.to_thread(self.console.send, "POST", _PATH, **parameters)
         typer.echo(f"{fault} for {for_s:.0f} s; press Ctrl-C to end it at once")
         failures = 0
         try:
             while True:
                 await asyncio.sleep(_ASK_INTERVAL_S)
                 try:
-                    state = json.loads(await asyncio.to_thread(self._ask, "/api/drill"))
+                    state = await asyncio.to_thread(self.console.json, _PATH)
                     looks.append((clock(), await self._look()))
                 except ConfigError:
                     failures += 1
@@ -176,21 +173,8 @@ class _Drill:
                 if state["fault"] is None:
                     return looks
         finally:
-            await asyncio.shield(asyncio.to_thread(self._ask, "/api/drill", "DELETE"))
+            await asyncio.shield(asyncio.to_thread(self.console.send, "DELETE", _PATH))
 
     async def _look(self) -> Sums:
-        text = await asyncio.to_thread(self._ask, "/metrics")
-        return await asyncio.to_thread(figures_in, text)
-
-    def _ask(self, path: str, method: str = "GET") -> str:
-        """Raises ConfigError."""
-        request = urllib.request.Request(self.console + path, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=_RESPONSE_MAX_S) as response:
-                body: bytes = response.read(_METRICS_BYTES_MAX)
-        except urllib.error.HTTPError as error:
-            refusal = error.read(1_000).decode(errors="replace").strip()
-            raise ConfigError(f"{self.console} refuses it: {refusal}") from None
-        except OSError as error:
-            raise ConfigError(f"{self.console} does not respond: {error}") from None
-        return body.decode()
+        text = await asyncio.to_thread(self.console.get, "/metrics")
+        return await asyncio.to_thread(figures_in, text.decode())

@@ -10,6 +10,7 @@ share one environment variable. `load` reads that variable, so `--set` takes pre
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -25,6 +26,7 @@ from fetchproxy.config.load import Loaded, Setting, load, parse_assignment, vari
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
 from fetchproxy.observability.logs import configure_logging
+from fetchproxy.reloads import Reloads
 
 NAMED_KEYS = {
     "bootstrap": "cluster.bootstrap",
@@ -193,6 +195,23 @@ def read_logged(context: typer.Context) -> Config:
     store_url(config)
     configure_logging(config.log, sys.stderr)
     return config
+
+
+def reloads(context: typer.Context, config: Config) -> Reloads:
+    """Reads the settings again when it is asked. `config`: as `read_config` has read it."""
+
+    # Until the loop handles it: it would end the process, and systemd would call that a clean end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def read() -> Loaded:
+        loaded = read_settings(context, context.params.get("config_file"))
+        if (console := loaded.config.console).listen is not None:
+            from fetchproxy.console.server import token_of  # loaded only here: an HTTP server
+
+            token_of(console)
+        return loaded
+
+    return Reloads(config, read)
 
 
 def read_settings(context: typer.Context, file: Path | None) -> Loaded:

@@ -65,18 +65,22 @@ def users_errors() -> Iterator[None]:
         raise typer.Exit(EXIT_USER_ERROR) from error
 
 
-def run(work: Coroutine[None, None, T], ask: Callable[[], bool] | None = None) -> T | None:
+def run(
+    work: Coroutine[None, None, T],
+    ask: Callable[[], bool] | None = None,
+    read_again: Callable[[], None] | None = None,
+) -> T | None:
     """The result of `work`. None: a signal cancelled `work`, which has closed its resources.
 
     `ask`: at a signal, asks `work` to end by itself. If that cannot be (False), or at the next
-    signal, `work` is cancelled.
+    signal, `work` is cancelled. `read_again` is called at SIGHUP.
     """
 
     def new_loop() -> TimedEventLoop:
         return TimedEventLoop(time.perf_counter, time.thread_time, _elapsed)
 
     with users_errors(), asyncio.Runner(loop_factory=new_loop) as runner:
-        return runner.run(_until_signal(work, ask))
+        return runner.run(_until_signal(work, ask, read_again))
 
 
 def run_to_end(work: Coroutine[None, None, T]) -> T:
@@ -87,7 +91,11 @@ def run_to_end(work: Coroutine[None, None, T]) -> T:
     return done
 
 
-async def _until_signal(work: Coroutine[None, None, T], ask: Callable[[], bool] | None) -> T | None:
+async def _until_signal(
+    work: Coroutine[None, None, T],
+    ask: Callable[[], bool] | None,
+    read_again: Callable[[], None] | None,
+) -> T | None:
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work)
@@ -102,12 +110,16 @@ async def _until_signal(work: Coroutine[None, None, T], ask: Callable[[], bool] 
 
         for number in _SIGNALS:
             loop.add_signal_handler(number, stop, number)
+        if read_again is not None:
+            loop.add_signal_handler(signal.SIGHUP, read_again)
     return None if task.cancelled() else task.result()
 
 
 def _forget_signals(loop: asyncio.AbstractEventLoop) -> None:
     for number in _SIGNALS:
         loop.remove_signal_handler(number)
+    if loop.remove_signal_handler(signal.SIGHUP):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it asks for no end: while it ends, neither
 
 
 def _is_users(error: BaseException) -> bool:

@@ -7,6 +7,7 @@ import typer
 from fetchproxy.app import Leaving, run_archive_only, run_server
 from fetchproxy.cli import options
 from fetchproxy.cli.running import run, users_errors
+from fetchproxy.config.reloading import own_copy
 from fetchproxy.config.schema import Config
 from fetchproxy.runtime.open_files import clients_that_fit, raise_open_files_max
 
@@ -22,25 +23,29 @@ def serve(
 
     With --archive, this process also copies topics to the store. With --archive-only, it needs no
     broker. On SIGINT or SIGTERM it disconnects its clients between two responses and then exits; on
-    a second signal it exits at once.
+    a second signal it exits at once. On SIGHUP it reads its settings again.
     """
     with users_errors():
-        config = options.read_logged(context)
+        config = own_copy(options.read_logged(context))
+    reloads = options.reloads(context, config)
     limits = options.limits(context)
     if config.process.workers > 1:
         # Loaded only here: it brings an HTTP client.
         from fetchproxy.workers.parent import Workers
 
-        workers = Workers(config, create=create, limits=limits)
-        run(workers.run(), workers.ask)
+        workers = Workers(config, create=create, limits=limits, next_reload=reloads.next)
+        run(workers.run(), workers.ask, reloads.ask)
         return
     config = with_clients_that_fit(config)
     leaving = Leaving()
     run(
-        run_archive_only(config, limits=limits, leaving=leaving)
+        run_archive_only(config, limits=limits, leaving=leaving, next_reload=reloads.next)
         if config.archive_only.enabled
-        else run_server(config, create=create, limits=limits, leaving=leaving),
+        else run_server(
+            config, create=create, limits=limits, leaving=leaving, next_reload=reloads.next
+        ),
         leaving.ask,
+        reloads.ask,
     )
 
 

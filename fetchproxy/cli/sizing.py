@@ -15,8 +15,8 @@ from fetchproxy.cli.console_client import terminal
 from fetchproxy.cli.running import users_errors
 from fetchproxy.config.schema import Config
 from fetchproxy.errors import ConfigError
+from fetchproxy.sizing.coefficients import Prices, prices_of
 from fetchproxy.sizing.estimate import DAY_S, Estimate, Workload, estimate
-from fetchproxy.sizing.prices import Prices, prices_of
 from fetchproxy.sizing.table import rows
 
 _KEEP_ALL_DAYS = 365.0

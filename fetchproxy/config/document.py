@@ -41,6 +41,9 @@ The environment wins over the file, and the shipped systemd units and image set
 `FETCHPROXY_ARCHIVE_SPOOL_DIR`. There, change `archive.spool_dir` in the unit or the container's
 environment; the line in the file has no effect.
 
+A running `serve` or `archive` takes a change of the settings that are marked *taken at SIGHUP*
+without a restart ([what moves](../operate/what-moves.md#settings)). The others need a restart.
+
 A process does not start with an unknown key or variable; the error names the most similar known
 one. A size is written with a unit (`B`, `KiB`, `MiB`, `GiB`, `TiB`, as in `64MiB`) or as a number
 of bytes; a duration with `ms`, `s`, `m`, `h` or `d` (as in `10m`) or as a number of milliseconds.
@@ -75,8 +78,14 @@ def document() -> str:
 def _row(key: Key) -> str:
     default = "not set" if key.default in (None, "") else f"`{key.as_text(key.default)}`"
     meaning = meaning_of(key).replace("|", "\\|")
-    about = f"{meaning}<br>{key.expected_shortly}<br>`{key.variable}`"
+    about = f"{meaning}<br>{key.expected_shortly}<br>`{key.variable}`{_when_taken(key)}"
     return f"| `{key.dotted}` | {default} | {about} |"
+
+
+def _when_taken(key: Key) -> str:
+    if key.live is None:
+        return ""
+    return "<br>taken at SIGHUP" + (", if it is set before and after" if key.live.once_set else "")
 
 
 def meaning_of(key: Key) -> str:
@@ -145,7 +154,7 @@ def _toml_value(key: Key, value: object) -> str:
     if isinstance(value, SecretFile):
         return f"{{ file = {json.dumps(str(value.file), ensure_ascii=False)} }}"
     text = "" if value is None else key.as_text(value)
-    if isinstance(value, int) and text == str(value):
+    if isinstance(value, int | float) and text == str(value):
         return text
     # A TOML string is a JSON string, except that DEL has to be escaped.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -168,13 +177,17 @@ def values_as_toml(loaded: Loaded) -> str:
 
 
 def masked_values(config: Config) -> Iterator[str]:
-    """`section.key = value` of each key, as it is in effect. Secrets are masked."""
-    for key in all_keys().values():
-        value = getattr(getattr(config, key.section), key.name)
-        text = _toml_value(key, value) if value is not None else "not set"
-        if value is not None and is_secret_name(key.name):
-            text = MASK
-        yield mask_text(f"{key.dotted} = {text}")
+    """`masked_assignment` of each key."""
+    return (masked_assignment(key, config) for key in all_keys().values())
+
+
+def masked_assignment(key: Key, config: Config) -> str:
+    """`section.key = value`, as it is in effect. A secret is masked."""
+    value = key.value_in(config)
+    text = _toml_value(key, value) if value is not None else "not set"
+    if value is not None and is_secret_name(key.name):
+        text = MASK
+    return mask_text(f"{key.dotted} = {text}")
 
 
 def main(arguments: list[str]) -> None:

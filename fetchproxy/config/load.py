@@ -31,6 +31,7 @@ from fetchproxy.config.schema import Config, Section
 from fetchproxy.config.values import (
     MASK,
     SecretFile,
+    TakenLive,
     TextForm,
     UnitForm,
     is_secret_name,
@@ -92,6 +93,9 @@ class Key:
     def default(self) -> object:
         return self.field.default
 
+    def value_in(self, config: Config) -> object:
+        return getattr(getattr(config, self.section), self.name)
+
     def as_text(self, value: object) -> str:
         """`value` as text, with its unit if the key has one."""
         for form in self._forms:
@@ -102,6 +106,11 @@ class Key:
     def takes(self, kind: type) -> bool:
         """Whether a value may have this type."""
         return kind in _alternatives(self.field.annotation)
+
+    @property
+    def live(self) -> TakenLive | None:
+        """None: a change waits for a restart."""
+        return next((m for m in self.field.metadata if isinstance(m, TakenLive)), None)
 
     @property
     def is_secret(self) -> bool:
@@ -202,7 +211,7 @@ class Loaded:
     chosen: Mapping[str, Setting]
 
     def value_of(self, key: Key) -> object:
-        return getattr(getattr(self.config, key.section), key.name)
+        return key.value_in(self.config)
 
     def place_of(self, key: Key) -> str:
         if key.dotted in self.chosen:

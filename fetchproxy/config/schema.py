@@ -15,6 +15,8 @@ from fetchproxy.config.values import (
     BootstrapText,
     Duration,
     HostPortText,
+    Live,
+    LiveOnceSet,
     OptionalAdvertisedHost,
     OptionalAttachments,
     OptionalHostName,
@@ -47,7 +49,7 @@ class Section(BaseModel):
 class ArchiveConfig(Section):
     """The archiver (RemoteLogManager)."""
 
-    topics: OptionalPattern = None
+    topics: LiveOnceSet[OptionalPattern] = None
     """Topics to archive: a regular expression that matches the whole name. Kafka's internal topics
     are never archived."""
     log_dirs: OptionalPaths = None
@@ -71,7 +73,7 @@ class ArchiveConfig(Section):
     # long, and its object must not be deleted meanwhile.
     copy_max_ms: Duration = Field(300_000, ge=1, le=3_600_000)
     """If a copy takes longer than this, the archiver gives it up and tries again."""
-    copy_bytes_per_s_max: Size = Field(0, ge=0)
+    copy_bytes_per_s_max: Live[Size] = Field(0, ge=0)
     """Limits how many bytes per second the archiver reads from the brokers, over all partitions.
     This leaves bandwidth for consumers while the archiver catches up
     (remote.log.manager.copy.max.bytes.per.second). 0: no limit.
@@ -105,51 +107,51 @@ class ArchiveConfig(Section):
     (session.timeout.ms).
     """
     # --- retention ---
-    remote_log_retention_ms: Duration = Field(-1, ge=-1)
+    remote_log_retention_ms: Live[Duration] = Field(-1, ge=-1)
     """The archiver deletes archived segments whose newest record is older than this, oldest first.
     -1: never. The topic's own `retention.ms` is ignored, because archived topics usually have a
     short one.
     """
-    remote_log_retention_bytes: Size = Field(-1, ge=-1)
+    remote_log_retention_bytes: Live[Size] = Field(-1, ge=-1)
     """If the archive of a partition exceeds this size, the archiver deletes its oldest segments.
     -1: no limit.
     """
-    local_retention_ms: Duration = Field(-1, ge=-1)
+    local_retention_ms: Live[Duration] = Field(-1, ge=-1)
     """The archiver deletes records older than this from the brokers (DeleteRecords) once they are
     archived. Set retention.ms=-1 and retention.bytes=-1 on the topic, because a broker does not
     wait for the copy. -1: the archiver does not delete from the brokers.
     """
-    local_retention_bytes: Size = Field(-1, ge=-1)
+    local_retention_bytes: Live[Size] = Field(-1, ge=-1)
     """Like `local_retention_ms`, for archived records beyond this size in a partition."""
-    retention_overrides: OptionalRetentionOverrides = None
+    retention_overrides: Live[OptionalRetentionOverrides] = None
     """Other values of the four keys above for some topics: a table of patterns for whole topic
     names, as in `"orders[.].*" = { remote_log_retention_ms = 86400000 }`. The first pattern that
     matches applies. In the environment and on the command line, write the table as JSON.
     """
-    follow_topic_retention: bool = False
+    follow_topic_retention: Live[bool] = False
     """If true, a topic's own settings take precedence over `archive.*`, but not over an override.
     A topic with remote.storage.enable=true: its retention.ms and retention.bytes apply to archive
     and brokers together. Any other topic: its local.retention.ms and local.retention.bytes apply
     to the brokers.
     """
-    retention_grace_ms: Duration = Field(300_000, ge=0)
+    retention_grace_ms: Live[Duration] = Field(300_000, ge=0)
     """The archiver deletes a segment's objects this long after it hid the segment
     (file.delete.delay.ms). Until then, reads in flight still find them, and so do proxies whose
     view is up to metadata.view_age_max_ms old.
     """
-    retention_step_grace_ms: Duration = Field(86_400_000, ge=0)
+    retention_step_grace_ms: Live[Duration] = Field(86_400_000, ge=0)
     """If retention would hide more than half of a partition at once, the archiver announces it
     (log, metrics, console) and waits this long, so that you can notice a mistyped retention or a
     wrong clock. 0: the archiver does not wait, and does not compare its clock with those of the
     store and of producers.
     """
-    topic_deletion: Literal["delete", "keep", "delete-all"] = "delete"
+    topic_deletion: Live[Literal["delete", "keep", "delete-all"]] = "delete"
     """Whether the archiver deletes the archive of a topic that the cluster has deleted. `delete`:
     yes, unless most topics are gone at once or none is left, because that may be another cluster
     with the same id. `delete-all`: yes, even then; set this only while you need it. `keep`: no;
     topics that are deleted while this is set keep their archive permanently.
     """
-    topic_deletion_grace_ms: Duration = Field(86_400_000, ge=0)
+    topic_deletion_grace_ms: Live[Duration] = Field(86_400_000, ge=0)
     """The archiver deletes a topic's archive when the topic has been missing from the cluster for
     this long. This leaves time to notice a mistake, or to repair a cluster that shows only some of
     its topics.
@@ -235,7 +237,7 @@ class RemoteFetchConfig(Section):
     """How many bytes are read from the store at the same time. More reads have to wait."""
     chunk_cache_bytes_max: Size = Field(256 * MiB, ge=0)
     """Memory of the chunk cache."""
-    client_bytes_per_s_max: Size = Field(0, ge=0)
+    client_bytes_per_s_max: Live[Size] = Field(0, ge=0)
     """Archived bytes per second for one client, over all its connections. Above it, the proxy
     throttles the client as a broker does for a quota (consumer_byte_rate). A client is identified
     by its archive-only user or by its certificate; if it has neither, by its IPv4 address or IPv6
@@ -348,15 +350,15 @@ class GatewayConfig(Section):
     """
     connections_max: int = Field(20_000, ge=1)
     """How many client connections there may be at once. The proxy closes any above this number."""
-    connections_per_ip_max: int = Field(20_000, ge=1)
+    connections_per_ip_max: Live[int] = Field(20_000, ge=1)
     """How many connections one address may have at once (max.connections.per.ip). The default
     equals that of connections_max, so there is no limit for one address, because many clients may
     share a NAT.
     """
-    idle_max_ms: Duration = Field(600_000, ge=100)
+    idle_max_ms: Live[Duration] = Field(600_000, ge=100)
     """The proxy closes a connection that is silent for this long (connections.max.idle.ms)."""
     # Docker kills a process 10 s after SIGTERM, Kubernetes after 30 s.
-    drain_max_ms: Duration = Field(8_000, ge=0)
+    drain_max_ms: Live[Duration] = Field(8_000, ge=0)
     """How long a stopping process waits for its clients: it closes each connection as soon as no
     response is due on it. After this time it cuts the remaining ones. If you raise it, also raise
     the time after which your supervisor kills the process. 0: connections are cut at once.
@@ -421,16 +423,16 @@ class ConsoleConfig(Section):
 
     listen: OptionalHostPortText = None
     """host:port of the web console. Not set: no console."""
-    allowed_hosts: str = ""
+    allowed_hosts: Live[str] = ""
     """Additional host names, separated by commas, under which browsers may call the console. The
     listener's own name and loopback are always allowed. Other names are refused, to prevent DNS
     rebinding.
     """
-    show_records: bool = False
+    show_records: Live[bool] = False
     """Whether the console shows archived records to anyone who can reach it. The brokers' ACLs do
     not apply to them.
     """
-    masked_fields: str = ""
+    masked_fields: Live[str] = ""
     """Names of JSON fields (at any depth) and of headers, separated by commas, whose content the
     console hides. If it is set, keys and values that are not JSON are not shown at all.
     """
@@ -439,7 +441,7 @@ class ConsoleConfig(Section):
     10,000 partitions. If false, it has these series for each topic: the sum of its partitions, or
     the worst.
     """
-    token_file: Path | None = None
+    token_file: Live[Path | None] = None
     """File with a token. If it is set, every path except /healthz and /readyz needs the token.
     Programs send it as `Authorization: Bearer TOKEN`; in a browser, enter it as the password of any
     user. The file is read at the start.
@@ -449,13 +451,13 @@ class ConsoleConfig(Section):
 class PricesConfig(Section):
     """The prices of the store, for `fetchproxy top`, the API and `fetchproxy sizing`."""
 
-    get_usd_per_1000: float = Field(0.0, ge=0, allow_inf_nan=False)
+    get_usd_per_1000: Live[float] = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for 1,000 reads of the store (GET)."""
-    put_usd_per_1000: float = Field(0.0, ge=0, allow_inf_nan=False)
+    put_usd_per_1000: Live[float] = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for 1,000 writes and listings of the store (PUT, LIST)."""
-    egress_usd_per_gb: float = Field(0.0, ge=0, allow_inf_nan=False)
+    egress_usd_per_gb: Live[float] = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for a GB (10⁹ bytes) that the store sends."""
-    storage_usd_per_gb_month: float = Field(0.0, ge=0, allow_inf_nan=False)
+    storage_usd_per_gb_month: Live[float] = Field(0.0, ge=0, allow_inf_nan=False)
     """US dollars for a GB (10⁹ bytes) in the store for a month."""
 
     @property
@@ -502,9 +504,9 @@ class TracingConfig(Section):
 class LogConfig(Section):
     """The log."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Live[Literal["debug", "info", "warning", "error"]] = "info"
     """Lowest level that is logged. Requests are logged only at debug."""
-    format: Literal["auto", "console", "json"] = "auto"
+    format: Live[Literal["auto", "console", "json"]] = "auto"
     """`console`: lines for people. `json`: one JSON object per line. `auto`: `console` on a
     terminal, otherwise `json`.
     """

@@ -10,7 +10,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from socket import inet_aton
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, SecretStr
@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Sec
 from fetchproxy.errors import ConfigError
 from fetchproxy.model import is_topic_name
 
+T = TypeVar("T")
 # host:port texts of the configuration, parsed in the same way everywhere. Resolves no names.
 
 # A label of a host name, as resolvers accept it. Names of containers may contain `_`.
@@ -286,6 +287,19 @@ def _port(text: str) -> int:
 
 
 # Sizes and durations: a whole number with a unit, or a number of the unit in the key's name.
+
+
+@dataclass(frozen=True, slots=True)
+class TakenLive:
+    """Metadata of a key that a running process takes over when it reads its settings again: whoever
+    uses the key reads it at each use. `once_set`: only while it is set, before and after.
+    """
+
+    once_set: bool = False
+
+
+Live = Annotated[T, TakenLive()]
+LiveOnceSet = Annotated[T, TakenLive(once_set=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,7 +170,7 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/api/process",
-        "One row: versions, settings with secrets masked, limits and clocks of the process",
+        "Versions, settings with secrets masked, limits and clocks: a row for each process",
         ProcessRow,
         lambda rows, given, query: rows.process(query),
         guarded=True,

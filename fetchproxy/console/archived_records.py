@@ -177,13 +177,13 @@ def _masked(value: Any, names: frozenset[str]) -> Any:
 @dataclass(eq=False, repr=False)
 class ArchivedRecords:
     """`partition_of`: the partition of a topic's name and number in the archive, None: not known.
-    `masked`: see `masked_names`.
+    `masked`: asked at each page; see `masked_names`.
     """
 
     views: PartitionViews
     purgatory: RemoteFetchPurgatory
     partition_of: Callable[[str, int], TopicIdPartition | None]
-    masked: frozenset[str] = frozenset()
+    masked: Callable[[], frozenset[str]] = frozenset
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def page(self, query: RecordQuery) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class ArchivedRecords:
             start = await self._start(tp, query, first)
             if not first <= start < end:
                 raise NothingThere(f"{tp} is archived from offset {first} to {end - 1}")
-            page = _Page(query, self.masked, start)
+            page = _Page(query, self.masked(), start)
             while page.wants_more and page.next_offset < end and await self._read_on(tp, page):
                 pass
             return {

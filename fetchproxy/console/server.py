@@ -15,7 +15,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
 from importlib import resources
 from ipaddress import ip_address
@@ -30,6 +30,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
+from fetchproxy.config.reloading import Reload
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.config.values import (
     HostPort,
@@ -122,12 +123,12 @@ def is_cross_site(request: web.Request) -> bool:
     return headers.get("Sec-Fetch-Mode") != "navigate" or request.path != "/"
 
 
-def host_guard(names: frozenset[str]) -> Middleware:
+def host_guard(names: Callable[[], frozenset[str]]) -> Middleware:
     """Answers 421 to a Host header that `host_allowed` refuses, and 403 to another site's page."""
 
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-        if not host_allowed(request.headers.get("Host", ""), names):
+        if not host_allowed(request.headers.get("Host", ""), names()):
             return web.Response(
                 status=421,
                 text="The console is not known by this host name; "
@@ -169,11 +170,12 @@ def has_token(authorization: str, token: bytes) -> bool:
     return hmac.compare_digest(given, token)
 
 
-def token_guard(token: bytes | None) -> Middleware:
+def token_guard(token_now: Callable[[], bytes | None]) -> Middleware:
     """Answers 401 to all but `OPEN_PATHS` without the token. None: no token is needed."""
 
     @web.middleware
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
+        token = token_now()
         is_open = token is None or request.path in OPEN_PATHS
         if token is None or is_open or has_token(request.headers.get("Authorization", ""), token):
             return await handler(request)
@@ -279,17 +281,18 @@ class HttpConsole(ABC):
     def __init__(self, config: ConsoleConfig) -> None:
         if config.listen is None:
             raise ConfigError("console.listen is not set")
-        self._listen = config.listen
+        self._config, self._listen = config, config.listen
         self._server: asyncio.Server | None = None
         self.token = token_of(config)
-        names = allowed_names(config.listen, config.allowed_hosts)
-        self._app = app = web.Application(middlewares=[host_guard(names), token_guard(self.token)])
+        guards = [host_guard(self._names), token_guard(lambda: self.token)]
+        self._app = app = web.Application(middlewares=guards)
         app.on_response_prepare.append(add_security_headers)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/api/status", self._status)
         app.router.add_get("/api/records", self._records)
+        app.router.add_get("/api/openapi.json", _description)
         static = resources.files("fetchproxy.console") / "static"
         for path, (name, content_type) in _PAGE_FILES.items():
             content = (static / name).read_text(encoding="utf-8")
@@ -310,6 +313,33 @@ class HttpConsole(ABC):
         assert self._server is not None  # it listens
         host, port = self._server.sockets[0].getsockname()[:2]
         return HostPort(host, port)
+
+    async def read_token(self, reload: Reload) -> Reload:
+        """Takes the token of `reload`, whose file may have changed. Returns `reload`, with a fault
+        if the file cannot be used; then nothing is to be taken.
+        """
+        if reload.fault:
+            return reload
+        try:
+            self.token = await asyncio.to_thread(token_of, reload.config.console)
+        except ConfigError as error:
+            return replace(reload, fault=str(error))
+        return reload
+
+    def refused_as_guarded(self, endpoint: Endpoint, request: web.Request) -> web.Response | None:
+        """The refusal of a guarded endpoint, unless the caller is on this machine or a token is
+        needed anyway.
+        """
+        if not endpoint.guarded or self.token is not None or is_of_this_machine(request):
+            return None
+        return web.Response(
+            status=403,
+            text="Open only to callers on this machine; to open it to others, set "
+            "console.token_file.\n",
+        )
+
+    def _names(self) -> frozenset[str]:
+        return allowed_names(self._listen, self._config.allowed_hosts)
 
     async def __aenter__(self) -> Self:
         address = parse_host_port(self._listen)
@@ -376,14 +406,13 @@ class ConsoleServer(HttpConsole):
         """
         super().__init__(config)
         self._rows = rows
-        self._app.router.add_get("/api/openapi.json", _description)
         for endpoint in ENDPOINTS if rows is not None else ():
             self._app.router.add_get(endpoint.path, partial(self._page, endpoint))
         if drill is not None:
             add_drill(self._app, drill)
         self._source = source
         self._registry = registry
-        self._may_show_records, self._archived_records = config.show_records, records
+        self._archived_records = records
         self._turn = asyncio.Lock()
 
     async def _readyz(self, _request: web.Request) -> web.Response:
@@ -424,7 +453,7 @@ class ConsoleServer(HttpConsole):
         """`?topic=orders&partition=0&offset=12&count=20&as=hex`: archived records from an offset,
         or from the first one at or after `timestamp_ms`.
         """
-        if not self._may_show_records:
+        if not self._config.show_records:
             text = "The console shows no records: console.show_records is not set.\n"
             return web.Response(status=403, text=text)
         records = self._archived_records()
@@ -444,14 +473,10 @@ class ConsoleServer(HttpConsole):
         return web.Response(text=text, content_type="application/json")
 
     async def _page(self, endpoint: Endpoint, request: web.Request) -> web.Response:
-        """One page of rows. A guarded one is for callers on this machine, or with the token."""
+        """One page of rows."""
         assert self._rows is not None  # else there is no route to here
-        if endpoint.guarded and self.token is None and not is_of_this_machine(request):
-            return web.Response(
-                status=403,
-                text="Open only to callers on this machine; to open it to others, set "
-                "console.token_file.\n",
-            )
+        if (refusal := self.refused_as_guarded(endpoint, request)) is not None:
+            return refusal
         try:
             query = page_query(request.query.items())
             found = await endpoint.rows(self._rows, request.match_info, query)

@@ -138,7 +138,7 @@ async def _plan(config: Config, topics: str) -> ArchivePlan:
         cluster = opened.cluster
         discovery = TopicDiscovery(
             cluster,
-            topics,
+            config.archive,
             WritingLimits.discovery_interval_ms,
             metadata_topic=config.metadata.topic_name,
             name_fault=opened.storage.objects.name_fault,

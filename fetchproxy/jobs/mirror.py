@@ -266,7 +266,7 @@ def mirror_work(
 @asynccontextmanager
 async def _to_mirror(places: Places, options: MirrorOptions) -> AsyncIterator[ToMirror]:
     async with places.opened() as (source, target), Spool(places.config.archive.spool_dir) as spool:
-        yield source, target, spool, CopyPace(options.bytes_per_s)
+        yield source, target, spool, CopyPace(lambda: options.bytes_per_s)
 
 
 async def _mirror_partition(

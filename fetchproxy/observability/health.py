@@ -184,6 +184,19 @@ class Kind(StrEnum):
         "restart the process",
         about="part",
     )
+    SETTINGS_REFUSED = _error(
+        "settings_refused",
+        "the settings that were read again at SIGHUP cannot be used: nothing of them was taken",
+        "correct what the message names, and send SIGHUP again",
+        about="",
+    )
+    SETTINGS_WAIT = _warning(
+        "settings_wait",
+        "settings were changed, and the process uses the old values until it is restarted",
+        "restart the process; or change the settings back, and send SIGHUP",
+        about="",
+        waits=False,
+    )
     TLS_FILES_UNUSABLE = _error(
         "tls_files_unusable",
         "changed certificates or keys cannot be used; new connections still get the old ones",

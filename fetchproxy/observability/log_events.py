@@ -778,6 +778,10 @@ EVENTS: Mapping[str, LogEvent] = dict(
         _info("segment_deleted_by_another", "another archiver has already deleted the segment"),
         _info("segment_hidden", "a segment is hidden from readers; it is deleted later"),
         _info("segments_merged", "small segments were merged into a large one"),
+        _info(
+            "settings_read_again",
+            "SIGHUP was sent: `taken` are in force now, `waiting` need a restart",
+        ),
         _info("stale_uploads_aborted", "unfinished uploads of crashed archivers were removed"),
         _info("stopping", "the process got a signal and is stopping"),
         _info("store_credentials_changed", "the store is used with new credentials"),

@@ -268,30 +268,44 @@ def host_of(address: str) -> str:
 
 
 class ClientRates:
-    """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`; 0: no limit. `clock`: in s."""
+    """`bytes_per_s_max`: `remote_fetch.client_bytes_per_s_max`, asked at each response; 0: no
+    limit. `clock`: in s.
+    """
 
-    def __init__(self, bytes_per_s_max: int, clock: Callable[[], float]) -> None:
-        self._bytes_per_s_max = bytes_per_s_max
+    def __init__(self, bytes_per_s_max: Callable[[], int], clock: Callable[[], float]) -> None:
+        self._rate_now = bytes_per_s_max
+        self._rate = 0
         self._clock = clock
         self._buckets: LRUCache[str, TokenBucket] = LRUCache(PAYERS_MAX)
 
+    @property
+    def _bytes_per_s_max(self) -> int:
+        """With a changed rate, all payers begin without a debt."""
+        if (rate := self._rate_now()) != self._rate:
+            self._rate = rate
+            self._buckets.clear()
+        return self._rate
+
     def room(self, bytes_max: int) -> int:
         """Bytes for one response: at most one second's worth, so that no client owes for long."""
-        return min(bytes_max, self._bytes_per_s_max) if self._bytes_per_s_max else bytes_max
+        return min(bytes_max, self._bytes_per_s_max or bytes_max)
 
     def owed_s(self, payer: str) -> float:
         """For how long the payer may get no archived records; 0: it may have them now."""
+        if not self._bytes_per_s_max:
+            return 0.0
         bucket = self._buckets.get(payer)
         return 0.0 if bucket is None else min(bucket.owed_s(self._clock()), PAUSE_MAX_S)
 
     def spend(self, payer: str, size_bytes: int) -> float:
         """Count archived bytes that are sent to the payer now. Returns `owed_s`."""
-        if not self._bytes_per_s_max or not size_bytes:
+        rate = self._bytes_per_s_max
+        if not rate or not size_bytes:
             return self.owed_s(payer)
         now = self._clock()
         bucket = self._buckets.get(payer)
         if bucket is None:
-            bucket = self._buckets[payer] = TokenBucket(self._bytes_per_s_max, now)
+            bucket = self._buckets[payer] = TokenBucket(rate, now)
         return min(bucket.spend(size_bytes, now), PAUSE_MAX_S)
 
 
@@ -475,7 +489,7 @@ def admission_of(
     return Admission(
         ResponseBudget(limits.remote_answer_bytes_max, gateway.remote_answers_bytes_max),
         ResponseTurns(limits.remote_answer_turns_max, limits.remote_answer_turn_max_ms / 1000),
-        ClientRates(config.remote_fetch.client_bytes_per_s_max, clock),
+        ClientRates(lambda: config.remote_fetch.client_bytes_per_s_max, clock),
         ConsumerPaces(clock, enabled=gateway.pace_by_appetite),
         accounts,
         GroupsOfClients(),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ssl
 
+from fetchproxy.errors import system_error_in_words
+
 # The first three bytes of a TLS record with a handshake or an alert, versions 3.0 to 3.4.
 _RECORD_STARTS = frozenset((kind << 16) | (3 << 8) | minor for kind in (0x15, 0x16)
                            for minor in range(5))  # fmt: skip
@@ -86,12 +88,12 @@ def reason_of(error: OSError) -> str:
 
 
 def handshake_error_in_words(error: OSError) -> str:
-    """The error in words, for logs and messages. An error that is not from TLS keeps its text."""
+    """The error in words, for logs and messages."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate not accepted: {error.verify_message}"
     words = _WORDS.get(reason_of(error))
     if words is None or not isinstance(error, ssl.SSLError):
-        return str(error) or words or type(error).__name__
+        return system_error_in_words(error) if str(error) else words or type(error).__name__
     return f"{words} ({error.reason or error})"
 
 

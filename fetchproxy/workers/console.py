@@ -1,8 +1,8 @@
 """One console for all workers: their figures together, and the page of the one that archives.
 
 Pages of the archive (topics, partitions, segments, timelines, conditions) are the first worker's
-that answers. Readers, groups and the history are merged. The log and the facts of a process are not
-here: each worker has its own.
+that answers, and so are archived records. What processes know is merged: readers, groups,
+conditions, the history, the log and the processes themselves.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from yarl import URL
 
 from fetchproxy.config.schema import ConsoleConfig
-from fetchproxy.console.api import ENDPOINTS
+from fetchproxy.console.api import ENDPOINTS, Endpoint
 from fetchproxy.console.history import merged_samples
 from fetchproxy.console.rows import LIMIT_MAX, BadPage, page_query, skipped_rows
 from fetchproxy.console.server import HttpConsole, refused_rows
 from fetchproxy.workers.merging import (
+    merged_conditions,
     merged_groups,
+    merged_lines,
     merged_metrics,
     merged_readers,
     merged_status,
+    one_after_the_other,
 )
 
 _Merge = Callable[[Sequence[list[dict[str, Any]]]], list[dict[str, Any]]]
@@ -37,10 +40,12 @@ MERGED: Mapping[str, _Merge] = {
     "/api/history": merged_samples,
     "/api/readers": merged_readers,
     GROUPS: merged_groups,
+    "/api/conditions": merged_conditions,
+    "/api/log": merged_lines,
+    "/api/process": one_after_the_other,
 }
-OF_A_WORKER = frozenset(("/api/log", "/api/process"))
-# A worker answers within a turn of its loop.
-_WORKER_MAX_S = 5.0
+# A worker answers within a turn of its loop; archived records come from the store.
+_WORKER_MAX_S, _RECORDS_MAX_S = 5.0, 60.0
 _OF_PARENT = ("fetchproxy_worker_restarts_total",)
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -60,10 +65,11 @@ class WorkersConsole(HttpConsole):
         self._consoles = consoles
         self._leaving = leaving
         for endpoint in ENDPOINTS:
-            if endpoint.path not in OF_A_WORKER:
-                merge = MERGED.get(endpoint.path)
-                handler = self._of_first if merge is None else partial(self._merged_page, merge)
-                self._app.router.add_get(endpoint.path, handler)
+            merge = MERGED.get(endpoint.path)
+            handler = self._of_first
+            if merge is not None:
+                handler = partial(self._merged_page, endpoint, merge)
+            self._app.router.add_get(endpoint.path, handler)
 
     async def _readyz(self, request: web.Request) -> web.Response:
         """200 if one worker is ready: it has the same ports as all others."""
@@ -91,13 +97,14 @@ class WorkersConsole(HttpConsole):
         return web.Response(text=text, content_type="application/json", charset="utf-8")
 
     async def _records(self, request: web.Request) -> web.Response:
-        text = "with several workers, the page shows no records\n"
-        return web.Response(status=404, text=text)
+        return await self._of_first(request, _RECORDS_MAX_S)
 
-    async def _of_first(self, request: web.Request) -> web.Response:
+    async def _of_first(
+        self, request: web.Request, wait_max_s: float = _WORKER_MAX_S
+    ) -> web.Response:
         """What the first worker answers that gives an answer, whatever it is."""
         path = request.rel_url.raw_path_qs  # begins with a slash, whatever the client wrote
-        async with self._session() as session:
+        async with self._session(wait_max_s) as session:
             for _, url in sorted(self._consoles.items()):
                 try:
                     async with session.get(URL(url + path, encoded=True)) as response:
@@ -111,7 +118,11 @@ class WorkersConsole(HttpConsole):
                     continue  # it is ending, or has ended
         return web.Response(status=503, text="no worker runs\n")
 
-    async def _merged_page(self, merge: _Merge, request: web.Request) -> web.Response:
+    async def _merged_page(
+        self, endpoint: Endpoint, merge: _Merge, request: web.Request
+    ) -> web.Response:
+        if (refusal := self.refused_as_guarded(endpoint, request)) is not None:
+            return refusal
         by_name = request.path == GROUPS
         try:
             query = page_query(request.query.items())
@@ -138,8 +149,8 @@ class WorkersConsole(HttpConsole):
             ]
         return {number: text for number, task in requests if (text := task.result()) is not None}
 
-    def _session(self) -> aiohttp.ClientSession:
-        timeout = aiohttp.ClientTimeout(total=_WORKER_MAX_S)
+    def _session(self, wait_max_s: float = _WORKER_MAX_S) -> aiohttp.ClientSession:
+        timeout = aiohttp.ClientTimeout(total=wait_max_s)
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token.decode()}"}
         return aiohttp.ClientSession(timeout=timeout, headers=headers)
 

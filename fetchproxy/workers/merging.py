@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fetchproxy.console.status import DISPLAYED_CLIENTS_MAX
-from fetchproxy.observability.health import Level
+from fetchproxy.observability.health import Kind, Level
 
 _SUMMED = ("relay", "remote_reads", "cache")
 _LEVELS = list(Level)
+_SEVERITY = {kind.value: number for number, kind in enumerate(Kind)}
 # Of a reader and of a group; all other fields are figures.
 _READER = ("address", "client_id", "user", "group")
 _GROUP = ("group",)
@@ -101,6 +102,31 @@ def merged_readers(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[
 def merged_groups(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Rows of `/api/groups`, by name."""
     return sorted(_summed(of_workers, _GROUP), key=lambda one: str(one["group"]))
+
+
+def merged_conditions(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows of `/api/conditions`, the worst first; what several workers report is there once."""
+    found: dict[tuple[object, ...], dict[str, Any]] = {}
+    for row in (row for rows in of_workers for row in rows):
+        place = row["kind"], row["subject"], row["topic"], row["partition"], row["first_offset"]
+        found.setdefault(place, row)
+    return sorted(found.values(), key=_badness)
+
+
+def _badness(condition: dict[str, Any]) -> tuple[int, bool, int]:
+    level = _LEVELS.index(Level(condition["level"]))
+    return level, not condition["missing"], _SEVERITY.get(condition["kind"], len(_SEVERITY))
+
+
+def merged_lines(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows of `/api/log`, the newest first."""
+    rows = (row for rows in of_workers for row in rows)
+    return sorted(rows, key=lambda row: str(row["at"]), reverse=True)
+
+
+def one_after_the_other(of_workers: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Rows of `/api/process`."""
+    return [row for rows in of_workers for row in rows]
 
 
 def _summed(

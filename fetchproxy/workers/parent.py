@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 
 import structlog
 
 from fetchproxy.app import Limits
+from fetchproxy.config.reloading import Reload, take
 from fetchproxy.config.schema import Config
 from fetchproxy.config.values import parse_host_port
 from fetchproxy.errors import ConfigError
+from fetchproxy.observability.logs import configure_logging
 from fetchproxy.observability.metrics import REGISTRY, WORKER_RESTARTS
+from fetchproxy.reloads import NextReload
 from fetchproxy.workers.console import WorkersConsole
+from fetchproxy.workers.messages import as_message
 from fetchproxy.workers.shares import ARCHIVES, config_of_worker
 from fetchproxy.workers.supervision import Supervision
 
@@ -33,10 +37,16 @@ _COMMAND = (sys.executable, "-m", "fetchproxy.cli.worker")
 
 
 class Workers:
-    """`run` them until `ask`. `create`: see `OwnArchive`."""
+    """`run` them until `ask`. `create`: see `OwnArchive`. What changes without a restart is taken
+    into `config`.
+    """
 
-    def __init__(self, config: Config, *, create: bool, limits: Limits) -> None:
+    def __init__(
+        self, config: Config, *, create: bool, limits: Limits, next_reload: NextReload
+    ) -> None:
         self._config, self._create, self._limits = config, create, limits
+        self._next_reload = next_reload
+        self._last_reload: Reload | None = None
         self._count = config.process.workers
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._consoles: dict[int, str] = {}  # URLs, by number
@@ -53,16 +63,40 @@ class Workers:
     async def run(self) -> None:
         """Raises ConfigError if the ports are taken, or no worker can start."""
         with _bound(self._config) as port:
-            async with self._console(), asyncio.TaskGroup() as tasks:
-                for number in range(self._count):
-                    tasks.create_task(self._keep(number, port), name=f"worker-{number}")
+            async with self._console() as console, asyncio.TaskGroup() as tasks:
+                following = tasks.create_task(self._follow_settings(console, port), name="settings")
+                async with asyncio.TaskGroup() as workers:
+                    for number in range(self._count):
+                        workers.create_task(self._keep(number, port), name=f"worker-{number}")
+                following.cancel()
         if self._unusable:
             raise ConfigError("a worker could not start: the reason is above")
 
-    def _console(self) -> AbstractAsyncContextManager[object]:
+    def _console(self) -> AbstractAsyncContextManager[WorkersConsole | None]:
         if self._config.console.listen is None:
             return nullcontext()
         return WorkersConsole(self._config.console, self._consoles, REGISTRY, self._leaving.is_set)
+
+    async def _follow_settings(self, console: WorkersConsole | None, port: int) -> None:
+        """Each worker takes what its parent has taken, and tells of it."""
+        while True:
+            reload = await self._next_reload()
+            if console is not None:
+                reload = await console.read_token(reload)
+            self._last_reload = reload
+            if not reload.fault:
+                take(self._config, reload.config)
+                configure_logging(self._config.log, sys.stderr)
+            for number, process in self._processes.items():
+                if process.returncode is None and process.stdin is not None:
+                    process.stdin.write(self._news(number, port))
+
+    def _news(self, number: int, port: int) -> bytes:
+        """The last reload, for a worker."""
+        if self._last_reload is None:
+            return b""
+        config = config_of_worker(self._last_reload.config, number, port)
+        return as_message(replace(self._last_reload, config=config))
 
     def _leave(self) -> None:
         self._leaving.set()
@@ -74,17 +108,9 @@ class Workers:
         """Run a worker, again and again, until all leave."""
         supervision = Supervision()
         clock = asyncio.get_running_loop().time
-        instructions = pickle.dumps(
-            (
-                number,
-                config_of_worker(self._config, number, port),
-                self._create and number == ARCHIVES,
-                self._limits,
-            )
-        )
         while not self._leaving.is_set():
             supervision.started(clock())
-            exit_code = await self._run_one(number, instructions, supervision)
+            exit_code = await self._run_one(number, port, supervision)
             if self._leaving.is_set():
                 return
             pause_s = supervision.pause_after(exit_code, clock())
@@ -104,7 +130,13 @@ class Workers:
                 async with asyncio.timeout(pause_s):
                     await self._leaving.wait()
 
-    async def _run_one(self, number: int, instructions: bytes, supervision: Supervision) -> int:
+    def _instructions(self, number: int, port: int) -> bytes:
+        """With the settings in force, and what is to be told of those that are not."""
+        config = config_of_worker(self._config, number, port)
+        creates = self._create and number == ARCHIVES
+        return as_message((number, config, creates, self._limits)) + self._news(number, port)
+
+    async def _run_one(self, number: int, port: int, supervision: Supervision) -> int:
         process = await asyncio.create_subprocess_exec(
             *_COMMAND,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
@@ -120,7 +152,7 @@ class Workers:
             process.send_signal(signal.SIGTERM)
         try:
             with suppress(ConnectionError):  # it has ended already
-                process.stdin.write(instructions)
+                process.stdin.write(self._instructions(number, port))
                 await process.stdin.drain()
             if line := (await process.stdout.readline()).decode().strip():
                 supervision.serves()

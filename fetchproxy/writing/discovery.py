@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fetchproxy.brokers.cluster import Cluster, TopicInfo
 from fetchproxy.brokers.messages import RETRIABLE
-from fetchproxy.config.schema import METADATA_TOPIC
+from fetchproxy.config.schema import METADATA_TOPIC, ArchiveConfig
 from fetchproxy.errors import ClusterError
 from fetchproxy.model import ZERO_UUID, TopicIdPartition
 from fetchproxy.observability.health import Health, Kind, of_topic
@@ -53,12 +53,14 @@ def partitions_of(topics: Iterable[TopicInfo]) -> list[TopicIdPartition]:
 
 
 class TopicDiscovery:
-    """The last result stands until the next `look` succeeds, so an outage changes no topic."""
+    """The last result stands until the next `look` succeeds, so an outage changes no topic. Each
+    look reads `archive.topics` anew.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
-        pattern: str,
+        config: ArchiveConfig,
         interval_ms: int,
         health: Health | None = None,
         metadata_topic: str = METADATA_TOPIC,
@@ -67,7 +69,7 @@ class TopicDiscovery:
         """`name_fault`: why the store cannot hold a topic of this name and id; None: it can."""
         self._health = health or Health()
         self._cluster = cluster
-        self._pattern = pattern
+        self._config = config
         self._interval_ms = interval_ms
         self._metadata_topic = metadata_topic
         self._name_fault = name_fault
@@ -76,6 +78,10 @@ class TopicDiscovery:
         self.refused: dict[str, str] = {}
         # Internal topics that `archive.topics` names.
         self.internal: list[str] = []
+
+    @property
+    def _pattern(self) -> str:
+        return self._config.topics or ""
 
     def topic_config(self, topic_id: UUID) -> Mapping[str, str] | None:
         """An archived topic's settings at the last `look`. None: they cannot be read."""

@@ -75,7 +75,7 @@ def open_source(
     config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int, log_dirs: Sequence[LogDir]
 ) -> Callable[[TopicIdPartition, Spool], SegmentAccumulator]:
     """Starts nothing. `log_dirs`: from `open_log_dirs`."""
-    pace = CopyPace(config.copy_bytes_per_s_max)
+    pace = CopyPace(lambda: config.copy_bytes_per_s_max)
     if log_dirs:
         return partial(LogDirsAccumulator, cluster=cluster, pace=pace, log_dirs=log_dirs)
     return partial(
@@ -140,7 +140,7 @@ class ArchiverParts:
         self.published_conditions = PublishedConditions(objects)  # for the parts that show it
         self.discovery = TopicDiscovery(
             cluster,
-            config.topics,
+            config,
             limits.discovery_interval_ms,
             self.published_conditions.health,
             self.metadata_topic,

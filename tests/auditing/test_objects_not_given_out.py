@@ -78,7 +78,7 @@ async def test_mirror(file: SegmentFile, tmp_path: Path) -> None:
     async with here.rlmm, there.rlmm, Spool(tmp_path) as spool:
 
         async def run() -> tuple[int, list[str]]:
-            options, pace = MirrorOptions(), CopyPace(0)
+            options, pace = MirrorOptions(), CopyPace(lambda: 0)
             mirror = PartitionMirror(here, there, TP, spool, pace, options, lambda *_: None)
             done = await mirror.run()
             return done.copied, [fault.what for fault in done.faults]

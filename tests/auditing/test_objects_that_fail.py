@@ -240,7 +240,7 @@ async def mirrored(
 ) -> MirroredPartition:
     here, there = place(source), place(target)
     async with here.rlmm, there.rlmm, Spool(folder) as spool:
-        options, pace = MirrorOptions(), CopyPace(0)
+        options, pace = MirrorOptions(), CopyPace(lambda: 0)
         copying = PartitionMirror(here, there, TP, spool, pace, options, lambda *_: None)
         return await copying.run()
 

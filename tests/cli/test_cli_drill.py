@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from fetchproxy_command import fetchproxy
+from proxy_process import ProxyProcess
+
 from fetchproxy.cli.drill import Felt, Sums, felt, figures_in
+from lab.mock_cluster import MockCluster
 
 COMPLETED = "fetchproxy_purgatory_completed_total"
 SCRAPE = """\
@@ -50,3 +56,24 @@ def test_the_longest_wait_is_the_longest_time_without_records_while_readers_wait
 
 def test_without_readers_nothing_was_felt() -> None:
     assert felt([look(0, 5), look(10, 5)]) == Felt(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def test_a_console_with_a_token_gets_it(tmp_path: Path) -> None:
+    token, store = tmp_path / "token", tmp_path / "store"
+    token.write_text("token-of-this-console")
+    store.mkdir()
+    settings = {"drills.enabled": "true", "console.token_file": token}
+    with (
+        MockCluster() as cluster,
+        ProxyProcess(cluster.bootstrap, store.as_uri(), tmp_path, settings=settings) as proxy,
+    ):
+        command = ("drill", "store-slow", "--for", "1s")
+        console = ("--console", f"127.0.0.1:{proxy.console_port}")
+        refused = fetchproxy(*command, *console)
+        assert refused.returncode == 2
+        assert "give --token-file" in refused.stderr
+        for given in (("--token-file", str(token)), ("--set", f"console.token_file={token}")):
+            done = fetchproxy(*command, *console, *given)
+            assert done.returncode == 0, done.stderr
+            assert "store-slow is over" in done.stdout
+        assert len(proxy.logged("drill_began")) == 2

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from fetchproxy_command import fetchproxy, output_of
 
+from fetchproxy.sizing.coefficients import EXAMPLE_PRICES
 from fetchproxy.sizing.document import EXAMPLE, EXAMPLE_COMMAND
 from fetchproxy.sizing.estimate import estimate
-from fetchproxy.sizing.prices import EXAMPLE_PRICES
 from fetchproxy.sizing.table import rows
 
 WORDS = EXAMPLE_COMMAND.split()[1:]

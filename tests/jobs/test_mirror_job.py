@@ -220,7 +220,7 @@ async def test_foreign_objects_in_the_archive_are_left_there(
 def test_a_limit_on_bytes_a_second_is_kept(archive: PlantedArchive, a: Path, b: Path) -> None:
     async def timed() -> float:
         clock = asyncio.get_running_loop().time
-        pace, began_at = CopyPace(10_000), clock()
+        pace, began_at = CopyPace(lambda: 10_000), clock()
         for _ in range(8):
             pace.spend(2_000)
             await pace.turn(None)
@@ -312,7 +312,7 @@ async def test_what_is_read_back_otherwise_is_not_given_metadata(
     ):
         wrong = replace(target, store=Shortening(b / PREFIX))
         mirror = PartitionMirror(
-            source, wrong, TP, spool, CopyPace(0), MirrorOptions(), lambda done, total: None
+            source, wrong, TP, spool, CopyPace(lambda: 0), MirrorOptions(), lambda done, total: None
         )
         with pytest.raises(DamagedObject, match="read back"):
             await mirror.run()
@@ -362,7 +362,7 @@ async def test_notes_come_first_and_segments_in_the_order_of_offsets(
             replace(target, store=store),
             TP,
             spool,
-            CopyPace(0),
+            CopyPace(lambda: 0),
             MirrorOptions(),
             lambda done, total: None,
         )

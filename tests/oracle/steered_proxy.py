@@ -86,7 +86,7 @@ class SteeredManager(RemoteLogManager):
         tp = TopicIdPartition(info.topic_id, topic, partition)
         if tp not in self._archivers:
             accumulator = BorderedAccumulator(
-                tp, self._spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
+                tp, self._spool, cluster=self.cluster, pace=CopyPace(lambda: 0), config=self.config
             )
             archiver = PartitionArchiver(
                 tp,

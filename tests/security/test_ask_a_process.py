@@ -22,7 +22,7 @@ from lab.secured_kafka import SecuredKafka
 
 pytestmark = pytest.mark.kafka
 
-PASSPHRASE, TOKEN = "pl4nted-passphrase", "pl4nted-token-of-the-console"
+TOKEN = "pl4nted-token-of-the-console"
 PROXY_URL = "http://u:pl4nted-proxy-password@127.0.0.1:9"
 S3_SECRET = "pl4nted-s3-secret-key"
 
@@ -35,7 +35,7 @@ def told(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ProxyProcess]:
-    """A proxy with a secret in each place that takes one, at debug level."""
+    """A proxy with secrets, at debug level. `test_bundle_secrets` has one in each setting."""
     (tmp_path / "token").write_text(TOKEN)
     for name, value in {
         "AWS_ACCESS_KEY_ID": "AK1A-pl4nted",
@@ -113,7 +113,7 @@ def bundled(told: ProxyProcess, data: TopicData, tmp_path: Path, contents: set[b
     assert json.loads(parts[f"segments/{data.topic}-0.json"])
     assert "gateway_listening" in parts["log.jsonl"]
     assert "cluster.sasl_password = " in parts["process.json"]
-    secrets = [*USERS.values(), TOKEN, S3_SECRET, PASSPHRASE, "pl4nted"]
+    secrets = [*USERS.values(), TOKEN, S3_SECRET, "pl4nted"]
     for name, text in {**parts, "what it prints": done.stdout + done.stderr}.items():
         assert_clean(text, *secrets)
         for content in contents:

@@ -29,6 +29,7 @@ class ProxyProcess:
         archive: str | None = None,
         settings: dict[str, object] | None = None,
         port: int = 0,
+        config: Path | None = None,
     ) -> None:
         self.port, self.console_port = port or free_port(), free_port()
         self.bootstrap = f"127.0.0.1:{self.port}"
@@ -40,6 +41,8 @@ class ProxyProcess:
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         if archive is not None:
             command += ["--archive", archive]
+        if config is not None:
+            command += ["--config", str(config)]
         command += limited.options(given)
         self._process = ServerProcess("fetchproxy", command, self.log, cwd=PROJECT)
 

@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from taken_settings import take_into
 from virtual_loop import run_virtual
 
+from fetchproxy.config.reloading import own_copy
+from fetchproxy.config.schema import Config
 from fetchproxy.serving.admission import (
     PAUSE_MAX_S,
     PAYERS_MAX,
@@ -14,11 +18,12 @@ from fetchproxy.serving.admission import (
     ClientRates,
     ResponseBudget,
     ResponseTurns,
+    admission_of,
     payer_of,
 )
 from fetchproxy.serving.client_groups import GroupsOfClients
 from fetchproxy.serving.consumer_pacing import ConsumerPaces
-from fetchproxy.serving.limits import to_close
+from fetchproxy.serving.limits import ServingLimits, to_close
 from fetchproxy.storage.reader_accounts import ReaderAccounts
 
 RATE = 1000
@@ -46,7 +51,7 @@ def share_of(rates: ClientRates) -> ClientQuota:
 
 def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:
     clock = Clock()
-    rates = ClientRates(RATE, clock)
+    rates = ClientRates(lambda: RATE, clock)
     assert rates.spend(A, 1000) == 0  # one second's worth is saved up
     assert rates.spend(A, 2500) == 2.5
     assert (rates.owed_s(A), rates.owed_s(B)) == (2.5, 0)
@@ -59,7 +64,7 @@ def test_who_had_too_much_owes_the_time_that_it_would_have_taken() -> None:
 
 def test_a_long_debt_is_told_in_parts() -> None:
     clock = Clock()
-    rates = ClientRates(RATE, clock)
+    rates = ClientRates(lambda: RATE, clock)
     rates.spend(A, 101 * RATE)
     waited = 0.0
     while owed := rates.owed_s(A):
@@ -99,17 +104,17 @@ def test_a_verified_certificate_counts_from_wherever_it_comes() -> None:
 
 
 def test_one_answer_is_a_seconds_worth() -> None:
-    assert ClientRates(RATE, Clock()).room(5000) == RATE
-    assert ClientRates(RATE, Clock()).room(10) == 10
+    assert ClientRates(lambda: RATE, Clock()).room(5000) == RATE
+    assert ClientRates(lambda: RATE, Clock()).room(10) == 10
 
 
 def test_without_a_limit_nobody_owes() -> None:
-    rates = ClientRates(0, Clock())
+    rates = ClientRates(lambda: 0, Clock())
     assert (rates.spend(A, 10**12), rates.owed_s(A), rates.room(10**12)) == (0, 0, 10**12)
 
 
 def test_clients_remembered_are_bounded() -> None:
-    rates = ClientRates(RATE, Clock())
+    rates = ClientRates(lambda: RATE, Clock())
     for number in range(PAYERS_MAX + 10):
         rates.spend(str(number), 5 * RATE)
     assert rates.owed_s("0") == 0
@@ -119,7 +124,7 @@ def test_clients_remembered_are_bounded() -> None:
 def test_a_client_is_told_no_less_than_it_owes_and_counts_as_having_waited() -> None:
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        share = share_of(ClientRates(RATE, clock))
+        share = share_of(ClientRates(lambda: RATE, clock))
         assert share.charge(2500, must_wait=True) == 1501
         began = clock()
         await share.pay()
@@ -135,7 +140,7 @@ def test_connections_of_one_client_have_their_turns() -> None:
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
-        rates = ClientRates(RATE, clock)
+        rates = ClientRates(lambda: RATE, clock)
         served = [0, 0, 0]
 
         async def connection(number: int) -> None:
@@ -159,7 +164,7 @@ def test_connections_of_one_client_have_their_turns() -> None:
 
 def test_who_may_not_be_kept_waiting_pays_before_it_has_more() -> None:
     async def main() -> None:
-        share = share_of(ClientRates(RATE, asyncio.get_running_loop().time))
+        share = share_of(ClientRates(lambda: RATE, asyncio.get_running_loop().time))
         assert share.charge(3000, must_wait=False) == 0
         await share.pay()
         assert share.owed_s() == 2
@@ -177,3 +182,16 @@ def test_those_that_hold_most_are_closed_and_no_more_than_need_be(
     if closed:
         smallest = sorted((size for size, _ in held), reverse=True)[len(closed) - 1]
         assert sum(left) + smallest > bytes_max
+
+
+@pytest.mark.live("remote_fetch.client_bytes_per_s_max")
+def test_a_rate_that_changes_counts_from_then_on() -> None:
+    clock, config = Clock(), own_copy(Config())
+    rates = admission_of(config, ServingLimits(), clock, ReaderAccounts()).rates
+    assert rates.spend(A, 10 * RATE) == 0
+    take_into(config.remote_fetch, client_bytes_per_s_max=RATE)
+    assert rates.room(10 * RATE) == RATE
+    assert rates.spend(A, 3 * RATE) == 2
+    take_into(config.remote_fetch, client_bytes_per_s_max=0)
+    assert rates.owed_s(A) == 0, "whoever owes may go on at once"
+    assert rates.room(10 * RATE) == 10 * RATE

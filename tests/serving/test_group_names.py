@@ -67,7 +67,7 @@ def test_the_gateway_looks_into_these_requests_alone() -> None:
 
 
 def quotas(count: int) -> list[ClientQuota]:
-    first = share_of(ClientRates(RATE, Clock()))
+    first = share_of(ClientRates(lambda: RATE, Clock()))
     return [first, *(ClientQuota(first._admission) for _ in range(count - 1))]
 
 

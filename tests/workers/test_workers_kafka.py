@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import urllib.error
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from archived_topics import SETTINGS, archive_and_trim, new_store, new_topic
 from client_readers import read_confluent, read_kafka_python
+from confluent_kafka import Consumer
 from fetchproxy_command import fetchproxy
 from held_reader import collected_here as collected_here
 from held_reader import held_readers
@@ -23,7 +26,7 @@ from raw_fetch import RawConnection
 from topic_data import TopicData, produce
 
 from lab.kafka import KafkaServer
-from lab.process import free_ports
+from lab.process import free_port, free_ports
 
 pytestmark = [
     pytest.mark.kafka,
@@ -55,13 +58,16 @@ def is_ready(proxy: ProxyProcess, workers: int = 2) -> bool:
 
 @pytest.fixture
 def proxy(kafka_server: KafkaServer, tmp_path: Path) -> Iterator[ProxyProcess]:
-    settings = {**SETTINGS, "process.workers": 2}
+    settings = {**SETTINGS, "process.workers": 2, "console.show_records": "true"}
+    file = tmp_path / "fetchproxy.toml"
+    file.write_text("")
     with ProxyProcess(
         kafka_server.bootstrap,
         new_store(tmp_path),
         tmp_path,
         archive="workers-.*",
         settings=settings,
+        config=file,
         port=free_ports(1 + 2),  # the lab's broker has node id 1
     ) as process:
         wait_for("all workers", lambda: is_ready(process))
@@ -100,7 +106,7 @@ def test_all_take_clients_and_one_archives(proxy: ProxyProcess, data: TopicData)
     for read in (read_confluent, read_kafka_python):
         assert read(proxy.bootstrap, data.topic, {0: RECORDS}) == data.written
     assert status["archiver"]["leads"] == 1, "the page shows the archiver's worker"
-    assert proxy.metric("fetchproxy_archive_copied_bytes_total", 'worker="1"') == 0
+    assert proxy.metric("kafka_server_brokertopicmetrics_remotecopybytes_total", 'worker="1"') == 0
 
 
 def test_the_page_of_all_has_the_lists_of_one(proxy: ProxyProcess, data: TopicData) -> None:
@@ -175,3 +181,116 @@ def test_what_keeps_a_worker_from_starting_ends_all(
     assert done.returncode == 2
     assert "/nowhere" in done.stderr
     assert "a worker could not start" in done.stderr
+
+
+def rows(proxy: ProxyProcess, path: str, limit: int = 2) -> list[dict[str, Any]]:
+    """All rows of a list, in small pages."""
+    found: list[dict[str, Any]] = []
+    after: str | None = ""
+    while after is not None:
+        page = json.loads(proxy.get(f"{path}?limit={limit}&after={quote(after)}"))
+        assert len(page["items"]) <= limit
+        found += page["items"]
+        after = page["next"]
+    return found
+
+
+def test_the_one_console_has_the_pages_of_all(proxy: ProxyProcess, data: TopicData) -> None:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawConnection(proxy.bootstrap)) for _ in range(20)]
+        for client in clients:
+            topic_id = client.topic_id(data.topic)
+            client.fetch(13, data.topic, topic_id, 0)
+        wait_for("both read", lambda: min(connections(proxy)) > 1)
+        partitions = f"/api/topics/{data.topic}/partitions"
+        known = lambda: data.topic in {row["topic"] for row in rows(proxy, "/api/topics")}  # noqa: E731
+        wait_for("the topic", known)
+        assert [row["partition"] for row in rows(proxy, partitions)] == [0]
+        segments = rows(proxy, f"{partitions}/0/segments")
+        assert segments[0]["base_offset"] == 0
+        assert [s["base_offset"] for s in segments[1:]] == [
+            s["last_offset"] + 1 for s in segments[:-1]
+        ]
+        [raw] = [row for row in rows(proxy, "/api/readers") if row["client_id"] == "raw"]
+        own = [row for row in rows(proxy, "/api/readers") if row["address"] == "this process"]
+        assert len(own) == 1
+        by_worker = [
+            proxy.metric("fetchproxy_reader_served_bytes_total", f'worker="{number}",address="1')
+            for number in range(2)
+        ]
+        assert raw["served_bytes"] > 0
+        assert raw["served_bytes"] == sum(by_worker)
+        assert min(by_worker) > 0, "the sum is one of both workers"
+    page = json.loads(proxy.get(f"/api/records?topic={data.topic}&partition=0&offset=7&count=3"))
+    assert [record["offset"] for record in page["records"]] == [7, 8, 9]
+    lines = rows(proxy, "/api/log", limit=50)
+    assert {json.loads(line["line"]).get("worker") for line in lines} == {0, 1}
+    assert [line["at"] for line in lines] == sorted((line["at"] for line in lines), reverse=True)
+    assert len(rows(proxy, "/api/process", limit=1)) == 2
+    assert "paths" in json.loads(proxy.get("/api/openapi.json"))
+    with socket.create_connection(("127.0.0.1", proxy.console_port)) as absolute:
+        elsewhere = f"http://127.0.0.1:{free_port()}{partitions}"  # must not be dialed
+        absolute.sendall(f"GET {elsewhere} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert absolute.recv(100).startswith(b"HTTP/1.1 200")
+    for path, status in (
+        ("/api/topics/none/partitions", "404"),
+        ("/api/readers?limit=0", "400"),
+        ("/api/log?after=x", "400"),
+        ("/api/records?topic=none&partition=0&offset=0", "404"),
+    ):
+        with pytest.raises(urllib.error.HTTPError, match=status) as refused:
+            proxy.get(path)
+        refused.value.close()
+
+
+def test_groups_of_clients_are_merged(proxy: ProxyProcess, data: TopicData) -> None:
+    settings = {"bootstrap.servers": proxy.bootstrap, "group.id": "team"}
+    consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
+    consumer.subscribe([data.topic])
+    try:
+        wait_for("a record", lambda: consumer.poll(0.1) is not None)
+        [row] = rows(proxy, "/api/groups")
+        assert row["group"] == "team"
+        assert row["clients"] >= 1
+    finally:
+        consumer.close()
+
+
+def test_settings_reach_all_workers_and_those_that_start_later(
+    proxy: ProxyProcess, tmp_path: Path
+) -> None:
+    file = tmp_path / "fetchproxy.toml"
+
+    def hang_up(text: str, event: str) -> None:
+        before = len(proxy.logged(event))
+        file.write_text(text)
+        os.kill(proxy.pid, signal.SIGHUP)
+        wait_for("each worker", lambda: len(proxy.logged(event)) == before + 2)
+
+    def settings() -> list[set[str]]:
+        return [set(row["settings"]) for row in rows(proxy, "/api/process")]
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawConnection(proxy.bootstrap)) for _ in range(8)]
+        hang_up(
+            "prices.get_usd_per_1000 = 3.5\ncluster.request_max_ms = 9000", "settings_read_again"
+        )
+        for client in clients:
+            metadata(client, 12)
+    assert all("prices.get_usd_per_1000 = 3.5" in found for found in settings())
+    assert {entry["worker"] for entry in proxy.logged("settings_read_again")} == {0, 1}
+    assert proxy.logged("settings_read_again")[0]["waiting"] == ["cluster.request_max_ms"]
+    before = pids(proxy)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    wait_for("both again", lambda: is_ready(proxy) and set(pids(proxy)).isdisjoint(before))
+    assert all("prices.get_usd_per_1000 = 3.5" in found for found in settings())
+    assert not any('cluster.request_max_ms = "9s"' in found for found in settings())
+    wait_for("what waits is told", lambda: "settings_wait" in kinds(proxy))
+    hang_up("prices.get_usd_per_1000 = -1", "settings_refused")
+    assert "settings_refused" in kinds(proxy)
+    assert all("prices.get_usd_per_1000 = 3.5" in found for found in settings())
+
+
+def kinds(proxy: ProxyProcess) -> set[str]:
+    return {row["kind"] for row in rows(proxy, "/api/conditions")}

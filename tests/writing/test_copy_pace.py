@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
+from typing import cast
 
 import pytest
+from taken_settings import take_into
 from virtual_loop import run_virtual
 
+from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, KiB, MiB
 from fetchproxy.writing.copy_pace import CopyPace
+from fetchproxy.writing.remote_log_manager import open_source
 
 RATE = 1 * MiB
 
@@ -25,7 +30,7 @@ def test_no_stretch_of_time_has_more_than_the_rate(seed: int) -> None:
 
     async def main() -> None:
         rng = Random(seed)
-        pace = CopyPace(RATE)
+        pace = CopyPace(lambda: RATE)
         reads: list[tuple[float, int]] = []
         by_worker = [0] * workers
 
@@ -59,7 +64,7 @@ def test_no_stretch_of_time_has_more_than_the_rate(seed: int) -> None:
 
 def test_a_turn_that_would_come_too_late_is_left_to_the_next() -> None:
     async def main() -> None:
-        pace = CopyPace(RATE)
+        pace = CopyPace(lambda: RATE)
         pace.spend(11 * RATE)
         begun = now()
         assert not await pace.turn(begun + 4)
@@ -72,7 +77,7 @@ def test_a_turn_that_would_come_too_late_is_left_to_the_next() -> None:
 
 def test_without_a_rate_nobody_waits_and_no_read_is_cut() -> None:
     async def main() -> None:
-        pace = CopyPace(ArchiveConfig().copy_bytes_per_s_max)
+        pace = CopyPace(lambda: ArchiveConfig().copy_bytes_per_s_max)
         begun = now()
         pace.spend(1000 * MiB)
         assert await pace.turn(begun - 1)
@@ -82,4 +87,22 @@ def test_without_a_rate_nobody_waits_and_no_read_is_cut() -> None:
 
 
 def test_a_read_is_a_second_s_worth_at_most() -> None:
-    assert CopyPace(64 * KiB).step(8 * MiB) == 64 * KiB
+    assert CopyPace(lambda: 64 * KiB).step(8 * MiB) == 64 * KiB
+
+
+@pytest.mark.live("archive.copy_bytes_per_s_max")
+def test_a_rate_that_changes_counts_from_the_next_read_on() -> None:
+    async def main() -> None:
+        config = ArchiveConfig()
+        source = open_source(config, cast(Cluster, None), 8 * MiB, ())
+        assert isinstance(source, partial)
+        pace = source.keywords["pace"]
+        assert pace.step(8 * MiB) == 8 * MiB
+        take_into(config, copy_bytes_per_s_max=RATE)
+        assert pace.step(8 * RATE) == RATE
+        pace.spend(11 * RATE)
+        assert not await pace.turn(now() + 4)
+        take_into(config, copy_bytes_per_s_max=0)
+        assert await pace.turn(now()), "without a limit nobody owes anything"
+
+    run_virtual(main)

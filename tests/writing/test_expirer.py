@@ -11,6 +11,7 @@ from failing_store import FailingStore
 from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
 from planted_archive import TP, batch
 from retention_world import HOUR_MS, State, World, turns, virtually
+from taken_settings import take_into
 from virtual_loop import run_virtual
 
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
@@ -319,5 +320,57 @@ def test_a_store_that_deletes_nothing_is_not_asked_for_each_segment() -> None:
         with pytest.raises(StorageDenied):
             await turns(expirer, 200)
         assert len(set(store.denied)) == FAILING_IN_A_ROW_MAX
+
+    virtually(life)
+
+
+@pytest.mark.live(
+    "archive.remote_log_retention_ms",
+    "archive.remote_log_retention_bytes",
+    "archive.retention_overrides",
+    "archive.follow_topic_retention",
+    "archive.retention_grace_ms",
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"remote_log_retention_ms": 2 * HOUR_MS},
+        {"remote_log_retention_bytes": 1},
+        {"retention_overrides": '{"orders": {"remote_log_retention_ms": 7200000}}'},
+        {"follow_topic_retention": True},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_retention_that_changes_counts_at_the_next_look(settings: dict[str, object]) -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        world.topic_config = {"remote.storage.enable": "true", "retention.ms": f"{2 * HOUR_MS}"}
+        await world.plant(5)
+        expirer, _ = await world.start(opened)
+        await turns(expirer, 30)
+        assert world.log_starts() == []
+        take_into(expirer.config, **settings)
+        await turns(expirer, 30)
+        [start] = world.log_starts()
+        assert start >= 30
+        assert world.bases() == [0, 10, 20, 30, 40], "a minute of grace is not over"
+        take_into(expirer.config, retention_grace_ms=0)
+        await turns(expirer, 10)
+        assert 0 not in world.bases()
+
+    virtually(life)
+
+
+@pytest.mark.live("archive.retention_step_grace_ms")
+def test_an_announced_step_may_be_released_at_once() -> None:
+    async def life(world: World, opened: AsyncExitStack) -> None:
+        await world.plant(5, age_ms=HOUR_MS)
+        expirer, _ = await world.start(
+            opened, remote_log_retention_ms=2 * HOUR_MS, retention_step_grace_ms=HOUR_MS
+        )
+        await turns(expirer, 30)
+        assert world.log_starts() == []
+        take_into(expirer.config, retention_step_grace_ms=0)
+        await turns(expirer, 30)
+        assert world.log_starts() == [40]
 
     virtually(life)

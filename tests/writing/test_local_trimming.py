@@ -16,6 +16,7 @@ from kafka.protocol.consumer.offsets import ListOffsetsResponse
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from planted_archive import PlantedArchive, batch
 from scripted_broker import TOPIC, TOPIC_ID, VERSIONS, ScriptedBroker, encode, serving
+from taken_settings import take_into
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
@@ -267,3 +268,14 @@ async def test_a_store_that_cannot_say_is_no_damage_and_no_leave() -> None:
             await world.local.trim(TP)
         assert world.broker.deletions == 0
         assert headlines(world.published_conditions.health.conditions(0.0)) == ()
+
+
+@pytest.mark.live("archive.local_retention_ms", "archive.local_retention_bytes")
+@pytest.mark.parametrize("setting", ["local_retention_ms", "local_retention_bytes"])
+async def test_local_retention_may_be_set_while_the_archiver_runs(setting: str) -> None:
+    async with trimming(local_retention_ms=-1) as world:
+        await world.local.trim(TP)
+        assert world.broker.deletions == 0
+        take_into(world.local.config, **{setting: 0})
+        while not world.broker.deletions:
+            await world.local.trim(TP)

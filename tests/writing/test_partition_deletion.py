@@ -15,6 +15,7 @@ from kafka.protocol.metadata.metadata import MetadataResponse
 from memory_metadata_log import MemoryMetadataLog
 from planted_archive import PlantedArchive, batch
 from scripted_broker import TOPIC, TOPIC_ID, ScriptedBroker, encode, serving
+from taken_settings import take_into
 
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, ClusterConfig, MetadataConfig
@@ -417,3 +418,25 @@ def test_one_by_one_all_may_go() -> None:
 
 def uuid(number: int) -> UUID:
     return UUID(int=number)
+
+
+@pytest.mark.live("archive.topic_deletion", "archive.topic_deletion_grace_ms")
+async def test_the_settings_of_deletion_may_change() -> None:
+    async with life() as world:
+        await world.look()
+        async with world.process(grace_ms=3_600_000, topic_deletion="delete") as deletion:
+            await deletion.look()
+            world.broker.topics = GONE
+            await deletion.look()
+            assert world.of_the_topic()
+            take_into(deletion.config, topic_deletion="keep", topic_deletion_grace_ms=0)
+            await deletion.look()
+            assert world.of_the_topic(), "archives are kept"
+        async with world.process(grace_ms=3_600_000, topic_deletion="delete") as deletion:
+            world.broker.topics = (ALIVE, OTHER)
+            await deletion.look()
+            world.broker.topics = GONE
+            await deletion.look()
+            take_into(deletion.config, topic_deletion_grace_ms=0)
+            await deletion.look()
+            assert not world.of_the_topic()

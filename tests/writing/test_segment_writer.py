@@ -167,7 +167,9 @@ async def test_a_disk_with_less_room_than_one_answer_makes_shorter_segments(
     cluster, config = Responses(b"".join(parts)), ArchiveConfig(segment_bytes_max=10**6)
     copied, position = b"", 0
     async with Spool(tmp_path) as spool:
-        accumulator = BatchAccumulator(TP, spool, cluster=cluster, pace=CopyPace(0), config=config)
+        accumulator = BatchAccumulator(
+            TP, spool, cluster=cluster, pace=CopyPace(lambda: 0), config=config
+        )
         while position < 120:
             segment = await accumulator.accumulate(position, close_short=True)
             assert isinstance(segment, AccumulatedSegment)

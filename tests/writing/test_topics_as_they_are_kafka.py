@@ -25,7 +25,7 @@ from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from fetchproxy.auditing.verify import verify_partition
 from fetchproxy.brokers.cluster import Cluster
-from fetchproxy.config.schema import ClusterConfig
+from fetchproxy.config.schema import ArchiveConfig, ClusterConfig
 from fetchproxy.metadata.topic_descriptions import TopicDescriptions
 from fetchproxy.observability.health import Kind
 from fetchproxy.writing.discovery import TopicDiscovery
@@ -228,12 +228,14 @@ async def test_names_that_the_store_cannot_hold_are_refused_before_anything_is_g
 
 async def test_a_pattern_of_internal_topics_alone_is_named_as_that(kafka: KafkaServer) -> None:
     async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
-        discovery = TopicDiscovery(cluster, "__consumer_offsets|absent", 1_000)
+        discovery = TopicDiscovery(
+            cluster, ArchiveConfig(topics="__consumer_offsets|absent"), 1_000
+        )
         assert await discovery.look() == []
         assert discovery.why_nothing() == (
             "archive.topics = '__consumer_offsets|absent' matches only internal topics, which are "
             "not archived: __consumer_offsets"
         )
-        nothing = TopicDiscovery(cluster, "absent", 1_000)
+        nothing = TopicDiscovery(cluster, ArchiveConfig(topics="absent"), 1_000)
         await nothing.look()
         assert nothing.why_nothing() == "archive.topics = 'absent' matches no topic"

@@ -260,7 +260,7 @@ async def test_a_log_that_never_answers_holds_no_worker_for_ever(
         config: ArchiveConfig, cluster: Cluster, bytes_max: int, log_dirs: Sequence[LogDir]
     ) -> Gatherers:
         others = real(config, cluster, bytes_max, log_dirs)
-        one = partial(SilentAccumulator, cluster=cluster, pace=CopyPace(0))
+        one = partial(SilentAccumulator, cluster=cluster, pace=CopyPace(lambda: 0))
         return lambda tp, spool: (one if tp.partition == silent else others)(tp, spool)
 
     monkeypatch.setattr(module, "open_source", with_a_silent_one)

@@ -63,7 +63,7 @@ class World:
         return PartitionArchiver(
             TP,
             accumulator=BatchAccumulator(
-                TP, self.spool, cluster=self.cluster, pace=CopyPace(0), config=self.config
+                TP, self.spool, cluster=self.cluster, pace=CopyPace(lambda: 0), config=self.config
             ),
             rlmm=self.rlmm,
             copier=self.copier,

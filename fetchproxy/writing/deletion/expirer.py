@@ -143,7 +143,7 @@ class RetentionBrake:
 
     objects: ArchiveObjects
     published_conditions: PublishedConditions
-    grace_ms: int
+    grace_ms: Callable[[], int]
 
     def __post_init__(self) -> None:
         # Only the partition's leader writes it, so the last value read or written is current.
@@ -156,7 +156,7 @@ class RetentionBrake:
         was announced and still waits. Call `done` after the step.
         """
         announced = await self._announced(view.tp)
-        step = plan_step(view, start, announced, now_ms, self.grace_ms, doubtful=doubtful)
+        step = plan_step(view, start, announced, now_ms, self.grace_ms(), doubtful=doubtful)
         if isinstance(step, Announcement):
             await self._announce(view, step)
             return None
@@ -194,7 +194,7 @@ class RetentionBrake:
             await self.objects.put_retention_step(tp, encode_announcement(tp, announced))
             self._known[tp] = announced
         percent = round(100 * hidden_share(view, announced.offset))
-        due = utc_text(announced.at_ms + self.grace_ms)
+        due = utc_text(announced.at_ms + self.grace_ms())
         self.published_conditions.hold(
             Kind.RETENTION_STEP_ANNOUNCED,
             tp,
@@ -353,7 +353,9 @@ class Expirer:
         self._deletion = SegmentDeletion(self.rsm, self.rlmm, self.wall_clock_ms)
         self._looks = SegmentProbe(self.rsm)
         self._brake = RetentionBrake(
-            self.objects, self.published_conditions, self.config.retention_step_grace_ms
+            self.objects,
+            self.published_conditions,
+            lambda: self.config.retention_step_grace_ms,
         )
         self._witness = ClockWitness()
         self._clock = SteadyClock(self.wall_clock_ms, self.limits.retention_clock_settle_ms)
