@@ -73,6 +73,8 @@ _WORDS: Mapping[str, _Words] = {
     Kind.ARCHIVER_DISK_FAILING: _Words("The archiver's disk is full or fails", _NOT_YET, True),
     Kind.ARCHIVER_SILENT: _Words("An archiver does not run", _NOT_YET, rests=True),
     Kind.PART_FAILED: _Words("A part of the process fails and is started again", "See below."),
+    Kind.SETTINGS_REFUSED: _Words("Changed settings cannot be used", _NOTHING),
+    Kind.SETTINGS_WAIT: _Words("Changed settings wait for a restart", _NOTHING),
     Kind.TLS_FILES_UNUSABLE: _Words("Changed certificates cannot be used", _NOT_YET),
     Kind.TLS_CERTIFICATE_EXPIRES: _Words(
         "A certificate ends soon", "Clients cannot connect once it has ended.",

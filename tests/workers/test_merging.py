@@ -8,9 +8,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from fetchproxy.console.api import ENDPOINTS
-from fetchproxy.workers.console import MERGED, OF_A_WORKER
+from fetchproxy.observability.health import Condition, Kind
+from fetchproxy.workers.console import MERGED
 from fetchproxy.workers.merging import (
+    merged_conditions,
     merged_groups,
+    merged_lines,
     merged_metrics,
     merged_readers,
     merged_status,
@@ -123,8 +126,23 @@ def test_readers_and_groups_of_several_workers_are_sums() -> None:
     assert groups == [{"group": "b", "clients": 2}, {"group": "z", "clients": 4}]
 
 
-def test_each_list_of_the_api_is_merged_or_one_workers_or_left_out() -> None:
-    paths = {endpoint.path for endpoint in ENDPOINTS}
-    assert MERGED.keys() <= paths
-    assert paths >= OF_A_WORKER
-    assert not MERGED.keys() & OF_A_WORKER
+def condition(kind: Kind, subject: str = "") -> dict[str, Any]:
+    return Condition(kind, "words", subject).as_json_at(0.0)
+
+
+def test_conditions_are_there_once_and_the_worst_first() -> None:
+    lists = [
+        [condition(Kind.BROKER_AWAY, "1"), condition(Kind.BROKER_AWAY, "2")],
+        [condition(Kind.BROKERS_AWAY), condition(Kind.BROKER_AWAY, "2")],
+    ]
+    found = [(row["kind"], row["subject"]) for row in merged_conditions(lists)]
+    assert found == [("brokers_away", ""), ("broker_away", "1"), ("broker_away", "2")]
+
+
+def test_lines_of_the_log_are_sorted_by_time() -> None:
+    lists = [[{"at": "3"}, {"at": "1"}], [{"at": "2"}]]
+    assert [row["at"] for row in merged_lines(lists)] == ["3", "2", "1"]
+
+
+def test_pages_that_are_merged_are_pages_of_the_api() -> None:
+    assert MERGED.keys() < {endpoint.path for endpoint in ENDPOINTS}
