@@ -101,6 +101,7 @@ class CutReason(StrEnum):
     AGE = "age"  # its first batch was read segment_age_max_ms ago
     SPOOL = "spool"  # all accumulated segments exceed spool_bytes_max, or the disk is full
     GAP = "gap"  # the broker has deleted the next offsets
+    LAST_COPY = "last copy"  # the broker has deleted some of its records
     FAULT = "fault"  # the next batch in the broker's log is damaged
     SHORT = "short"  # there are no more batches, and the caller waits for none
 
@@ -147,10 +148,18 @@ def cut_reason(
     spool_bytes: int,
     segment_age_max_ms: int,
     spool_bytes_max: int,
+    last_copy_age_min_ms: int,
+    is_last_copy: bool,
 ) -> CutReason | None:
-    """The reason to close a segment that is not full but holds a batch. None: there is none."""
+    """The reason to close a segment that is not full but holds a batch. None: there is none.
+
+    `is_last_copy`: the broker has deleted some of its records, so they are in the spool alone. The
+    spool is lost with the process, and readers of these records wait for the copy.
+    """
     if age_ms >= segment_age_max_ms:
         return CutReason.AGE
+    if is_last_copy and age_ms >= last_copy_age_min_ms:
+        return CutReason.LAST_COPY
     if spool_bytes >= spool_bytes_max:
         return CutReason.SPOOL
     return None

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from fetchproxy.config.memory_plan import FETCH_BYTES_MAX
 from fetchproxy.config.schema import MiB
 
+LAST_COPY_AGE_MIN_MS = 60_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class WritingLimits:
@@ -20,6 +22,10 @@ class WritingLimits:
     remote_refresh_interval_ms: int = 60_000
     # Bytes per fetch from a broker. `process.memory_bytes_max` counts with the default.
     fetch_bytes_max: int = FETCH_BYTES_MAX
+    # Age from which a segment is copied, although it is not full, if the brokers have deleted some
+    # of its records. Kafka Streams deletes what it has read each 30 s: a segment for each deletion
+    # would be thousands a day.
+    last_copy_age_min_ms: int = LAST_COPY_AGE_MIN_MS
     # A local index file is rolled at this size, which bounds the read after a crash, or if its
     # segments were copied this long apart. When the log start rises, whole files are deleted.
     local_index_file_bytes_max: int = 8 * MiB

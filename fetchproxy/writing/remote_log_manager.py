@@ -72,14 +72,19 @@ log = structlog.get_logger(__name__)
 
 
 def open_source(
-    config: ArchiveConfig, cluster: Cluster, fetch_bytes_max: int, log_dirs: Sequence[LogDir]
+    config: ArchiveConfig, cluster: Cluster, limits: WritingLimits, log_dirs: Sequence[LogDir]
 ) -> Callable[[TopicIdPartition, Spool], SegmentAccumulator]:
     """Starts nothing. `log_dirs`: from `open_log_dirs`."""
     pace = CopyPace(lambda: config.copy_bytes_per_s_max)
     if log_dirs:
         return partial(LogDirsAccumulator, cluster=cluster, pace=pace, log_dirs=log_dirs)
     return partial(
-        BatchAccumulator, cluster=cluster, pace=pace, config=config, fetch_bytes_max=fetch_bytes_max
+        BatchAccumulator,
+        cluster=cluster,
+        pace=pace,
+        config=config,
+        fetch_bytes_max=limits.fetch_bytes_max,
+        last_copy_age_min_ms=limits.last_copy_age_min_ms,
     )
 
 
@@ -146,7 +151,7 @@ class ArchiverParts:
             self.metadata_topic,
             objects.name_fault,
         )
-        self.source = open_source(config, cluster, limits.fetch_bytes_max, self.log_dirs)
+        self.source = open_source(config, cluster, limits, self.log_dirs)
         self.recorder = TopicRecorder(cluster, objects, rlmm, clock)
         self.truncation = LogTruncation(LeaderLog(cluster), rsm, rlmm, wall_clock_ms=clock)
         self.copier = SegmentCopier(

@@ -148,7 +148,11 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
     produce(kafka_server.bootstrap, data, 100)
     trim(kafka_server.bootstrap, name, {0: 50})
     # It accumulates until there are more records, however slow this test is.
-    slow = {"archive.segment_age_max_ms": 600_000, "archive.segment_bytes_max": 20_000}
+    slow = {
+        "archive.segment_age_max_ms": 600_000,
+        "archive.segment_bytes_max": 20_000,
+        "limits.writing.last_copy_age_min_ms": 600_000,
+    }
     archiver = archive_process(kafka_server.bootstrap, store, name, tmp_path, {**SETTINGS, **slow})
     archiver.start()
     try:

@@ -92,19 +92,28 @@ def test_repeated_takes_cut_the_whole_log_once(sizes: list[int], limit: int, sta
 
 
 @pytest.mark.parametrize(
-    ("age_ms", "spool_bytes", "expected"),
+    ("age_ms", "spool_bytes", "is_last_copy", "expected"),
     [
-        (0, 0, None),
-        (999, 99, None),
-        (1000, 0, CutReason.AGE),
-        (0, 100, CutReason.SPOOL),
-        (5000, 500, CutReason.AGE),
+        (0, 0, False, None),
+        (999, 99, False, None),
+        (1000, 0, False, CutReason.AGE),
+        (0, 100, False, CutReason.SPOOL),
+        (5000, 500, True, CutReason.AGE),
+        (299, 99, True, None),
+        (300, 0, True, CutReason.LAST_COPY),
     ],
 )
-def test_cut_by_age_or_spool(age_ms: int, spool_bytes: int, expected: CutReason | None) -> None:
+def test_cut_before_it_is_full(
+    age_ms: int, spool_bytes: int, is_last_copy: bool, expected: CutReason | None
+) -> None:
     assert (
         cut_reason(
-            age_ms=age_ms, spool_bytes=spool_bytes, segment_age_max_ms=1000, spool_bytes_max=100
+            age_ms=age_ms,
+            spool_bytes=spool_bytes,
+            segment_age_max_ms=1000,
+            spool_bytes_max=100,
+            last_copy_age_min_ms=300,
+            is_last_copy=is_last_copy,
         )
         is expected
     )

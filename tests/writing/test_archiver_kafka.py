@@ -230,6 +230,29 @@ async def test_trimming_behind_the_archive_is_no_gap_and_ahead_of_it_is_one(
             assert (await archive.view(tp)).gaps() == [(600, 699)]
 
 
+@pytest.mark.parametrize("log_start", [100, 300])
+async def test_accumulated_records_that_the_broker_deletes_are_copied_early(
+    kafka_server: KafkaServer, topic: str, tmp_path: Path, log_start: int
+) -> None:
+    produce(kafka_server, topic, 300)
+    ages = {"segment_age_max_ms": 3_600_000, "last_copy_age_min_ms": 1}
+    async with (
+        open_archive(tmp_path / "store") as archive,
+        running_archiver(kafka_server.bootstrap, archive, topic, **ages) as (manager, cluster),
+    ):
+        await until(manager, lambda found: [each.accumulated_end for each in found] == [300])
+        (tp,) = await tps(cluster, topic)
+        written = await broker_batches(cluster, tp, 0, 300)
+        assert (await archive.view(tp)).log_end_offset is None
+        await asyncio.to_thread(delete_records, kafka_server, topic, log_start)
+        await until(manager, archived_up_to(topic, {0: 300}))
+        assert await archive.batches(tp) == written
+        # What is read afterwards has all the time again.
+        produce(kafka_server, topic, 300)
+        await until(manager, lambda found: [each.accumulated_end for each in found] == [600])
+        assert (await archive.view(tp)).log_end_offset == 300
+
+
 async def test_compacted_topics_are_refused_once_and_clearly(
     kafka_server: KafkaServer, create_topic: CreateTopic, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from fetchproxy.model import IsolationLevel, TopicIdPartition
 from fetchproxy.segments.contents import AccumulatedSegment, CutReason, cut_reason, plan_take
 from fetchproxy.segments.old_formats import converted, has_old_format, log_damage
 from fetchproxy.writing.copy_pace import accumulate_until
+from fetchproxy.writing.limits import LAST_COPY_AGE_MIN_MS
 from fetchproxy.writing.sources.segment_accumulator import LogGap, SegmentAccumulator
 from fetchproxy.writing.sources.segment_writer import SegmentWriter, SpoolFull
 
@@ -41,6 +42,7 @@ class BatchAccumulator(SegmentAccumulator):
 
     config: ArchiveConfig
     fetch_bytes_max: int = FETCH_BYTES_MAX
+    last_copy_age_min_ms: int = LAST_COPY_AGE_MIN_MS
 
     def __post_init__(self) -> None:
         self._writer: SegmentWriter | None = None
@@ -158,6 +160,8 @@ class BatchAccumulator(SegmentAccumulator):
             spool_bytes=self.spool.size_bytes,
             segment_age_max_ms=self.config.segment_age_max_ms,
             spool_bytes_max=self.config.spool_bytes_max,
+            last_copy_age_min_ms=self.last_copy_age_min_ms,
+            is_last_copy=writer.summary.start_offset < (self.log_start_offset or 0),
         )
 
     async def _take(
