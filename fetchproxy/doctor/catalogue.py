@@ -271,14 +271,15 @@ _CHECKS = (
     _fatal_store(
         "0206",
         "listings show all objects that were written",
-        "grant the right to list (s3:ListBucket), or use a server whose listings are complete",
+        "grant the right to list (s3:ListBucket), or set `store.url` to a server whose listings "
+        "are complete",
         "Readers do not find objects that are missing from listings.",
     ),
     _warn_store(
         "0207",
         "a conditional write does not replace an existing object",
-        "use a server that supports `If-None-Match`; or, for a new archive, start a single "
-        "archiver first",
+        "set `store.url` to a server that supports `If-None-Match`; or, for a new archive, start a "
+        "single archiver first",
         "It matters only when two archivers start a new archive at the same time.",
     ),
     _warn_store(

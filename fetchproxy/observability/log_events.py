@@ -581,8 +581,8 @@ EVENTS: Mapping[str, LogEvent] = dict(
         ),
         _warning(
             "segment_not_encrypted",
-            "a segment that is read is not encrypted, though new ones are: somebody without a key "
-            "may have put it there",
+            "a segment that was read is not encrypted, although new ones are: someone without a "
+            "key may have put it there",
             "compare it with its source; `?required=true` refuses such segments",
         ),
         _warning(

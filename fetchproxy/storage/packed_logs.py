@@ -294,7 +294,7 @@ class PackedLogs:
                 "segment_not_encrypted",
                 number,
                 object_key=self._object_key(segment, SegmentFile.LOG),
-                hint="somebody without a key may have put it there: compare it with its source",
+                hint="compare it with its source; ?required=true refuses such segments",
             )
 
     async def read(self, segment: AnySegment, byte_range: ByteRange) -> Content:

@@ -119,7 +119,7 @@ def test_each_has_its_turn_and_no_step_goes_through_all(monkeypatch: pytest.Monk
         read_for.extend(request.tp.partition for request in requests.values())
         return watch(self, requests, **limits)
 
-    monkeypatch.setattr(RemoteFetchPurgatory, "watch", watched)
+    monkeypatch.setattr(RemoteFetchPurgatory, "fetch", watched)
 
     async def main(replay: Replay) -> None:
         responses.extend(await read(PARTITIONS))
