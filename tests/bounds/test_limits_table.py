@@ -51,8 +51,8 @@ def test_the_table_has_the_codes_numbers() -> None:
         "any other request in archive-only mode": messages.ELEMENTS_MAX,
         "any message": primitives.TAGGED_FIELDS_MAX,
         "an ApiVersions response": headers.APIS_MAX,
-        "an answer with addresses": addresses.NODES_MAX,
-        "a FindCoordinator answer": addresses.COORDINATORS_MAX,
+        "a response with addresses": addresses.NODES_MAX,
+        "a FindCoordinator response": addresses.COORDINATORS_MAX,
     }
     found = limits()
     assert found == {what: f"{most:,}" for what, most in in_words.items()}

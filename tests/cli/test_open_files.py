@@ -26,7 +26,7 @@ Limits = tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    ("hard", "clients"), [(4096, 1792), (41_000, None), (resource.RLIM_INFINITY, None)]
+    ("hard", "clients"), [(4096, 1664), (41_000, None), (resource.RLIM_INFINITY, None)]
 )
 def test_the_soft_limit_goes_up_to_the_hard_one(
     hard: int, clients: int | None, monkeypatch: pytest.MonkeyPatch

@@ -146,7 +146,7 @@ class TestTokensThatEnd:
             # A DataNode that has already seen a token may keep using its open connection.
             place = await store._client.place_for("late")
             await asyncio.sleep(TOKEN_LIFE_MS / 1000 + 1)
-            with pytest.raises(StorageUnavailable, match="delegation token has ended"):
+            with pytest.raises(StorageUnavailable, match="delegation token has expired"):
                 await store._client.create(place, 1, _slices(b"x"))
             await store.put("k", b"after")
             assert await store.get("k") == b"after"

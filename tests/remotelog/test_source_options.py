@@ -102,7 +102,7 @@ def test_what_cannot_be_meant_is_refused_by_name(options: dict[str, str], named:
 
 
 def test_store_and_topics_are_needed() -> None:
-    with pytest.raises(ConfigError, match="'store' is needed"):
+    with pytest.raises(ConfigError, match="'store' is required"):
         parse_options({"topics": "orders"})
     with pytest.raises(ConfigError, match="one of topics"):
         parse_options(STORE)

@@ -100,7 +100,7 @@ class Fetches:
         self.mirror = self
         self.session = SimpleNamespace(addresses=SimpleNamespace(splice_fetch_tags=bytes))
 
-    def on_fine_response(self, session_id: int) -> int:
+    def on_ok_response(self, session_id: int) -> int:
         assert session_id == BROKERS_SESSION
         self.asked.append("plain")
         return self.clients_session
@@ -109,7 +109,9 @@ class Fetches:
         self.asked.append("head")
         return fr.HeadPatch(head.correlation_id, CLIENTS_SESSION)
 
-    def on_error(self, topic: TopicRef, partition: int, code: int) -> fr.PartitionPatch | None:
+    def on_partition_error(
+        self, topic: TopicRef, partition: int, code: int
+    ) -> fr.PartitionPatch | None:
         self.asked.append(f"error {code}")
         return fr.PartitionPatch(5, 5, 5)
 
@@ -284,7 +286,7 @@ def test_another_answer_than_the_one_due_is_refused() -> None:
     wrong = Conversation(ExpectedResponse(CORRELATION_ID + 1))
     wrong.arrives([framed(16)])
     assert [str(failure) for failure in wrong.client.failures] == [
-        "broker answered 7 where 8 was due"
+        "the broker responded to 7 where 8 was due"
     ]
     assert wrong.client.pieces == []
 

@@ -133,7 +133,7 @@ async def test_a_token_that_ends_on_its_way_to_a_datanode(kdc: Kdc) -> None:
     async with judged_store(judge) as store:
         error = await refusal(store)
         assert isinstance(error, StorageUnavailable)
-        assert "delegation token has ended" in str(error)
+        assert "delegation token has expired" in str(error)
         assert await store.get("k") == b"content"
 
 

@@ -14,6 +14,7 @@ from virtual_loop import run_virtual
 from fetchproxy.brokers.cluster import Cluster
 from fetchproxy.config.schema import ArchiveConfig, KiB, MiB
 from fetchproxy.writing.copy_pace import CopyPace
+from fetchproxy.writing.limits import WritingLimits
 from fetchproxy.writing.remote_log_manager import open_source
 
 RATE = 1 * MiB
@@ -94,7 +95,7 @@ def test_a_read_is_a_second_s_worth_at_most() -> None:
 def test_a_rate_that_changes_counts_from_the_next_read_on() -> None:
     async def main() -> None:
         config = ArchiveConfig()
-        source = open_source(config, cast(Cluster, None), 8 * MiB, ())
+        source = open_source(config, cast(Cluster, None), WritingLimits(), ())
         assert isinstance(source, partial)
         pace = source.keywords["pace"]
         assert pace.step(8 * MiB) == 8 * MiB
