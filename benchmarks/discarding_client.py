@@ -1,4 +1,4 @@
-"""A fetch client over TLS that decrypts nothing: it leaves the cores to what is measured.
+"""A fetch client over TLS that decrypts nothing, so that the server has the cores.
 
 `python -m benchmarks.discarding_client '{"bootstrap": …, "topic": …, "partitions": N,
 "connections": N, "seconds": S}'`. Each connection fetches the offset 0 of its partition, again and
@@ -125,13 +125,13 @@ def drain(connections: Sequence[Connection], seconds: float) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    asked = json.loads(arguments[0])
+    order = json.loads(arguments[0])
     connections = [
-        Connection(asked["bootstrap"], asked["topic"], number % asked["partitions"])
-        for number in range(asked["connections"])
+        Connection(order["bootstrap"], order["topic"], number % order["partitions"])
+        for number in range(order["connections"])
     ]
     before = time.process_time()
-    seconds = drain(connections, asked["seconds"])
+    seconds = drain(connections, order["seconds"])
     spent = time.process_time() - before
     responses = sum(each.responses for each in connections)
     size = sum(each.responses * each.plain_bytes for each in connections)

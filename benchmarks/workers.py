@@ -2,9 +2,9 @@
 
 One process and two workers (`process.workers`) serve the tail and an archive to a client that
 decrypts nothing (`discarding_client`). The tail comes from a broker that repeats recorded responses
-(`recorded_broker`), and the archive from a folder. So client and broker leave almost all of both
-cores to what is measured; the rows say how much they took. The ceiling of the machine is measured
-in the same rounds: one and two bare relays (`bare_relay`) with the same TLS, client and broker.
+(`recorded_broker`), and the archive from a folder. So the server has almost all of both
+cores; the rows say how much client and broker took. The same rounds measure the machine's ceiling:
+one and two bare relays (`bare_relay`) with the same TLS, client and broker.
 
 The ratio of speeds is that of a machine without other work. "Cores that the server used" tells: one
 process that got less than a core has shared it with others. The ratio by CPU seconds holds then.
@@ -170,12 +170,12 @@ def _wait_for_workers(server: FetchproxyServer, count: int) -> None:
 
 
 def take_turn(one: Contestant, topic: str, broker: int, seconds: float) -> Turn:
-    asked = {
+    order = {
         "bootstrap": one.bootstrap, "topic": topic, "partitions": _PARTITIONS,
         "connections": _CONNECTIONS, "seconds": seconds,
     }  # fmt: skip
     meter = CpuMeter({**one.pids, "broker": broker})
-    printed = child("benchmarks.discarding_client", json.dumps(asked))
+    printed = child("benchmarks.discarding_client", json.dumps(order))
     spent = meter.spent()
     # The seconds of server and broker are those of the first responses, too.
     cpu = {

@@ -35,7 +35,7 @@ def own_copy(config: Config) -> Config:
 
 
 def compare_settings(in_force: Config, read: Loaded) -> Reload:
-    """`in_force`: as it was read before, with what was taken since."""
+    """`in_force`: the settings of the start, with all changes that were taken since."""
     target = own_copy(in_force)
     changed = list(_changed(in_force, read))
     taken = [key for key in changed if _may_be_taken(key, in_force, read.config)]

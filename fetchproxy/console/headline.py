@@ -126,7 +126,7 @@ _WORDS: Mapping[str, _Words] = {
     Kind.ARCHIVED_OFFSETS_MISSING: _Words("Archived records of {who} are gone", _SKIP),
     Kind.SEGMENT_METADATA_UNREADABLE: _Words("Metadata of {who} cannot be read", _WAIT),
     Kind.ARCHIVE_GAP: _Words("Records of {who} were lost before they were archived", _SKIP),
-    Kind.MIRROR_READ: _Words("A mirror is read", "Readers wait for what is not copied yet."),
+    Kind.MIRROR_READ: _Words("A mirror is read", "Readers wait for the segments not copied yet."),
     Kind.ARCHIVED_OFFSETS_NOT_KNOWN: _Words("Some offsets of {who} are in no segment", _SKIP),
     Kind.SEGMENTS_PUT_ASIDE: _Words("Segments of {who} are put aside", _NOTHING),
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """The last hours of a process in figures: one sample a minute, in bounded memory.
 
-A console that shows only the present does not tell whether a figure rises. Prometheus keeps more;
-this is for the first look, and for who has none.
+They show whether a figure rises, also to an operator who has no Prometheus.
 """
 
 from __future__ import annotations

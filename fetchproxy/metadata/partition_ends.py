@@ -5,8 +5,8 @@ added behind the last segment, and retention deletes the first ones. So a look l
 Who changes anything else writes the object `past-changed` afterwards, which sorts behind all
 segments. A look that finds a new version of it lists everything (docs/adr/0082).
 
-A look lists more at each end than a writer may change without a word, because the writer may not
-know yet what another one has added.
+A look lists more at each end than a writer may change unannounced, because the writer may not know
+yet what another one has added.
 """
 
 from __future__ import annotations
@@ -30,40 +30,41 @@ class EndsLimits:
 
     # Segments at each end that a look lists: with up to nine objects each, a page of 1,000.
     listed_segments: int = 100
-    # Segments at each end of which a writer may add the last and delete the first without a word.
-    untold_segments_max: int = 50
+    # Segments at each end of which a writer may add the last and delete the first unannounced.
+    unannounced_segments_max: int = 50
     # A partition with fewer segments is listed as a whole: with four objects each these are two
     # pages, and the two ends are two requests.
     whole_below_segments: int = 500
-    # So often everything is listed in any case: that shows what a crash, or a person, left untold.
+    # So often everything is listed in any case. That shows changes that a crash, or a person, has
+    # left unannounced.
     whole_listing_interval_ms: int = 6 * 3_600_000
 
 
-def must_be_told(
+def must_be_announced(
     table: PartitionTable,
     event: RemoteLogSegmentMetadata | LogStartOffset,
     limits: EndsLimits = EndsLimits(),
 ) -> bool:
     """Whether looks at the ends may miss the event. `table`: before it or after it.
 
-    A copy in the first segments has to be told too, because it moves later ones out of the part
-    that is listed; so does a deletion in the last ones.
+    A copy in the first segments has to be announced too, because it moves later ones out of the
+    part that is listed; so does a deletion in the last ones.
     """
-    if table.segment_count <= limits.untold_segments_max:
+    if table.segment_count <= limits.unannounced_segments_max:
         return False  # a look lists as many from the beginning alone
     if isinstance(event, LogStartOffset):
         below, at_first, at_last = table.count_below(event.offset), True, True
     else:
         below, at_last = table.count_below(event.start_offset), event.state in _COPY
         at_first = not at_last
-    is_first = below <= limits.untold_segments_max
-    is_last = table.segment_count - below <= limits.untold_segments_max
+    is_first = below <= limits.unannounced_segments_max
+    is_last = table.segment_count - below <= limits.unannounced_segments_max
     return not ((is_first and at_first) or (is_last and at_last))
 
 
 def may_be_missed(segments: int) -> bool:
     """Whether looks may miss a change anywhere in a partition of so many segments."""
-    return segments > EndsLimits().untold_segments_max
+    return segments > EndsLimits().unannounced_segments_max
 
 
 def at_the_ends(keys: list[str], first_up_to: str, last_after: str) -> list[str]:

@@ -38,7 +38,7 @@ from fetchproxy.metadata.collected import (
 from fetchproxy.metadata.partition_ends import (
     EndsLimits,
     at_the_ends,
-    must_be_told,
+    must_be_announced,
 )
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
@@ -579,7 +579,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         put = None
         if metadata.state is not _GONE:
             put = self._objects.put_segment_metadata(metadata, encode_segment(metadata))
-        await self._put_and_tell(metadata, put)
+        await self._put_and_announce(metadata, put)
         now = asyncio.get_running_loop().time()
         partition.put(self._objects.segment_metadata_key(metadata), metadata, now)
         cached = self._views.cached(tp)
@@ -588,26 +588,26 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self._names.setdefault(tp.topic_id, set()).add(tp.topic)
         self._note_put(tp.topic_id)
 
-    async def _put_and_tell(
+    async def _put_and_announce(
         self,
         event: RemoteLogSegmentMetadata | LogStartOffset,
         put: Awaitable[None] | None,
     ) -> None:
         """`put`: writes the event, if there is anything to write. One that failed may have
-        happened, so that is told, too.
+        happened, so that is announced, too.
         """
         tp = event.topic_id_partition
-        must_tell = must_be_told(self._partition(tp).table, event, self._ends_limits)
-        if must_tell:
+        must_announce = must_be_announced(self._partition(tp).table, event, self._ends_limits)
+        if must_announce:
             self.doubt(tp)
         try:
             if put is not None:
                 await put
         except RemoteStorageError:
-            if must_tell:
+            if must_announce:
                 await self._objects.put_past_changed(tp)
             raise
-        if must_tell:
+        if must_announce:
             await self._objects.put_past_changed(tp)
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:
@@ -618,7 +618,7 @@ class StoreBackedRemoteLogMetadataManager(RemoteLogMetadataManager):
         after_epoch = partition.table.history.after_epoch
         event, content = LogStartOffset(tp, offset, -1, after_epoch), encode_log_start(tp, offset)
         put = self._objects.put_log_start_offset(tp, offset, content, after_epoch)
-        await self._put_and_tell(event, put)
+        await self._put_and_announce(event, put)
         partition.table.take(event)
         fresh = self._views.cached(tp) or fresh
         view = partition.view(fresh.read_at)

@@ -19,7 +19,7 @@ from fetchproxy.errors import ConfigError, CorruptSegment, RemoteStorageError, S
 from fetchproxy.metadata.catalogue import PartitionTable
 from fetchproxy.metadata.flat_files import KeptEvents
 from fetchproxy.metadata.metadata_topic import KafkaMetadataLog
-from fetchproxy.metadata.partition_ends import may_be_missed, must_be_told
+from fetchproxy.metadata.partition_ends import may_be_missed, must_be_announced
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.remote_log_metadata_manager import (
     READ_MAX_MS,
@@ -570,7 +570,7 @@ class TopicBasedRemoteLogMetadataManager(RemoteLogMetadataManager):
         self, table: PartitionTable, event: RemoteLogSegmentMetadata | LogStartOffset
     ) -> None:
         """For archive-only nodes, which read the store."""
-        if must_be_told(table, event):
+        if must_be_announced(table, event):
             await self._objects.put_past_changed(event.topic_id_partition)
 
     async def raise_log_start_offset(self, tp: TopicIdPartition, offset: int) -> PartitionView:

@@ -380,7 +380,7 @@ class Kind(StrEnum):
     )
     MIRROR_READ = _on_record(
         "mirror_read",
-        "the archive in use is a mirror; readers wait for what is not copied yet",
+        "the archive in use is a mirror; readers wait for the segments not copied yet",
         "nothing if this is intended; `fetchproxy mirror` copies the rest",
         about="",
     )

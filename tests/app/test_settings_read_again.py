@@ -109,7 +109,7 @@ def test_what_is_changed_counts_and_clients_stay(scene: Scene) -> None:
     assert all(row["storage_usd_per_month"] is None for row in before)
     with RawConnection(scene.proxy.bootstrap) as client:
         metadata(client, 12)
-        told = scene.read_again(
+        entry = scene.read_again(
             console__allowed_hosts="console.example",
             console__show_records=True,
             console__masked_fields="card",
@@ -121,9 +121,9 @@ def test_what_is_changed_counts_and_clients_stay(scene: Scene) -> None:
             store__compression="zstd",
         )
         metadata(client, 12)  # the same connection
-    assert len(told["taken"]) == 8
-    assert 'archive.topics = "orders|news"' in told["taken"]
-    assert told["waiting"] == ["store.compression"]
+    assert len(entry["taken"]) == 8
+    assert 'archive.topics = "orders|news"' in entry["taken"]
+    assert entry["waiting"] == ["store.compression"]
     assert "store.compression" in scene.conditions()["settings_wait"]
     assert scene.ask("/api/status", Host="console.example")[0] == 200
     assert "4111" not in records(scene)
@@ -213,8 +213,8 @@ def test_a_file_that_is_wrong_changes_nothing(
     assert words in scene.conditions()["settings_refused"]
     assert scene.ask("/api/status", Host="console.example")[0] == 421, "not even the sound part"
     scene.settings = sound
-    told = scene.read_again(cluster__request_max_ms=9_000)
-    assert (told["taken"], told["waiting"]) == ([], ["cluster.request_max_ms"])
+    entry = scene.read_again(cluster__request_max_ms=9_000)
+    assert (entry["taken"], entry["waiting"]) == ([], ["cluster.request_max_ms"])
     assert set(scene.conditions()) & {"settings_refused", "settings_wait"} == {"settings_wait"}
     scene.read_again(cluster__request_max_ms=10_000)
     assert "settings_wait" not in scene.conditions()

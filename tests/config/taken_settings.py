@@ -13,5 +13,5 @@ def take_into(section: Section, **settings: object) -> None:
         name for name, field in Config.model_fields.items() if field.annotation is type(section)
     ]
     assert all(all_keys()[f"{name}.{each}"].live for each in settings)
-    wanted = section.model_copy(update=settings)
-    take(Config.model_construct(**{name: section}), Config.model_construct(**{name: wanted}))
+    changed = section.model_copy(update=settings)
+    take(Config.model_construct(**{name: section}), Config.model_construct(**{name: changed}))

@@ -31,22 +31,22 @@ def with_other(config: Config, key: Key) -> Config:
 @given(names=st.sets(st.sampled_from(list(all_keys()))))
 def test_each_changed_key_is_taken_or_waits(names: set[str]) -> None:
     changed = [all_keys()[name] for name in names]
-    in_force, wanted = own_copy(Config()), Config()
+    in_force, target = own_copy(Config()), Config()
     for key in changed:
-        wanted = with_other(wanted, key)
+        target = with_other(target, key)
     chosen = {name: Setting(name, "other", "") for name in names}
-    reload = compare_settings(in_force, Loaded(wanted, chosen))
+    reload = compare_settings(in_force, Loaded(target, chosen))
     taken = {text.partition(" = ")[0] for text in reload.taken}
     assert not taken & set(reload.waiting)
     assert taken | set(reload.waiting) == names
     assert taken <= {key.dotted for key in KEYS if key.live}
     for key in KEYS:
-        after = key.value_in(wanted if key.dotted in taken else in_force)
+        after = key.value_in(target if key.dotted in taken else in_force)
         assert key.value_in(reload.config) == after
     assert in_force == Config(), "nothing is in force before all of it is"
     take(in_force, reload.config)
     assert in_force == reload.config
-    again = compare_settings(reload.config, Loaded(wanted, chosen))
+    again = compare_settings(reload.config, Loaded(target, chosen))
     assert (again.taken, again.waiting) == ((), reload.waiting)
 
 

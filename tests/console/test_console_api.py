@@ -264,8 +264,8 @@ async def test_topics_by_figure_by_name_and_with_a_fault(
         "topic-2",
         "topic-4",
     ]
-    for asked in ("faulty=true", "name_part=IC-3", "faulty=true&name_part=3&sort=topic"):
-        assert [row["topic"] for row in await all_rows(http, f"/api/topics?{asked}", 100)] == [
+    for query in ("faulty=true", "name_part=IC-3", "faulty=true&name_part=3&sort=topic"):
+        assert [row["topic"] for row in await all_rows(http, f"/api/topics?{query}", 100)] == [
             "topic-3"
         ]
     partitions = await all_rows(http, "/api/topics/topic-3/partitions?sort=worst", 3)

@@ -86,11 +86,11 @@ async def test_a_probe_has_a_place_when_all_others_are_taken(
 ) -> None:
     """Also for a probe of another machine: here, nobody is of this one."""
     monkeypatch.setattr(limited_connections, "is_loopback", lambda host: False)
-    let_go, asked = asyncio.Event(), asyncio.Semaphore(0)
+    let_go, arrived = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow(query: PartitionQuery) -> Status:
         if query != NO_PARTITIONS:
-            asked.release()
+            arrived.release()
             await let_go.wait()
         return STATUS
 
@@ -103,7 +103,7 @@ async def test_a_probe_has_a_place_when_all_others_are_taken(
             all.callback(writer.close)
             if number < CONSOLE_CONNECTIONS_MAX:
                 writer.write(request)
-                await asked.acquire()
+                await arrived.acquire()
         before = reached("console_connections_max")
         assert await response(address, request) == b""
         # One that was silent gave way, and then there was no place for the request.
@@ -144,14 +144,14 @@ async def test_health_says_ok_only_when_the_loop_turns(address: HostPort) -> Non
     def probe() -> tuple[bytes, float]:
         with socket.create_connection((address.host, address.port)) as peer:
             peer.sendall(GET)
-            said = peer.recv(10_000)
-            return said, time.monotonic()
+            response = peer.recv(10_000)
+            return response, time.monotonic()
 
-    asked = asyncio.get_running_loop().run_in_executor(None, probe)
+    probing = asyncio.get_running_loop().run_in_executor(None, probe)
     time.sleep(2)  # noqa: ASYNC251 - it holds the loop
     held_until = time.monotonic()
-    said, answered = await asked
-    assert said.startswith(b"HTTP/1.1 200 ")
+    response, answered = await probing
+    assert response.startswith(b"HTTP/1.1 200 ")
     assert answered >= held_until
 
 

@@ -295,8 +295,8 @@ def test_what_a_process_tells_is_what_is_in_force(changes: set[str]) -> None:
     config = load(None, {}, settings).config
     limits = {"ulimit open files": "unlimited, at most unlimited"}
     row = {"settings": list(masked_values(config)), "limits": limits}
-    told = settings_in_force([row], load(None, {}))
-    assert told.config == config
+    in_force = settings_in_force([row], load(None, {}))
+    assert in_force.config == config
 
 
 def test_a_limit_of_open_files_is_no_other_setting() -> None:

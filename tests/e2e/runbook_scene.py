@@ -28,9 +28,9 @@ DOCS = PROJECT / "docs"
 
 def toml_on(page: Path) -> str:
     """The first file of settings that the page shows."""
-    shown = re.search(r"^```toml\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert shown, page
-    return shown[1]
+    block = re.search(r"^```toml\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert block, page
+    return block[1]
 
 
 FILES = {

@@ -63,8 +63,8 @@ def tiered(find_part: FindPart[Path], tmp_path: Path) -> Iterator[KafkaServer]:
 def first_offset(bootstrap: str, of: str) -> int:
     """`of`: `earliest`, or `-4` for what the broker itself has."""
     tool = "org.apache.kafka.tools.GetOffsetShell"
-    said = run_tool(tool, "--bootstrap-server", bootstrap, "--topic", "history", "--time", of)
-    return int(said.stdout.rpartition(":")[2])
+    done = run_tool(tool, "--bootstrap-server", bootstrap, "--topic", "history", "--time", of)
+    return int(done.stdout.rpartition(":")[2])
 
 
 def alter(bootstrap: str, settings: str) -> None:

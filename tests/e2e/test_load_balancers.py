@@ -121,9 +121,9 @@ def test_the_page_says_whether_it_works(
     consoles = {f"{name}:8080": f"{HOSTS[name]}:{scene.ports.console}" for name in HOSTS}
     places = {**consoles, "kafka.example:9192": scene.bootstrap, "orders": topic}
     terminal = Terminal(tmp_path, places, {})
-    shown = list(steps((PROJECT / "docs" / "deploy" / "load-balancer.md").read_text("utf-8")))
-    assert len(shown) == 3
-    for step in shown:
+    found = list(steps((PROJECT / "docs" / "deploy" / "load-balancer.md").read_text("utf-8")))
+    assert len(found) == 3
+    for step in found:
         output = tuple(map(terminal.here, step.output))
         # The archive is younger than these proxies: they see it at their next look.
         wait_for(step.command, lambda o=output, c=step.command: is_as_shown(o, terminal.run(c)))

@@ -163,11 +163,11 @@ def test_each_command_runs(
 
 
 def test_readme_asks_broker_and_proxy(scene: Scene) -> None:
-    asked = here(PAGES[0])
-    assert len(asked) == 2
-    for command in asked:
-        words, _, shown = command.partition("#")
-        assert scene.run(words.replace("localhost:9092", "kafka:9092")) == shown.strip()
+    commands = here(PAGES[0])
+    assert len(commands) == 2
+    for command in commands:
+        words, _, output = command.partition("#")
+        assert scene.run(words.replace("localhost:9092", "kafka:9092")) == output.strip()
 
 
 def test_what_runs_elsewhere_is_on_a_page() -> None:

@@ -18,7 +18,7 @@ from topic_backing import TopicBacking
 from fetchproxy.config.schema import MetadataConfig
 from fetchproxy.errors import StorageUnavailable
 from fetchproxy.metadata.catalogue import PartitionTable
-from fetchproxy.metadata.partition_ends import EndsLimits, must_be_told
+from fetchproxy.metadata.partition_ends import EndsLimits, must_be_announced
 from fetchproxy.metadata.partition_view import PartitionView
 from fetchproxy.metadata.store_backed import StoreBackedRemoteLogMetadataManager
 from fetchproxy.model import (
@@ -36,7 +36,7 @@ from fetchproxy.storage.stores.object_store import StoredObject
 from fetchproxy.storage.stores.s3 import PAGE_OBJECTS
 
 Manager = StoreBackedRemoteLogMetadataManager
-LIMITS = EndsLimits(listed_segments=8, untold_segments_max=4, whole_below_segments=20)
+LIMITS = EndsLimits(listed_segments=8, unannounced_segments_max=4, whole_below_segments=20)
 PAST = past_changed_key("archive/", TP)
 
 
@@ -403,7 +403,7 @@ async def test_jobs_and_checks_list_everything(world: World) -> None:
         assert await whole_listings(world, job) == 1
 
 
-async def test_an_untold_change_is_seen_after_a_doubt(world: World) -> None:
+async def test_an_unannounced_change_is_seen_after_a_doubt(world: World) -> None:
     """A person has deleted a segment from the middle, and a client has asked for its records."""
     async with world.manager(ends=True) as reader:
         await looked_twice(reader)
@@ -426,7 +426,7 @@ async def test_a_doubt_counts_for_a_look_that_has_begun(world: World) -> None:
         assert gone not in (await look).segments
 
 
-async def test_an_untold_change_is_seen_after_the_interval(world: World) -> None:
+async def test_an_unannounced_change_is_seen_after_the_interval(world: World) -> None:
     often = replace(LIMITS, whole_listing_interval_ms=1)
     async with world.manager(ends=True, limits=often) as reader:
         await looked_twice(reader)
@@ -436,7 +436,7 @@ async def test_an_untold_change_is_seen_after_the_interval(world: World) -> None
         await world.check(reader)
 
 
-async def test_a_change_that_failed_is_told_because_it_may_have_happened(world: World) -> None:
+async def test_a_change_that_failed_is_announced_because_it_may_have_happened(world: World) -> None:
     async with world.manager(ends=True) as reader, world.manager(ends=True) as writer:
         await looked_twice(reader)
         await looked_twice(writer)
@@ -537,11 +537,11 @@ async def test_a_manager_by_topic_tells_archive_only_nodes() -> None:
                 assert store.count("put", PAST) == number
 
 
-# --- which changes have to be told ---------------------------------------------------------------
+# --- which changes have to be announced ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("at", "state", "told"),
+    ("at", "state", "announced"),
     [
         (200, STARTED, False),  # behind the last segment
         (199, FINISHED, False),
@@ -553,21 +553,23 @@ async def test_a_manager_by_topic_tells_archive_only_nodes() -> None:
         (199, DELETING, True),
     ],
 )
-def test_copies_at_the_end_and_deletions_at_the_beginning_are_not_told(
-    at: int, state: RemoteLogSegmentState, *, told: bool
+def test_copies_at_the_end_and_deletions_at_the_beginning_are_not_announced(
+    at: int, state: RemoteLogSegmentState, *, announced: bool
 ) -> None:
     table = PartitionTable(TP)
     for number in range(200):
         table.take(segment(number, 10 * number, 10 * number + 9))
-    assert must_be_told(table, segment(999, 10 * at, 10 * at + 9, state)) is told
+    assert must_be_announced(table, segment(999, 10 * at, 10 * at + 9, state)) is announced
 
 
-@pytest.mark.parametrize(("offset", "told"), [(0, False), (500, False), (520, True), (1990, False)])
-def test_a_log_start_is_told_between_the_ends(offset: int, *, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("offset", "announced"), [(0, False), (500, False), (520, True), (1990, False)]
+)
+def test_a_log_start_is_announced_between_the_ends(offset: int, *, announced: bool) -> None:
     table = PartitionTable(TP)
     for number in range(200):
         table.take(segment(number, 10 * number, 10 * number + 9))
-    assert must_be_told(table, LogStartOffset(TP, offset, 0)) is told
+    assert must_be_announced(table, LogStartOffset(TP, offset, 0)) is announced
 
 
 def test_what_tells_of_the_past_is_listed_behind_all_segments() -> None:
@@ -576,9 +578,9 @@ def test_what_tells_of_the_past_is_listed_behind_all_segments() -> None:
     assert storage.rsm.object_key(last, SegmentFile.TXN) < PAST
 
 
-def test_what_is_told_is_less_than_what_is_listed() -> None:
+def test_what_is_announced_is_less_than_what_is_listed() -> None:
     """The rest is what a writer may not know yet. And an end is one page of a listing."""
     limits = EndsLimits()
-    assert limits.untold_segments_max * 2 <= limits.listed_segments
+    assert limits.unannounced_segments_max * 2 <= limits.listed_segments
     assert limits.listed_segments * len(SegmentFile) <= PAGE_OBJECTS
     assert limits.listed_segments * 2 <= limits.whole_below_segments

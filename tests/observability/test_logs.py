@@ -69,9 +69,9 @@ def test_the_format_can_be_forced() -> None:
 
 def test_the_page_shows_a_line_in_both_formats() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/log-events.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^    (.*offsets_in_memory_only.*)$", page, re.MULTILINE)
+    samples = re.findall(r"^    (.*offsets_in_memory_only.*)$", page, re.MULTILINE)
     hint = EVENTS["offsets_in_memory_only"].action
-    for format, line in zip(("console", "json"), shown, strict=True):
+    for format, line in zip(("console", "json"), samples, strict=True):
         stream = io.StringIO()
         configure_logging(LogConfig(format=format), stream)  # type: ignore[arg-type]
         log = structlog.get_logger("fetchproxy.serving.archive_only.committed_offsets")

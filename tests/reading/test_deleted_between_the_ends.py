@@ -13,7 +13,7 @@ from virtual_loop import run_virtual
 from fetchproxy.metadata.partition_ends import EndsLimits
 from fetchproxy.model import RemoteLogSegmentMetadata
 
-TINY = EndsLimits(listed_segments=2, untold_segments_max=1, whole_below_segments=5)
+TINY = EndsLimits(listed_segments=2, unannounced_segments_max=1, whole_below_segments=5)
 
 
 @asynccontextmanager

@@ -153,8 +153,8 @@ def test_no_bundle_has_a_secret(
     [row] = json.loads(parts["process.json"])
     names = {key.removesuffix(".file") for key in settings}
     held = {key.dotted for key in HOLDERS} & names
-    told = dict(text.split(" = ", 1) for text in row["settings"])
-    assert all(told[name] != "not set" for name in held)
+    printed = dict(text.split(" = ", 1) for text in row["settings"])
+    assert all(printed[name] != "not set" for name in held)
     for text in (*parts.values(), done.stdout, done.stderr, log.read_text()):
         assert_clean(text, KEY_BYTES.decode(), *(secret_of(key) for key in HOLDERS))
         assert_clean(text, "pl4nted")

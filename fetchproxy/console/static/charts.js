@@ -75,8 +75,8 @@ async function drawCharts() {
   const until = items.at(-1).at_ms, from = Math.min(items[0].at_ms, until - WINDOW_MIN_MS);
   $("charts-part").hidden = false;
   setText($("charts-title"), `The last ${rough(Math.round((until - from) / 1000 / 60) * 60)}`);
-  const shown = CHARTS.filter(([, field]) => latest.status.mode !== "archive" || !OF_READERS.includes(field));
-  redraw($("charts"), JSON.stringify([items.at(-1), shown.length]), () => shown.map((one) => chart(one, items, from, until)));
+  const visible = CHARTS.filter(([, field]) => latest.status.mode !== "archive" || !OF_READERS.includes(field));
+  redraw($("charts"), JSON.stringify([items.at(-1), visible.length]), () => visible.map((one) => chart(one, items, from, until)));
 }
 
 // --- timelines -------------------------------------------------------------------------------------
@@ -116,9 +116,9 @@ function timelineNodes(spans) {
   for (let i = 0; i < TICKS; i += 1) ticks.append(make("span", "", dateText(from + ((until - from) * i) / (TICKS - 1), until - from)));
   const oldest = spans.filter((s) => s.kind === "archived").map((s) => s.from_ms);
   const local = spans.filter((s) => s.kind === "brokers").map((s) => s.from_ms);
-  const said = [oldest.length ? `archived since ${dateText(Math.min(...oldest), 0)}` : "", local.length ? `on the brokers since ${dateText(Math.min(...local), 0)}` : "",
+  const parts = [oldest.length ? `archived since ${dateText(Math.min(...oldest), 0)}` : "", local.length ? `on the brokers since ${dateText(Math.min(...local), 0)}` : "",
     ...spans.filter((s) => s.kind === "lost").slice(0, 3).map((s) => `lost: about ${dateText(s.from_ms, 0)} to ${dateText(s.until_ms, 0)}`)];
-  return [make("p", "quiet", `${said.filter(Boolean).join(" · ")} (UTC, estimated from the segments' timestamps)`), ...lanes, ticks];
+  return [make("p", "quiet", `${parts.filter(Boolean).join(" · ")} (UTC, estimated from the segments' timestamps)`), ...lanes, ticks];
 }
 
 let charting = false;

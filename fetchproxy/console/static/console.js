@@ -59,8 +59,8 @@ function redraw(node, key, nodes) {
 }
 
 async function ask(path, query = {}) {
-  const asked = new URLSearchParams(query);
-  const response = await fetch(`${path}?${asked}`, { cache: "no-store", signal: AbortSignal.timeout(10000) });
+  const parameters = new URLSearchParams(query);
+  const response = await fetch(`${path}?${parameters}`, { cache: "no-store", signal: AbortSignal.timeout(10000) });
   if (!response.ok) throw new Error(`HTTP ${response.status}`);
   return response.json();
 }
@@ -90,12 +90,12 @@ function headlineOf(status) {
       ["For readers", worst.readers], ["Until when", [worst.until, until].filter(Boolean).join(" ")],
       ["Why", [worst.what, isLasting(worst) ? `(for ${past(worst.since_s)})` : ""].join(" ")], ["What to do", worst.remedy]] };
   }
-  const asked = status.store.up !== null;
+  const storeKnown = status.store.up !== null;
   if (status.totals.lost_offsets) {
     return { className: "note", says: "i Nothing is wrong now, but records were lost earlier",
       rest: [["Lost", `${count(status.totals.lost_offsets)} offsets of ${partitionsText(status.totals.lossy)}; readers skip them`], ["Now", calmWords(status)]] };
   }
-  return { className: asked ? "good" : "", says: asked ? "✔ All is well" : "Starting", rest: [["Now", calmWords(status)]] };
+  return { className: storeKnown ? "good" : "", says: storeKnown ? "✔ All is well" : "Starting", rest: [["Now", calmWords(status)]] };
 }
 
 const partitionsText = (n) => `${count(n)} partition${n === 1 ? "" : "s"}`;
@@ -110,7 +110,7 @@ function drawHeadline(status) {
   redraw($("headline-rest"), JSON.stringify(lines), () => lines.flatMap(([name, text]) => [make("dt", "", name), make("dd", URGENT.has(name) ? "urgent" : "", text)]));
 }
 
-// All other problems, each in two lines: in words, and what a part of the process has said.
+// All other problems, each in two lines: in words, and what a part of the process reports.
 function drawProblems({ problems }) {
   const [worst] = problems;
   const others = worst && worst.level !== "on record" ? problems.slice(1) : problems;
@@ -192,10 +192,10 @@ function readerTiles(now, before) {
 }
 
 function drawTiles(now, before) {
-  const shown = archiveTiles(now.status);
-  if (now.status.mode !== "archive") shown.push(...readerTiles(now, before));
+  const tiles = archiveTiles(now.status);
+  if (now.status.mode !== "archive") tiles.push(...readerTiles(now, before));
   const list = $("tiles");
-  shown.forEach(([name, value, note, alarm], i) => {
+  tiles.forEach(([name, value, note, alarm], i) => {
     let tile = list.children[i];
     if (!tile) {
       tile = make("div");
@@ -342,8 +342,8 @@ function drawHead(node, columns, sort, choose) {
 }
 
 function drawPartitionRows(partitions, conditions) {
-  const told = byPlace(conditions);
-  const of = (p) => [...(told.get(`${p.topic}-${p.partition}`) ?? []), ...(told.get(p.topic) ?? [])];
+  const conditionsOf = byPlace(conditions);
+  const of = (p) => [...(conditionsOf.get(`${p.topic}-${p.partition}`) ?? []), ...(conditionsOf.get(p.topic) ?? [])];
   const key = JSON.stringify([partitions, partitions.map((p) => of(p).map((c) => c.what))]);
   redraw($("partitions"), key, () => partitions.flatMap((p) => [row(p), ...faults(p, of(p))]));
 }
@@ -354,11 +354,11 @@ function drawPartitions({ partitions, conditions, partitions_total: total, parti
   drawPartitionRows(partitions, conditions);
   const empty = $("no-partitions");
   const more = matching - partitions.length;
-  const wanted = $("filter").value.trim();
+  const namePart = $("filter").value.trim();
   empty.hidden = partitions.length > 0 && more <= 0;
   $("more-partitions").hidden = true;
   if (!total) setText(empty, "Nothing is archived yet. Start with --archive REGEX, or run fetchproxy archive.");
-  else if (!partitions.length) setText(empty, `None of ${count(total)} partitions has “${wanted}” in its name.`);
+  else if (!partitions.length) setText(empty, `None of ${count(total)} partitions has “${namePart}” in its name.`);
   else setText(empty, `Showing ${count(partitions.length)} of ${count(matching)} partitions, those with a fault first. Click a topic to see all of its partitions.`);
 }
 

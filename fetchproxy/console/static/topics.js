@@ -35,7 +35,7 @@ function topicRow(t) {
   return tr;
 }
 
-// Topics that are refused have no partitions in the archive, so they are told by their conditions.
+// Topics that are refused have no partitions in the archive, so their conditions name them.
 function refusedRows({ archiver }) {
   const refused = archiver === null ? [] : Object.entries(archiver.refused);
   return refused.slice(0, TOPICS_A_PAGE).map(([topic, reason]) => {
@@ -51,18 +51,18 @@ function refusedRows({ archiver }) {
 
 async function drawTopics() {
   const { status } = latest;
-  const wanted = $("filter").value.trim(), faulty = $("faulty").checked;
-  const { items, next } = await ask("api/topics", { limit: topicsShown, sort: topicSort, name_part: wanted, faulty });
+  const namePart = $("filter").value.trim(), faulty = $("faulty").checked;
+  const { items, next } = await ask("api/topics", { limit: topicsShown, sort: topicSort, name_part: namePart, faulty });
   drawHead($("topics-head"), TOPIC_COLUMNS, topicSort, (key) => { topicSort = key; pollPlace(); });
   const refused = status.archiver === null ? {} : status.archiver.refused;
-  redraw($("topics"), JSON.stringify([items, refused, wanted]), () => [
-    ...refusedRows(status).filter((tr) => tr.firstChild.textContent.toLowerCase().includes(wanted.toLowerCase())), ...items.map(topicRow)]);
+  redraw($("topics"), JSON.stringify([items, refused, namePart]), () => [
+    ...refusedRows(status).filter((tr) => tr.firstChild.textContent.toLowerCase().includes(namePart.toLowerCase())), ...items.map(topicRow)]);
   const { topics: total } = status.totals;
   $("more-topics").hidden = next === null || topicsShown >= ROWS_SHOWN_MAX;
   const empty = $("no-topics");
   empty.hidden = next === null && items.length > 0;
   if (items.length) setText(empty, `Showing ${count(items.length)} of ${count(total)} topics${topicSort === WORST ? ", those with a fault or a loss first" : ""}. Filter by name to find others.`);
-  else setText(empty, !total ? "Nothing is archived yet." : faulty ? "No topic with a fault or a loss." : `None of ${count(total)} topics has “${wanted}” in its name.`);
+  else setText(empty, !total ? "Nothing is archived yet." : faulty ? "No topic with a fault or a loss." : `None of ${count(total)} topics has “${namePart}” in its name.`);
 }
 
 function segmentRow(segment) {
@@ -116,12 +116,12 @@ async function drawPlace({ topic, partition }) {
     return;
   }
   const { items, next } = found;
-  const shown = partition === null ? items : items.filter((p) => p.partition === partition);
+  const visible = partition === null ? items : items.filter((p) => p.partition === partition);
   drawHead($("partitions-head"), PARTITION_COLUMNS, partitionSort, partition === null ? (key) => { partitionSort = key; pollPlace(); } : null);
-  drawPartitionRows(shown, (await ask("api/conditions", { limit: ROWS_SHOWN_MAX })).items.filter((c) => c.topic === topic));
+  drawPartitionRows(visible, (await ask("api/conditions", { limit: ROWS_SHOWN_MAX })).items.filter((c) => c.topic === topic));
   $("more-partitions").hidden = partition !== null || next === null || partitionsShown >= ROWS_SHOWN_MAX;
   $("no-partitions").hidden = partition !== null || next === null;
-  setText($("no-partitions"), `Showing ${count(shown.length)} partitions${partitionSort === WORST ? ", those with a fault or a loss first" : ""}. Sort by a column to find others.`);
+  setText($("no-partitions"), `Showing ${count(visible.length)} partitions${partitionSort === WORST ? ", those with a fault or a loss first" : ""}. Sort by a column to find others.`);
   await drawTimeline(path);
   if (partition !== null) await drawSegments(topic, partition);
 }
