@@ -176,9 +176,8 @@ class Collecting:
 
     def __init__(self, objects: ArchiveObjects) -> None:
         self._objects = objects
-        self._single_reads: dict[
-            UUID, int
-        ] = {}  # objects read one by one since they were collected
+        # Objects of each topic that were read one by one since they were collected.
+        self._single_reads: dict[UUID, int] = {}
         self._put_at: dict[UUID, float] = {}  # loop time of the last attempt
         self._denied = False  # a process that may only read tries once
         self._puts: set[asyncio.Task[None]] = set()

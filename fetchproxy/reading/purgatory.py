@@ -302,9 +302,7 @@ class RemoteFetchPurgatory:
         self._disk_cache = None if config.disk_cache_dir is None else DiskCache(config, limits)
         self._reader = reader = SegmentReader(rlmm, memory, skips_gaps)
         self._entries: dict[DelayedRemoteFetch[Any], None] = {}
-        self._waiting_for_place: dict[
-            DelayedRemoteFetch[Any], None
-        ] = {}  # wait for a place, in order
+        self._waiting_for_place: dict[DelayedRemoteFetch[Any], None] = {}  # in order
         self._tasks = asyncio.TaskGroup()
         self._closed = True
         self.steps = LoopSteps()

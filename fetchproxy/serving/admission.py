@@ -135,9 +135,8 @@ class ResponseBudget:
             return pieces
         bytes_by_block: dict[int, int] = {}
         for piece in pieces:
-            bytes_by_block[id(_block(piece))] = bytes_by_block.get(id(_block(piece)), 0) + len(
-                piece
-            )
+            block = id(_block(piece))
+            bytes_by_block[block] = bytes_by_block.get(block, 0) + len(piece)
         return [
             piece if 2 * bytes_by_block[id(_block(piece))] >= len(_block(piece)) else bytes(piece)
             for piece in pieces
@@ -182,9 +181,8 @@ class ResponseTurns:
         self._turn_max_s = turn_max_s
         self._queue: FairQueue[Hashable] = FairQueue()
         self._begun: dict[Hashable, asyncio.Event] = {}  # for the connections in the queue
-        self._turn_begun_at: dict[
-            Hashable, float
-        ] = {}  # begin of each turn (loop time, s), oldest first
+        # Of each turn (loop time, s), oldest first.
+        self._turn_begun_at: dict[Hashable, float] = {}
         self._timer: asyncio.TimerHandle | None = None  # ends the oldest; only while others wait
 
     async def take(self, connection: Hashable, size_bytes: int, deadline: float) -> bool:

@@ -542,10 +542,10 @@ class FetchRouter:
         of the tail has to wait for their responses.
         """
         if await self._look_up_topics(
-            plan, archive_deadline if self.is_archive_only(plan) else deadline
+            plan, archive_deadline if self.is_all_archived(plan) else deadline
         ):
             plan = await self.plan()
-        until = archive_deadline if self.is_archive_only(plan) else deadline
+        until = archive_deadline if self.is_all_archived(plan) else deadline
         waiting = await self._waiting_for_leaders(plan, until)
         if waiting is not None:
             plan = await self.plan()
@@ -563,7 +563,7 @@ class FetchRouter:
             return archive.views.view(tp)
         return visible
 
-    def is_archive_only(self, plan: FetchPlan) -> bool:
+    def is_all_archived(self, plan: FetchPlan) -> bool:
         """The broker is asked for no partition."""
         return len(plan.kept_from_broker) >= len(self._mirror.partitions)
 

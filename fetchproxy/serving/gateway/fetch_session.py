@@ -122,9 +122,8 @@ class FetchSessionPair:
     def forget(self) -> None:
         """Both sides lose their session (a top-level error of the broker)."""
         self.partitions: dict[PartitionKey, FetchEntry] = {}
-        self.changed: Collection[
-            PartitionKey
-        ] = ()  # keys that the last request changed in `partitions`
+        # Those of `partitions` that the last request changed.
+        self.changed: Collection[PartitionKey] = ()
         self._by_id = False
         self._kind = FetchKind.SESSIONLESS
         self._client_session_id = 0

@@ -193,7 +193,7 @@ class ServedFetch:
         self._kind = serve.kind
         self._client = serve.client
         self._plan = serve.plan
-        self._archive_only = False  # the broker is asked for no partition
+        self._all_archived = False  # the broker is asked for no partition
         wait_max_s = on.shared.wait_max_s
         self._client_deadline = serve.requested_at + min(
             serve.request.max_wait_ms / 1000, wait_max_s
@@ -235,15 +235,15 @@ class ServedFetch:
         tail_deadline = min(self._client_deadline, clock() + TAIL_GRACE_S)
         plan, waiting = await on.routing.confirm_plan(plan, tail_deadline, self._archive_deadline)
         reads = self._new_archived_reads(on.share.owed_s())
-        self._archive_only, views = on.routing.is_archive_only(plan), plan.remote
-        wait_until = self._archive_deadline if self._archive_only else self._client_deadline
+        self._all_archived, views = on.routing.is_all_archived(plan), plan.remote
+        wait_until = self._archive_deadline if self._all_archived else self._client_deadline
         if reads.owed_s:  # told at once; with partitions of the tail, the archive counts as empty
             wait_until = (
                 clock()
-                if self._archive_only
+                if self._all_archived
                 else min(self._client_deadline, clock() + reads.owed_s)
             )
-        elif self._archive_only:
+        elif self._all_archived:
             entered = await on.share.enter(reads.requested_bytes(plan.kept_from_broker), wait_until)
             if await on.shared.archive.purgatory.steps.begin() or entered:
                 views = NO_VIEWS  # the views may be old by now
@@ -399,7 +399,7 @@ class ServedFetch:
         view = plan.remote.get(key)
         tp = view.tp if view else decision.tp if decision else None
         patch = watermarks(tp, result.view if result else None)
-        response = read_response(key, patch, result, may_fail=self._archive_only)
+        response = read_response(key, patch, result, may_fail=self._all_archived)
         if result is not None and isinstance(result.error, OffsetNotArchived):
             self._on.routing.again(key)
         return response
@@ -457,14 +457,14 @@ class ServedFetch:
         """
         on, conversation = self._on, self._conversation
         of_tail: list[PartitionResponse] = []
-        if self._kind.lists_all and not self._archive_only:
+        if self._kind.lists_all and not self._all_archived:
             of_tail = await self._tail_responses(
                 key for key in on.mirror.partitions if key not in plan.kept_from_broker
             )
         room, first_whole = on.share.room(self._request.bytes_max)
         responses = await self._responses(plan, reads, ResponseRoom(room, first_whole))
         conversation.archive_has_next_turn &= not any(response.records for response in responses)
-        owed_ms = on.share.charge(sum(a.size for a in responses), must_wait=self._archive_only)
+        owed_ms = on.share.charge(sum(a.size for a in responses), must_wait=self._all_archived)
         throttle_time_ms = max(conversation.throttle_time_ms, owed_ms)
         conversation.throttle_time_ms = 0
         session_id = on.mirror.on_proxy_response()
