@@ -26,9 +26,9 @@ PARTS = (
 
 
 def part(name: str) -> Part:
-    found = importlib.import_module(f"benchmarks.{name}").PART
-    assert isinstance(found, Part)
-    return found
+    module = importlib.import_module(f"benchmarks.{name}").PART
+    assert isinstance(module, Part)
+    return module
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -39,7 +39,7 @@ Key = tuple[str, str, str]  # (what is read and how, the way, "first" or "later"
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
-    found: dict[Key, list[float]] = {}
+    rates: dict[Key, list[float]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="appetite-") as folder,
         KafkaServer(data_dir=Path(folder) / "kafka") as kafka,
@@ -60,14 +60,14 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
                 for call in calls:
                     what = f"{shape}, {partitions} partitions, {call}"
                     for way in in_turn(_WAYS, number):
-                        _read(kafka, store, way, name, what, call, records, partitions, found)
+                        _read(kafka, store, way, name, what, call, records, partitions, rates)
     if not options.quick:
-        _read_three_brokers(options, console, found)
-    return Outcome(_rows(found))
+        _read_three_brokers(options, console, rates)
+    return Outcome(_rows(rates))
 
 
 def _read_three_brokers(
-    options: argparse.Namespace, console: Console, found: dict[Key, list[float]]
+    options: argparse.Namespace, console: Console, rates: dict[Key, list[float]]
 ) -> None:
     """Reads with one consumer that has a connection to each broker."""
     what = f"{SMALL}, {_SPREAD} partitions of three brokers, {CONSUME}"
@@ -78,7 +78,7 @@ def _read_three_brokers(
         store = Path(folder).as_uri()
         for number in range(options.rounds):
             for way in in_turn(_WAYS[:4], number):
-                _read(kafka, store, way, "spread", what, CONSUME, options.records, _SPREAD, found)
+                _read(kafka, store, way, "spread", what, CONSUME, options.records, _SPREAD, rates)
 
 
 _SPREAD = 9
@@ -114,14 +114,14 @@ def _read(
 ) -> None:
     path, server = way
     topic = f"{'tail' if path == TAIL else 'old'}-{name}"
-    asked = [topic, str(records), str(records // _FIRST_PART), str(partitions)]
+    arguments = [topic, str(records), str(records // _FIRST_PART), str(partitions)]
     if server in (DIRECT, LIMIT):
-        asked += [NEVER_PAUSES] if server == LIMIT else []
-        rates = child("benchmarks.stock_reader", call, kafka.bootstrap, *asked)
+        arguments += [NEVER_PAUSES] if server == LIMIT else []
+        rates = child("benchmarks.stock_reader", call, kafka.bootstrap, *arguments)
     else:
         settings = _OFF if server == UNPACED else {}
         with FetchproxyServer(kafka.bootstrap, settings, store) as proxy:
-            rates = child("benchmarks.stock_reader", call, proxy.bootstrap, *asked)
+            rates = child("benchmarks.stock_reader", call, proxy.bootstrap, *arguments)
     for part, rate in rates.items():
         found.setdefault((f"{what}, {path}", server, part), []).append(rate / 1000)
 

@@ -42,7 +42,7 @@ Found = dict[tuple[str, str], list[float]]  # (what is measured, the way)
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
-    found: Found = {}
+    seconds_by_way: Found = {}
     with (
         tempfile.TemporaryDirectory(prefix="applications-") as folder,
         KafkaServer(data_dir=Path(folder) / "kafka") as kafka,
@@ -56,10 +56,10 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         )
         for number in range(options.rounds):
             if options.what != "crowd":
-                _read_as_applications(kafka, store, ends, number, console, found)
+                _read_as_applications(kafka, store, ends, number, console, seconds_by_way)
             if options.what != "groups":
-                _read_as_crowd(kafka, store, options, number, console, found)
-    return Outcome(rows_of(found))
+                _read_as_crowd(kafka, store, options, number, console, seconds_by_way)
+    return Outcome(rows_of(seconds_by_way))
 
 
 def _read_as_applications(
@@ -68,7 +68,7 @@ def _read_as_applications(
     ends: Mapping[int, int],
     number: int,
     console: Console,
-    found: Found,
+    seconds_by_way: Found,
 ) -> None:
     for name in APPLICATIONS:
         for way in in_turn((UNPACED, FETCHPROXY), number):
@@ -76,7 +76,7 @@ def _read_as_applications(
                 outcome = read_as(name, proxy.bootstrap, _TOPIC, ends)
                 paced = proxy.metric("fetchproxy_paced_answers_total")
             console.print(f"{name}, {way}: {outcome}, {paced:.0f} paced", markup=False)
-            found.setdefault((name, way), []).append(outcome.seconds)
+            seconds_by_way.setdefault((name, way), []).append(outcome.seconds)
 
 
 def _read_as_crowd(
@@ -85,20 +85,20 @@ def _read_as_crowd(
     options: argparse.Namespace,
     number: int,
     console: Console,
-    found: Found,
+    seconds_by_way: Found,
 ) -> None:
     ways = (UNPACED, FETCHPROXY) if options.archived else (UNPACED, FETCHPROXY, DIRECT)
     for way in in_turn(ways, number):
         if way == DIRECT:
-            note(found, way, crowd(kafka.bootstrap, options.readers, options.records))
+            note(seconds_by_way, way, crowd(kafka.bootstrap, options.readers, options.records))
             continue
         with FetchproxyServer(kafka.bootstrap, _SETTINGS[way], store) as proxy:
             seconds = crowd(proxy.bootstrap, options.readers, options.records)
             pauses = proxy.metric("fetchproxy_client_pauses_total")
             paced = proxy.metric("fetchproxy_paced_answers_total")
-        said = f"{len(seconds)} readers, {way}: {pauses:.0f} pauses, {paced:.0f} paced"
-        console.print(said, markup=False)
-        note(found, way, seconds)
+        text = f"{len(seconds)} readers, {way}: {pauses:.0f} pauses, {paced:.0f} paced"
+        console.print(text, markup=False)
+        note(seconds_by_way, way, seconds)
 
 
 def crowd(bootstrap: str, readers: int, records: int) -> list[float]:
@@ -135,22 +135,22 @@ def _seconds(child: subprocess.Popen[str], records: int) -> float:
     return float(first / rates["first"] + (records - first) / rates["later"])
 
 
-def note(found: Found, way: str, seconds: Sequence[float]) -> None:
+def note(seconds_by_way: Found, way: str, seconds: Sequence[float]) -> None:
     what = f"{len(seconds)} at once"
-    found.setdefault((f"{what}: median", way), []).append(median(seconds))
-    found.setdefault((f"{what}: the last", way), []).append(max(seconds))
+    seconds_by_way.setdefault((f"{what}: median", way), []).append(median(seconds))
+    seconds_by_way.setdefault((f"{what}: the last", way), []).append(max(seconds))
     spread = max(abs(each - mean(seconds)) for each in seconds) / mean(seconds)
-    found.setdefault((f"{what}: furthest from the mean", way), []).append(spread)
+    seconds_by_way.setdefault((f"{what}: furthest from the mean", way), []).append(spread)
 
 
-def rows_of(found: Found) -> list[Row]:
+def rows_of(seconds_by_way: Found) -> list[Row]:
     rows = []
-    for (name, way), values in found.items():
+    for (name, way), values in seconds_by_way.items():
         spread = name.endswith("from the mean")
         unit, at_most = ("x", _UNFAIR_MAX) if spread else ("s", None)
         rows.append(row(f"{name}: {way}", unit, values, at_most=at_most))
         if way == FETCHPROXY and not spread:
-            times = ratios(values, found[name, UNPACED])
+            times = ratios(values, seconds_by_way[name, UNPACED])
             rows.append(row(f"{name}: paced / not paced", "x", times, at_most=_NOT_SLOWER))
     return rows
 

@@ -72,15 +72,15 @@ class Bench:
     _stores: int = 0
 
     def contestants(self) -> dict[str, Callable[[Shape, int], Run]]:
-        found: dict[str, Callable[[Shape, int], Run]] = {
+        ways: dict[str, Callable[[Shape, int], Run]] = {
             CONSUMER: lambda shape, records: self._drain(STOCK, shape, records),
             CONSUMER_UNPAUSED: lambda shape, records: self._drain(UNPAUSED, shape, records),
             DIRECTORY: self._to_directory,
         }
         if self.s3 is not None:
-            found[S3] = self._to_s3
-            found[BARE] = self._bare_uploads
-        return found
+            ways[S3] = self._to_s3
+            ways[BARE] = self._bare_uploads
+        return ways
 
     def fill(self, shape: Shape, mib: int) -> int:
         """Writes the topic and returns the number of records."""
@@ -145,9 +145,9 @@ def _require_archived(store: Path, shape: Shape, records: int) -> None:
     """Raises PartFailed if bytes are missing: the figure would then stand for less work."""
     if shape.compression == "none":
         stored = sum(log.stat().st_size for log in store.rglob("*.log"))
-        wanted = shape.record_bytes * records
-        if stored < wanted:
-            raise PartFailed(f"{stored} bytes of {_topic(shape)} were archived, it has {wanted}")
+        bytes_expected = shape.record_bytes * records
+        if stored < bytes_expected:
+            raise PartFailed(f"{stored} bytes of {_topic(shape)} were archived, it has {bytes_expected}")
 
 
 def rows_of(runs: Runs) -> list[Row]:
@@ -198,14 +198,14 @@ def _measure(bench: Bench, shape: Shape, mib: int, rounds: int, console: Console
         bench.runs[shape, name] = []
     # Round 0 of the first topic warms up.
     for number in range(0 if shape is MAIN else 1, rounds + 1):
-        told = []
+        texts = []
         for name in in_turn(tuple(contestants), number):
             run = contestants[name](shape, records)
-            told.append(f"{name} {run.mb_per_s:.0f}")
+            texts.append(f"{name} {run.mb_per_s:.0f}")
             if number:
                 bench.runs[shape, name].append(run)
         label = f"round {number} of {rounds}" if number else "warm-up"
-        console.print(f"{shape} records: {label}\n  MB/s: {', '.join(told)}")
+        console.print(f"{shape} records: {label}\n  MB/s: {', '.join(texts)}")
 
 
 PART = Part(

@@ -110,12 +110,12 @@ class BareRelay:
 
     def told_by_kafka(self) -> Mapping[str, str]:
         """Properties of a broker that also listens at `upstream_port`, advertised as `port`."""
-        ours = "RELAYED://127.0.0.1:"
+        prefix = "RELAYED://127.0.0.1:"
         listeners = "PLAINTEXT://127.0.0.1:{port}"
         return {
             "listeners": f"{listeners},CONTROLLER://127.0.0.1:{{controller_port}},"
-            f"{ours}{self.upstream_port}",
-            "advertised.listeners": f"{listeners},{ours}{self.port}",
+            f"{prefix}{self.upstream_port}",
+            "advertised.listeners": f"{listeners},{prefix}{self.port}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
             "RELAYED:PLAINTEXT",
             "inter.broker.listener.name": "PLAINTEXT",

@@ -58,8 +58,8 @@ def drawing(title: str, rows: Sequence[Figure]) -> str:
 
 def limit_of(goal: str | None) -> float | None:
     """The first number in a goal's text. The goal's line is drawn there."""
-    found = _NUMBER.search(goal or "")
-    return float(found[0]) if found else None
+    match = _NUMBER.search(goal or "")
+    return float(match[0]) if match else None
 
 
 def _panel(unit: str, figures: Sequence[Figure], top: float) -> list[str]:

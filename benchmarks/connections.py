@@ -106,18 +106,18 @@ def small_fetch_rows(requests: dict[tuple[str, int], list[float]]) -> list[Row]:
     direct = requests[DIRECT, CONNECTIONS_WIDE]
     rows = goal_rows(SMALL_FETCHES, ratios(requests[FETCHPROXY, CONNECTIONS_WIDE], direct))
     for count in (CONNECTIONS_WIDE, CONNECTIONS):
-        for ours, theirs in ((BARE_RELAY, DIRECT), (FETCHPROXY, BARE_RELAY)):
-            found = ratios(requests[ours, count], requests[theirs, count])
+        for way, baseline in ((BARE_RELAY, DIRECT), (FETCHPROXY, BARE_RELAY)):
+            request_ratios = ratios(requests[way, count], requests[baseline, count])
             rows.append(
-                row(f"small fetches over {count} connections, {ours} : {theirs}", "x", found)
+                row(f"small fetches over {count} connections, {way} : {baseline}", "x", request_ratios)
             )
     return rows
 
 
 # -- idle ----------------------------------------------------------------------------------------
-def idle_within(wanted: int, files_max: int) -> int:
+def idle_within(count: int, files_max: int) -> int:
     """How many connections a proxy can hold if it may open `files_max` files."""
-    return min(wanted, (files_max - _FILES_BESIDES) // _FILES_A_CONNECTION)
+    return min(count, (files_max - _FILES_BESIDES) // _FILES_A_CONNECTION)
 
 
 def raise_files_max() -> int:
@@ -145,9 +145,9 @@ def held(bootstrap: str, count: int) -> Iterator[None]:
             client.stdin.close()
 
 
-def measure_idle(kafka: KafkaServer, wanted: int, measured: Measured) -> None:
+def measure_idle(kafka: KafkaServer, count: int, measured: Measured) -> None:
     """Uses a proxy of its own. The kernel's socket memory is not the process's and not counted."""
-    measured.idle = idle_within(wanted, raise_files_max())
+    measured.idle = idle_within(count, raise_files_max())
     with FetchproxyServer(kafka.bootstrap) as proxy, held(proxy.bootstrap, _WARM_CONNECTIONS):
         time.sleep(_SETTLE_S)
         kib, files = resident_mib(proxy.pid) * 1024, open_files(proxy.pid)
@@ -169,8 +169,8 @@ def measure_spread(kafka: KafkaServer, options: argparse.Namespace, console: Con
         FetchproxyServer(kafka.bootstrap) as proxy,
         BareRelay(int(kafka.bootstrap.rpartition(":")[2])) as relay,
     ):
-        ours, control = (FETCHPROXY, proxy.bootstrap), (DIRECT, kafka.bootstrap)
-        ways = (ours, control, (BARE_RELAY, relay.bootstrap))
+        proxied, control = (FETCHPROXY, proxy.bootstrap), (DIRECT, kafka.bootstrap)
+        ways = (proxied, control, (BARE_RELAY, relay.bootstrap))
         for number in range(options.rounds + 1):  # round 0 warms up
             for count in in_turn((CONNECTIONS, CONNECTIONS_WIDE), number):
                 for name, bootstrap in in_turn(ways, number):
@@ -179,7 +179,7 @@ def measure_spread(kafka: KafkaServer, options: argparse.Namespace, console: Con
                         measured.requests_per_s.setdefault((name, count), []).append(rate)
             # The broker itself is read only in every second round: it shows just the machine's
             # part.
-            for name, bootstrap in in_turn([ours, control], number) if number % 2 else [ours]:
+            for name, bootstrap in in_turn([proxied, control], number) if number % 2 else [proxied]:
                 for partitions in in_turn((PARTITIONS, PARTITIONS_WIDE), number):
                     rate = _mb_per_s(bootstrap, partitions, records)
                     if number:

@@ -51,9 +51,9 @@ class FetchproxyServer:
         self._console = f"127.0.0.1:{free_port()}"
         self._folder = tempfile.TemporaryDirectory(prefix="fetchproxy-benchmark-")
         folder = Path(self._folder.name)
-        given = settings or {}
+        all_settings = settings or {}
         command = [
-            *limited.command(given),
+            *limited.command(all_settings),
             "serve",
             "--bootstrap",
             upstream,
@@ -61,7 +61,7 @@ class FetchproxyServer:
             self.bootstrap,
         ]
         command += ["--store", store or f"file://{folder}/store", "--console", self._console]
-        command += limited.options(given)
+        command += limited.options(all_settings)
         (folder / "store").mkdir()
         self.log = folder / "log"
         self._process = ServerProcess("fetchproxy", command, self.log, environment, _PROJECT)
@@ -119,6 +119,6 @@ def contestants(
                 absent.append(f"{KROXYLICIOUS}: {missing}")
             else:
                 present.append(Contestant(KROXYLICIOUS, peer.bootstrap, peer.pid))
-        ours = running.enter_context(FetchproxyServer(kafka.bootstrap, settings))
-        present.append(Contestant(FETCHPROXY, ours.bootstrap, ours.pid))
+        proxy = running.enter_context(FetchproxyServer(kafka.bootstrap, settings))
+        present.append(Contestant(FETCHPROXY, proxy.bootstrap, proxy.pid))
         yield present, absent

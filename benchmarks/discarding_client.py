@@ -69,9 +69,9 @@ class Connection:
             before = self._encrypted
             self.ask()
             frame = self._read(int.from_bytes(self._read(4)))
-            found = response(memoryview(frame))
+            fetch_response = response(memoryview(frame))
             size = len(frame) + 4, self._encrypted - before
-            if sum(found.sizes.values()) > _RECORDS_BYTES_MIN and size == last:
+            if sum(fetch_response.sizes.values()) > _RECORDS_BYTES_MIN and size == last:
                 return size
             last = size
         raise FetchFailed(f"no two equal responses in {_STALLED_S} s")

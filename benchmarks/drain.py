@@ -43,17 +43,17 @@ def drain(
     consumer.list_topics(topic, timeout=30.0)
     cpu_before, begun = _cpu_seconds(), time.perf_counter()
     consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
-    seen = 0
-    while seen < records:
+    count = 0
+    while count < records:
         batch = consumer.consume(_BATCH_RECORDS, timeout=0.1)
         if not batch and time.perf_counter() - begun > _STALLED_S:
-            raise SystemExit(f"only {seen} of {records} records after {_STALLED_S} s")
+            raise SystemExit(f"only {count} of {records} records after {_STALLED_S} s")
         # An error is a message of its own in the queue, so a check of each batch's ends finds it
         # soon enough.
         for message in batch[:1] + batch[-1:]:
             if message.error() is not None:
                 raise KafkaException(message.error())
-        seen += len(batch)
+        count += len(batch)
     seconds, cpu_seconds = time.perf_counter() - begun, _cpu_seconds() - cpu_before
     consumer.close()
     return seconds, cpu_seconds

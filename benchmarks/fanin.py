@@ -54,15 +54,15 @@ class FanIn:
         return self.store_bytes / self.topic_bytes
 
 
-def rows_of(found: FanIn) -> list[Row]:
-    gigabytes = found.served_bytes / 1e9
+def rows_of(fan_in: FanIn) -> list[Row]:
+    gigabytes = fan_in.served_bytes / 1e9
     return [
-        *goal_rows(goals.FAN_IN, [found.store_gib_a_gib]),
-        row("size of the topic", "GiB", [found.topic_bytes / _GIB]),
-        row("all consumers together", "MB/s", [found.served_bytes / 1e6 / found.seconds]),
-        row("CPU of the proxy", "s/GB", [found.proxy_cpu / gigabytes]),
-        row("CPU of the consumers", "s/GB", [found.client_cpu / gigabytes]),
-        row("memory at most, fetchproxy", "MiB", [found.resident_mib]),
+        *goal_rows(goals.FAN_IN, [fan_in.store_gib_a_gib]),
+        row("size of the topic", "GiB", [fan_in.topic_bytes / _GIB]),
+        row("all consumers together", "MB/s", [fan_in.served_bytes / 1e6 / fan_in.seconds]),
+        row("CPU of the proxy", "s/GB", [fan_in.proxy_cpu / gigabytes]),
+        row("CPU of the consumers", "s/GB", [fan_in.client_cpu / gigabytes]),
+        row("memory at most, fetchproxy", "MiB", [fan_in.resident_mib]),
     ]
 
 
@@ -91,15 +91,15 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
         console.print(f"{options.consumers} consumers replay it")
         relay.take()
         meter = CpuMeter({"proxy": proxy.pid})
-        asked = {
+        arguments = {
             "bootstrap": proxy.bootstrap,
             "topic": TOPIC,
             "ends": topic.ends,
             "connections": options.consumers,
             "partitions_max": PARTITIONS,
         }
-        outcome = child("benchmarks.raw_fetch", json.dumps(asked))
-        found = FanIn(
+        outcome = child("benchmarks.raw_fetch", json.dumps(arguments))
+        fan_in = FanIn(
             topic_bytes=outcome["bytes"] // options.consumers,
             store_bytes=sum(each.size_bytes for each in relay.take()),
             served_bytes=outcome["bytes"],
@@ -108,7 +108,7 @@ def measure(options: argparse.Namespace, console: Console) -> Outcome:
             client_cpu=outcome["cpu_seconds"],
             resident_mib=resident_mib_max(proxy.pid),
         )
-    return Outcome(rows_of(found), {"settings": settings})
+    return Outcome(rows_of(fan_in), {"settings": settings})
 
 
 PART = Part(

@@ -127,8 +127,8 @@ class Listing:
         if self._asked is None:
             return
         self._response += data
-        head, found, body = self._response.partition(b"\r\n\r\n")
-        if found and len(body) == _length(head) and head.split(b" ", 2)[1] == b"200":
+        head, separator, body = self._response.partition(b"\r\n\r\n")
+        if separator and len(body) == _length(head) and head.split(b" ", 2)[1] == b"200":
             self._responses[self._asked] = self._response
             self._asked = None
 
@@ -163,7 +163,7 @@ class Relay:
             writer.transport.abort()
             return
         exchange, listing = Exchange(), Listing(self._listings)
-        asked = asyncio.Event()  # since the last piece of a response
+        request_event = asyncio.Event()  # since the last piece of a response
         refused = False  # if True, the rest of the request's body is dropped
 
         async def request(data: bytes) -> bytes:
@@ -183,7 +183,7 @@ class Relay:
             if self.fault.sent_bytes_per_s:
                 await asyncio.sleep(len(data) / self.fault.sent_bytes_per_s)
             exchange.request(data)
-            asked.set()
+            request_event.set()
             return data
 
         async def response(data: bytes) -> bytes:
@@ -191,8 +191,8 @@ class Relay:
             fault = self.fault
             if not fault.stale_listings:
                 listing.responded(data)
-            if asked.is_set():
-                asked.clear()
+            if request_event.is_set():
+                request_event.clear()
                 await asyncio.sleep(fault.delay_ms / 1000)
             if fault.bytes_per_s:
                 await asyncio.sleep(len(data) / fault.bytes_per_s)

@@ -48,8 +48,8 @@ def fill_numbered(
                     break
                 except BufferError:
                     producer.poll(0.1)
-    if left := producer.flush(_FLUSH_S):
-        raise TimeoutError(f"{left} records were not written")
+    if unsent := producer.flush(_FLUSH_S):
+        raise TimeoutError(f"{unsent} records were not written")
     return ends
 
 
@@ -90,18 +90,18 @@ class Group:
         self._members.callback(_end, member, listener)
         return member
 
-    def read_until(self, left: int) -> None:
+    def read_until(self, least: int) -> None:
         """Returns when at most `left` records have not been reported. Raises TimeoutError."""
-        while self.left > left:
+        while self.left > least:
             try:
                 at, runs = self._told.get(timeout=_STALLED_S)
             except queue.Empty:
                 raise TimeoutError(f"{self.left} records were not read") from None
             self._at.append(at)
             for partition, first, behind in runs:
-                seen = self._seen[partition]
-                again = seen.count(1, first, behind)
-                seen[first:behind] = b"\x01" * (behind - first)
+                counted = self._seen[partition]
+                again = counted.count(1, first, behind)
+                counted[first:behind] = b"\x01" * (behind - first)
                 self._repeated += again
                 self.left -= behind - first - again
 

@@ -39,7 +39,7 @@ THEMES = {
 }
 _TITLE = "Speed of fetchproxy, vs. what one would use instead"
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-_WIDTH, _LEFT, _RIGHT, _TOP, _ROW, _BAR = 900, 390, 170, 64, 30, 14
+_WIDTH, _LEFT_PX, _RIGHT, _TOP, _ROW, _BAR = 900, 390, 170, 64, 30, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +52,24 @@ class Bar:
 
 def bars(results: Path) -> list[Bar]:
     """Raises KeyError if a row is not in the results."""
-    found = []
+    rows_of_bars = []
     for part, name, words in _BARS:
-        told = json.loads((results / f"{part}.json").read_text(encoding="utf-8"))
-        rows = {row["name"]: row for row in told["rows"]}
-        found.append(Bar(words, rows[name]["value"], rows[name]["min"], rows[name]["max"]))
-    return found
+        document = json.loads((results / f"{part}.json").read_text(encoding="utf-8"))
+        rows = {row["name"]: row for row in document["rows"]}
+        rows_of_bars.append(Bar(words, rows[name]["value"], rows[name]["min"], rows[name]["max"]))
+    return rows_of_bars
 
 
-def drawing(shown: list[Bar], theme: Theme) -> str:
+def drawing(bars_drawn: list[Bar], theme: Theme) -> str:
     """An SVG without a background."""
-    height = _TOP + _ROW * len(shown) + 30
-    last = max(each.most for each in shown)
-    scale = (_WIDTH - _LEFT - _RIGHT) / last
+    height = _TOP + _ROW * len(bars_drawn) + 30
+    last = max(each.most for each in bars_drawn)
+    scale = (_WIDTH - _LEFT_PX - _RIGHT) / last
 
     def x(value: float) -> float:
-        return _LEFT + value * scale
+        return _LEFT_PX + value * scale
 
-    bottom = _TOP + _ROW * len(shown)
+    bottom = _TOP + _ROW * len(bars_drawn)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{_TITLE}">',
@@ -92,7 +92,7 @@ def drawing(shown: list[Bar], theme: Theme) -> str:
             f'<line class="{kind}" x1="{at}" x2="{at}" y1="{_TOP}" y2="{bottom}"/>',
             f'<text class="more middle" x="{at}" y="{bottom + 18}">{mark} ×</text>',
         ]
-    for number, each in enumerate(shown):
+    for number, each in enumerate(bars_drawn):
         lines += _row(each, _TOP + _ROW * number, x(each.value), x(each.least), x(each.most))
     return "\n".join([*lines, "</svg>"]) + "\n"
 
@@ -102,8 +102,8 @@ def _row(bar: Bar, top: float, end: float, least: float, most: float) -> list[st
     y = f'y1="{middle:.0f}" y2="{middle:.0f}"'
     numbers = f"{bar.value:.2f} ({bar.least:.2f} to {bar.most:.2f})"
     return [
-        f'<text class="end" x="{_LEFT - 10}" y="{middle + 5:.0f}">{escape(bar.words)}</text>',
-        f'<rect class="bar" x="{_LEFT}" y="{middle - _BAR / 2:.0f}" width="{end - _LEFT:.1f}" '
+        f'<text class="end" x="{_LEFT_PX - 10}" y="{middle + 5:.0f}">{escape(bar.words)}</text>',
+        f'<rect class="bar" x="{_LEFT_PX}" y="{middle - _BAR / 2:.0f}" width="{end - _LEFT_PX:.1f}" '
         f'height="{_BAR}" rx="2"/>',
         f'<line class="range" x1="{least:.1f}" x2="{most:.1f}" {y}/>',
         f'<text class="more end" x="{_WIDTH - 10}" y="{middle + 5:.0f}">{numbers}</text>',

@@ -64,18 +64,18 @@ def rows_of(measured: Measured) -> list[Row]:
     def p99s(listener: str, how: str) -> list[float]:
         return [percentile(samples, 99) for samples in measured.latencies[listener, how]]
 
-    found = {each: ratios(p99s(each, HOSTILE), p99s(each, CALM)) for each in (STRANGERS, OPEN)}
+    ratios_by_listener = {each: ratios(p99s(each, HOSTILE), p99s(each, CALM)) for each in (STRANGERS, OPEN)}
     shares = {
         listener: [most / plan for most, plan in rounds]
         for listener, rounds in measured.memory_mib.items()
     }
     worst = [max(together) for together in zip(*shares.values(), strict=True)]
-    rows = goal_rows(TAIL_BESIDE_HOSTILE, found[STRANGERS], worst)
+    rows = goal_rows(TAIL_BESIDE_HOSTILE, ratios_by_listener[STRANGERS], worst)
     calm, hostile, elsewhere = (p99s(STRANGERS, how) for how in (CALM, HOSTILE, ELSEWHERE))
     only_closes = "a listener that only closes"
     rows.append(row(f"the same harm to {only_closes} : without", "x", ratios(elsewhere, calm)))
     rows.append(row(f"harm to the proxy : to {only_closes}", "x", ratios(hostile, elsewhere)))
-    rows.append(row(f"the same, {OPEN}: what they send is parsed", "x", found[OPEN]))
+    rows.append(row(f"the same, {OPEN}: what they send is parsed", "x", ratios_by_listener[OPEN]))
     for (listener, how), rounds in measured.latencies.items():
         for percent in (50, 99):
             values = [percentile(samples, percent) for samples in rounds]

@@ -49,17 +49,17 @@ def probe(upstream: str, samples: int, ways: Sequence[Way]) -> dict[str, list[fl
         consumer.assign([TopicPartition(topic, 0, end)])
         consumers[name] = consumer
     asking.close()
-    found: dict[str, list[float]] = {name: [] for name, *_ in ways}
+    latencies_ms: dict[str, list[float]] = {name: [] for name, *_ in ways}
     for sample in range(samples + _WARM_UP_SAMPLES):
         for name, _, topic, *_ in ways:
             took_ms = _once(producer, topic, consumers[name])
             if sample >= _WARM_UP_SAMPLES:
-                found[name].append(took_ms)
+                latencies_ms[name].append(took_ms)
             producer.poll(0)
             time.sleep(_PAUSE_S)
     for consumer in consumers.values():
         consumer.close()
-    return found
+    return latencies_ms
 
 
 def _once(producer: Producer, topic: str, consumer: Consumer) -> float:

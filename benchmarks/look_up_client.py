@@ -28,8 +28,8 @@ def main(bootstrap: str, topic: str, partitions: int, timestamp: int, *questions
     every = [TopicPartition(topic, number) for number in range(partitions)]
 
     def times() -> dict[TopicPartition, int]:
-        found = consumer.offsets_for_times(dict.fromkeys(every, timestamp))
-        return {tp: -1 if found[tp] is None else found[tp].offset for tp in every}
+        offsets = consumer.offsets_for_times(dict.fromkeys(every, timestamp))
+        return {tp: -1 if offsets[tp] is None else offsets[tp].offset for tp in every}
 
     asked: dict[str, Callable[[], dict[TopicPartition, int]]] = {
         BEGINNING: lambda: consumer.beginning_offsets(every),

@@ -103,7 +103,7 @@ def _measure_warm(
             for kind in _TOPICS:
                 for name, bootstrap in in_turn(ways, number):
                     whole = kind == ARCHIVED and name == FETCHPROXY
-                    seconds = _asked(bootstrap, kind, measured.partitions, whole)
+                    seconds = _ask_once(bootstrap, kind, measured.partitions, whole)
                     if number:
                         measured.add(kind, how, name, seconds)
             console.print(f"look-ups, round {number} of {rounds}" if number else "warm-up")
@@ -119,25 +119,25 @@ def _measure_cold(
                     kafka.bootstrap, None, store.store_url, store.environment
                 ) as proxy:
                     whole = kind == ARCHIVED
-                    ours = _asked(proxy.bootstrap, kind, measured.partitions, whole, question)
-                direct = _asked(kafka.bootstrap, kind, measured.partitions, False, question)
-                measured.add(kind, how, FETCHPROXY, ours)
+                    seconds = _ask_once(proxy.bootstrap, kind, measured.partitions, whole, question)
+                direct = _ask_once(kafka.bootstrap, kind, measured.partitions, False, question)
+                measured.add(kind, how, FETCHPROXY, seconds)
                 measured.add(kind, how, DIRECT, direct)
         console.print(f"cold look-ups, round {number} of {rounds}")
 
 
-def _asked(
+def _ask_once(
     bootstrap: str, kind: str, partitions: int, whole: bool, *questions: str
 ) -> dict[str, float]:
     """The seconds of each question. Raises PartFailed if a response is wrong."""
-    told = child(
+    seconds_by_question = child(
         "benchmarks.look_up_client",
         *(bootstrap, _TOPICS[kind], str(partitions), str(_ASKED_MS), *(questions or QUESTIONS)),
     )
-    for question, response in told.items():
+    for question, response in seconds_by_question.items():
         if response["offsets"] != partitions * offset_of(question, whole):
             raise PartFailed(f"{question}, {kind} topic: wrong offsets, {response['offsets']}")
-    return {question: response["seconds"] for question, response in told.items()}
+    return {question: response["seconds"] for question, response in seconds_by_question.items()}
 
 
 def offset_of(question: str, whole: bool) -> int:
@@ -166,15 +166,15 @@ def _prepare(kafka: KafkaServer, partitions: int, folder: Path) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     for topic in _TOPICS.values():
         _produce(kafka, topic, partitions, _RECORDS_EACH - 1)
-        asked = [TopicPartition(topic, n, _RECORDS_EACH - 1) for n in range(partitions)]
-        for future in admin.delete_records(asked).values():
+        partitions_asked = [TopicPartition(topic, n, _RECORDS_EACH - 1) for n in range(partitions)]
+        for future in admin.delete_records(partitions_asked).values():
             future.result(timeout=_BATCH_S)
 
 
 def _widen(kafka: KafkaServer, partitions: int) -> None:
     """Creates `partitions` more partitions, in topics that no client asks about."""
-    for number, left in enumerate(range(partitions, 0, -_TOPIC_PARTITIONS)):
-        kafka.create_topic(f"beside-look-ups-{number}", min(left, _TOPIC_PARTITIONS))
+    for number, remaining in enumerate(range(partitions, 0, -_TOPIC_PARTITIONS)):
+        kafka.create_topic(f"beside-look-ups-{number}", min(remaining, _TOPIC_PARTITIONS))
 
 
 def _produce(kafka: KafkaServer, topic: str, partitions: int, number: int) -> None:

@@ -35,8 +35,8 @@ _RECEIVE_BYTES = 64 * 1024
 
 def greeting(topic: str) -> tuple[bytes, bytes, bytes]:
     """The first requests of a consumer's connection, the fetch last; correlation id 0."""
-    asked = [MetadataRequest.MetadataRequestTopic(name=topic)]
-    metadata = MetadataRequest(topics=asked, allow_auto_topic_creation=False)
+    topics = [MetadataRequest.MetadataRequestTopic(name=topic)]
+    metadata = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
     fetch = raw_fetch.request(topic, [(0, 0)], 0)
     return _encoded(ApiVersionsRequest(), 0), _encoded(metadata, 9), fetch
 
@@ -54,11 +54,11 @@ def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket]
     """
     host, _, port = bootstrap.rpartition(":")
     requests = greeting(topic)
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     expected = b""
-    while len(found) < count:
+    while len(sockets) < count:
         batch = []
-        for _ in range(min(_TOGETHER, count - len(found))):
+        for _ in range(min(_TOGETHER, count - len(sockets))):
             connection = socket.create_connection((host, int(port)), timeout=_STALLED_S)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             batch.append(connection)
@@ -69,8 +69,8 @@ def connect(bootstrap: str, topic: str, count: int) -> tuple[list[socket.socket]
             if len(responses) > 1:
                 raise SystemExit("equal requests were answered in different ways")
             (expected,) = responses
-        found += batch
-    return found, expected
+        sockets += batch
+    return sockets, expected
 
 
 def receive(connection: socket.socket) -> bytes:
@@ -80,13 +80,13 @@ def receive(connection: socket.socket) -> bytes:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    got = bytearray()
-    while len(got) < size:
-        part = connection.recv(size - len(got))
+    received_bytes = bytearray()
+    while len(received_bytes) < size:
+        part = connection.recv(size - len(received_bytes))
         if not part:
             raise ConnectionResetError("a connection was closed")
-        got += part
-    return bytes(got)
+        received_bytes += part
+    return bytes(received_bytes)
 
 
 class Load:

@@ -40,7 +40,7 @@ def segments_of(
     tp: TopicIdPartition, count: int, source: random.Random
 ) -> list[RemoteLogSegmentMetadata]:
     """Realistic segments: sizes and times vary, leaders change now and then, few have aborts."""
-    found = []
+    segments = []
     offset, now_ms, epochs = 0, 1_700_000_000_000 + source.randrange(10**9), [0]
     for _ in range(count):
         end = offset + source.randint(50_000, 150_000)
@@ -49,7 +49,7 @@ def segments_of(
         if source.random() < 0.02:
             epochs.append(epochs[-1] + 1)
             starts.append(EpochStart(epochs[-1], source.randint(offset + 1, end)))
-        found.append(
+        segments.append(
             RemoteLogSegmentMetadata(
                 segment_id=RemoteLogSegmentId(tp, UUID(int=source.getrandbits(128))),
                 start_offset=offset,
@@ -63,7 +63,7 @@ def segments_of(
             )
         )
         offset = end + 1
-    return found
+    return segments
 
 
 def write_cache(folder: Path, partitions: int, segments: int) -> int:

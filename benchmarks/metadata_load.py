@@ -93,9 +93,9 @@ def _median_us(
     taken = []
     for tp, at in questions:
         began = clock()
-        found = ask(tp, at)
+        segment_ref = ask(tp, at)
         taken.append(clock() - began)
-        assert found
+        assert segment_ref
     return median(taken) / 1000
 
 

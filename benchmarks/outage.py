@@ -93,10 +93,10 @@ def latencies_ms(
     """Milliseconds by way. Raises CalledProcessError if a record does not arrive within 30 s."""
     ways = [(DIRECT, kafka.bootstrap), (FETCHPROXY, proxy.bootstrap)]
     described = json.dumps([(name, bootstrap, _tail(name)) for name, bootstrap in ways])
-    found: dict[str, list[float]] = child(
+    latencies: dict[str, list[float]] = child(
         "benchmarks.latency_probe", kafka.bootstrap, str(samples), described
     )
-    return found
+    return latencies
 
 
 def _tail(way: str) -> str:
@@ -198,9 +198,9 @@ class Bench:
                 self.console.print(f"{label}: p99 ms, {DIRECT} and {FETCHPROXY}")
                 for phase in in_turn(PHASES, number):
                     proxy, load = phases[phase]
-                    found = self._timed(proxy, phase, load(), counts=number > 0)
-                    told = (f"{percentile(found[way], 99):.2f}" for way in (DIRECT, FETCHPROXY))
-                    self.console.print(f"  {phase}: {', '.join(told)}")
+                    latencies = self._timed(proxy, phase, load(), counts=number > 0)
+                    figures = (f"{percentile(latencies[way], 99):.2f}" for way in (DIRECT, FETCHPROXY))
+                    self.console.print(f"  {phase}: {', '.join(figures)}")
 
     def _timed(
         self,
@@ -213,10 +213,10 @@ class Bench:
         """Times the tail beside `load`: milliseconds by way."""
         with load as replaying:
             before = replaying.latest() if replaying else None
-            found = latencies_ms(self.kafka, proxy, self.samples if counts else _WARM_UP_SAMPLES)
+            latencies = latencies_ms(self.kafka, proxy, self.samples if counts else _WARM_UP_SAMPLES)
             after = replaying.latest() if replaying else None
         if counts:
-            self.measured.add(phase, found)
+            self.measured.add(phase, latencies)
         if counts and phase in REPLAYS and before and after:
             speeds = self.measured.replayed_mb_per_s.setdefault(phase, [])
             speeds.append(_mb_per_s(before, after))
@@ -225,7 +225,7 @@ class Bench:
             self.measured.longest_turns_ms.append(longest_s * 1000)
             cpu_s = proxy.metric("fetchproxy_event_loop_cpu_longest_seconds")
             self.measured.cpu_longest_turns_ms.append(cpu_s * 1000)
-        return found
+        return latencies
 
     @contextmanager
     def _hanging(self, proxy: FetchproxyServer) -> Iterator[ReplayerProcess]:
@@ -278,7 +278,7 @@ class Bench:
         begin()
         begun = time.monotonic()
         try:
-            found = latencies_ms(self.kafka, proxy, self.samples)
+            latencies = latencies_ms(self.kafka, proxy, self.samples)
             time.sleep(max(0.0, begun + _FAULT_MIN_S - time.monotonic()))
         finally:
             end()
@@ -294,11 +294,11 @@ class Bench:
             f"all of the archive is read after the store was {name}",
             _BACK_MAX_S,
         )
-        recovery = Recovery(found, ended.at_s - begun, back.at_s - ended.at_s)
+        recovery = Recovery(latencies, ended.at_s - begun, back.at_s - ended.at_s)
         self.measured.recoveries[name] = recovery
         self.console.print(
             f"store {name} for {recovery.lasted_s:.1f} s: "
-            f"p99 ms {percentile(found[FETCHPROXY], 99):.2f}, "
+            f"p99 ms {percentile(latencies[FETCHPROXY], 99):.2f}, "
             f"archived reads back after {recovery.back_s:.1f} s"
         )
 

@@ -52,8 +52,8 @@ class Measured:
     checked: int = 0  # archived records read during and after the faults
     archived_meanwhile: int = 0
 
-    def add(self, phase: str, found: Latencies) -> None:
-        self.latencies_ms.setdefault(phase, []).append(found)
+    def add(self, phase: str, latencies: Latencies) -> None:
+        self.latencies_ms.setdefault(phase, []).append(latencies)
 
     def percentiles(self, phase: str, way: str, percent: int) -> list[float]:
         return [percentile(each[way], percent) for each in self.latencies_ms[phase]]
@@ -66,8 +66,8 @@ def rows_of(measured: Measured) -> list[Row]:
     def beside_replay(phase: str, percent: int) -> list[float]:
         # With fetchproxy, readers also read the tail through it. With tiered storage there is no
         # proxy.
-        ours = measured.percentiles(phase, FETCHPROXY, percent)
-        return ratios(ours, measured.percentiles(TIERED, DIRECT, percent))
+        percentiles = measured.percentiles(phase, FETCHPROXY, percent)
+        return ratios(percentiles, measured.percentiles(TIERED, DIRECT, percent))
 
     rows = [
         *goal_rows(TAIL_IN_OUTAGE, hanging(FETCHPROXY)),
@@ -98,9 +98,9 @@ def rows_of(measured: Measured) -> list[Row]:
 
 
 def _fault_rows(name: str, recovery: Recovery) -> list[Row]:
-    found = recovery.latencies_ms[FETCHPROXY]
+    latencies = recovery.latencies_ms[FETCHPROXY]
     return [
-        row(f"tail p99 while the store is {name}", "ms", [percentile(found, 99)]),
-        row(f"longest wait while the store is {name}", "ms", [max(found)], at_most=LONGEST_MS_MAX),
+        row(f"tail p99 while the store is {name}", "ms", [percentile(latencies, 99)]),
+        row(f"longest wait while the store is {name}", "ms", [max(latencies)], at_most=LONGEST_MS_MAX),
         row(f"archived reads back after the store was {name}", "s", [recovery.back_s]),
     ]

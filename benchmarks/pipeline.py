@@ -101,10 +101,10 @@ def spark_figures(question: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The figures of benchmarks.pipeline_spark. Raises PartMissing, CalledProcessError."""
     environment = {**os.environ, **spark_environment()}
     environment["PYTHONPATH"] = f"{_PROJECT}:{environment['PYTHONPATH']}"
-    asked, response = folder / "question.json", folder / "answer.json"
+    question_file, response = folder / "question.json", folder / "answer.json"
     jars = ":".join(map(str, kafka_connector()))
-    asked.write_text(json.dumps({**question, "folder": str(folder), "jars": jars}))
-    command = [sys.executable, "-m", "benchmarks.pipeline_spark", str(asked), str(response)]
+    question_file.write_text(json.dumps({**question, "folder": str(folder), "jars": jars}))
+    command = [sys.executable, "-m", "benchmarks.pipeline_spark", str(question_file), str(response)]
     with (folder / "spark.log").open("wb") as log:
         done = subprocess.run(command, cwd=_PROJECT, env=environment, stderr=log, check=False)
     if done.returncode != 0:
@@ -123,13 +123,13 @@ def planning(folder: Path, segments: int, stored: int, rounds: int) -> dict[str,
     cache, store = str(folder / "cache"), str(folder / "store")
     write_cache(Path(cache), _partitions(segments), segments)
     write_store(Path(store), _partitions(stored), stored)
-    found: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     every: list[tuple[str, ...]] = [(cache,), (store, "store")] * rounds
     every += [(store, "collect"), *[(store, "store")] * rounds]
     for arguments in every:
         for name, value in child("benchmarks.pipeline_planning", *arguments).items():
-            found.setdefault(name, []).append(value)
-    return found
+            seconds.setdefault(name, []).append(value)
+    return seconds
 
 
 def _partitions(segments: int) -> int:

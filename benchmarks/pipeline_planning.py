@@ -87,29 +87,29 @@ async def _collect(folder: Path) -> None:
 
 def measure_store(folder: Path) -> dict[str, float]:
     """Plans from the store. The CPU time includes the helper processes."""
-    found = _planned({"store": folder.as_uri(), "topicPattern": ".*"})
+    figures = _planned({"store": folder.as_uri(), "topicPattern": ".*"})
     helped = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = found["planning_cpu_s"] + helped.ru_utime + helped.ru_stime
-    a_million = 1_000_000 / found["segments"]
+    cpu = figures["planning_cpu_s"] + helped.ru_utime + helped.ru_stime
+    a_million = 1_000_000 / figures["segments"]
     name = "collected" if any(folder.glob("collected-metadata/*")) else "stored"
     return {
-        f"{name}_segments": found["segments"],
-        f"{name}_million_s": found["planning_s"] * a_million,
+        f"{name}_segments": figures["segments"],
+        f"{name}_million_s": figures["planning_s"] * a_million,
         f"{name}_million_cpu_s": cpu * a_million,
     }
 
 
-def _planned(given: dict[str, str]) -> dict[str, float]:
-    options = parse_options(given)
+def _planned(raw_options: dict[str, str]) -> dict[str, float]:
+    options = parse_options(raw_options)
     resident = resident_mib(os.getpid())
     began, cpu = time.perf_counter(), time.process_time()
-    asked = plan_input(options)
-    tasks = plan_tasks(asked, partition_bytes_max=options.partition_bytes_max)
+    plan_of_input = plan_input(options)
+    tasks = plan_tasks(plan_of_input, partition_bytes_max=options.partition_bytes_max)
     planned, cpu = time.perf_counter(), time.process_time() - cpu
     size = sum(len(pickle.dumps(task)) for task in tasks)
     pickled = time.perf_counter()
     return {
-        "segments": sum(len(view.segments) for view, _ in asked),
+        "segments": sum(len(view.segments) for view, _ in plan_of_input),
         "tasks": len(tasks),
         "planning_s": planned - began,
         "planning_cpu_s": cpu,
@@ -120,10 +120,10 @@ def _planned(given: dict[str, str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    given, what = Path(sys.argv[1]), sys.argv[2:]
+    source_folder, what = Path(sys.argv[1]), sys.argv[2:]
     if what == ["collect"]:
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-        asyncio.run(_collect(given))
+        asyncio.run(_collect(source_folder))
         print("{}")
     else:
-        print(json.dumps((measure_store if what == ["store"] else measure)(given)))
+        print(json.dumps((measure_store if what == ["store"] else measure)(source_folder)))

@@ -62,8 +62,8 @@ def _descendants(pid: int) -> list[int]:
             children += (task / "children").read_text().split()
     except OSError:
         return []
-    found = sorted({int(child) for child in children})
-    return found + [each for child in found for each in _descendants(child)]
+    children_ids = sorted({int(child) for child in children})
+    return children_ids + [each for child in children_ids for each in _descendants(child)]
 
 
 def _peak_mib(pid: int) -> float | None:
@@ -102,14 +102,14 @@ class Contest:
 
     def seconds(self, size: str, columns: str) -> dict[str, list[float]]:
         topics = self._question["topics"][size]
-        wanted, schema = QUERIES[columns]
+        expressions, schema = QUERIES[columns]
         taken: dict[str, list[float]] = {"kafka": [], "remotelog": []}
         sources = [("kafka", self.kafka), ("remotelog", self.remotelog)]
         for number in range(self._question["rounds"]):
             responses = []
             for name, source in sources[:: -1 if number % 2 else 1]:
                 began = time.perf_counter()
-                responses.append(source(topics, schema).selectExpr(*wanted).collect())
+                responses.append(source(topics, schema).selectExpr(*expressions).collect())
                 taken[name].append(time.perf_counter() - began)
             if responses[0] != responses[1]:
                 raise RuntimeError(f"{size} B: the sources differ: {responses}")
@@ -146,8 +146,8 @@ class Contest:
             raise RuntimeError(f"not backfilled: {done.failures}")
 
 
-def main(asked: str, response: str) -> None:
-    question = json.loads(Path(asked).read_text())
+def main(question_file: str, response: str) -> None:
+    question = json.loads(Path(question_file).read_text())
     settings = {
         "spark.driver.extraClassPath": question["jars"],
         "spark.driver.memory": "2g",
@@ -171,12 +171,12 @@ def main(asked: str, response: str) -> None:
         for columns in QUERIES
     }
     backfills = {size: contest.backfill_seconds(size) for size in question["topics"]}
-    found = {
+    results = {
         "backfills": backfills,
         "seconds": seconds,
         "worker_mib": sorted(memory.peaks.values())[-1:] or [0.0],
     }
-    Path(response).write_text(json.dumps(found))
+    Path(response).write_text(json.dumps(results))
     spark.stop()
 
 

@@ -85,10 +85,10 @@ class _HttpReader:
             if not more:
                 raise OSError(f"the store closed the connection at byte {received} of an answer")
             received += more
-            if not body_at and (found := self._buffer.find(b"\r\n\r\n", 0, received)) >= 0:
-                body_at = found + 4
+            if not body_at and (header_end := self._buffer.find(b"\r\n\r\n", 0, received)) >= 0:
+                body_at = header_end + 4
                 if not self._buffer.startswith(b"HTTP/1.1 206"):
-                    raise OSError(f"the store answered {bytes(self._buffer[:found])!r}")
+                    raise OSError(f"the store answered {bytes(self._buffer[:header_end])!r}")
         return received - body_at
 
 
@@ -122,11 +122,11 @@ def read_all(parts: Sequence[Part], concurrency: int, part_bytes: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    asked = json.loads(arguments[0])
-    objects = [(place, size) for place, size in asked["objects"]]
-    parts = parts_of(objects, asked["part_bytes"])
+    task = json.loads(arguments[0])
+    objects = [(place, size) for place, size in task["objects"]]
+    parts = parts_of(objects, task["part_bytes"])
     begun = time.perf_counter()
-    size = read_all(parts, asked["concurrency"], asked["part_bytes"])
+    size = read_all(parts, task["concurrency"], task["part_bytes"])
     seconds = time.perf_counter() - begun
     usage = resource.getrusage(resource.RUSAGE_SELF)
     used = usage.ru_utime + usage.ru_stime

@@ -30,7 +30,7 @@ _WAIT_MS = 500
 _FRAME = Struct(">i")
 _HEAD = Struct(">hhih9s")  # API key, version, correlation id, client id
 _LIMITS = Struct(">iiiibii")  # replica, wait, min, max, isolation, session id and epoch
-_ASKED = Struct(">iiqqi")  # partition, leader epoch, offset, log start, bytes at most
+_PARTITION_REQUEST = Struct(">iiqqi")  # partition, leader epoch, offset, log start, bytes at most
 _RESPONDED = Struct(">ihqqq")  # partition, error, high watermark, last stable offset, log start
 _BATCH = Struct(">qi")  # base offset, length
 _LAST_OFFSET_DELTA = Struct(">i")
@@ -58,7 +58,7 @@ def request(topic: str, offsets: Sequence[tuple[int, int]], correlation: int) ->
         _LIMITS.pack(-1, _WAIT_MS, 1, _FETCH_BYTES_MAX, 0, 0, -1),
         (1).to_bytes(4, "big") + len(name).to_bytes(2, "big") + name,
         len(offsets).to_bytes(4, "big"),
-        *(_ASKED.pack(each, -1, offset, -1, _PARTITION_BYTES_MAX) for each, offset in offsets),
+        *(_PARTITION_REQUEST.pack(each, -1, offset, -1, _PARTITION_BYTES_MAX) for each, offset in offsets),
         bytes(4) + bytes(2),  # no topic forgotten, no rack
     ]
     body = b"".join(parts)
@@ -70,18 +70,18 @@ def response(frame: memoryview) -> Fetched:
     error = int.from_bytes(frame[8:10], "big", signed=True)
     if error:
         raise FetchFailed(f"the fetch has error {error}")
-    found = Fetched()
+    fetched = Fetched()
     position = 18
     for _ in range(int.from_bytes(frame[14:18], "big", signed=True)):
         position += 2 + int.from_bytes(frame[position : position + 2], "big")
         count = int.from_bytes(frame[position : position + 4], "big", signed=True)
         position += 4
         for _ in range(count):
-            position = _partition(frame, position, found)
-    return found
+            position = _partition(frame, position, fetched)
+    return fetched
 
 
-def _partition(frame: memoryview, position: int, found: Fetched) -> int:
+def _partition(frame: memoryview, position: int, fetched: Fetched) -> int:
     partition, error, _, _, _ = _RESPONDED.unpack_from(frame, position)
     position += _RESPONDED.size
     aborted = int.from_bytes(frame[position : position + 4], "big", signed=True)
@@ -89,7 +89,7 @@ def _partition(frame: memoryview, position: int, found: Fetched) -> int:
     size = max(int.from_bytes(frame[position : position + 4], "big", signed=True), 0)
     position += 4
     if error:
-        found.errors[partition] = error
+        fetched.errors[partition] = error
     # The last batch may be incomplete: Kafka ends a fetch at its byte limit, not at a batch's end.
     at, end = position, position + size
     while at + _BATCH_HEAD_BYTES <= end:
@@ -97,10 +97,10 @@ def _partition(frame: memoryview, position: int, found: Fetched) -> int:
         if at + _BATCH.size + length > end:
             break
         (delta,) = _LAST_OFFSET_DELTA.unpack_from(frame, at + _LAST_OFFSET_DELTA_AT)
-        found.next_offsets[partition] = base + delta + 1
+        fetched.next_offsets[partition] = base + delta + 1
         at += _BATCH.size + length
     if at > position:
-        found.sizes[partition] = at - position
+        fetched.sizes[partition] = at - position
     return end
 
 
@@ -127,10 +127,10 @@ class RawConnection:
         """The time until a response has the batch with `offset`, in milliseconds."""
         begun = time.perf_counter()
         while True:
-            found = self.fetch(topic, [(partition, offset)])
-            if found.errors:
-                raise FetchFailed(f"{topic}-{partition} at {offset}: {found.errors}")
-            if found.sizes:
+            fetch_result = self.fetch(topic, [(partition, offset)])
+            if fetch_result.errors:
+                raise FetchFailed(f"{topic}-{partition} at {offset}: {fetch_result.errors}")
+            if fetch_result.sizes:
                 return (time.perf_counter() - begun) * 1000
             if time.perf_counter() - begun > _STALLED_S:
                 raise FetchFailed(f"{topic}-{partition} has nothing at {offset}")
@@ -159,24 +159,24 @@ def drain(
     limits = dict(ends)
     # As in consumers, the partition that was answered last goes to the end of the next fetch, so no
     # partition has to wait for the others.
-    left = {partition: 0 for partition, end in ends if end > 0}
+    offsets_left = {partition: 0 for partition, end in ends if end > 0}
     size = fetches = 0
     progress_at = time.monotonic()
     with RawConnection(bootstrap) as connection:
-        while left:
-            found = connection.fetch(topic, list(islice(left.items(), partitions_max)))
+        while offsets_left:
+            fetch_result = connection.fetch(topic, list(islice(offsets_left.items(), partitions_max)))
             fetches += 1
-            if found.errors:
-                raise FetchFailed(f"{topic}: errors by partition {found.errors}")
-            for partition, following in found.next_offsets.items():
-                size += found.sizes[partition]
-                del left[partition]
+            if fetch_result.errors:
+                raise FetchFailed(f"{topic}: errors by partition {fetch_result.errors}")
+            for partition, following in fetch_result.next_offsets.items():
+                size += fetch_result.sizes[partition]
+                del offsets_left[partition]
                 if following < limits[partition]:
-                    left[partition] = following
-            if found.sizes:
+                    offsets_left[partition] = following
+            if fetch_result.sizes:
                 progress_at = time.monotonic()
             elif time.monotonic() - progress_at > _STALLED_S:
-                raise FetchFailed(f"nothing of {topic} in {_STALLED_S} s; left {left}")
+                raise FetchFailed(f"nothing of {topic} in {_STALLED_S} s; left {offsets_left}")
     return size, fetches
 
 
@@ -189,15 +189,15 @@ def shares(ends: Sequence[tuple[int, int]], connections: int) -> list[list[tuple
 
 
 def main(arguments: Sequence[str]) -> int:
-    asked = json.loads(arguments[0])
-    ends = [(partition, end) for partition, end in asked["ends"]]
-    parts = shares(ends, asked["connections"])
+    task = json.loads(arguments[0])
+    ends = [(partition, end) for partition, end in task["ends"]]
+    parts = shares(ends, task["connections"])
     begun = time.perf_counter()
     with ThreadPoolExecutor(len(parts)) as threads:
         results = list(
             threads.map(
                 lambda share: drain(
-                    asked["bootstrap"], asked["topic"], share, asked["partitions_max"]
+                    task["bootstrap"], task["topic"], share, task["partitions_max"]
                 ),
                 parts,
             )

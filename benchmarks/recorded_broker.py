@@ -47,9 +47,9 @@ def serve(client: socket.socket, upstream_port: int) -> None:
 
 def _repeat(client: socket.socket, correlation: bytes, file: int, length: int) -> None:
     client.send((4 + length).to_bytes(4) + correlation, socket.MSG_MORE)
-    sent = 0
-    while sent < length:
-        sent += os.sendfile(client.fileno(), file, sent, length - sent)
+    sent_bytes = 0
+    while sent_bytes < length:
+        sent_bytes += os.sendfile(client.fileno(), file, sent_bytes, length - sent_bytes)
 
 
 def _file_of(content: bytes) -> int:

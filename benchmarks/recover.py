@@ -126,15 +126,15 @@ def _is_ready(console: str) -> bool:
 
 def rows(place: Place, segments: int, mib: int, rounds: int) -> list[Row]:
     place.archive(segments, mib)
-    kept = place.segments()
+    segment_count = place.segments()
     mb = mib * 2**20 / 1e6
     _first, *mirrored = [place.mirror() for _ in range(rounds + 1)]
     return [
-        row("segments of the archive", "", [kept]),
+        row("segments of the archive", "", [segment_count]),
         row("start of a proxy", "s", [place.start_of_proxy() for _ in range(rounds)]),
         row("start of an archive-only node", "s", [place.start_of_node() for _ in range(rounds)]),
         row("restore of the metadata topic", "segments/s",
-            [kept / place.restore() for _ in range(rounds)]),
+            [segment_count / place.restore() for _ in range(rounds)]),
         row("verify", "MB/s", [mb / place.verify() for _ in range(rounds)]),
         row("mirror with nothing new", "s", mirrored),
         row("backfill into a topic", "MB/s", [mb / place.backfill()]),
@@ -154,7 +154,7 @@ def main() -> None:
         S3Server() as s3,
     ):
         place = Place(kafka, s3, Path(folder))
-        found = rows(place, options.segments, options.mib, options.rounds)
+        result_rows = rows(place, options.segments, options.mib, options.rounds)
     facts: dict[str, object] = {
         "benchmark": "recover",
         "date": datetime.now(UTC).date().isoformat(),
@@ -164,8 +164,8 @@ def main() -> None:
         "mib": options.mib,
         "partitions": PARTITIONS,
     }
-    write(options.results, facts, found)
-    Console().print(table("recovery", found))
+    write(options.results, facts, result_rows)
+    Console().print(table("recovery", result_rows))
 
 
 if __name__ == "__main__":

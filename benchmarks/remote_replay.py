@@ -65,7 +65,7 @@ def replay_from_afar(
 ) -> RemoteReplay:
     """Replays the first of `topics` and seeks in the second. Raises PartMissing."""
     replayed, sought = topics
-    found = RemoteReplay()
+    measured = RemoteReplay()
     with ExitStack() as running:
         server = running.enter_context(S3Server())
         relay = running.enter_context(StoreRelay(server.port, LATENCY_MS))
@@ -77,71 +77,71 @@ def replay_from_afar(
         proxy = running.enter_context(
             FetchproxyServer(upstream, settings, copy.store_url, copy.environment)
         )
-        found.raw_way = _best_raw_way(objects, console)
+        measured.raw_way = _best_raw_way(objects, console)
         for number in range(rounds + 1):
             if number % 2:
-                raw = _raw_once(objects, found.raw_way)
-            _proxy_once(proxy, replayed, relay, found if number else RemoteReplay())
+                raw = _raw_once(objects, measured.raw_way)
+            _proxy_once(proxy, replayed, relay, measured if number else RemoteReplay())
             if not number % 2:
-                raw = _raw_once(objects, found.raw_way)
+                raw = _raw_once(objects, measured.raw_way)
             if number:
-                found.raw_mb_per_s.append(raw.mb_per_s)
-                found.raw_cpu_per_gb.append(raw.cpu_per_gb)
+                measured.raw_mb_per_s.append(raw.mb_per_s)
+                measured.raw_cpu_per_gb.append(raw.cpu_per_gb)
                 console.print(
                     f"S3 with {LATENCY_MS} ms, round {number} of {rounds}, MB/s: "
-                    f"raw {raw.mb_per_s:.0f}, fetchproxy {found.proxy_mb_per_s[-1]:.0f}"
+                    f"raw {raw.mb_per_s:.0f}, fetchproxy {measured.proxy_mb_per_s[-1]:.0f}"
                 )
-        _seek(proxy, sought, _first_offsets(archive, sought, seeks), relay, found)
-    return found
+        _seek(proxy, sought, _first_offsets(archive, sought, seeks), relay, measured)
+    return measured
 
 
-def far_rows(found: RemoteReplay) -> list[Row]:
-    at_once, mib = found.raw_way
+def far_rows(measured: RemoteReplay) -> list[Row]:
+    at_once, mib = measured.raw_way
     far = f"S3 with {LATENCY_MS} ms"
     return [
-        *goal_rows(goals.REPLAY_S3, ratios(found.proxy_mb_per_s, found.raw_mb_per_s)),
-        *goal_rows(goals.FIRST_RECORD, found.cold_round_trips, found.warm_ms),
-        row("time to the first record after a cold seek", "ms", found.cold_ms),
-        row(f"{far}, raw client, 1 connection, fetchproxy", "MB/s", found.proxy_mb_per_s),
-        row(f"{far}, raw range reads, {at_once} of {mib} MiB", "MB/s", found.raw_mb_per_s),
-        row(f"{far}, bytes read from the store / served", "x", found.store_share),
-        row(f"{far}: CPU of the proxy", "s/GB", found.proxy_cpu_per_gb),
-        row(f"{far}: CPU of the raw range reads", "s/GB", found.raw_cpu_per_gb),
+        *goal_rows(goals.REPLAY_S3, ratios(measured.proxy_mb_per_s, measured.raw_mb_per_s)),
+        *goal_rows(goals.FIRST_RECORD, measured.cold_round_trips, measured.warm_ms),
+        row("time to the first record after a cold seek", "ms", measured.cold_ms),
+        row(f"{far}, raw client, 1 connection, fetchproxy", "MB/s", measured.proxy_mb_per_s),
+        row(f"{far}, raw range reads, {at_once} of {mib} MiB", "MB/s", measured.raw_mb_per_s),
+        row(f"{far}, bytes read from the store / served", "x", measured.store_share),
+        row(f"{far}: CPU of the proxy", "s/GB", measured.proxy_cpu_per_gb),
+        row(f"{far}: CPU of the raw range reads", "s/GB", measured.raw_cpu_per_gb),
     ]
 
 
 def _best_raw_way(objects: Sequence[tuple[str, int]], console: Console) -> tuple[int, int]:
     speeds = {way: _raw_once(objects, way).mb_per_s for way in RAW_WAYS}
-    told = ", ".join(f"{n} of {mib} MiB {speed:.0f}" for (n, mib), speed in speeds.items())
-    console.print(f"raw range reads with {LATENCY_MS} ms, MB/s: {told}")
+    text = ", ".join(f"{n} of {mib} MiB {speed:.0f}" for (n, mib), speed in speeds.items())
+    console.print(f"raw range reads with {LATENCY_MS} ms, MB/s: {text}")
     return max(speeds, key=lambda way: speeds[way])
 
 
 def _raw_once(objects: Sequence[tuple[str, int]], way: tuple[int, int]) -> RawReads:
     at_once, mib = way
-    asked = {"objects": objects, "concurrency": at_once, "part_bytes": mib * MIB}
-    outcome = child("benchmarks.range_reads", json.dumps(asked))
+    arguments = {"objects": objects, "concurrency": at_once, "part_bytes": mib * MIB}
+    outcome = child("benchmarks.range_reads", json.dumps(arguments))
     size = outcome["bytes"]
     return RawReads(size / 1e6 / outcome["seconds"], outcome["cpu_seconds"] / (size / 1e9))
 
 
 def _proxy_once(
-    proxy: FetchproxyServer, topic: ReplayedTopic, relay: StoreRelay, found: RemoteReplay
+    proxy: FetchproxyServer, topic: ReplayedTopic, relay: StoreRelay, measured: RemoteReplay
 ) -> None:
     relay.take()
     meter = CpuMeter({"proxy": proxy.pid})
-    asked = {
+    arguments = {
         "bootstrap": proxy.bootstrap,
         "topic": topic.name,
         "ends": topic.ends,
         "connections": 1,
         "partitions_max": len(topic.ends),
     }
-    outcome = child("benchmarks.raw_fetch", json.dumps(asked))
+    outcome = child("benchmarks.raw_fetch", json.dumps(arguments))
     size = outcome["bytes"]
-    found.proxy_mb_per_s.append(size / 1e6 / outcome["seconds"])
-    found.proxy_cpu_per_gb.append(meter.spent()["proxy"] / (size / 1e9))
-    found.store_share.append(sum(each.size_bytes for each in relay.take()) / size)
+    measured.proxy_mb_per_s.append(size / 1e6 / outcome["seconds"])
+    measured.proxy_cpu_per_gb.append(meter.spent()["proxy"] / (size / 1e9))
+    measured.store_share.append(sum(each.size_bytes for each in relay.take()) / size)
 
 
 def _first_offsets(archive: Path, topic: ReplayedTopic, count: int) -> list[int]:
@@ -155,7 +155,7 @@ def _seek(
     topic: ReplayedTopic,
     offsets: Sequence[int],
     relay: StoreRelay,
-    found: RemoteReplay,
+    measured: RemoteReplay,
 ) -> None:
     """The proxy knows the topic and its segments, but has not read the segments sought."""
     with RawConnection(proxy.bootstrap) as connection:
@@ -164,9 +164,9 @@ def _seek(
             time.sleep(_SETTLE_S)
             relay.take()
             began = time.monotonic()
-            found.cold_ms.append(connection.first_record_ms(topic.name, 0, offset))
+            measured.cold_ms.append(connection.first_record_ms(topic.name, 0, offset))
             responded = time.monotonic()
-            found.warm_ms.append(connection.first_record_ms(topic.name, 0, offset))
+            measured.warm_ms.append(connection.first_record_ms(topic.name, 0, offset))
             # Requests that are still in flight were not needed for the response.
             needed = [e for e in relay.take() if e.began >= began and e.ended <= responded]
-            found.cold_round_trips.append(longest_chain(needed))
+            measured.cold_round_trips.append(longest_chain(needed))

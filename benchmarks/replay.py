@@ -104,14 +104,14 @@ def replay_once(reader: str, side: Side) -> Run:
     meter = CpuMeter(side.pids)
     if reader in _RAW:
         connections, partitions_max = _RAW[reader]
-        asked = {
+        arguments = {
             "bootstrap": side.bootstrap,
             "topic": side.topic.name,
             "ends": side.topic.ends,
             "connections": connections,
             "partitions_max": partitions_max,
         }
-        outcome = child("benchmarks.raw_fetch", json.dumps(asked))
+        outcome = child("benchmarks.raw_fetch", json.dumps(arguments))
         size = outcome["bytes"]
     else:
         consumer = reader.removeprefix(_LIBRDKAFKA.format(""))
@@ -124,12 +124,12 @@ def replay_once(reader: str, side: Side) -> Run:
 
 def range_reads_once(objects: Sequence[tuple[Path, int]]) -> float:
     """MB/s of the archive's files, read by two threads in parts as large as fetchproxy's."""
-    asked = {
+    arguments = {
         "objects": [(str(path), size) for path, size in objects],
         "concurrency": 2,
         "part_bytes": 4 * MIB,
     }
-    outcome = child("benchmarks.range_reads", json.dumps(asked))
+    outcome = child("benchmarks.range_reads", json.dumps(arguments))
     return float(outcome["bytes"] / 1e6 / outcome["seconds"])
 
 
@@ -187,11 +187,11 @@ def rows_of(measured: Measured, shapes: Sequence[Shape]) -> list[Row]:
 
 def _goals_met(measured: Measured) -> list[Row]:
     def faster(reader: str) -> list[float]:
-        ours, theirs = (
+        proxy_rates, tiered_rates = (
             [each.mb_per_s for each in measured.runs[MAIN, reader, side]]
             for side in (FETCHPROXY, TIERED)
         )
-        return ratios(ours, theirs)
+        return ratios(proxy_rates, tiered_rates)
 
     # The consumer that users run and both raw clients, added up within a round.
     readers = [_LIBRDKAFKA.format(STOCK), _ONE, _EIGHT]

@@ -180,15 +180,15 @@ def move_to_archive(
     if done.returncode:
         raise PartFailed(f"{name} could not be archived\n{done.stderr[-2000:]}")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    asked = [TopicPartition(name, partition, start) for partition, start in enumerate(local_starts)]
-    for future in admin.delete_records(asked).values():
+    offsets_to_delete = [TopicPartition(name, partition, start) for partition, start in enumerate(local_starts)]
+    for future in admin.delete_records(offsets_to_delete).values():
         future.result(timeout=60.0)
 
 
 def log_objects(folder: Path, topic: str) -> list[tuple[Path, int]]:
     """(file, bytes) of the `.log` objects of `topic` in an archive below `folder`, in order."""
-    found = sorted(folder.glob(f"{topic}-*/*/*.log"))
-    return [(path, path.stat().st_size) for path in found]
+    paths = sorted(folder.glob(f"{topic}-*/*/*.log"))
+    return [(path, path.stat().st_size) for path in paths]
 
 
 class S3Copy:

@@ -81,9 +81,9 @@ def _goal_row(name: str, goal: Goal, rounds: Sequence[float]) -> Row:
     return replace(bare, goal=goal.text, met=goal.met_by(statistics.median(rounds)))
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
     """Ratios within each round, so that other load on the machine affects both sides alike."""
-    return [a / b for a, b in zip(ours, theirs, strict=True)]
+    return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 
 def percentile(samples: Sequence[float], percent: int) -> float:

@@ -71,7 +71,7 @@ class CountingStore:
         """By kind: `write`, `listing of a partition`, `other listing`, `read`, `deletion`."""
         with self._log.open(encoding="utf-8", errors="replace") as log:
             log.seek(since)
-            return Counter(kind_of(*found) for found in REQUEST.findall(log.read()))
+            return Counter(kind_of(*match) for match in REQUEST.findall(log.read()))
 
 
 def kind_of(method: str, target: str) -> str:
@@ -145,8 +145,8 @@ def _rows(store: CountingStore, bootstrap: str, folder: Path, seconds: int) -> l
 def _a_day(store: CountingStore, seconds: int) -> Counter[str]:
     before = store.size()
     time.sleep(seconds)
-    found = store.requests(before)
-    return Counter({kind: round(count * DAY_S / seconds) for kind, count in found.items()})
+    counts = store.requests(before)
+    return Counter({kind: round(count * DAY_S / seconds) for kind, count in counts.items()})
 
 
 def main() -> None:

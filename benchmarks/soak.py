@@ -141,17 +141,17 @@ class Server:
 
     def lag_s(self) -> float | None:
         """The largest lag of a partition. None unless the proxy reports all partitions."""
-        told = json.loads(self._get("/api/status") or "{}").get("partitions", [])
-        lags = [each["lag_offsets"] for each in told if each["lag_offsets"] is not None]
+        partitions = json.loads(self._get("/api/status") or "{}").get("partitions", [])
+        lags = [each["lag_offsets"] for each in partitions if each["lag_offsets"] is not None]
         return max(lags) / RECORDS_PER_S if len(lags) == PARTITIONS else None
 
     def defects(self) -> list[str]:
         """Log lines that a sound process never writes, whatever fails around it."""
-        found = []
+        complaints = []
         for line in self.log.read_text(errors="replace").splitlines():
             if "Traceback" in line or '"part_failed"' in line or "_crashed" in line:
-                found.append(f"{self.name} logged: {line[:300]}")
-        return found[:3]
+                complaints.append(f"{self.name} logged: {line[:300]}")
+        return complaints[:3]
 
     def _get(self, path: str) -> str | None:
         try:
@@ -269,7 +269,7 @@ class Soak:
 
     def _sample(self) -> str:
         """Takes one sample of everything and returns a line about it."""
-        at_s, observed, seen = self._observed.now(), self._observed, self._traffic.seen
+        at_s, observed, traffic_seen = self._observed.now(), self._observed, self._traffic.seen
         resident = []
         for server in self._servers:
             if server.running:
@@ -283,8 +283,8 @@ class Soak:
             observed.objects.append(Sample(at_s, self._count_objects()))
         return (
             f"{at_s / 60:5.1f} min  {', '.join(resident)}  lag {lag} s  "
-            f"objects {observed.objects[-1].value:.0f}  produced {sum(seen.produced)}  "
-            f"tail {seen.tail_read}  passes {seen.passes}  faults {len(seen.faults)}"
+            f"objects {observed.objects[-1].value:.0f}  produced {sum(traffic_seen.produced)}  "
+            f"tail {traffic_seen.tail_read}  passes {traffic_seen.passes}  faults {len(traffic_seen.faults)}"
         )
 
     def _count_objects(self) -> int:
@@ -310,15 +310,15 @@ class Soak:
         return sum(server.metric("kafka_server_brokertopicmetrics_remotedeleterequests_total"))
 
     def _soaked(self, verify_clean: bool) -> Soaked:
-        observed, seen = self._observed, self._traffic.seen
+        observed, traffic_seen = self._observed, self._traffic.seen
         counts = {
-            ("records produced", ""): sum(seen.produced),
-            ("transactions aborted", ""): seen.aborted,
-            ("records read at the tail", ""): seen.tail_read,
-            ("delay of the reader at the tail, at most", "s"): seen.tail_delay_s_max,
-            ("passes over all that is retained", ""): seen.passes,
-            ("records read in them", ""): seen.archive_read,
-            ("times that retention overtook them", ""): seen.overtaken,
+            ("records produced", ""): sum(traffic_seen.produced),
+            ("transactions aborted", ""): traffic_seen.aborted,
+            ("records read at the tail", ""): traffic_seen.tail_read,
+            ("delay of the reader at the tail, at most", "s"): traffic_seen.tail_delay_s_max,
+            ("passes over all that is retained", ""): traffic_seen.passes,
+            ("records read in them", ""): traffic_seen.archive_read,
+            ("times that retention overtook them", ""): traffic_seen.overtaken,
         }
         return Soaked(
             # A life that was cut short on purpose shows only its warm-up.
@@ -327,7 +327,7 @@ class Soak:
             objects=observed.objects,
             disturbances=observed.disturbances,
             verify_clean=verify_clean,
-            faults=[*seen.faults, *observed.faults],
+            faults=[*traffic_seen.faults, *observed.faults],
             counts=counts,
         )
 

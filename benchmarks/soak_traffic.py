@@ -126,9 +126,9 @@ class Traffic:
             if not all(each.is_alive() for each in self._readers):
                 break  # a reader that ended has already reported a fault
             if time.monotonic() > deadline:
-                read, of = self.seen.tail_read, sum(self.seen.produced)
+                records_read, of = self.seen.tail_read, sum(self.seen.produced)
                 self.seen.fault(
-                    f"readers not at the end in {_STALLED_S:.0f} s: tail {read} of {of}"
+                    f"readers not at the end in {_STALLED_S:.0f} s: tail {records_read} of {of}"
                 )
                 break
             time.sleep(0.2)
@@ -172,21 +172,21 @@ class Traffic:
     def _transact(self) -> None:
         producer = self._producer(**{"transactional.id": "soak"})
         producer.init_transactions(60.0)
-        sent = 0
+        first = 0
         for number, upto in enumerate(self._paced(), start=1):
             producer.begin_transaction()
             if number % 5 == 0:
-                for _ in range(sent, upto):
+                for _ in range(first, upto):
                     self._send(producer, _TXN_PARTITION, _ABORTED.to_bytes(8, "big") * 125)
                 producer.flush(60.0)
                 producer.abort_transaction(60.0)
                 self.seen.aborted += 1
             else:
-                for _ in range(sent, upto):
+                for _ in range(first, upto):
                     self._send(producer, _TXN_PARTITION, value_of(self.seen.produced[-1]))
                     self.seen.produced[-1] += 1
                 producer.commit_transaction(60.0)
-            sent = upto
+            first = upto
 
     def _paced(self) -> Any:
         """Yields how many records a partition should have by now, several times a second."""
@@ -302,10 +302,10 @@ class Traffic:
         starts[partition] = check.first
         # A fifth of the last partition's records are aborted, and readers never see them.
         least = self._retained_min * (3 if partition == _TXN_PARTITION else 4) // 4
-        left = check.number - check.first
-        if check.first > 0 and left < least:
+        records_left = check.number - check.first
+        if check.first > 0 and records_left < least:
             self.seen.fault(
-                f"partition {partition}: {left} records are left, retention leaves at least {least}"
+                f"partition {partition}: {records_left} records are left, retention leaves at least {least}"
             )
 
 

@@ -50,8 +50,8 @@ def read(
     begun = time.perf_counter()
     first_s = 0.0
     consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
-    seen = 0
-    while seen < records:
+    count = 0
+    while count < records:
         if call == CONSUME:
             batch = consumer.consume(_BATCH_RECORDS, timeout=0.1)
         else:
@@ -59,11 +59,11 @@ def read(
             batch = [] if message is None else [message]
         if batch and batch[-1].error() is not None:
             raise KafkaException(batch[-1].error())
-        seen += len(batch)
-        if not first_s and seen >= first:
+        count += len(batch)
+        if not first_s and count >= first:
             first_s = time.perf_counter() - begun
         if not batch and time.perf_counter() - begun > _STALLED_S:
-            raise SystemExit(f"only {seen} of {records} records after {_STALLED_S} s")
+            raise SystemExit(f"only {count} of {records} records after {_STALLED_S} s")
     later_s = time.perf_counter() - begun - first_s
     return {"first": first / first_s, "later": (records - first) / later_s}
 

@@ -73,8 +73,8 @@ class StoreRelay:
         Raises OSError.
         """
         address = ("127.0.0.1", self._control)
-        with socket.create_connection(address, timeout=30) as asking, asking.makefile() as told:
-            return [Passed(*each) for each in json.load(told)]
+        with socket.create_connection(address, timeout=30) as asking, asking.makefile() as lines:
+            return [Passed(*each) for each in json.load(lines)]
 
     def __enter__(self) -> Self:
         try:
@@ -165,9 +165,9 @@ class _Connection:
                 with self._lock:
                     self._ended = time.monotonic()
                     self._size += count
-                left = count
-                while left:
-                    left -= os.splice(source, self._client.fileno(), left)
+                bytes_left = count
+                while bytes_left:
+                    bytes_left -= os.splice(source, self._client.fileno(), bytes_left)
                 with self._lock:
                     self._ended = time.monotonic()
         finally:

@@ -180,12 +180,12 @@ def _goals_met(measured: Measured) -> list[Row]:
 def _ratio_rows(measured: Measured, consumer: str) -> list[Row]:
     rows = []
     for figure, unit in (("mb_per_s", "throughput"), ("proxy_cpu", "CPU of the proxy")):
-        ours = [getattr(each, figure) for each in measured.drains[consumer, FETCHPROXY]]
+        proxy_figures = [getattr(each, figure) for each in measured.drains[consumer, FETCHPROXY]]
         for other in (DIRECT, KROXYLICIOUS):
-            theirs = [getattr(each, figure) for each in measured.drains.get((consumer, other), ())]
-            if theirs and None not in theirs:
+            other_figures = [getattr(each, figure) for each in measured.drains.get((consumer, other), ())]
+            if other_figures and None not in other_figures:
                 name = f"{unit}, {consumer} consumer, {FETCHPROXY} / {other}"
-                rows.append(row(name, "x", ratios(ours, theirs)))
+                rows.append(row(name, "x", ratios(proxy_figures, other_figures)))
     return rows
 
 

@@ -37,7 +37,7 @@ def latency_rounds(
     samples_alone: int,
     console: Console,
 ) -> Latencies:
-    found: Latencies = {(form, way.name): [] for form in FORMS for way in ways}
+    latencies: Latencies = {(form, way.name): [] for form in FORMS for way in ways}
     for number in range(rounds + 1):  # round 0 warms up: Java's compiler
         ordered = in_turn(ways, number)
         took = {(IN_TURN, name): ms for name, ms in _probe(kafka, ordered, samples).items()}
@@ -47,16 +47,16 @@ def latency_rounds(
         label = f"round {number} of {rounds}" if number else "warm-up"
         console.print(f"latencies, {label}: p50 ms {', '.join(p50s)}")
         for key, each in took.items() if number else ():
-            found[key].append(each)
-    return found
+            latencies[key].append(each)
+    return latencies
 
 
 def _probe(kafka: KafkaServer, ways: Sequence[Contestant], samples: int) -> dict[str, list[float]]:
     described = json.dumps([(way.name, way.bootstrap, latency_topic(way.name)) for way in ways])
-    found: dict[str, list[float]] = child(
+    latencies: dict[str, list[float]] = child(
         "benchmarks.latency_probe", kafka.bootstrap, str(samples), described
     )
-    return found
+    return latencies
 
 
 def added(latencies: Latencies, form: str, name: str, percent: int) -> list[float]:
@@ -73,8 +73,8 @@ def percentiles(rounds: Sequence[Sequence[float]], percent: int) -> list[float]:
 def goals_met(latencies: Latencies) -> list[Row]:
     """The lines of the table of goals. Goals relative to Kroxylicious need its measurement."""
     p99s = (percentiles(latencies[IN_TURN, name], 99) for name in (FETCHPROXY, DIRECT))
-    ours = added(latencies, IN_TURN, FETCHPROXY, 50)
-    rows = goal_rows(goals.TAIL_LATENCY, ours, ratios(*p99s))
+    added_ms = added(latencies, IN_TURN, FETCHPROXY, 50)
+    rows = goal_rows(goals.TAIL_LATENCY, added_ms, ratios(*p99s))
     for form, goal in ((IN_TURN, goals.TAIL_LATENCY_IN_TURN), (ALONE, goals.TAIL_LATENCY_ALONE)):
         if (form, KROXYLICIOUS) in latencies:
             compared = added_ratios(latencies, form, FETCHPROXY, KROXYLICIOUS)
@@ -82,9 +82,9 @@ def goals_met(latencies: Latencies) -> list[Row]:
     return rows
 
 
-def added_ratios(latencies: Latencies, form: str, ours: str, theirs: str) -> list[float]:
+def added_ratios(latencies: Latencies, form: str, way: str, baseline: str) -> list[float]:
     """Ratios of the added medians, by round. Rounds in which `theirs` adds nothing are left out."""
-    pairs = zip(added(latencies, form, ours, 50), added(latencies, form, theirs, 50), strict=True)
+    pairs = zip(added(latencies, form, way, 50), added(latencies, form, baseline, 50), strict=True)
     return [a / b for a, b in pairs if b > 0]
 
 

@@ -145,11 +145,11 @@ def contestants(running: ExitStack, broker: RecordedBroker, store: str) -> Itera
     pem = certificate(Path(running.enter_context(tempfile.TemporaryDirectory())))
     settings = {"gateway.tls_certificate_file": str(pem), "gateway.permit_ttl_ms": "1d"}
     for name, count in ((ONE, 1), (TWO, 2)):
-        given = {**settings, "process.workers": str(count)}
-        ours = running.enter_context(FetchproxyServer(broker.bootstrap, given, store))
-        _wait_for_workers(ours, count)
-        pids = [ours.pid, *children(ours.pid)]
-        yield Contestant(name, ours.bootstrap, {f"{number}": p for number, p in enumerate(pids)})
+        all_settings = {**settings, "process.workers": str(count)}
+        proxy = running.enter_context(FetchproxyServer(broker.bootstrap, all_settings, store))
+        _wait_for_workers(proxy, count)
+        pids = [proxy.pid, *children(proxy.pid)]
+        yield Contestant(name, proxy.bootstrap, {f"{number}": p for number, p in enumerate(pids)})
     for name, count in ((BARE_ONE, 1), (BARE_TWO, 2)):
         relay = running.enter_context(BareRelay(broker.port, pem, count))
         pids = relay.pids

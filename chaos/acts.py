@@ -219,10 +219,10 @@ class Stage:
         )
         archived = self.parts.archived(log.topic).get(log.name, set())
         end = max(archived, default=-1) + 1
-        kept = {offset: value for offset, value in begun.old.items() if offset < end}
+        old_values = {offset: value for offset, value in begun.old.items() if offset < end}
         faults = []
-        if not set(kept) <= archived:
-            faults.append(f"{log.name}: {len(set(kept) - archived)} archived offsets have gone")
+        if not set(old_values) <= archived:
+            faults.append(f"{log.name}: {len(set(old_values) - archived)} archived offsets have gone")
         self.parts.resolve(log, begun.response)
         if begun.response == "new-history":
             aside = [row for row in self.parts.rows(log.topic)[0] if row["put_aside"]]
@@ -237,7 +237,7 @@ class Stage:
             )
             begun.writer.records_per_s = RECORDS_PER_S
             self.parts.delete_records(log, end)
-            log.written = kept | {o: v for o, v in log.written.items() if o >= end}
+            log.written = old_values | {o: v for o, v in log.written.items() if o >= end}
         return faults
 
 

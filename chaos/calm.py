@@ -126,7 +126,7 @@ class Calm:
 
     def _replays(self, ends: Mapping[str, int]) -> list[str]:
         """Replays each log by each proxy. Isolation levels and reset policies change in turn."""
-        wanted = []
+        replays = []
         for number, log in enumerate(self.logs):
             for place, (name, bootstrap) in enumerate(self.parts.proxies.items()):
                 committed_only = (self.rounds + number + place) % 2 == 0 or log.topic == "chaos-txn"
@@ -135,7 +135,7 @@ class Calm:
                     policy = "earliest"  # offsets that retention has deleted are out of range
                 level = "committed" if committed_only else "all"
                 reader = f"round {self.rounds}, replay of {level} by {name} with {policy}"
-                wanted.append((reader, log, bootstrap, policy, committed_only))
+                replays.append((reader, log, bootstrap, policy, committed_only))
         faults = []
         with ThreadPoolExecutor(max_workers=4) as pool:
             running = [
@@ -143,7 +143,7 @@ class Calm:
                     replay, reader, log, bootstrap, ends[log.name],
                     reset=policy, committed_only=committed_only,
                 )
-                for reader, log, bootstrap, policy, committed_only in wanted
+                for reader, log, bootstrap, policy, committed_only in replays
             ]  # fmt: skip
             for each in running:
                 course, wrong = each.result()
@@ -192,10 +192,10 @@ class Calm:
         faults = [] if verified.clean else [f"verify: {verified.output.strip()[-1500:]}"]
         for log in self.logs:
             gaps = verified.gaps.get(log.name, [])
-            told = ranges({offset for first, last in gaps for offset in range(first, last + 1)})
+            reported_gaps = ranges({offset for first, last in gaps for offset in range(first, last + 1)})
             lost = ranges({offset for each in log.lost for offset in each})
-            if told != lost:
-                faults.append(f"{log.name}: verify shows {told} as lost, which is {lost}")
+            if reported_gaps != lost:
+                faults.append(f"{log.name}: verify shows {reported_gaps} as lost, which is {lost}")
         return faults
 
 

@@ -74,25 +74,25 @@ class Log:
         if read.value not in self.values:
             return f"offset {read.offset}: {read.value[:40]!r} was never written"
         if self.written.setdefault(read.offset, read.value) != read.value:
-            told = self.written[read.offset][:40]
-            return f"offset {read.offset}: {read.value[:40]!r} is not {told!r}"
+            expected_value = self.written[read.offset][:40]
+            return f"offset {read.offset}: {read.value[:40]!r} is not {expected_value!r}"
         if committed_only and (read.key == ABORTED or read.offset in self.aborted):
             return f"offset {read.offset}: a record of an aborted transaction"
         return None
 
-    def decide(self, read: Collection[int], begin: int, end: int) -> None:
+    def decide(self, offsets_read: Collection[int], begin: int, end: int) -> None:
         """A complete read of committed records shows the outcome of undecided transactions."""
-        told = {offset for offset in self.undecided if begin <= offset < end}
-        self.aborted |= told - set(read)
-        self.undecided -= told
+        decided = {offset for offset in self.undecided if begin <= offset < end}
+        self.aborted |= decided - set(offsets_read)
+        self.undecided -= decided
 
 
 def ranges(offsets: Collection[int]) -> list[tuple[int, int]]:
     """(first, last) of each contiguous run, for a message."""
-    found: list[tuple[int, int]] = []
+    found_ranges: list[tuple[int, int]] = []
     for offset in sorted(offsets):
-        if found and found[-1][1] + 1 == offset:
-            found[-1] = found[-1][0], offset
+        if found_ranges and found_ranges[-1][1] + 1 == offset:
+            found_ranges[-1] = found_ranges[-1][0], offset
         else:
-            found.append((offset, offset))
-    return found
+            found_ranges.append((offset, offset))
+    return found_ranges

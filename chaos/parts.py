@@ -142,21 +142,21 @@ class Server:
 
     def defects(self) -> list[str]:
         """Log lines that a sound process never writes, whatever fails around it."""
-        found = []
+        complaints = []
         for line in self.log.read_text(errors="replace").splitlines():
             if "Traceback" in line or '"part_failed"' in line or "_crashed" in line:
-                found.append(f"{self.name} logged: {line[:300]}")
-        return found[:3]
+                complaints.append(f"{self.name} logged: {line[:300]}")
+        return complaints[:3]
 
     def called_lost(self) -> list[tuple[str, range]]:
         """The lost offsets in its log, with the name of the partition's log."""
-        found = []
+        losses = []
         for line in self.log.read_text(errors="replace").splitlines():
             if any(f'"{event}"' in line for event in _LOSSES):
                 told = json.loads(line)
                 offsets = range(told["first_lost_offset"], told["last_lost_offset"] + 1)
-                found.append((f"{told['topic']}-{told['partition']}", offsets))
-        return found
+                losses.append((f"{told['topic']}-{told['partition']}", offsets))
+        return losses
 
     def _running(self) -> ServerProcess:
         if self._process is None:
@@ -268,8 +268,8 @@ class Parts:
     def delete_records(self, log: Log, offset: int) -> None:
         """Deletes at the brokers, as if there were no archive. Raises KafkaException."""
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap, "log_level": 0})
-        wanted = TopicPartition(log.topic, log.partition, offset)
-        for done in admin.delete_records([wanted], request_timeout=_CALL_S).values():
+        target = TopicPartition(log.topic, log.partition, offset)
+        for done in admin.delete_records([target], request_timeout=_CALL_S).values():
             done.result()
 
     def rows(self, topic: str | None = None) -> tuple[list[SegmentRow], list[str]]:
@@ -291,12 +291,12 @@ class Parts:
 
     def archived(self, topic: str | None = None) -> dict[str, set[int]]:
         """Offsets in finished segments that readers see. A log without any has no entry."""
-        found: dict[str, set[int]] = {}
+        offsets_by_partition: dict[str, set[int]] = {}
         for row in self.rows(topic)[0]:
             if row["state"] == FINISHED and not row["put_aside"]:
                 offsets = range(row["base_offset"], row["last_offset"] + 1)
-                found.setdefault(f"{row['topic']}-{row['partition']}", set()).update(offsets)
-        return found
+                offsets_by_partition.setdefault(f"{row['topic']}-{row['partition']}", set()).update(offsets)
+        return offsets_by_partition
 
     def archived_end(self, log: Log) -> int:
         """The end that the archiver has recorded: perhaps slightly behind, but much cheaper."""

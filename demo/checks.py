@@ -10,16 +10,16 @@ from demo import records
 class CheckFailed(Exception):
     """`check`: the claim that did not hold. `seen`: the actual result."""
 
-    def __init__(self, check: str, seen: str) -> None:
-        super().__init__(f"{check}: {seen}")
+    def __init__(self, check: str, detail: str) -> None:
+        super().__init__(f"{check}: {detail}")
         self.check = check
-        self.seen = seen
+        self.seen = detail
 
 
-def require(holds: bool, check: str, seen: str) -> None:
+def require(holds: bool, check: str, detail: str) -> None:
     """Raises CheckFailed unless `holds`."""
     if not holds:
-        raise CheckFailed(check, seen)
+        raise CheckFailed(check, detail)
 
 
 class ReadCheck:
@@ -56,7 +56,7 @@ class ReadCheck:
         self.bytes += len(wanted_key) + len(wanted_value)
         self.records += 1
 
-    def _fail(self, partition: int, seen: str) -> None:
+    def _fail(self, partition: int, detail: str) -> None:
         raise CheckFailed(
-            f"{self.reader} gets every record once and in order", f"partition {partition}: {seen}"
+            f"{self.reader} gets every record once and in order", f"partition {partition}: {detail}"
         )

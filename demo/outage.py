@@ -145,11 +145,11 @@ def _watch_tail(reader: RemoteReader, tail: LiveTail, away_at: float, tell: Narr
 
 
 def _require_unchanged(before: Latency, during: Latency) -> None:
-    seen = f"{during} during the outage, {before} before"
+    detail = f"{during} during the outage, {before} before"
     p50_max = max(_UNCHANGED_FACTOR * before.p50_ms, _P50_HARMLESS_MS)
     p99_max = max(_UNCHANGED_FACTOR * before.p99_ms, _P99_HARMLESS_MS)
     unchanged = during.p50_ms <= p50_max and during.p99_ms <= p99_max
-    require(unchanged, "the tail does not notice the outage", seen)
+    require(unchanged, "the tail does not notice the outage", detail)
 
 
 def _require_held(reader: RemoteReader, proxy: Proxy, tell: Narrator) -> int:
@@ -166,9 +166,9 @@ def _require_held(reader: RemoteReader, proxy: Proxy, tell: Narrator) -> int:
         f"The reader of old records waits at {held_at:,} of {records.RECORDS:,}: no error, "
         f"nothing skipped, silent for {silent_s:.1f} s."
     )
-    shown = proxy.status()["store"]
-    require(shown["up"] is False, "the console shows the outage", str(shown))
-    tell.say(f"The console shows the store failing for {shown['failing_seconds']:.1f} s.")
+    store_status = proxy.status()["store"]
+    require(store_status["up"] is False, "the console shows the outage", str(store_status))
+    tell.say(f"The console shows the store failing for {store_status['failing_seconds']:.1f} s.")
     reader.raise_failure()
     return held_at
 

@@ -47,7 +47,7 @@ def produce_and_archive(proxy: Proxy, lead_records_max: int, progress: Progress)
         },
         logger=CLIENT_LOG,
     )
-    sent = archived = 0
+    sent_to_now = archived = 0
     last_at = time.perf_counter()
     while archived < records.RECORDS:
         ends = proxy.archived_ends(records.TOPIC)
@@ -55,10 +55,10 @@ def produce_and_archive(proxy: Proxy, lead_records_max: int, progress: Progress)
             archived, last_at = sum(ends.values()), time.perf_counter()
         allowed = min(ends.values(), default=0) + lead_records_max
         sent_to = min(records.RECORDS_PER_PARTITION, allowed)
-        for first in range(sent, sent_to, _STEP_RECORDS):
+        for first in range(sent_to_now, sent_to, _STEP_RECORDS):
             _send(producer, range(first, min(first + _STEP_RECORDS, sent_to)))
             progress(delivered.count, archived)
-        sent = max(sent, sent_to)
+        sent_to_now = max(sent_to_now, sent_to)
         producer.poll(0.1)
         progress(delivered.count, archived)
         require(not delivered.failures, "producing works", "; ".join(delivered.failures[:3]))

@@ -63,8 +63,8 @@ class Proxy:
             raise CheckFailed("the proxy goes on running", f"its console: {error}") from error
 
     def partitions(self, topic: str) -> Mapping[int, Any]:
-        found = self.status()["partitions"]
-        return {each["partition"]: each for each in found if each["topic"] == topic}
+        rows = self.status()["partitions"]
+        return {each["partition"]: each for each in rows if each["topic"] == topic}
 
     def archived_ends(self, topic: str) -> dict[int, int]:
         """By partition: the archive has all offsets from 0 to this one (exclusive)."""

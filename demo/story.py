@@ -108,12 +108,12 @@ class Story:
         tell.act("Read everything through fetchproxy, from offset 0 to the live end")
         tell.say("Stock clients that would fail rather than skip (auto.offset.reset none, error).")
         speeds: dict[str, Speed] = {}
-        for client, read in (
+        for client, read_all in (
             ("kafka-python", read_with_kafka_python),
             ("confluent-kafka", read_with_confluent),
         ):
             with tell.bar(client, records.RECORDS) as show:
-                speeds[client] = read(proxy.bootstrap, FROM_THE_BEGINNING, show)
+                speeds[client] = read_all(proxy.bootstrap, FROM_THE_BEGINNING, show)
             tell.good(
                 f"{client}: {records.RECORDS:,} records, each once, in order, key and value as "
                 f"produced: {speeds[client].mb_per_s:.0f} MB/s."

@@ -88,10 +88,10 @@ class HAProxy(_Balancer):
             peer.sendall(b"show stat\n")
             text = b"".join(iter(lambda: peer.recv(65_536), b"")).decode()
         names, *rows = [line.split(",") for line in text.removeprefix("# ").splitlines() if line]
-        found = [dict(zip(names, row, strict=False)) for row in rows]
+        states = [dict(zip(names, row, strict=False)) for row in rows]
         return {
             row["svname"]: (row["status"], row["check_status"])
-            for row in found
+            for row in states
             if row["pxname"] == listener and row["svname"] not in ("FRONTEND", "BACKEND")
         }
 

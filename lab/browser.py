@@ -35,8 +35,8 @@ _COMMAND_S = 60.0
 def find_browser() -> Path:
     """Raises PartMissing with the reason."""
     for name in _NAMES:
-        if found := shutil.which(name):
-            return Path(found)
+        if path := shutil.which(name):
+            return Path(path)
     raise PartMissing("browser", f"none of {', '.join(_NAMES)} is on PATH", _HOW)
 
 
@@ -109,9 +109,9 @@ class Browser:
         ):
             await page.send_json({"id": 1, "method": method, "params": params})
             async for message in page:
-                told = json.loads(message.data)
-                if told.get("id") == 1:
-                    if "error" in told:
-                        raise PartFailed(f"{method}: {told['error']}")
-                    return dict(told["result"])
+                message_json = json.loads(message.data)
+                if message_json.get("id") == 1:
+                    if "error" in message_json:
+                        raise PartFailed(f"{method}: {message_json['error']}")
+                    return dict(message_json["result"])
         raise PartFailed(f"{method}: the browser has closed its connection")

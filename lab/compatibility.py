@@ -140,8 +140,8 @@ def _versions(behaviour: Behaviour) -> str:
 def _entries(file: Path, name: str) -> list[Entry]:
     if not file.exists():
         return []
-    found: list[Entry] = tomllib.loads(file.read_text(encoding="utf-8")).get(name, [])
-    return found
+    entries: list[Entry] = tomllib.loads(file.read_text(encoding="utf-8")).get(name, [])
+    return entries
 
 
 def _client_table(results: list[Entry]) -> list[str]:
@@ -168,11 +168,11 @@ def _client_cell(entry: Entry | None, notes: dict[str, int]) -> str:
     cases = {name: result for name, result in (entry or {}).items() if name not in _PLACE}
     if set(cases.values()) <= {_NOT_RUN}:
         return _NOT_RUN
-    told = ["pass"] if "pass" in cases.values() else []
+    texts = ["pass"] if "pass" in cases.values() else []
     for result in ("fail", _NOT_RUN):
         names = [name for name in cases if cases[name] == result]
-        told += [f"{result}: {', '.join(names)}"] if names else []
-    cell = "; ".join(told)
+        texts += [f"{result}: {', '.join(names)}"] if names else []
+    cell = "; ".join(texts)
     for name, result in cases.items():
         if result not in ("pass", "fail", _NOT_RUN):
             cell += f" ({notes.setdefault(f'{name}: {result}', len(notes) + 1)})"

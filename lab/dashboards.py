@@ -282,23 +282,23 @@ def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
         place = {"x": 0, "y": top, "w": _WIDTH, "h": 1}
         yield {"id": number, "type": "row", "title": title, "gridPos": place, "panels": []}
         top += 1
-        left = tallest = 0
+        left_px = tallest = 0
         for panel in panels:
             width, height = (_WIDTH // 8, 4) if panel.alarms else (_WIDTH // 3, 8)
-            if left + width > _WIDTH:
-                left, top, tallest = 0, top + tallest, 0
+            if left_px + width > _WIDTH:
+                left_px, top, tallest = 0, top + tallest, 0
             number += 1
-            place = {"x": left, "y": top, "w": width, "h": height}
+            place = {"x": left_px, "y": top, "w": width, "h": height}
             yield {"id": number, **_panel(panel), "gridPos": place}
-            left, tallest = left + width, max(tallest, height)
+            left_px, tallest = left_px + width, max(tallest, height)
         top += tallest
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
-    shown: dict[str, Any] = {"unit": panel.unit}
+    field_config: dict[str, Any] = {"unit": panel.unit}
     if panel.alarms:
         colours = zip(("green", "orange", "red"), (None, *panel.alarms), strict=True)
-        shown["thresholds"] = {
+        field_config["thresholds"] = {
             "mode": "absolute",
             "steps": [{"color": colour, "value": value} for colour, value in colours],
         }
@@ -306,7 +306,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "type": "stat" if panel.alarms else "timeseries",
         "title": panel.title,
         "datasource": _DATA_SOURCE,
-        "fieldConfig": {"defaults": shown, "overrides": []},
+        "fieldConfig": {"defaults": field_config, "overrides": []},
         "targets": [
             {
                 "refId": chr(ord("A") + place),

@@ -79,26 +79,26 @@ def install() -> None:
     names = inspect.signature(start_as_always)
 
     def execute(popen: subprocess.Popen[Any], *arguments: Any, **named: Any) -> None:
-        given = names.bind(popen, *arguments, **named).arguments
-        start = _start_of(given)
-        pid = None if start is None else helper.fork(start, given)
+        bound = names.bind(popen, *arguments, **named).arguments
+        start = _start_of(bound)
+        pid = None if start is None else helper.fork(start, bound)
         if pid is None:
             start_as_always(popen, *arguments, **named)
             return
         popen.pid = pid
         popen._child_created = True  # type: ignore[attr-defined]
         ends = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        popen._close_pipe_fds(*(given[end] for end in ends))  # type: ignore[attr-defined]
+        popen._close_pipe_fds(*(bound[end] for end in ends))  # type: ignore[attr-defined]
 
     subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
 
 
-def _start_of(given: Mapping[str, Any]) -> _Start | None:
-    command, env = given["args"], given["env"]
-    if isinstance(command, (str, bytes, os.PathLike)) or given["shell"]:
+def _start_of(bound: Mapping[str, Any]) -> _Start | None:
+    command, env = bound["args"], bound["env"]
+    if isinstance(command, (str, bytes, os.PathLike)) or bound["shell"]:
         return None
     unusual = ("executable", "preexec_fn", "pass_fds", "gid", "gids", "uid")
-    if any(given[name] for name in unusual) or given["umask"] != -1 or given["process_group"] != -1:
+    if any(bound[name] for name in unusual) or bound["umask"] != -1 or bound["process_group"] != -1:
         return None
     start = _Start.of([os.fspath(word) for word in command])
     # A script has been read by nobody yet, so that it may have other folders on its path.
@@ -121,19 +121,19 @@ class _Helper:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def fork(self, start: _Start, given: Mapping[str, Any]) -> int | None:
+    def fork(self, start: _Start, bound: Mapping[str, Any]) -> int | None:
         """The new process's pid. None: there is no helper."""
         request = {
             "program": start.program,
             "arguments": start.arguments,
             "dies_with": os.getpid() if start.dies_with else None,
-            "cwd": os.fspath(given["cwd"] or os.getcwd()),
-            "env": dict(os.environ if given["env"] is None else given["env"]),
-            "session": bool(given["start_new_session"]),
+            "cwd": os.fspath(bound["cwd"] or os.getcwd()),
+            "env": dict(os.environ if bound["env"] is None else bound["env"]),
+            "session": bool(bound["start_new_session"]),
         }
         files = [
             file if file != -1 else number
-            for number, file in enumerate((given["p2cread"], given["c2pwrite"], given["errwrite"]))
+            for number, file in enumerate((bound["p2cread"], bound["c2pwrite"], bound["errwrite"]))
         ]
         with self._lock:
             connection = self._socket or self._started()

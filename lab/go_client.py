@@ -56,9 +56,9 @@ def franz_reader_command(
     Prints `partition offset crc32(key) crc32(value)` (8 hex digits, `-` for null) per record. Exits
     with status 1 on any error, including OFFSET_OUT_OF_RANGE and the timeout.
     """
-    wanted = ",".join(f"{partition}:{end}" for partition, end in ends.items())
+    ends_text = ",".join(f"{partition}:{end}" for partition, end in ends.items())
     return [
         str(franz_reader()),
-        *("-bootstrap", bootstrap, "-topic", topic, "-ends", wanted),
+        *("-bootstrap", bootstrap, "-topic", topic, "-ends", ends_text),
         *("-isolation", isolation, "-timeout", f"{timeout_s}s"),
     ]

@@ -104,9 +104,9 @@ def _strict(schema: Any) -> Any:
         return [_strict(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: _strict(value) for key, value in schema.items()}
-    if isinstance(found.get("properties"), dict) and not found.get(
+    stripped = {key: _strict(value) for key, value in schema.items()}
+    if isinstance(stripped.get("properties"), dict) and not stripped.get(
         "x-kubernetes-preserve-unknown-fields"
     ):
-        found.setdefault("additionalProperties", False)
-    return found
+        stripped.setdefault("additionalProperties", False)
+    return stripped

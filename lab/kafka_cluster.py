@@ -132,10 +132,10 @@ class KafkaCluster(StartedServer):
         new = NewTopic(name, len(replicas), replica_assignment=replicas, config=dict(config or {}))
         admin = self._admin()  # it must live until the response is there
         admin.create_topics([new], operation_timeout=30.0)[name].result(timeout=60.0)
-        asked = [node_id for node_id, server in self._servers.items() if server.running]
+        node_ids = [node_id for node_id, server in self._servers.items() if server.running]
         _wait(
             f"leaders of {name}, as all brokers see them",
-            lambda: all(self._led(name, len(replicas), node_id) for node_id in asked),
+            lambda: all(self._led(name, len(replicas), node_id) for node_id in node_ids),
         )
         return name
 
@@ -143,10 +143,10 @@ class KafkaCluster(StartedServer):
         """The view of the given broker, or of any living one, which may be slightly behind. It is
         empty if the broker does not know the topic. Raises confluent_kafka.KafkaException if no
         broker answers."""
-        found = self._admin(node_id).list_topics(topic, timeout=20.0).topics[topic].partitions
+        partitions_by_id = self._admin(node_id).list_topics(topic, timeout=20.0).topics[topic].partitions
         return {
             p: PartitionState(state.leader, tuple(state.replicas), frozenset(state.isrs))
-            for p, state in found.items()
+            for p, state in partitions_by_id.items()
         }
 
     def brokers(self) -> set[int]:
@@ -154,8 +154,8 @@ class KafkaCluster(StartedServer):
         return set(self._admin().list_topics(timeout=20.0).brokers)
 
     def wait_for_brokers(self, node_ids: Collection[int]) -> None:
-        wanted = set(node_ids)
-        _wait(f"brokers {sorted(wanted)}", lambda: wanted <= self.brokers())
+        expected_ids = set(node_ids)
+        _wait(f"brokers {sorted(expected_ids)}", lambda: expected_ids <= self.brokers())
 
     def wait_for_in_sync(self, topic: str) -> None:
         """Waits until every replica of every partition is in sync."""
@@ -172,12 +172,12 @@ class KafkaCluster(StartedServer):
         are in sync. A leader that is among the new replicas stays leader: see `move_leaders`."""
         from kafka import TopicPartition
 
-        wanted = {TopicPartition(topic, p): list(replicas) for p, replicas in assignment.items()}
+        assignments = {TopicPartition(topic, p): list(replicas) for p, replicas in assignment.items()}
         with _Admin(self.bootstrap) as admin:
-            refused = admin.alter_partition_reassignments(wanted)
+            refused = admin.alter_partition_reassignments(assignments)
         for partition, error in refused.items():
             if error is not None:
-                raise PartFailed(f"{partition} to {wanted[partition]}: {error}")
+                raise PartFailed(f"{partition} to {assignments[partition]}: {error}")
 
         def done() -> bool:
             states = self.partitions(topic)
@@ -206,9 +206,9 @@ class KafkaCluster(StartedServer):
         """Makes the first replica leader. Raises confluent_kafka.KafkaException."""
         from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 
-        wanted = [TopicPartition(topic, p) for p in partitions]
+        partitions_to_elect = [TopicPartition(topic, p) for p in partitions]
         admin = self._admin()
-        done = admin.elect_leaders(ElectionType.PREFERRED, wanted).result(timeout=60.0)
+        done = admin.elect_leaders(ElectionType.PREFERRED, partitions_to_elect).result(timeout=60.0)
         for error in done.values():
             if error is not None and error.code() != KafkaError.ELECTION_NOT_NEEDED:
                 raise KafkaException(error)
@@ -220,19 +220,19 @@ class KafkaCluster(StartedServer):
         """
         from confluent_kafka import ElectionType, KafkaError, KafkaException, TopicPartition
 
-        asked = TopicPartition(topic, partition)
+        to_elect = TopicPartition(topic, partition)
 
         def led() -> bool:
             if self.partitions(topic)[partition].leader in self.brokers():
                 return True
             try:
-                done = self._admin().elect_leaders(ElectionType.UNCLEAN, [asked]).result(timeout=30)
+                done = self._admin().elect_leaders(ElectionType.UNCLEAN, [to_elect]).result(timeout=30)
             except KafkaException:
                 return False  # the controllers elect one of their own first
             refused = [e.code() for e in done.values() if e is not None]
             return not refused or refused == [KafkaError.ELECTION_NOT_NEEDED]
 
-        _wait(f"{asked} led by any replica", led)
+        _wait(f"{to_elect} led by any replica", led)
 
     def _server(self, node_id: int) -> KafkaServer:
         folder = self._folder / str(node_id)

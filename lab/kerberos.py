@@ -59,8 +59,8 @@ def _build(folder: Path) -> None:
 
 
 def _library_folder(tree: Path) -> Path:
-    [found] = tree.glob("usr/lib/*/libgssapi_krb5.so.2")
-    return found.parent
+    [library] = tree.glob("usr/lib/*/libgssapi_krb5.so.2")
+    return library.parent
 
 
 def _run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> None:
@@ -139,9 +139,9 @@ class Kdc(OneProcess):
 
     def _admin(self, query: str) -> None:
         # kadmin.local exits with 0 even if the query failed; its output has the error.
-        said = self._tool("usr/sbin/kadmin.local", "-r", self.REALM, "-q", query)
-        if "while" in said and "already exists" not in said:
-            raise PartFailed(f"kadmin.local {query}: {said}")
+        output = self._tool("usr/sbin/kadmin.local", "-r", self.REALM, "-q", query)
+        if "while" in output and "already exists" not in output:
+            raise PartFailed(f"kadmin.local {query}: {output}")
 
     def _tool(self, program: str, *arguments: str) -> str:
         done = subprocess.run(

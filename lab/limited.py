@@ -30,8 +30,8 @@ def command(settings: Mapping[str, object]) -> list[str]:
 
 def options(settings: Mapping[str, object]) -> list[str]:
     """`--set` arguments for all keys that are settings."""
-    given = [(key, value) for key, value in settings.items() if not key.startswith(_MARK)]
-    return [word for key, value in given for word in ("--set", f"{key}={value}")]
+    options_given = [(key, value) for key, value in settings.items() if not key.startswith(_MARK)]
+    return [word for key, value in options_given for word in ("--set", f"{key}={value}")]
 
 
 def limits_of(changes: Mapping[str, Any]) -> Any:
@@ -39,8 +39,8 @@ def limits_of(changes: Mapping[str, Any]) -> Any:
     from fetchproxy.app import LIMITS
 
     limits = LIMITS
-    for key, given in changes.items():
-        value = json.loads(given) if isinstance(given, str) else given
+    for key, raw_limits in changes.items():
+        value = json.loads(raw_limits) if isinstance(raw_limits, str) else raw_limits
         part, _, name = key.rpartition(".")
         changed = replace(getattr(limits, part), **{name: value}) if part else value
         limits = replace(limits, **{part or name: changed})

@@ -61,8 +61,8 @@ class MockCluster(OneProcess):
         """Raises PartFailed. A killed cluster cannot be restored: its log was in memory."""
         self._server().start()
         self._server().wait_until(self._response.exists, timeout_s=60.0)
-        found = json.loads(self._response.read_text())
-        self._addresses = {int(broker_id): address for broker_id, address in found.items()}
+        addresses = json.loads(self._response.read_text())
+        self._addresses = {int(broker_id): address for broker_id, address in addresses.items()}
 
     def topic_on_several_brokers(self, name: str) -> tuple[str, list[int]]:
         """A topic and the leaders of its partitions, which are on at least two brokers.

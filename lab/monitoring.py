@@ -76,8 +76,8 @@ class Group:
 
 def groups() -> tuple[Group, ...]:
     """Raises TypeError if an alert lacks a key or has one that is not known."""
-    read = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))["groups"]
-    return tuple(Group(one["name"], one["title"], _alerts(one["alerts"])) for one in read)
+    document = yaml.safe_load(SOURCE.read_text(encoding="utf-8"))["groups"]
+    return tuple(Group(one["name"], one["title"], _alerts(one["alerts"])) for one in document)
 
 
 def _alerts(entries: list[dict[str, Any]]) -> tuple[Alert, ...]:
@@ -114,7 +114,7 @@ def prometheus_rules() -> str:
 
 
 def grafana_alerts() -> str:
-    found = [
+    groups_yaml = [
         {
             "orgId": 1,
             "name": f"fetchproxy-{group.name}",
@@ -124,7 +124,7 @@ def grafana_alerts() -> str:
         }
         for group in groups()
     ]
-    return _GENERATED + _as_yaml({"apiVersion": 1, "groups": found})
+    return _GENERATED + _as_yaml({"apiVersion": 1, "groups": groups_yaml})
 
 
 def _grafana_rule(alert: Alert) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def page() -> str:
     for group in groups():
         rows.append(f"| **{group.title}** | | |\n")
         for one in group.alerts:
-            held = "at once" if one.for_ == "0m" else one.for_
-            rows.append(f"| [{one.name}](#{one.anchor}) | {one.severity} | {held} |\n")
+            duration = "at once" if one.for_ == "0m" else one.for_
+            rows.append(f"| [{one.name}](#{one.anchor}) | {one.severity} | {duration} |\n")
     return _INTRODUCTION + "".join(rows) + "\n" + "\n".join(map(_section, alerts()))
 
 
@@ -204,10 +204,10 @@ def _as_yaml(content: Any) -> str:
 
 def made() -> dict[Path, str]:
     """The text of each generated file."""
-    found = {RULES: prometheus_rules(), GRAFANA: grafana_alerts(), PAGE: page()}
+    files = {RULES: prometheus_rules(), GRAFANA: grafana_alerts(), PAGE: page()}
     for one in DASHBOARDS:
-        found[FOLDER / f"{one.uid}.json"] = json.dumps(as_json(one), indent=1) + "\n"
-    return found
+        files[FOLDER / f"{one.uid}.json"] = json.dumps(as_json(one), indent=1) + "\n"
+    return files
 
 
 def main() -> None:

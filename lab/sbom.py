@@ -36,22 +36,22 @@ class Locked(NamedTuple):
 def locked(text: str) -> Iterator[Locked]:
     """The packages of a lock that are for the image's system."""
     for block in re.split(r"\n(?=[a-z0-9])", text):
-        found = _LINE.match(block)
-        if found is None:
+        match = _LINE.match(block)
+        if match is None:
             continue
-        marker = found["marker"]
+        marker = match["marker"]
         if marker is not None and not Marker(marker.strip()).evaluate(_ENVIRONMENT):
             continue
         comments = [line.strip() for line in block.splitlines() if line.strip().startswith("#")]
         words = [line.lstrip("# ").removeprefix("via").strip() for line in comments]
         needed_by = tuple(word.split()[0] for word in words if word and not word.startswith("-"))
-        yield Locked(found["name"], found["version"], needed_by)
+        yield Locked(match["name"], match["version"], needed_by)
 
 
 def bill_of_materials(lock: str, project: dict[str, Any]) -> dict[str, Any]:
     packages = list(locked(lock))
-    own = f"pkg:pypi/{project['name']}@{project['version']}"
-    by_name = {package.name: package.purl for package in packages} | {project["name"]: own}
+    product_purl = f"pkg:pypi/{project['name']}@{project['version']}"
+    by_name = {package.name: package.purl for package in packages} | {project["name"]: product_purl}
     needs: dict[str, list[str]] = {purl: [] for purl in by_name.values()}
     for package in packages:
         for name in package.needed_by:
@@ -63,14 +63,14 @@ def bill_of_materials(lock: str, project: dict[str, Any]) -> dict[str, Any]:
         "version": 1,
         "metadata": {
             "component": {
-                **{"type": "application", "bom-ref": own, "purl": own},
+                **{"type": "application", "bom-ref": product_purl, "purl": product_purl},
                 **{"name": project["name"], "version": project["version"]},
                 "licenses": [{"license": {"id": project["license"]}}],
             }
         },
         "components": [_component(package) for package in packages],
         "dependencies": [
-            {"ref": purl, "dependsOn": sorted(set(found))} for purl, found in sorted(needs.items())
+            {"ref": purl, "dependsOn": sorted(set(requirements))} for purl, requirements in sorted(needs.items())
         ],
     }
 

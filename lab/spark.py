@@ -75,8 +75,8 @@ def _java_home() -> Path:
     the option.
     """
     executable = java.find_java_up_to(JAVA_VERSION_MAX).executable
-    asked = [executable, _VECTOR_MODULE, "-version"]
-    if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
+    command = [executable, _VECTOR_MODULE, "-version"]
+    if subprocess.run(command, capture_output=True, check=False).returncode == 0:
         return Path(executable).resolve().parents[1]
 
     def build(folder: Path) -> None:
@@ -106,13 +106,13 @@ def kafka_connector(version: str = SPARK_VERSION) -> list[Path]:
     """The jars of Spark's Kafka connector that Spark does not include. Raises PartMissing."""
     connector, provider = _CONNECTORS.get(version, (version, version))
     alone = version in _CONNECTORS
-    wanted = [Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", connector, alone=alone)]
+    artifacts = [Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", connector, alone=alone)]
     if alone:
         name = "spark-token-provider-kafka-0-10_2.13"
-        wanted += [Artifact("org.apache.spark", name, provider, alone=True), *_CONNECTOR_NEEDS]
+        artifacts += [Artifact("org.apache.spark", name, provider, alone=True), *_CONNECTOR_NEEDS]
     there = {_artifact(jar) for jar in (pyspark(version) / "pyspark/jars").glob("*.jar")}
-    found = sorted(jars.fetch(f"spark-kafka-{version}", wanted).glob("*.jar"))
-    return [jar for jar in found if _artifact(jar) not in there]
+    jar_paths = sorted(jars.fetch(f"spark-kafka-{version}", artifacts).glob("*.jar"))
+    return [jar for jar in jar_paths if _artifact(jar) not in there]
 
 
 def killing_file_system() -> Path:

@@ -22,17 +22,17 @@ def folder_fixture(make: Callable[..., Any]) -> Any:
 
     name = make.__name__
 
-    def fixture(request: pytest.FixtureRequest, **asked: Any) -> Any:
+    def fixture(request: pytest.FixtureRequest, **fixtures: Any) -> Any:
         parents = request.node.iter_parents()
         folder = next(node for node in parents if isinstance(node, pytest.Directory))
         made = folder.stash.setdefault(_made, {})
         if name not in made:
             if inspect.isgeneratorfunction(make):
-                life = contextmanager(make)(**asked)
+                life = contextmanager(make)(**fixtures)
                 made[name] = life.__enter__()
                 folder.addfinalizer(lambda: life.__exit__(None, None, None))
             else:
-                made[name] = make(**asked)
+                made[name] = make(**fixtures)
             folder.addfinalizer(lambda: made.pop(name))
         return made[name]
 

@@ -27,7 +27,7 @@ BEHIND_ALL = "\x7f"  # sorts after every character of a key
 # An id is never reused, so a new id shows that the content has changed.
 TABLE = """CREATE TABLE IF NOT EXISTS objects
     (id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT UNIQUE NOT NULL, content BLOB NOT NULL)"""
-READ = "SELECT length(content), coalesce(substr(content, ?, ?), x'') FROM objects WHERE key = ?"
+READ_SQL = "SELECT length(content), coalesce(substr(content, ?, ?), x'') FROM objects WHERE key = ?"
 PUT = "INSERT OR {} INTO objects (key, content) VALUES (?, {})"
 LIST = """SELECT key, length(content), id FROM objects
     WHERE key > ? AND key >= ? AND key < ? ORDER BY key LIMIT ?"""
@@ -88,8 +88,8 @@ class SqliteStore(ObjectStore):
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         check_prefix(prefix)
         while page := await self._page(prefix, start_after, PAGE_OBJECTS):
-            for found in page:
-                yield found
+            for stored_object in page:
+                yield stored_object
             start_after = page[-1].key
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
@@ -108,14 +108,14 @@ class SqliteStore(ObjectStore):
         self._closed = True
 
     async def _page(self, prefix: str, after: str, rows_max: int) -> Sequence[StoredObject]:
-        wanted = (after, prefix, prefix + BEHIND_ALL, rows_max)
-        rows = await self._run(lambda db: db.execute(LIST, wanted).fetchall())
+        arguments = (after, prefix, prefix + BEHIND_ALL, rows_max)
+        rows = await self._run(lambda db: db.execute(LIST, arguments).fetchall())
         return [StoredObject(key, size, str(row)) for key, size, row in rows]
 
     async def _read(self, key: str, start: int, length: int) -> tuple[int, bytes]:
-        wanted = (start + 1, length, check_key(key))
+        arguments = (start + 1, length, check_key(key))
         row: tuple[int, bytes] | None
-        if row := await self._run(lambda db: db.execute(READ, wanted).fetchone()):
+        if row := await self._run(lambda db: db.execute(READ_SQL, arguments).fetchone()):
             return row
         raise errors.ObjectNotFound(key)
 

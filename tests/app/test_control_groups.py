@@ -13,9 +13,9 @@ MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 CORES = len(os.sched_getaffinity(0))
 
 
-def kernel(root: Path, own: str, files: dict[str, str]) -> Path:
+def kernel(root: Path, control_group: str, files: dict[str, str]) -> Path:
     (root / "proc/self").mkdir(parents=True)
-    (root / "proc/self/cgroup").write_text(own)
+    (root / "proc/self/cgroup").write_text(control_group)
     for name, content in files.items():
         path = root / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,9 +63,9 @@ def test_version_1(tmp_path: Path) -> None:
     assert available_cpu_cores(root) == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("own", ["", "0::/a/b\n"])
-def test_without_limits_it_is_the_machine(tmp_path: Path, own: str) -> None:
-    root = kernel(tmp_path, own, {})
+@pytest.mark.parametrize("control_group", ["", "0::/a/b\n"])
+def test_without_limits_it_is_the_machine(tmp_path: Path, control_group: str) -> None:
+    root = kernel(tmp_path, control_group, {})
     assert available_memory_bytes(root) == MACHINE_BYTES
     assert available_cpu_cores(root) == CORES
 

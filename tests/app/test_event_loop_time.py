@@ -53,7 +53,7 @@ def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
         times = loop.times
         return times.turns - before, times.busy_s, times.longest_s, times.cpu_longest_s
 
-    held = value("fetchproxy_event_loop_held_seconds_count")
+    count_before = value("fetchproxy_event_loop_held_seconds_count")
     quick = value("fetchproxy_event_loop_cpu_seconds_bucket", le="0.1")
     in_bucket = value("fetchproxy_event_loop_held_seconds_bucket", le="0.25")
     with asyncio.Runner(
@@ -64,7 +64,7 @@ def test_a_turn_is_all_that_runs_between_two_looks_at_the_sockets() -> None:
     assert busy_s == pytest.approx(0.85)
     assert longest_s == pytest.approx(0.75)
     assert cpu_longest_s == pytest.approx(0.15)
-    assert value("fetchproxy_event_loop_held_seconds_count") - held == 2
+    assert value("fetchproxy_event_loop_held_seconds_count") - count_before == 2
     # 0.15 s of CPU is above that bucket, and 0.02 s is in it.
     assert value("fetchproxy_event_loop_cpu_seconds_bucket", le="0.1") - quick == 1
     assert value("fetchproxy_event_loop_held_seconds_bucket", le="0.25") - in_bucket == 1

@@ -46,7 +46,7 @@ glibc_allocator().keep_large_blocks()
 print(made_anew, faults_of_chunks())
 """
 
-KEPT = """
+KEPT_SCRIPT = """
 import gc
 from fetchproxy.runtime.garbage import spare_collections
 
@@ -91,10 +91,10 @@ needs_glibc = pytest.mark.skipif(glibc_allocator() is None, reason="not glibc 2.
 def test_a_bursts_memory_leaves_the_process() -> None:
     done = subprocess.run([sys.executable, "-c", A_BURST], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    freed, given_back, kept = done.stdout.split()
+    freed, given_back, still_kept = done.stdout.split()
     assert int(freed) > 100 * MiB
     assert int(given_back) > 90 * MiB
-    assert kept == "True"
+    assert still_kept == "True"
 
 
 @needs_glibc
@@ -111,10 +111,10 @@ async def test_only_what_is_above_the_limit_goes_back(
 ) -> None:
     monkeypatch.setattr(freed_memory, "HEAP_LOOK_INTERVAL_S", 0.05)
     given_back = asyncio.Event()
-    asked: list[int] = []
+    requests_made: list[int] = []
 
-    def told() -> int:
-        asked.append(freed_bytes)
+    def freed_total() -> int:
+        requests_made.append(freed_bytes)
         return freed_bytes
 
     loop = asyncio.get_running_loop()
@@ -122,13 +122,13 @@ async def test_only_what_is_above_the_limit_goes_back(
     def give_back() -> None:
         loop.call_soon_threadsafe(given_back.set)
 
-    allocator = Allocator(told, give_back, lambda: None)
+    allocator = Allocator(freed_total, give_back, lambda: None)
     before = HEAP_TRIMS._value.get()
     async with asyncio.TaskGroup() as tasks:
         thrift = tasks.create_task(give_back_freed_memory(allocator))
         # The second look shows that the first one is done, with its metric.
         async with asyncio.timeout(180):
-            while len(asked) < 2:  # noqa: ASYNC110 - the task tells nobody
+            while len(requests_made) < 2:  # noqa: ASYNC110 - the task tells nobody
                 await asyncio.sleep(0.01)
         thrift.cancel()
     assert given_back.is_set() is goes_back
@@ -137,7 +137,7 @@ async def test_only_what_is_above_the_limit_goes_back(
 
 def test_a_collection_visits_no_object_that_has_outlived_one() -> None:
     """With all of them, it held the event loop for the longer, the more was kept."""
-    done = subprocess.run([sys.executable, "-c", KEPT], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", KEPT_SCRIPT], capture_output=True, text=True)
     visited, enabled = done.stdout.split()
     assert int(visited) < 250_000, done.stderr
     assert enabled == "True"

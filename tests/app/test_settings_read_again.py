@@ -58,8 +58,8 @@ class Scene:
                 return response.status, response.read().decode()
 
     def conditions(self) -> dict[str, str]:
-        found = json.loads(self.ask("/api/status")[1])["conditions"]
-        return {one["kind"]: one["what"] for one in found}
+        rows = json.loads(self.ask("/api/status")[1])["conditions"]
+        return {one["kind"]: one["what"] for one in rows}
 
 
 @pytest.fixture
@@ -130,9 +130,9 @@ def test_what_is_changed_counts_and_clients_stay(scene: Scene) -> None:
     assert '"number' in records(scene)
     [row] = [r for r in json.loads(scene.ask("/api/topics")[1])["items"] if r["topic"] == "orders"]
     assert row["storage_usd_per_month"] > 0
-    [own] = json.loads(scene.ask("/api/readers")[1])["items"][-1:]
-    requests = own["gets"] + 2 * (own["lists"] + own["puts"])
-    assert own["usd"] == pytest.approx(requests / 1000 + 3 * own["store_bytes"] / 1e9, abs=1e-5)
+    [reader_row] = json.loads(scene.ask("/api/readers")[1])["items"][-1:]
+    requests = reader_row["gets"] + 2 * (reader_row["lists"] + reader_row["puts"])
+    assert reader_row["usd"] == pytest.approx(requests / 1000 + 3 * reader_row["store_bytes"] / 1e9, abs=1e-5)
     settings = json.loads(scene.ask("/api/process")[1])["items"][0]["settings"]
     assert "prices.egress_usd_per_gb = 3.0" in settings
     wait_for("news", lambda: "news" in topics_assigned(scene))

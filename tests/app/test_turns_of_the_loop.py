@@ -30,30 +30,30 @@ def test_sockets_that_are_always_ready_do_not_keep_the_others_waiting(
     pairs: list[tuple[socket.socket, socket.socket]],
 ) -> None:
     with FewAtOnce() as selector:
-        for number, (ours, theirs) in enumerate(pairs):
-            theirs.send(b"x")  # nobody takes it: the socket stays ready
-            selector.register(ours, selectors.EVENT_READ, number)
-        seen: list[int] = []
+        for number, (near_end, far_end) in enumerate(pairs):
+            far_end.send(b"x")  # nobody takes it: the socket stays ready
+            selector.register(near_end, selectors.EVENT_READ, number)
+        numbers_seen: list[int] = []
         for _ in range(SOCKETS // EVENTS_AT_ONCE_MAX):
             ready = selector.select(0)
             assert len(ready) == EVENTS_AT_ONCE_MAX
             assert {mask for _, mask in ready} == {selectors.EVENT_READ}
-            seen += [key.data for key, _ in ready]
-        assert sorted(seen) == list(range(SOCKETS))
+            numbers_seen += [key.data for key, _ in ready]
+        assert sorted(numbers_seen) == list(range(SOCKETS))
 
 
 def test_time_outs_and_both_directions(pairs: list[tuple[socket.socket, socket.socket]]) -> None:
-    ours, theirs = pairs[0]
+    near_end, far_end = pairs[0]
     both = selectors.EVENT_READ | selectors.EVENT_WRITE
     with FewAtOnce() as selector:
-        selector.register(ours, selectors.EVENT_READ)
+        selector.register(near_end, selectors.EVENT_READ)
         begun = time.monotonic()
         assert selector.select(0.02) == []
         assert time.monotonic() - begun >= 0.02
-        theirs.send(b"x")
-        selector.modify(ours, both)
+        far_end.send(b"x")
+        selector.modify(near_end, both)
         assert [mask for _, mask in selector.select(None)] == [both]
-        theirs.close()  # the end is told to who reads and to who writes
+        far_end.close()  # the end is told to who reads and to who writes
         assert [mask for _, mask in selector.select(-1)] == [both]
 
 
@@ -62,10 +62,10 @@ def test_a_loop_serves_all_that_are_ready_at_once(
 ) -> None:
     async def main() -> list[bytes]:
         loop = asyncio.get_running_loop()
-        for ours, theirs in pairs:
-            ours.setblocking(False)
-            theirs.send(b"x")
-        return await asyncio.gather(*(loop.sock_recv(ours, 1) for ours, _ in pairs))
+        for near_end, far_end in pairs:
+            near_end.setblocking(False)
+            far_end.send(b"x")
+        return await asyncio.gather(*(loop.sock_recv(near_end, 1) for near_end, _ in pairs))
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(main()) == [b"x"] * SOCKETS
@@ -89,7 +89,7 @@ def test_one_connection_ends_in_each_turn(
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        transports = [(await loop.create_connection(Ending, sock=ours))[0] for ours, _ in pairs]
+        transports = [(await loop.create_connection(Ending, sock=near_end))[0] for near_end, _ in pairs]
         for transport in transports:
             transport.close()
         await all_ended.wait()
@@ -98,7 +98,7 @@ def test_one_connection_ends_in_each_turn(
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
     assert len(set(ended_in)) == len(ended_in) == SOCKETS
-    assert all(ours.fileno() == -1 for ours, _ in pairs)
+    assert all(near_end.fileno() == -1 for near_end, _ in pairs)
     assert "the first ends badly" in caplog.text
 
 

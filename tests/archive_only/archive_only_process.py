@@ -66,17 +66,17 @@ def produce_times(kafka_server: KafkaServer) -> None:
 
 
 def all_bytes(bootstrap: str) -> bytes:
-    found = b""
+    received_bytes = b""
     with RawConnection(bootstrap) as raw:
         topic_id, offset = raw.topic_id("ao-plain"), 0
         while offset < RECORDS:
             fetched = raw.fetch_until_data(16, "ao-plain", topic_id, offset)
             assert fetched.error == 0
             whole = fetched.batches
-            found += b"".join(whole)
+            received_bytes += b"".join(whole)
             last = int.from_bytes(whole[-1][23:27], "big")
             offset = int.from_bytes(whole[-1][:8], "big") + last + 1
-    return found
+    return received_bytes
 
 
 class ArchiveOnlyProcess(ProxyProcess):

@@ -64,8 +64,8 @@ class GroupDriver:
     ) -> int:
         ticket = next(self._tickets)
         member = Membership(reply.member_id, instance, reply.generation_id)
-        given = tuple((assignments or {}).items())
-        request = SyncRequest(member, given, **more)  # type: ignore[arg-type]
+        pairs = tuple((assignments or {}).items())
+        request = SyncRequest(member, pairs, **more)  # type: ignore[arg-type]
         self.group.sync(self.now, request, partial(self._response, ticket))
         return ticket
 

@@ -20,7 +20,7 @@ from test_archive_only_apis import plant, versions
 POLICY_VIOLATION, SECURITY_DISABLED, UNKNOWN = 44, 54, 3
 # Versions from which the response has room for the reason, and what else it repeats.
 REASON_SINCE = {ApiKey.CREATE_TOPICS: 1, ApiKey.DELETE_TOPICS: 5}
-KEPT: dict[ApiKey, dict[str, object]] = {
+UNCHANGED_FIELDS: dict[ApiKey, dict[str, object]] = {
     ApiKey.CREATE_TOPICS: {"name": "new"},
     ApiKey.DELETE_TOPICS: {"name": "orders"},
     ApiKey.CREATE_PARTITIONS: {"name": "orders"},
@@ -185,8 +185,8 @@ async def test_a_change_is_refused_with_the_reason(
     assert refused.error_code == code
     if version >= REASON_SINCE.get(key, 0):
         assert refused.error_message == (REASON if code == POLICY_VIOLATION else NO_ACLS)
-    for name, kept in KEPT.get(key, {}).items():
-        assert getattr(refused, name) == kept
+    for name, unchanged_value in UNCHANGED_FIELDS.get(key, {}).items():
+        assert getattr(refused, name) == unchanged_value
 
 
 @pytest.mark.parametrize("version", range(6))
@@ -206,8 +206,8 @@ async def test_records_are_not_deleted(client: Client) -> None:
             topics=[topic(name="orders", partitions=[one])], timeout_ms=1_000
         )
         response = await client.ask(request, admin.DeleteRecordsResponse, version)
-        [found] = response.topics[0].partitions
-        assert (found.error_code, found.low_watermark) == (POLICY_VIOLATION, -1)
+        [partition] = response.topics[0].partitions
+        assert (partition.error_code, partition.low_watermark) == (POLICY_VIOLATION, -1)
 
 
 async def test_there_are_no_acls_quotas_reassignments_transactions_or_scram_users(
@@ -222,8 +222,8 @@ async def test_there_are_no_acls_quotas_reassignments_transactions_or_scram_user
         quotas = admin.DescribeClientQuotasRequest(components=[], strict=False)
         response = await client.ask(quotas, admin.DescribeClientQuotasResponse, version)
         assert (response.error_code, list(response.entries)) == (0, [])
-    asked = admin.ListPartitionReassignmentsRequest(timeout_ms=1_000, topics=None)
-    response = await client.ask(asked, admin.ListPartitionReassignmentsResponse, 0)
+    reassignments_request = admin.ListPartitionReassignmentsRequest(timeout_ms=1_000, topics=None)
+    response = await client.ask(reassignments_request, admin.ListPartitionReassignmentsResponse, 0)
     assert (response.error_code, list(response.topics)) == (0, [])
     for version in known(ApiKey.LIST_TRANSACTIONS):
         listing = admin.ListTransactionsRequest(
@@ -241,18 +241,18 @@ async def test_there_are_no_acls_quotas_reassignments_transactions_or_scram_user
 
 async def test_nobody_produces_and_the_only_node_leads(client: Client) -> None:
     topic = admin.DescribeProducersRequest.TopicRequest
-    asked = [
+    topics = [
         topic(name="orders", partition_indexes=[0, 7]),
         topic(name="no", partition_indexes=[0]),
     ]
-    request = admin.DescribeProducersRequest(topics=asked)
+    request = admin.DescribeProducersRequest(topics=topics)
     response = await client.ask(request, admin.DescribeProducersResponse, 0)
-    found = [
+    producers = [
         (t.name, p.partition_index, p.error_code, list(p.active_producers))
         for t in response.topics
         for p in t.partitions
     ]
-    assert found == [("orders", 0, 0, []), ("orders", 7, UNKNOWN, []), ("no", 0, UNKNOWN, [])]
+    assert producers == [("orders", 0, 0, []), ("orders", 7, UNKNOWN, []), ("no", 0, UNKNOWN, [])]
     for version in known(ApiKey.ELECT_LEADERS):
         place = admin.ElectLeadersRequest.TopicPartitions
         elected = admin.ElectLeadersRequest(
@@ -274,16 +274,16 @@ async def test_the_log_dir_has_the_sizes_of_the_archive(
     log_dirs = admin.DescribeLogDirsRequest
     for version in known(ApiKey.DESCRIBE_LOG_DIRS):
         response = await client.ask(log_dirs(topics=None), admin.DescribeLogDirsResponse, version)
-        [found] = response.results
-        assert (found.error_code, found.log_dir) == (0, "archive")
-        sizes = {(t.name, p.partition_index): p.partition_size for t in found.topics
+        [log_dir] = response.results
+        assert (log_dir.error_code, log_dir.log_dir) == (0, "archive")
+        sizes = {(t.name, p.partition_index): p.partition_size for t in log_dir.topics
                  for p in t.partitions}  # fmt: skip
         assert sizes["orders", 0] > 0
         one = log_dirs.DescribableLogDirTopic
-        asked = log_dirs(
+        log_dirs_request = log_dirs(
             topics=[one(topic="orders", partitions=[0, 9]), one(topic="no", partitions=[0])]
         )
-        response = await client.ask(asked, admin.DescribeLogDirsResponse, version)
+        response = await client.ask(log_dirs_request, admin.DescribeLogDirsResponse, version)
         [topic] = response.results[0].topics
         assert [(p.partition_index, p.partition_size) for p in topic.partitions] == [
             (0, sizes["orders", 0])
@@ -330,9 +330,9 @@ async def test_stock_producers_give_up_at_once(served: ServedArchive) -> None:
 async def test_a_stock_admin_client_shows_the_reason(served: ServedArchive) -> None:
     def create() -> confluent_kafka.KafkaError:
         client = AdminClient({"bootstrap.servers": f"127.0.0.1:{served.server.port}"})
-        asked = client.create_topics([NewTopic("new", 1, 1)], request_timeout=60)
+        futures = client.create_topics([NewTopic("new", 1, 1)], request_timeout=60)
         with pytest.raises(confluent_kafka.KafkaException) as failed:
-            asked["new"].result(60)
+            futures["new"].result(60)
         return failed.value.args[0]
 
     error = await asyncio.to_thread(create)

@@ -168,11 +168,11 @@ async def api_versions_of_today(
 
 
 async def test_api_versions_are_of_the_cluster_and_node_that_is_meant(client: Client) -> None:
-    ours = (await client.ask(describe_cluster(), DescribeClusterResponse, 0)).cluster_id
+    cluster_id = (await client.ask(describe_cluster(), DescribeClusterResponse, 0)).cluster_id
     expected = await api_versions_of_today(client, 4)
-    for cluster, node in ((None, -1), (ours, -1), (ours, 0), (None, 0)):
+    for cluster, node in ((None, -1), (cluster_id, -1), (cluster_id, 0), (None, 0)):
         assert await api_versions_of_today(client, 5, cluster, node) == expected
-    for cluster, node in (("another", -1), (ours, 1)):  # REBOOTSTRAP_REQUIRED, and no ranges
+    for cluster, node in (("another", -1), (cluster_id, 1)):  # REBOOTSTRAP_REQUIRED, and no ranges
         refusal = struct.pack(">hBiB", 129, 1, 0, 0)
         assert await api_versions_of_today(client, 5, cluster, node) == refusal
 
@@ -189,25 +189,25 @@ async def test_api_versions_of_the_future(client: Client) -> None:
 async def test_metadata(client: Client, version: int, served: ServedArchive) -> None:
     response = await client.ask(MetadataRequest(topics=None), MetadataResponse, version)
     assert [(b.host, b.port) for b in response.brokers] == [("127.0.0.1", served.server.port)]
-    found = {t.name: [p.partition_index for p in t.partitions] for t in response.topics}
-    assert found == {"orders": [0], "again": [0], "holed": [0, 1, 2]}
+    partitions_by_topic = {t.name: [p.partition_index for p in t.partitions] for t in response.topics}
+    assert partitions_by_topic == {"orders": [0], "again": [0], "holed": [0, 1, 2]}
     if version >= 10:
         ids = {t.name: t.topic_id for t in response.topics}
         assert ids == {"orders": TP.topic_id, "again": NEW.topic_id, "holed": HOLED.topic_id}
-    asked = MetadataRequest.MetadataRequestTopic
-    wanted = [
-        asked(name="nothing", topic_id=UUID(int=0)),
-        asked(name="orders", topic_id=UUID(int=0)),
+    request_topic = MetadataRequest.MetadataRequestTopic
+    topics = [
+        request_topic(name="nothing", topic_id=UUID(int=0)),
+        request_topic(name="orders", topic_id=UUID(int=0)),
     ]
-    response = await client.ask(MetadataRequest(topics=wanted), MetadataResponse, version)
+    response = await client.ask(MetadataRequest(topics=topics), MetadataResponse, version)
     assert [(t.name, t.error_code) for t in response.topics] == [("nothing", 3), ("orders", 0)]
 
 
 @pytest.mark.parametrize("version", [12, 13])
 async def test_metadata_by_id(client: Client, version: int) -> None:
-    asked = MetadataRequest.MetadataRequestTopic
-    wanted = [asked(name=None, topic_id=i) for i in (OLD.topic_id, NEW.topic_id, UUID(int=99))]
-    response = await client.ask(MetadataRequest(topics=wanted), MetadataResponse, version)
+    request_topic = MetadataRequest.MetadataRequestTopic
+    topics = [request_topic(name=None, topic_id=i) for i in (OLD.topic_id, NEW.topic_id, UUID(int=99))]
+    response = await client.ask(MetadataRequest(topics=topics), MetadataResponse, version)
     assert [(t.name, t.error_code) for t in response.topics] == [
         ("again", 0),
         ("again", 0),
@@ -222,11 +222,11 @@ async def test_fetch(client: Client, version: int) -> None:
     # How far the response goes on into the second segment depends on what is in memory.
     assert b"".join(FIRST + SECOND).startswith(bytes(part.records))
     assert bytes(part.records).startswith(FIRST[0])
-    read = one(await fetch(client, version, {ORDERS: 15}, bytes_max=1, isolation=1))
-    assert bytes(read.records) == FIRST[1]  # whole, although it is larger
-    assert not read.aborted_transactions
-    read = one(await fetch(client, version, {ORDERS: 20}, isolation=1))
-    assert [(a.producer_id, a.first_offset) for a in read.aborted_transactions] == [(7, 20)]
+    read_result = one(await fetch(client, version, {ORDERS: 15}, bytes_max=1, isolation=1))
+    assert bytes(read_result.records) == FIRST[1]  # whole, although it is larger
+    assert not read_result.aborted_transactions
+    read_result = one(await fetch(client, version, {ORDERS: 20}, isolation=1))
+    assert [(a.producer_id, a.first_offset) for a in read_result.aborted_transactions] == [(7, 20)]
     behind = one(await fetch(client, version, {ORDERS: 55}))  # in the gap, from 51 to 59
     assert behind.error_code == 0
     assert next(walk(bytes(behind.records))).base_offset == 60
@@ -290,14 +290,14 @@ async def test_at_the_end_a_fetch_waits_and_sees_the_archive_grow() -> None:
 
 
 def offsets_request(timestamp: int, topic: str = "orders") -> Any:
-    asked = ListOffsetsRequest.ListOffsetsTopic
-    part = asked.ListOffsetsPartition(
+    request_topic = ListOffsetsRequest.ListOffsetsTopic
+    part = request_topic.ListOffsetsPartition(
         partition_index=0, current_leader_epoch=-1, timestamp=timestamp
     )
     return ListOffsetsRequest(
         replica_id=-1,
         isolation_level=1,
-        topics=[asked(name=topic, partitions=[part])],
+        topics=[request_topic(name=topic, partitions=[part])],
         timeout_ms=1000,
     )
 
@@ -334,17 +334,17 @@ async def test_list_offsets(client: Client, version: int) -> None:
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FOR_LEADER_EPOCH))
 async def test_offset_for_leader_epoch(client: Client, version: int) -> None:
     topics = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    asked = [-1, 0, 1, 2, 4, 5, 6]
+    epochs = [-1, 0, 1, 2, 4, 5, 6]
     parts = [
         topics.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=epoch)
-        for epoch in asked
+        for epoch in epochs
     ]
     request = OffsetForLeaderEpochRequest(
         replica_id=-1, topics=[topics(topic="orders", partitions=parts)]
     )
     response = await client.ask(request, OffsetForLeaderEpochResponse, version)
-    found = [(p.leader_epoch, p.end_offset) for p in response.topics[0].partitions]
-    assert found == [(-1, -1), (0, 10), (0, 10), (2, 60), (2, 60), (5, END), (-1, -1)]
+    end_offsets = [(p.leader_epoch, p.end_offset) for p in response.topics[0].partitions]
+    assert end_offsets == [(-1, -1), (0, 10), (0, 10), (2, 60), (2, 60), (5, END), (-1, -1)]
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.FIND_COORDINATOR))
@@ -352,12 +352,12 @@ async def test_find_coordinator(client: Client, version: int, served: ServedArch
     for kind, error in ((0, 0), (1, 53), (2, 42)):
         request = FindCoordinatorRequest(key="g", key_type=kind, coordinator_keys=["g", "h"])
         response = await client.ask(request, FindCoordinatorResponse, version)
-        found = response.coordinators if version >= 4 else [response]
-        assert len(found) == (2 if version >= 4 else 1)
+        coordinators = response.coordinators if version >= 4 else [response]
+        assert len(coordinators) == (2 if version >= 4 else 1)
         expected = 0 if version == 0 else error
-        assert {f.error_code for f in found} == {expected}
+        assert {f.error_code for f in coordinators} == {expected}
         if expected == 0:
-            assert {(f.host, f.port) for f in found} == {("127.0.0.1", served.server.port)}
+            assert {(f.host, f.port) for f in coordinators} == {("127.0.0.1", served.server.port)}
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_CLUSTER))
@@ -368,35 +368,35 @@ async def test_describe_cluster(client: Client, version: int, served: ServedArch
 
 
 async def test_describe_topic_partitions_page_by_page(client: Client) -> None:
-    seen: list[tuple[str, int]] = []
+    pages: list[tuple[str, int]] = []
     cursor = None
     for _ in range(10):
         request = DescribeTopicPartitionsRequest(
             topics=[], response_partition_limit=2, cursor=cursor
         )
         response = await client.ask(request, DescribeTopicPartitionsResponse, 0)
-        seen += [(t.name, p.partition_index) for t in response.topics for p in t.partitions]
+        pages += [(t.name, p.partition_index) for t in response.topics for p in t.partitions]
         if response.next_cursor is None:
             break
         cursor = DescribeTopicPartitionsRequest.Cursor(
             topic_name=response.next_cursor.topic_name,
             partition_index=response.next_cursor.partition_index,
         )
-    assert seen == [("again", 0), ("holed", 0), ("holed", 1), ("holed", 2), ("orders", 0)]
+    assert pages == [("again", 0), ("holed", 0), ("holed", 1), ("holed", 2), ("orders", 0)]
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_CONFIGS))
 async def test_describe_configs(client: Client, version: int) -> None:
     resource = DescribeConfigsRequest.DescribeConfigsResource
-    asked = [
+    resources = [
         resource(resource_type=2, resource_name="orders", configuration_keys=["retention.ms"]),
         resource(resource_type=2, resource_name="nothing", configuration_keys=None),
     ]
     response = await client.ask(
-        DescribeConfigsRequest(resources=asked), DescribeConfigsResponse, version
+        DescribeConfigsRequest(resources=resources), DescribeConfigsResponse, version
     )
-    found, missing = response.results
-    assert [(c.name, c.value, c.read_only) for c in found.configs] == [("retention.ms", "-1", True)]
+    described, missing = response.results
+    assert [(c.name, c.value, c.read_only) for c in described.configs] == [("retention.ms", "-1", True)]
     assert missing.error_code == 3
 
 

@@ -47,19 +47,19 @@ READERS = {
 
 @pytest.mark.parametrize("client", READERS)
 def test_python_clients(archived: Archived, node: ArchiveOnlyProcess, client: str) -> None:
-    read, isolation_key = READERS[client]
+    read_all, isolation_key = READERS[client]
     ends = dict.fromkeys(range(PARTITIONS), RECORDS)
-    assert read(node.bootstrap, "ao-plain", ends) == archived.plain.written
+    assert read_all(node.bootstrap, "ao-plain", ends) == archived.plain.written
     for isolation in ISOLATIONS:
-        found = read(node.bootstrap, "ao-txn", {0: archived.ends}, **{isolation_key: isolation})
-        assert found == archived.oracle[isolation]
+        records = read_all(node.bootstrap, "ao-txn", {0: archived.ends}, **{isolation_key: isolation})
+        assert records == archived.oracle[isolation]
 
 
 def test_franz_go(find_part: FindPart, archived: Archived, node: ArchiveOnlyProcess) -> None:
     find_part("clients", franz_reader)
     ends = dict.fromkeys(range(PARTITIONS), RECORDS)
-    read = read_by_franz_go(node.bootstrap, "ao-plain", ends, "read_committed")
-    assert read == as_lines(archived.plain.written, crc32)
+    lines_read = read_by_franz_go(node.bootstrap, "ao-plain", ends, "read_committed")
+    assert lines_read == as_lines(archived.plain.written, crc32)
 
 
 def test_confluent_lists_topics(node: ArchiveOnlyProcess) -> None:
@@ -71,8 +71,8 @@ def test_confluent_lists_topics(node: ArchiveOnlyProcess) -> None:
 
 def test_kcat(find_part: FindPart, archived: Archived, node: ArchiveOnlyProcess) -> None:
     find_part("kcat", find_kcat)
-    read = read_by_kcat(node.bootstrap, "ao-txn", {0: archived.ends}, "read_committed")
-    assert read == as_lines(archived.oracle["read_committed"])
+    lines_read = read_by_kcat(node.bootstrap, "ao-txn", {0: archived.ends}, "read_committed")
+    assert lines_read == as_lines(archived.oracle["read_committed"])
 
 
 def test_java_alone_and_in_a_group_and_its_tools(
@@ -80,12 +80,12 @@ def test_java_alone_and_in_a_group_and_its_tools(
 ) -> None:
     expected = archived.oracle["read_committed"]
     count = len(expected[0])
-    read = read_by_java(node.bootstrap, "ao-txn", FROM_0, count, "read_committed")
-    assert read == as_lines(expected)
+    lines_read = read_by_java(node.bootstrap, "ao-txn", FROM_0, count, "read_committed")
+    assert lines_read == as_lines(expected)
     where = ["--group", "java", "--from-beginning"]
     total = RECORDS * PARTITIONS
-    read = read_by_java(node.bootstrap, "ao-plain", where, total, "read_uncommitted")
-    assert read == as_lines(archived.plain.written)
+    lines_read = read_by_java(node.bootstrap, "ao-plain", where, total, "read_uncommitted")
+    assert lines_read == as_lines(archived.plain.written)
     groups = run_tool(
         "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
         *("--bootstrap-server", node.bootstrap, "--describe", "--group", "java"),
@@ -130,10 +130,10 @@ def member(bootstrap: str, group: str) -> confluent_kafka.Consumer:
     return consumer
 
 
-def poll(consumer: confluent_kafka.Consumer, read: set[tuple[int, int]]) -> None:
+def poll(consumer: confluent_kafka.Consumer, offsets_read: set[tuple[int, int]]) -> None:
     for message in consumer.consume(50, timeout=0.2):
         assert message.error() is None, message.error()
-        read.add((message.partition(), message.offset()))
+        offsets_read.add((message.partition(), message.offset()))
 
 
 def assigned(consumer: confluent_kafka.Consumer) -> set[int]:
@@ -145,11 +145,11 @@ def test_two_members_share_then_one_goes_then_the_node_restarts(
 ) -> None:
     with ArchiveOnlyProcess(archived.store, tmp_path) as node:
         first, second = member(node.bootstrap, "pair"), member(node.bootstrap, "pair")
-        read: set[tuple[int, int]] = set()
+        offsets_read: set[tuple[int, int]] = set()
 
         def both_have_some() -> bool:
-            poll(first, read)
-            poll(second, read)
+            poll(first, offsets_read)
+            poll(second, offsets_read)
             return len(assigned(first)) == len(assigned(second)) == PARTITIONS // 2
 
         wait_for("shared partitions", both_have_some)
@@ -157,7 +157,7 @@ def test_two_members_share_then_one_goes_then_the_node_restarts(
         second.close()
 
         def one_has_all() -> bool:
-            poll(first, read)
+            poll(first, offsets_read)
             return len(assigned(first)) == PARTITIONS
 
         wait_for("all partitions with one member", one_has_all)

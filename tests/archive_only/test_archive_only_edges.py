@@ -32,9 +32,9 @@ async def test_partitions_and_topics_without_a_record_are_as_the_archiver_descri
     planted = await plant()
     nothing = TopicDescription(UUID(int=77), "nothing", 3, empty={0: 0, 1: 0, 2: 500})
     holed = TopicDescription(HOLED.topic_id, HOLED.topic, 12, empty={11: 2**40})
-    for said in (nothing, holed):
+    for description in (nothing, holed):
         await planted.storage.objects.put_topic_description(
-            said.topic_id, encode_topic_description(said)
+            description.topic_id, encode_topic_description(description)
         )
     async with serve_archive(planted) as served:
         client = await served.client()

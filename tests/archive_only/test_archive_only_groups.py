@@ -68,7 +68,7 @@ async def joined(client: Client, version: int = 9) -> Any:
 
 
 def sync(response: Any, assignment: bytes = b"mine") -> Any:
-    given = SyncGroupRequest.SyncGroupRequestAssignment(
+    assignment_of_member = SyncGroupRequest.SyncGroupRequestAssignment(
         member_id=response.member_id, assignment=assignment
     )
     return SyncGroupRequest(
@@ -78,7 +78,7 @@ def sync(response: Any, assignment: bytes = b"mine") -> Any:
         group_instance_id=None,
         protocol_type="consumer",
         protocol_name="range",
-        assignments=[given],
+        assignments=[assignment_of_member],
     )
 
 
@@ -131,8 +131,8 @@ async def test_leave_group(client: Client, version: int) -> None:
     for error in (0, 25):
         request = LeaveGroupRequest(group_id="g", member_id=me.member_id, members=[identity])
         response = await client.ask(request, LeaveGroupResponse, version)
-        found = response.error_code if version < 3 else response.members[0].error_code
-        assert found == error
+        error_code = response.error_code if version < 3 else response.members[0].error_code
+        assert error_code == error
 
 
 def commit(me: Any, offset: int, topic: str = "orders") -> Any:
@@ -174,13 +174,13 @@ async def test_offset_commit(client: Client, version: int) -> None:
 async def fetched(client: Client, version: int, *, every: bool = False) -> list[Any]:
     if version >= 8:
         groups = OffsetFetchRequest.OffsetFetchRequestGroup
-        wanted = groups.OffsetFetchRequestTopics(name="orders", partition_indexes=[0])
-        one = groups(group_id="g", member_id=None, topics=None if every else [wanted])
+        topic_wanted = groups.OffsetFetchRequestTopics(name="orders", partition_indexes=[0])
+        one = groups(group_id="g", member_id=None, topics=None if every else [topic_wanted])
         request = OffsetFetchRequest(groups=[one], require_stable=True)
         response = (await client.ask(request, OffsetFetchResponse, version)).groups[0]
     else:
-        wanted = OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
-        topics = None if every else [wanted]
+        topic_wanted = OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
+        topics = None if every else [topic_wanted]
         request = OffsetFetchRequest(group_id="g", topics=topics, require_stable=True)
         response = await client.ask(request, OffsetFetchResponse, version)
     return [
@@ -216,9 +216,9 @@ async def test_describe_groups(client: Client, version: int) -> None:
         "consumer",
         "range",
     )
-    found = group.members[0]
-    assert (found.member_id, bytes(found.member_assignment)) == (me.member_id, b"mine")
-    assert (found.client_id, found.client_host) == ("test", "/127.0.0.1")
+    described_member = group.members[0]
+    assert (described_member.member_id, bytes(described_member.member_assignment)) == (me.member_id, b"mine")
+    assert (described_member.client_id, described_member.client_host) == ("test", "/127.0.0.1")
     assert (other.group_state, other.error_code) == ("Dead", 69 if version >= 6 else 0)
 
 

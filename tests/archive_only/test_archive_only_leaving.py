@@ -27,14 +27,14 @@ def test_what_waits_is_answered_first(archived: Archived, tmp_path: Path) -> Non
         RawConnection(node.bootstrap) as is_told,
     ):
         assert metadata(is_told, 13).error_code == 0
-        with long_poll(waits, "ao-plain", RECORDS) as got:
+        with long_poll(waits, "ao-plain", RECORDS) as responses:
             wait_for("the connections", lambda: node.metric("fetchproxy_connections") >= 2)
             ask_to_end(node)
             assert_lets_nobody_in(node)
-            told = metadata(is_told, 13)
-            assert (told.error_code, told.brokers, told.topics) == (REBOOTSTRAP_REQUIRED, [], [])
+            metadata_response = metadata(is_told, 13)
+            assert (metadata_response.error_code, metadata_response.brokers, metadata_response.topics) == (REBOOTSTRAP_REQUIRED, [], [])
             assert_ended(is_told)
-        (answer,) = got
+        (answer,) = responses
         assert (answer.error, answer.records) == (0, b"")
         assert_ended(waits)
         wait_for("the end", lambda: not node.running)

@@ -79,7 +79,7 @@ async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many(
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "data",
     [
         struct.pack(">i", 1024 * 1024 + 1),  # above request_bytes_max
         struct.pack(">i", -1),
@@ -90,10 +90,10 @@ async def test_one_look_up_by_time_waits_for_one_of_a_client_that_asks_for_many(
         struct.pack(">ihhihh", 12, 12, 0, 1, -1, 32_000),  # a string longer than its frame
     ],
 )
-async def test_what_cannot_be_answered_closes_its_connection_alone(sent: bytes) -> None:
+async def test_what_cannot_be_answered_closes_its_connection_alone(data: bytes) -> None:
     async with serve_archive(await plant()) as served:
         good, bad = await served.client(), await served.client()
-        bad.writer.write(sent)
+        bad.writer.write(data)
         assert await bad.closed()
         assert await alive(good)
 
@@ -277,8 +277,8 @@ class Outage(MemoryObjectStore):
 
     async def list(self, *args, **more):  # type: ignore[no-untyped-def]
         self._check()
-        async for found in super().list(*args, **more):
-            yield found
+        async for stored_object in super().list(*args, **more):
+            yield stored_object
 
 
 async def test_an_outage_is_never_out_of_range_and_ends() -> None:

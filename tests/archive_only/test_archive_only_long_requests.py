@@ -102,10 +102,10 @@ def test_a_groups_size_is_counted_by_its_members_alone(monkeypatch: pytest.Monke
     sized: list[int] = []
     monkeypatch.setattr(groups, "getsizeof", lambda value: sized.append(1) or getsizeof(value))
     protocols = tuple((f"p{n}", b"") for n in range(100))
-    asked = JoinRequest("", None, "c", "h", 30.0, 30.0, "consumer", protocols, False, False)
+    join_request = JoinRequest("", None, "c", "h", 30.0, 30.0, "consumer", protocols, False, False)
     group = ClassicGroup("g", ArchiveOnlyLimits(), lambda prefix: f"{prefix}-{len(sized)}")
     for _ in range(20):
-        group.join(0.0, asked, lambda reply: None)
+        group.join(0.0, join_request, lambda reply: None)
         groups.group_bytes(group)
     assert len(sized) < 20 * 300
 
@@ -126,11 +126,11 @@ async def test_the_members_of_a_large_group_get_their_replies_in_turns_of_their_
         limits, groups.GroupMemory(1 << 24), lambda prefix: f"{prefix}-{next(numbers)}"
     )
     numbers, members = itertools.count(), 300
-    asked = JoinRequest("", None, "c", "h", 30.0, 30.0, "consumer", (("p", b""),), False, False)
+    join_request = JoinRequest("", None, "c", "h", 30.0, 30.0, "consumer", (("p", b""),), False, False)
     joined_in, synced_in = Counter[int](), Counter[int]()
 
     async def member() -> None:
-        joined = await coordinator.join("g", asked)
+        joined = await coordinator.join("g", join_request)
         joined_in[turns.count] += 1
         me = groups.Membership(joined.member_id, None, joined.generation_id)
         of_leader = tuple((str(one["member_id"]), b"") for one in joined.members)

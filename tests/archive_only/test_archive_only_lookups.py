@@ -54,20 +54,20 @@ def next_message(consumer: confluent_kafka.Consumer) -> confluent_kafka.Message:
 def test_times_are_where_the_broker_had_them(
     archived: Archived, node: ArchiveOnlyProcess, kafka_server: KafkaServer
 ) -> None:
-    theirs, ours = consumer_of(kafka_server.bootstrap), consumer_of(node.bootstrap)
-    asked = [TIMES[0] - 1000, *TIMES[::29], TIMES[60] + 5, TIMES[-1] + 1]
-    found = []
-    for at in (*asked, max(TIMES), max(TIMES) + 1):
-        (expected,) = theirs.offsets_for_times([TP("ao-times", 0, at)], 60)
-        (response,) = ours.offsets_for_times([TP("ao-times", 0, at)], 60)
+    broker_consumer, node_consumer = consumer_of(kafka_server.bootstrap), consumer_of(node.bootstrap)
+    times = [TIMES[0] - 1000, *TIMES[::29], TIMES[60] + 5, TIMES[-1] + 1]
+    offsets = []
+    for at in (*times, max(TIMES), max(TIMES) + 1):
+        (expected,) = broker_consumer.offsets_for_times([TP("ao-times", 0, at)], 60)
+        (response,) = node_consumer.offsets_for_times([TP("ao-times", 0, at)], 60)
         assert response.error is None
         assert response.offset == expected.offset
-        found.append(response.offset)
-    assert found[0] == 0
-    assert found[4] == 3 * 29
-    assert found[-2:] == [LATEST_AT, confluent_kafka.OFFSET_END]
-    theirs.close()
-    ours.close()
+        offsets.append(response.offset)
+    assert offsets[0] == 0
+    assert offsets[4] == 3 * 29
+    assert offsets[-2:] == [LATEST_AT, confluent_kafka.OFFSET_END]
+    broker_consumer.close()
+    node_consumer.close()
 
 
 def test_the_largest_timestamp_and_the_ends(
@@ -75,8 +75,8 @@ def test_the_largest_timestamp_and_the_ends(
 ) -> None:
     def of(bootstrap: str, spec: OffsetSpec) -> list[tuple[int, int]]:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        asked = {TP("ao-times", 0): spec, TP("ao-txn", 0): spec}
-        responses = [future.result(60) for future in admin.list_offsets(asked).values()]
+        specs = {TP("ao-times", 0): spec, TP("ao-txn", 0): spec}
+        responses = [future.result(60) for future in admin.list_offsets(specs).values()]
         return [(response.offset, response.timestamp) for response in responses]
 
     assert of(node.bootstrap, OffsetSpec.max_timestamp())[0] == (LATEST_AT, max(TIMES))
@@ -107,15 +107,15 @@ def test_seek(archived: Archived, node: ArchiveOnlyProcess) -> None:
 def test_a_client_with_a_certificate_reads_over_tls(archived: Archived, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     settings = listener_settings(authority, authority.issue("node"))
-    own = authority.issue("client", hosts=("client.example",))
+    client_certificate = authority.issue("client", hosts=("client.example",))
     ends = dict.fromkeys(range(PARTITIONS), RECORDS)
     with ArchiveOnlyProcess(archived.store, tmp_path, settings) as node:
-        tls = confluent_tls(authority, own)
+        tls = confluent_tls(authority, client_certificate)
         assert read_confluent(node.bootstrap, "ao-plain", ends, **tls) == archived.plain.written
         reader = kafka.KafkaConsumer(
             bootstrap_servers=node.bootstrap,
             security_protocol="SSL",
-            ssl_context=client_context(authority, own),
+            ssl_context=client_context(authority, client_certificate),
         )
         assert reader.partitions_for_topic("ao-plain") == set(range(PARTITIONS))
         reader.close()

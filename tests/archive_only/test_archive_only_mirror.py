@@ -67,8 +67,8 @@ def mirror() -> Mirror:
 
 async def offset_of(client: Client, timestamp: int) -> tuple[int, int]:
     response = await client.ask(offsets_request(timestamp), ListOffsetsResponse, 7)
-    found = response.topics[0].partitions[0]
-    return found.error_code, found.offset
+    partition = response.topics[0].partitions[0]
+    return partition.error_code, partition.offset
 
 
 async def read(client: Client, offset: int, wait_ms: int = 10) -> tuple[int, bytes]:
@@ -186,9 +186,9 @@ async def test_a_node_says_that_it_reads_a_mirror_until_it_is_the_archive(
         own = OwnArchive(config, storage, rlmm, cluster, uuid4, archives=False, health=health)
         await own.at_start()
         assert rlmm.of_mirror
-        said = health.reported(Kind.MIRROR_READ)
-        assert said is not None
-        assert tmp_path.as_uri() in said.what
+        condition = health.reported(Kind.MIRROR_READ)
+        assert condition is not None
+        assert tmp_path.as_uri() in condition.what
         looking = asyncio.create_task(own.run())
         layout.write_bytes(encode_identity(ArchiveIdentity(manager="store")))
         while True:

@@ -81,9 +81,9 @@ READERS: dict[str, tuple[Any, Any]] = {
 def test_python_clients_log_in_and_read(
     archived: Archived, closed_node: ArchiveOnlyProcess, client: str, mechanism: str
 ) -> None:
-    read, login = READERS[client]
+    read_all, login = READERS[client]
     settings = login(mechanism, "reader", PASSWORD)
-    assert read(closed_node.bootstrap, "ao-plain", ENDS, **settings) == archived.plain.written
+    assert read_all(closed_node.bootstrap, "ao-plain", ENDS, **settings) == archived.plain.written
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -91,28 +91,28 @@ def test_a_name_with_signs_of_scram(
     archived: Archived, closed_node: ArchiveOnlyProcess, mechanism: str
 ) -> None:
     settings = confluent(mechanism, "a,b=c", PASSWORD)
-    found = read_confluent(closed_node.bootstrap, "ao-plain", ENDS, **settings)
-    assert found == archived.plain.written
+    records = read_confluent(closed_node.bootstrap, "ao-plain", ENDS, **settings)
+    assert records == archived.plain.written
 
 
 def error_of_confluent(
     bootstrap: str, topic: str, settings: dict[str, str], polls: int = 300
 ) -> set[str]:
     """The errors that its user sees, until there is one that is not a lost connection."""
-    seen: set[str] = set()
+    error_names: set[str] = set()
     config = {"bootstrap.servers": bootstrap, "group.id": "g", **settings}
-    consumer = confluent_kafka.Consumer({**config, "error_cb": lambda e: seen.add(e.name())})
+    consumer = confluent_kafka.Consumer({**config, "error_cb": lambda e: error_names.add(e.name())})
     try:
         consumer.subscribe([topic])
         for _ in range(polls):
             for message in consumer.consume(1, timeout=0.2):
                 assert message.error() is not None, "it has read a record"
-                seen.add(message.error().name())
-            if seen - {"_TRANSPORT", "_ALL_BROKERS_DOWN"}:
-                return set(seen)  # without what it says when it is closed
+                error_names.add(message.error().name())
+            if error_names - {"_TRANSPORT", "_ALL_BROKERS_DOWN"}:
+                return set(error_names)  # without what it says when it is closed
     finally:
         consumer.close()
-    return seen
+    return error_names
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -145,15 +145,15 @@ async def test_aiokafka_is_told_so(closed_node: ArchiveOnlyProcess) -> None:
 
 def test_a_client_without_a_login_gets_nothing(closed_node: ArchiveOnlyProcess) -> None:
     settings = {"socket.timeout.ms": "1000"}
-    seen = error_of_confluent(closed_node.bootstrap, "ao-plain", settings, polls=50)
-    assert seen
-    assert seen <= {"_TRANSPORT", "_ALL_BROKERS_DOWN"}
+    errors = error_of_confluent(closed_node.bootstrap, "ao-plain", settings, polls=50)
+    assert errors
+    assert errors <= {"_TRANSPORT", "_ALL_BROKERS_DOWN"}
 
 
 def test_a_topic_of_others_is_refused_and_not_listed(closed_node: ArchiveOnlyProcess) -> None:
     settings = confluent("SCRAM-SHA-256", "reader", PASSWORD)
-    seen = error_of_confluent(closed_node.bootstrap, "ao-txn", settings)
-    assert seen == {"TOPIC_AUTHORIZATION_FAILED"}
+    errors = error_of_confluent(closed_node.bootstrap, "ao-txn", settings)
+    assert errors == {"TOPIC_AUTHORIZATION_FAILED"}
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": closed_node.bootstrap, "group.id": "g", **settings}
     )
@@ -190,7 +190,7 @@ def test_the_java_consumer(
 ) -> None:
     right = java_properties(tmp_path / "right", mechanism, "reader", "pass, w\\u00f6rd=")
     lines, output = console_consumer(closed_node.bootstrap, "ao-plain", right)
-    values = sorted(v.decode() for read in archived.plain.written.values() for _, _, v in read)
+    values = sorted(v.decode() for values_of_key in archived.plain.written.values() for _, _, v in values_of_key)
     assert sorted(lines) == values, output[-2000:]
     lines, output = console_consumer(closed_node.bootstrap, "ao-txn", right)
     assert not lines
@@ -203,8 +203,8 @@ def test_the_java_consumer(
 
 def test_users_under_tls(archived: Archived, users_file: Path, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    own = authority.issue("node", hosts=("127.0.0.1",))
-    settings = {"archive_only.users_file": users_file, "gateway.tls_certificate_file": own}
+    certificate = authority.issue("node", hosts=("127.0.0.1",))
+    settings = {"archive_only.users_file": users_file, "gateway.tls_certificate_file": certificate}
     with ArchiveOnlyProcess(archived.store, tmp_path, settings) as node:
         for mechanism in MECHANISMS:
             login = {
@@ -212,6 +212,6 @@ def test_users_under_tls(archived: Archived, users_file: Path, tmp_path: Path) -
                 "security.protocol": "SASL_SSL",
                 "ssl.ca.location": str(authority.file),
             }
-            found = read_confluent(node.bootstrap, "ao-plain", ENDS, **login)
-            assert found == archived.plain.written
+            records = read_confluent(node.bootstrap, "ao-plain", ENDS, **login)
+            assert records == archived.plain.written
         node.assert_sound()

@@ -101,12 +101,12 @@ async def plain(client: Client, name: str, password: str, version: int = 2) -> A
 
 async def scram(client: Client, name: str, password: str, mechanism: str) -> Any:
     assert (await handshake(client, mechanism)).error_code == NONE
-    own = ScramClient(name, password, mechanism)
-    first = await token(client, own.first_message())
-    own.process_server_first_message(first.auth_bytes)
-    final = await token(client, own.final_message())
+    scram_client = ScramClient(name, password, mechanism)
+    first = await token(client, scram_client.first_message())
+    scram_client.process_server_first_message(first.auth_bytes)
+    final = await token(client, scram_client.final_message())
     if not final.error_code:
-        own.process_server_final_message(final.auth_bytes)
+        scram_client.process_server_final_message(final.auth_bytes)
     return final
 
 
@@ -190,9 +190,9 @@ async def test_requests_before_the_login_are_small(served: ServedArchive) -> Non
     assert await client.closed()
     known = await logged_in(served, "alice")
     known.writer.write(struct.pack(">ihhih", 64 * 1024, 3, 12, 1, -1))
-    asked = ApiVersionsRequest(client_software_name="x", client_software_version="1")
+    versions_request = ApiVersionsRequest(client_software_name="x", client_software_version="1")
     other = await logged_in(served, "alice")
-    assert (await other.ask(asked, ApiVersionsResponse, 3)).api_keys
+    assert (await other.ask(versions_request, ApiVersionsResponse, 3)).api_keys
     assert not known.reader.at_eof()
 
 
@@ -255,18 +255,18 @@ async def test_a_user_reads_what_is_his(served: ServedArchive) -> None:
     client = await logged_in(served, "alice")
     listed = await client.ask(MetadataRequest(topics=None), MetadataResponse, 12)
     assert {topic.name for topic in listed.topics} == {"orders"}
-    wanted = [
+    topics = [
         MetadataRequest.MetadataRequestTopic(name=name, topic_id=topic_id)
         for name, topic_id in (("again", ZERO_UUID), ("nowhere", ZERO_UUID), (None, HOLED.topic_id))
     ]
-    asked = await client.ask(MetadataRequest(topics=wanted), MetadataResponse, 12)
-    assert [(t.error_code, t.name, t.partitions) for t in asked.topics] == [
+    metadata_response = await client.ask(MetadataRequest(topics=topics), MetadataResponse, 12)
+    assert [(t.error_code, t.name, t.partitions) for t in metadata_response.topics] == [
         (TOPIC_REFUSED, "again", []), (TOPIC_REFUSED, "nowhere", []), (TOPIC_REFUSED, None, []),
     ]  # fmt: skip
     for version in (12, 16):
-        mine = await client.ask(fetch_request(version, {ORDERS: 0}), FetchResponse, version)
-        assert one(mine).error_code == NONE
-        assert one(mine).records
+        fetch_response_of_user = await client.ask(fetch_request(version, {ORDERS: 0}), FetchResponse, version)
+        assert one(fetch_response_of_user).error_code == NONE
+        assert one(fetch_response_of_user).records
     again = ("again", OLD.topic_id, 0)
     for version in (12, 16):
         other = await client.ask(fetch_request(version, {again: 0}), FetchResponse, version)
@@ -277,13 +277,13 @@ async def test_a_user_reads_what_is_his(served: ServedArchive) -> None:
 async def test_offsets_epochs_and_settings_of_others_are_refused(served: ServedArchive) -> None:
     client = await logged_in(served, "alice")
     errors = []
-    Asked = ListOffsetsRequest.ListOffsetsTopic
+    request_topic = ListOffsetsRequest.ListOffsetsTopic
     partitions = [
-        Asked.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
+        request_topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
     ]
     request = ListOffsetsRequest(
         replica_id=-1, isolation_level=0, timeout_ms=1000,
-        topics=[Asked(name=name, partitions=partitions) for name in ("again", "nowhere", "orders")],
+        topics=[request_topic(name=name, partitions=partitions) for name in ("again", "nowhere", "orders")],
     )  # fmt: skip
     response = await client.ask(request, ListOffsetsResponse, 7)
     errors.append([t.partitions[0].error_code for t in response.topics])
@@ -447,8 +447,8 @@ async def test_a_password_in_clear_is_taken_under_tls_or_from_this_machine(
         assert response.mechanisms == ["SCRAM-SHA-256", "SCRAM-SHA-512"]
         assert await client.closed()
     authority = Authority(tmp_path)
-    own = authority.issue("node", hosts=("127.0.0.1",))
-    settings = {"archive_only": users, "gateway": {"tls_certificate_file": str(own)}}
+    certificate = authority.issue("node", hosts=("127.0.0.1",))
+    settings = {"archive_only": users, "gateway": {"tls_certificate_file": str(certificate)}}
     async with serve_archive(await plant(), settings) as served:
         context = ssl.create_default_context(cafile=str(authority.file))
         client = Client(

@@ -46,10 +46,10 @@ def test_the_first_to_join_leads_and_alone_sees_the_members() -> None:
 
 def test_a_join_costs_by_its_own_protocols_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by those of all members: 120 joins of 9,900 names each once took a minute."""
-    read: list[JoinRequest] = []
+    requests_costed: list[JoinRequest] = []
 
     def counted(request: JoinRequest) -> set[str]:
-        read.append(request)
+        requests_costed.append(request)
         return {name for name, _ in request.protocols}
 
     monkeypatch.setattr(groups, "_names", counted)
@@ -58,7 +58,7 @@ def test_a_join_costs_by_its_own_protocols_alone(monkeypatch: pytest.MonkeyPatch
     for _ in range(200):
         driver.join(protocols=many)
     assert len(driver.group.members) == 200
-    assert len(read) <= 2 * 200
+    assert len(requests_costed) <= 2 * 200
 
 
 def test_more_protocols_than_any_client_has_are_refused() -> None:
@@ -82,12 +82,12 @@ def test_a_first_rebalance_waits_longer_with_each_newcomer_but_not_for_ever() ->
 
 def test_member_id_is_required_first_and_pending_holds_the_rebalance() -> None:
     driver = GroupDriver()
-    given = driver.joined(driver.join(two_step=True))
-    assert given.error_code is ErrorCode.MEMBER_ID_REQUIRED
-    assert given.member_id
+    first_reply = driver.joined(driver.join(two_step=True))
+    assert first_reply.error_code is ErrorCode.MEMBER_ID_REQUIRED
+    assert first_reply.member_id
     other = driver.join()
     assert other not in driver.responses  # one is about to come
-    ticket = driver.join(given.member_id)
+    ticket = driver.join(first_reply.member_id)
     assert driver.joined(ticket).generation_id == driver.joined(other).generation_id == 1
 
 
@@ -224,8 +224,8 @@ def static_pair() -> tuple[GroupDriver, JoinReply, JoinReply]:
     driver.advance_to(1)
     first, second = (driver.joined(t) for t in tickets)
     for reply, instance in ((second, "two"), (first, "one")):
-        given = {first.member_id: b"A", second.member_id: b"B"}
-        driver.sync(reply, given, instance)
+        assignments = {first.member_id: b"A", second.member_id: b"B"}
+        driver.sync(reply, assignments, instance)
     assert driver.group.state is GroupState.STABLE
     return driver, first, second
 
@@ -297,8 +297,8 @@ class AnythingGoes(RuleBasedStateMachine):
     @rule(data=st.data())
     def sync(self, data: st.DataObject) -> None:
         reply = data.draw(st.sampled_from(self.known()))
-        given = {member: member.encode() for member in self.driver.group.members}
-        self.syncs[self.driver.sync(reply, given)] = reply.generation_id
+        assignments = {member: member.encode() for member in self.driver.group.members}
+        self.syncs[self.driver.sync(reply, assignments)] = reply.generation_id
 
     @precondition(lambda self: self.known())
     @rule(data=st.data())
@@ -340,11 +340,11 @@ class AnythingGoes(RuleBasedStateMachine):
 
     @invariant()
     def one_generation_has_one_leader_and_one_protocol(self) -> None:
-        seen: dict[int, set[str | None]] = {}
+        protocols: dict[int, set[str | None]] = {}
         for reply in self.known():
             if reply.error_code is ErrorCode.NONE:
-                seen.setdefault(reply.generation_id, set()).add(reply.protocol_name)
-        assert all(len(names) == 1 for names in seen.values())
+                protocols.setdefault(reply.generation_id, set()).add(reply.protocol_name)
+        assert all(len(names) == 1 for names in protocols.values())
 
     def teardown(self) -> None:
         """Nobody waits for ever: when all fall silent, every request has been answered."""

@@ -54,12 +54,12 @@ async def test_forty_joins_of_names_alone_stay_within_the_limit() -> None:
                 await error_of(client, join(group_id=f"g{n}", protocols=protocols(*names)))
                 for n, client in enumerate(clients)
             ]
-            held, _ = tracemalloc.get_traced_memory()
+            traced_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         assert 4 <= errors.count(0) <= 8
         assert errors.count(FULL) == 40 - errors.count(0)
-        assert held < limit + 2 * MiB  # and what the test's own clients hold
+        assert traced_bytes < limit + 2 * MiB  # and what the test's own clients hold
 
 
 async def test_those_that_wait_hold_what_is_counted_and_no_more() -> None:
@@ -82,10 +82,10 @@ async def test_those_that_wait_hold_what_is_counted_and_no_more() -> None:
             async with asyncio.timeout(60):
                 while LIMITS_REACHED.labels("groups_bytes_max")._value.get() < before + 12:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            held, _ = tracemalloc.get_traced_memory()
+            traced_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert held < limit + 2 * MiB
+        assert traced_bytes < limit + 2 * MiB
 
 
 async def test_many_tiny_names_count_as_what_they_cost() -> None:

@@ -35,11 +35,11 @@ PENCIL = credential_of(SHA_256, b"pencil", SALT, 4096)
 
 
 def test_the_example_of_rfc_7677() -> None:
-    asked = Challenge(SHA_256, read_first(FIRST), PENCIL, NONCE)
-    assert asked.message == (
+    challenge = Challenge(SHA_256, read_first(FIRST), PENCIL, NONCE)
+    assert challenge.message == (
         "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
     )
-    proof = server_final(asked, FINAL)
+    proof = server_final(challenge, FINAL)
     assert proof == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
     other = credential_of(SHA_256, b"pencils", SALT, 4096)
     assert server_final(Challenge(SHA_256, read_first(FIRST), other, NONCE), FINAL) is None
@@ -71,9 +71,9 @@ def test_names_are_read_as_they_are_escaped() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_final_message_is_refused(token: bytes) -> None:
-    asked = Challenge(SHA_256, read_first(FIRST), PENCIL, NONCE)
+    challenge = Challenge(SHA_256, read_first(FIRST), PENCIL, NONCE)
     with pytest.raises(LoginRefused):
-        server_final(asked, token)
+        server_final(challenge, token)
 
 
 @pytest.mark.parametrize("mechanism", HASHES)
@@ -131,7 +131,7 @@ def test_lines_of_users_are_read_as_they_were_meant() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "no user"), ("x", "TOML"), ("alice = 1", "alice"), ("[alice]\ntopics = []", "SCRAM"),
         ("[alice]\ntopic = []", "alice: topic:"), ('[alice]\nSCRAM-SHA-256 = "password"', "salt="),
@@ -139,8 +139,8 @@ def test_lines_of_users_are_read_as_they_were_meant() -> None:
         (f'[alice]\nSCRAM-SHA-256 = "{PENCIL.text()}"\ntopics = ["a*b"]', "alice, topics"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_wrong_says_where(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as refusal:
+def test_a_file_that_is_wrong_says_where(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
         parse_users(text)
     assert "password" not in str(refusal.value)
 

@@ -133,10 +133,10 @@ class SoundArchive:
 
     async def _truncated(self) -> None:
         """Three batches of a leader, of which the next leader knows one or two."""
-        at, epoch, kept = self._end, self._epoch, self.rng.randint(1, 2)
+        at, epoch, batches_kept = self._end, self._epoch, self.rng.randint(1, 2)
         before = self.lineage
         copied = await self._copy(None, [batch(at + n, epoch=epoch) for n in (0, 10, 20)], before)
-        cut = at + 10 * kept - 1
+        cut = at + 10 * batches_kept - 1
         clipped = replace(copied.clipped(cut), max_timestamp_ms=cut)
         await self.archive.restate(clipped)
         self.archive.segments[-1] = clipped
@@ -288,8 +288,8 @@ class Damager:
         return self.rng.choice(there) if there else None
 
     async def _get(self, key: str) -> bytes | None:
-        found = self.archive.store._objects.get(key)
-        return None if found is None else found[0]
+        stored_entry = self.archive.store._objects.get(key)
+        return None if stored_entry is None else stored_entry[0]
 
     async def _put(self, how: str, key: str, content: bytes) -> None:
         self.done.append(f"{how}: {key}")
@@ -316,8 +316,8 @@ def meaning(archive: PlantedArchive, objects: Objects, key: str) -> object:
     parsed = archive.storage.rsm.parse_key(key)
     if raw is None:
         return None
-    own = [s for s in archive.segments if parsed and s.segment_id == parsed.segment_id]
-    end = own[0].end_offset if own else 2**62
+    own_segments = [s for s in archive.segments if parsed and s.segment_id == parsed.segment_id]
+    end = own_segments[0].end_offset if own_segments else 2**62
     try:
         if parsed is None:
             if not key.endswith("finished-offsets"):
@@ -338,12 +338,12 @@ def meaning(archive: PlantedArchive, objects: Objects, key: str) -> object:
 
 
 def without_epochs_above(log: bytes, end_offset: int) -> bytes:
-    told = bytearray(log)
+    changed_log = bytearray(log)
     with suppress(WireError):
         for header in walk(log):
             if header.base_offset > end_offset:
-                told[header.position + 12 : header.position + 16] = bytes(4)
-    return bytes(told)
+                changed_log[header.position + 12 : header.position + 16] = bytes(4)
+    return bytes(changed_log)
 
 
 def hidden(log: bytes, aborted: bytes | None) -> set[int]:

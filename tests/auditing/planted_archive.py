@@ -66,8 +66,8 @@ def batch(
 
 def gaps_of(report: VerifyReport) -> list[tuple[int | None, int | None]]:
     """On record: offsets that were lost before they could be copied."""
-    found = [one for one in report.published_conditions if one.kind == Kind.ARCHIVE_GAP]
-    return [(gap.first_offset, gap.last_offset) for gap in found]
+    gaps = [one for one in report.published_conditions if one.kind == Kind.ARCHIVE_GAP]
+    return [(gap.first_offset, gap.last_offset) for gap in gaps]
 
 
 @dataclass
@@ -125,13 +125,13 @@ class PlantedArchive:
 
     async def state(self, tp: TopicIdPartition = TP, **changes: int) -> None:
         """All segments of the partition are on record, as an archiver leaves it."""
-        own = [s for s in self.segments if s.topic_id_partition == tp]
-        last = max(own, key=lambda s: s.end_offset)
+        own_segments = [s for s in self.segments if s.topic_id_partition == tp]
+        last = max(own_segments, key=lambda s: s.end_offset)
         stated = FinishedOffsets(
             tp,
-            recorded_from=min(s.start_offset for s in own),
+            recorded_from=min(s.start_offset for s in own_segments),
             end_offset=last.end_offset,
-            leader_epoch=max((e.epoch for s in own for e in s.segment_leader_epochs), default=-1),
+            leader_epoch=max((e.epoch for s in own_segments for e in s.segment_leader_epochs), default=-1),
         )
         await self.storage.objects.put_finished_offsets(
             tp, encode_finished_offsets(replace(stated, **changes))

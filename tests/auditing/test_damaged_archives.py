@@ -52,12 +52,12 @@ class Trial:
         self.twins = damager.twins
         self.what = f"seed {self.seed}: {'; '.join(damager.done)}"
         self.damaged = await contents(self.archive)
-        found, done = await repair(self.archive)
-        self.what += f"\n{[f.where_and_what for f in found.faults]}\n{done.repairs}"
+        report_before, done = await repair(self.archive)
+        self.what += f"\n{[f.where_and_what for f in report_before.faults]}\n{done.repairs}"
         self.what += f"\n{done.refusals}"
         repaired = await contents(self.archive)
         self.check_repaired(repaired)
-        self.check_named(self.damaged, found)
+        self.check_named(self.damaged, report_before)
         self.check_named(repaired, await self.archive.verify())
 
     def check_repaired(self, repaired: Objects) -> None:
@@ -71,21 +71,21 @@ class Trial:
             if twin_of is not None:
                 self.check_twin(key, self.archive.key(twin_of, parsed.file), repaired)
                 continue
-            right, found = self.means(self.sound, key), self.means(repaired, key)
-            assert found == right, f"{self.what}\n{key} is {found}, was {right}"
+            right, value_after = self.means(self.sound, key), self.means(repaired, key)
+            assert value_after == right, f"{self.what}\n{key} is {value_after}, was {right}"
 
     def check_twin(self, key: str, twin_of: str, repaired: Objects) -> None:
         """A second copy whose objects were not all there: it may be made whole, as the first is."""
-        right, found = self.means(self.sound, twin_of), self.means(repaired, key)
-        if isinstance(found, RemoteLogSegmentMetadata) and right is not None:
+        right, value_after = self.means(self.sound, twin_of), self.means(repaired, key)
+        if isinstance(value_after, RemoteLogSegmentMetadata) and right is not None:
             assert isinstance(right, RemoteLogSegmentMetadata)
-            right = replace(right, segment_id=found.segment_id)
+            right = replace(right, segment_id=value_after.segment_id)
         if key.endswith(INDEX):
-            right, found = (
+            right, value_after = (
                 tuple(RemoteLogIndex.parse(o[k]).spans())
                 for o, k in ((self.sound, twin_of), (repaired, key))
             )
-        assert found == right, f"{self.what}\n{key} is {found}, the first one {right}"
+        assert value_after == right, f"{self.what}\n{key} is {value_after}, the first one {right}"
 
     def means(self, objects: Objects, key: str) -> object:
         return meaning(self.archive, objects, key)
@@ -98,10 +98,10 @@ class Trial:
             parsed = self.archive.storage.rsm.parse_key(key)
             if parsed is None:
                 # What it had told is not known now, or taken for lost.
-                told = bool(report.not_known or named) or not report.partitions
+                is_reported = bool(report.not_known or named) or not report.partitions
             else:
-                told = parsed.segment_id.id in self.twins or self.is_told(key, objects, report)
-            assert told, f"{self.what}\n{key} is not named: {report}"
+                is_reported = parsed.segment_id.id in self.twins or self.is_told(key, objects, report)
+            assert is_reported, f"{self.what}\n{key} is not named: {report}"
 
     def is_told(self, key: str, objects: Objects, report: VerifyReport) -> bool:
         """By a fault of the same segment, or by the offsets that are gone with the segment."""
@@ -109,12 +109,12 @@ class Trial:
         stem = key.rpartition(".")[0]
         if any(name.rpartition(".")[0] == stem for name in named):
             return True  # after the worst of it little more can be told
-        (own,) = (s for s in self.archive.segments if self.archive.key(s, LOG).startswith(stem))
-        held = self.finished(objects)
-        if own.segment_id not in {segment.segment_id for segment in held}:
+        (own_segment,) = (s for s in self.archive.segments if self.archive.key(s, LOG).startswith(stem))
+        finished = self.finished(objects)
+        if own_segment.segment_id not in {segment.segment_id for segment in finished}:
             log_start = self.log_start(objects)
-            wanted = [o for o in offsets(own) if o >= log_start]
-            return all(is_accounted_for(o, held, report) for o in wanted)
+            expected_offsets = [o for o in offsets(own_segment) if o >= log_start]
+            return all(is_accounted_for(o, finished, report) for o in expected_offsets)
         if not key.endswith(TXN):
             return False
         # Entries of transactions that begin in what cannot be read are believed; and one of which
@@ -124,16 +124,16 @@ class Trial:
 
     def log_start(self, objects: Objects) -> int:
         every = (parse_log_start_key("archive/", key) for key in objects)
-        return max((found[0] for found in every if found is not None), default=0)
+        return max((element[0] for element in every if element is not None), default=0)
 
     def finished(self, objects: Objects) -> list[RemoteLogSegmentMetadata]:
         every = [(key, self.means(objects, key)) for key in objects if key.endswith(METADATA)]
         return [
-            found
-            for key, found in every
-            if isinstance(found, RemoteLogSegmentMetadata)
-            and found.state is FINISHED
-            and self.archive.key(found, METADATA) == key
+            stored_object
+            for key, stored_object in every
+            if isinstance(stored_object, RemoteLogSegmentMetadata)
+            and stored_object.state is FINISHED
+            and self.archive.key(stored_object, METADATA) == key
         ]
 
 
@@ -142,12 +142,12 @@ def offsets(segment: RemoteLogSegmentMetadata) -> range:
 
 
 def is_accounted_for(
-    offset: int, held: Sequence[RemoteLogSegmentMetadata], report: VerifyReport
+    offset: int, segments: Sequence[RemoteLogSegmentMetadata], report: VerifyReport
 ) -> bool:
     """Another segment has it, it is named as missing, or what has it cannot be told."""
     if report.not_known or not report.partitions:
         return True  # where nothing is left, nothing is known
-    if any(offset in offsets(segment) for segment in held):
+    if any(offset in offsets(segment) for segment in segments):
         return True
     for fault in report.faults:
         missing = re.search(r"offsets (\d+) to (\d+) were archived", fault.what)

@@ -95,8 +95,8 @@ async def test_a_log_whose_offsets_cannot_be_read_now_is_not_taken_for_one_witho
     store, archive = await planted()
     segment = archive.segments[1]
     objects = {
-        key.file: found
-        async for key, found in archive.storage.objects.list_segment_objects(TP)
+        key.file: stored_object
+        async for key, stored_object in archive.storage.objects.list_segment_objects(TP)
         if key.segment_id == segment.segment_id
     }
     assert await log_offsets_of(archive.storage.rsm, objects) == (20, 39)

@@ -181,8 +181,8 @@ def test_so_many_segments_in_a_row_that_the_store_fails() -> None:
         keys = [archive.key(one, SegmentFile.LOG) for one in archive.segments]
         store.failing = dict.fromkeys(keys[2:], FOR_GOOD)
         store.asked.clear()
-        said = f"{FAILING_IN_A_ROW_MAX} segments in a row could not be read.*status 503"
-        with pytest.raises(StorageUnavailable, match=said):
+        message = f"{FAILING_IN_A_ROW_MAX} segments in a row could not be read.*status 503"
+        with pytest.raises(StorageUnavailable, match=message):
             await archive.verify()
         assert not any(store.asked[key] for key in keys[2 + FAILING_IN_A_ROW_MAX :])
         # One that can be read between them, and each is an object's own state.
@@ -261,7 +261,7 @@ async def test_mirror(file: SegmentFile, at_target: bool, tmp_path: Path) -> Non
     (failed,) = done.failed
     assert failed.first_offset == 20
     assert f"{first}: status 503 from the test" in failed.what
-    names = [found.key async for found in target.list("archive/")]
+    names = [stored_object.key async for stored_object in target.list("archive/")]
     assert archive.key(archive.segments[1], SegmentFile.METADATA) not in names
     at.failing = {}
     done = await mirrored(source, target, tmp_path)
@@ -300,11 +300,11 @@ async def test_the_old_place_keeps_what_the_new_one_may_not_have(
     done = await deleted()
     assert len(done.unread) == 1
     assert bad in done.unread[0].what
-    assert bad in [found.key async for found in source.list("archive/")]
+    assert bad in [stored_object.key async for stored_object in source.list("archive/")]
     target.failing = {}
     done = await deleted()
     assert (done.kept, done.unread) == ([], [])
-    assert bad not in [found.key async for found in source.list("archive/")]
+    assert bad not in [stored_object.key async for stored_object in source.list("archive/")]
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -405,8 +405,8 @@ def test_a_backfill_leaves_out_its_partition_alone(
         store.failing = {key: FOR_GOOD}
         store.asked.clear()
         begun_at = asyncio.get_running_loop().time()
-        asked, (failure,) = await planned(store, monkeypatch, failOnDataLoss=lenient)
-        assert [view.tp for view, _ in asked] == [OTHER]
+        views, (failure,) = await planned(store, monkeypatch, failOnDataLoss=lenient)
+        assert [view.tp for view, _ in views] == [OTHER]
         assert (failure.name, failure.retriable) == (str(TP), True)
         assert f"{key}: status 503 from the test (tried 4 times)" in failure.error
         assert store.asked[key] == 2 * REQUEST_TRIES_MAX
@@ -428,8 +428,8 @@ def test_a_backfill_says_why_an_object_is_refused(monkeypatch: pytest.MonkeyPatc
         for tp in (TP, OTHER):
             await archive.add([batch(0), batch(10)], tp=tp)
         store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): FOR_GOOD}
-        asked, (failure,) = await planned(store, monkeypatch)
-        assert [view.tp for view, _ in asked] == [OTHER]
+        views, (failure,) = await planned(store, monkeypatch)
+        assert [view.tp for view, _ in views] == [OTHER]
         assert "the metadata of the segment at offset 0 cannot be read (" in failure.error
         assert "status 403 from the test" in failure.error
         assert "give access to this object or its key" in failure.error
@@ -441,8 +441,8 @@ def test_a_backfill_plan_tries_it_again_at_the_end(monkeypatch: pytest.MonkeyPat
     async def main() -> None:
         store, archive = await planted(3)
         store.failing = {archive.key(archive.segments[0], SegmentFile.METADATA): REQUEST_TRIES_MAX}
-        asked, failures = await planned(store, monkeypatch)
-        assert ([view.tp for view, _ in asked], failures) == ([TP], ())
+        views, failures = await planned(store, monkeypatch)
+        assert ([view.tp for view, _ in views], failures) == ([TP], ())
 
     run(main())
 
@@ -453,8 +453,8 @@ def test_a_backfill_by_time_names_an_index_that_fails(monkeypatch: pytest.Monkey
         key = archive.key(archive.segments[0], SegmentFile.INDEX)
         store.failing = {key: FOR_GOOD}
         begun_at = asyncio.get_running_loop().time()
-        asked, (failure,) = await planned(store, monkeypatch, startingTimestamp="5")
-        assert asked == []
+        views, (failure,) = await planned(store, monkeypatch, startingTimestamp="5")
+        assert views == []
         assert (failure.name, f"{key}: status 503" in failure.error) == (str(TP), True)
         assert asyncio.get_running_loop().time() < begun_at + 60
 
@@ -470,8 +470,8 @@ def test_a_backfill_does_not_take_a_failing_record_for_none(
         store, archive = await planted(2)
         await archive.add([batch(0), batch(10)], tp=OTHER)
         store.failing = {f"{TP.partition}/finished-offsets": FOR_GOOD}
-        asked, (failure,) = await planned(store, monkeypatch)
-        assert [view.tp for view, _ in asked] == [OTHER]
+        views, (failure,) = await planned(store, monkeypatch)
+        assert [view.tp for view, _ in views] == [OTHER]
         assert (failure.name, "finished-offsets: status 503" in failure.error) == (str(TP), True)
 
     run(main())
@@ -482,8 +482,8 @@ def test_a_backfill_waits_for_a_store_that_fails(monkeypatch: pytest.MonkeyPatch
         store, _ = await planted(2)
         store.failing = {".metadata": 3 * REQUEST_TRIES_MAX}
         begun_at = asyncio.get_running_loop().time()
-        asked, failures = await planned(store, monkeypatch)
-        assert ([view.tp for view, _ in asked], failures) == ([TP], ())
+        views, failures = await planned(store, monkeypatch)
+        assert ([view.tp for view, _ in views], failures) == ([TP], ())
         assert asyncio.get_running_loop().time() > begun_at + 1
 
     run(main())
@@ -498,7 +498,7 @@ def test_another_process_that_plans_says_which_object_fails() -> None:
             async with StoreBackedRemoteLogMetadataManager(
                 archive.storage, MetadataConfig()
             ) as rlmm:
-                found = pickle.loads(pickle.dumps(await _read(rlmm, [TP, OTHER], 600)))
-        assert [type(found[tp]) for tp in (TP, OTHER)] == [ObjectFailing, PartitionView]
+                results = pickle.loads(pickle.dumps(await _read(rlmm, [TP, OTHER], 600)))
+        assert [type(results[tp]) for tp in (TP, OTHER)] == [ObjectFailing, PartitionView]
 
     run(main())

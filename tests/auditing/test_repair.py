@@ -33,28 +33,28 @@ async def repair(
 ) -> tuple[VerifyReport, RepairReport]:
     """What was found, and what was done."""
     async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
-        found = await verify_archive(archive.storage, rlmm, chunk_bytes=archive.chunk_bytes)
+        report_before = await verify_archive(archive.storage, rlmm, chunk_bytes=archive.chunk_bytes)
         done = await repair_archive(
             archive.storage,
             rlmm,
-            found.faults,
+            report_before.faults,
             wall_clock_ms=lambda: WALL_CLOCK_MS,
             dry_run=dry_run,
             chunk_bytes=archive.chunk_bytes,
         )
-        return found, done
+        return report_before, done
 
 
 async def contents(archive: PlantedArchive) -> dict[str, object]:
     """By key. When a segment's metadata were written nothing else says."""
-    found: dict[str, object] = {}
+    contents_by_key: dict[str, object] = {}
     async for stored in archive.store.list(""):
         raw = await archive.store.get(stored.key)
         is_metadata = stored.key.endswith(".metadata")
-        found[stored.key] = (
+        contents_by_key[stored.key] = (
             replace(decode_segment(raw, stored.key), event_timestamp_ms=0) if is_metadata else raw
         )
-    return found
+    return contents_by_key
 
 
 def damaged(content: bytes, how: str, at: int) -> bytes:
@@ -174,12 +174,12 @@ async def test_a_log_that_lost_its_end_is_never_declared_whole(cut: int) -> None
     archive = await three_segments()
     segment = archive.segments[1]
     await archive.change(segment, LOG, lambda content: content[:-cut])
-    found, done = await repair(archive)
-    assert not found.clean
+    report_before, done = await repair(archive)
+    assert not report_before.clean
     assert done.repairs == []
     assert len(done.refusals) == 1
     assert "segment at offset 30" in done.refusals[0]
-    assert (await archive.verify()).faults == found.faults
+    assert (await archive.verify()).faults == report_before.faults
 
 
 async def test_a_log_with_a_broken_batch_is_no_source() -> None:
@@ -194,10 +194,10 @@ async def test_a_log_with_a_broken_batch_is_no_source() -> None:
 async def test_a_lost_log_is_told() -> None:
     archive = await three_segments()
     await archive.store.delete(archive.key(archive.segments[1], LOG))
-    found, done = await repair(archive)
+    report_before, done = await repair(archive)
     assert done.repairs == []
     assert "log is missing" in done.refusals[0]
-    assert (await archive.verify()).faults == found.faults
+    assert (await archive.verify()).faults == report_before.faults
 
 
 async def test_objects_that_nothing_needs_are_told_and_left() -> None:
@@ -209,8 +209,8 @@ async def test_objects_that_nothing_needs_are_told_and_left() -> None:
     assert report.clean
     unnamed = {archive.key(twin, file) for file in (LOG, INDEX, EPOCHS)}
     assert unnamed <= (await contents(archive)).keys()
-    found, done = await repair(archive)
-    assert (found.clean, done.repairs, done.refusals) == (True, [], [])
+    report_before, done = await repair(archive)
+    assert (report_before.clean, done.repairs, done.refusals) == (True, [], [])
     assert unnamed <= (await contents(archive)).keys()
 
 
@@ -283,10 +283,10 @@ async def test_a_brokers_own_files_are_checked_and_left() -> None:
     await archive.store.put(key, struct.pack(">ii", 10, 169))
     assert (await archive.verify()).clean
     await archive.store.put(key, struct.pack(">ii", 31, 169))
-    found, done = await repair(archive)
-    assert [fault.object_key for fault in found.faults] == [key]
+    report_before, done = await repair(archive)
+    assert [fault.object_key for fault in report_before.faults] == [key]
     assert (done.repairs, done.refusals) == ([], [])
-    assert (await archive.verify()).faults == found.faults
+    assert (await archive.verify()).faults == report_before.faults
 
 
 async def test_a_log_that_lost_a_marker_says_nothing_of_later_transactions() -> None:
@@ -386,8 +386,8 @@ async def test_metadata_with_epochs_outweigh_a_log_without_them() -> None:
     archive = PlantedArchive()
     alone = await archive.add([batch(0, epoch=-1)])
     before = await contents(archive)
-    found, done = await repair(archive)
-    assert found.faults == []  # a log without epochs contradicts nobody
+    report_before, done = await repair(archive)
+    assert report_before.faults == []  # a log without epochs contradicts nobody
     await archive.restate(replace(alone, max_timestamp_ms=77))
     before = await contents(archive)
     _, done = await repair(archive)

@@ -93,9 +93,9 @@ async def same_view_of_both(archive: PlantedArchive, log: MemoryMetadataLog) -> 
         every = list(await stored.list_partitions())
         assert list(await rlmm.list_partitions()) == every
         for tp in every:
-            theirs, ours = await stored.refresh(tp, now), await rlmm.refresh(tp, now)
-            assert tuple(ours.segments) == tuple(theirs.segments)
-            assert ours.raised_log_start == theirs.raised_log_start
+            view_of_store, view_of_topic = await stored.refresh(tp, now), await rlmm.refresh(tp, now)
+            assert tuple(view_of_topic.segments) == tuple(view_of_store.segments)
+            assert view_of_topic.raised_log_start == view_of_store.raised_log_start
             assert rlmm.list_remote_log_segments(tp) == stored.list_remote_log_segments(tp)
             assert await rlmm.partition_deletion(tp, now) == await stored.partition_deletion(
                 tp, now
@@ -158,9 +158,9 @@ async def test_what_the_topic_knows_is_left_as_it_is() -> None:
     await archive.restate(first)
     await archive.store.delete(archive.key(second, METADATA))
     written = events_in(log)
-    [found] = await restore(archive, log)
+    [partition_report] = await restore(archive, log)
     assert events_in(log) == written
-    assert (found.segments, found.restored, found.not_in_store) == (1, 0, 1)
+    assert (partition_report.segments, partition_report.restored, partition_report.not_in_store) == (1, 0, 1)
 
 
 async def test_a_topic_deletion_goes_on_where_it_was() -> None:
@@ -179,8 +179,8 @@ async def test_unreadable_metadata_are_counted() -> None:
     archive, log = await two_segments(), MemoryMetadataLog()
     key = archive.storage.rsm.object_key(archive.segments[0], METADATA)
     await archive.store.put(key, b"damaged")
-    [found] = await restore(archive, log)
-    assert (found.segments, found.restored, found.unreadable) == (1, 1, 1)
+    [partition_report] = await restore(archive, log)
+    assert (partition_report.segments, partition_report.restored, partition_report.unreadable) == (1, 1, 1)
 
 
 @given(st.sampled_from(State), st.sampled_from((None, *State)))
@@ -257,9 +257,9 @@ async def test_whoever_is_running_is_not_shown_half_of_it(tmp_path: Path) -> Non
             log.logs[0].append(encode_message(event))
         with pytest.raises(RemoteStorageError):
             await known_to(rlmm)
-        shown = rlmm.view(TP)
-        assert shown is not None
-        assert len(shown.segments) == 2
+        view = rlmm.view(TP)
+        assert view is not None
+        assert len(view.segments) == 2
     manager = TopicBasedRemoteLogMetadataManager(log, archive.storage, config, wall_clock_ms)
     async with manager as rlmm:
         with pytest.raises(RemoteStorageError):

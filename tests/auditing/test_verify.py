@@ -297,8 +297,8 @@ async def test_overlapping_segments_of_two_lineages() -> None:
     archive = await sound()
     lineage = (EpochStart(0, 0), EpochStart(7, 20))
     await archive.add((batch(base, epoch=7) for base in range(20, 60, 10)), lineage=lineage)
-    told = [fault.what for fault in (await archive.verify()).faults]
-    assert "overlaps the segment from 20, whose leader epoch is newer from 20 on" in told
+    whats = [fault.what for fault in (await archive.verify()).faults]
+    assert "overlaps the segment from 20, whose leader epoch is newer from 20 on" in whats
 
 
 async def test_a_later_segment_tells_where_an_older_leaders_log_was_cut() -> None:
@@ -482,12 +482,12 @@ async def test_only_finished_segments_of_the_partitions_asked_for() -> None:
 async def test_progress_counts_every_byte_once() -> None:
     archive = await sound()
     await archive.change(archive.segments[0], LOG, lambda log: log[: 3 * SIZE])
-    seen: list[tuple[int, int]] = []
-    report = await archive.verify(on_progress=lambda done, total: seen.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    report = await archive.verify(on_progress=lambda done, total: progress.append((done, total)))
     assert not report.clean
-    assert seen[0] == (0, 18 * SIZE)
-    assert seen[-1] == (18 * SIZE, 18 * SIZE)
-    assert seen == sorted(seen)
+    assert progress[0] == (0, 18 * SIZE)
+    assert progress[-1] == (18 * SIZE, 18 * SIZE)
+    assert progress == sorted(progress)
 
 
 async def test_what_is_deleted_meanwhile_is_no_fault() -> None:
@@ -559,9 +559,9 @@ async def test_many_metadata_objects_take_several_reads() -> None:
 async def test_an_archive_copied_below_another_prefix_is_sound() -> None:
     archive = await sound()
     moved = PlantedArchive()
-    async for found in archive.store.list(""):
-        content = await archive.store.get(found.key)
-        await moved.store.put(found.key.replace("archive/", "elsewhere/", 1), content)
+    async for stored_object in archive.store.list(""):
+        content = await archive.store.get(stored_object.key)
+        await moved.store.put(stored_object.key.replace("archive/", "elsewhere/", 1), content)
     moved.storage = type(moved.storage)(moved.store, "elsewhere")
     report = await moved.verify()
     assert report.clean, report.faults

@@ -111,9 +111,9 @@ async def test_a_segment_that_lost_its_metadata_alone_is_named_once() -> None:
     archive = await four_segments()
     key = archive.key(archive.segments[1], SegmentFile.METADATA)
     await archive.store.delete(key)
-    assert [found[0] for found in told(await archive.verify())] == [key]
+    assert [row[0] for row in told(await archive.verify())] == [key]
     await archive.store.put(key, b"damaged")
-    assert [found[0] for found in told(await archive.verify())] == [key]
+    assert [row[0] for row in told(await archive.verify())] == [key]
 
 
 async def test_a_copy_that_is_begun_again_is_not_there() -> None:
@@ -139,9 +139,9 @@ async def test_a_statement_that_cannot_be_read_is_a_fault() -> None:
     archive = await four_segments()
     key = archive.storage.objects.finished_offsets_key(TP)
     await archive.store.put(key, b"damaged")
-    [found] = told(await archive.verify())
-    assert found[0] == key
-    assert "writes it again with its next segment" in found[2]
+    [fault_row] = told(await archive.verify())
+    assert fault_row[0] == key
+    assert "writes it again with its next segment" in fault_row[2]
     other = TP._replace(partition=1)
     await archive.store.put(key, encode_finished_offsets(FinishedOffsets(other, 0, 9)))
     assert "it is of orders-1" in told(await archive.verify())[0][2]
@@ -153,7 +153,7 @@ async def test_a_partition_that_is_forgotten_leaves_no_record() -> None:
     await lose(archive, range(4))
     await archive.storage.objects.forget_partition(TP)
     folder = archive.storage.objects.folder(TP)
-    assert [found.key async for found in archive.store.list(folder)] == []
+    assert [stored_object.key async for stored_object in archive.store.list(folder)] == []
 
 
 spans = st.tuples(st.integers(0, 40), st.integers(0, 9)).map(lambda p: (p[0], p[0] + p[1]))
@@ -169,28 +169,28 @@ def test_each_offset_is_judged_by_itself(
     segments: list[tuple[int, int]],
     gaps: list[tuple[int, int]],
     log_start: int,
-    said: tuple[int, int] | None,
+    stated_range: tuple[int, int] | None,
 ) -> None:
-    stated = None if said is None else FinishedOffsets(TP, said[0], said[1], 0)
-    found = missing_offsets(Coverage(segments, (), log_start, 0), stated, gaps)
+    stated = None if stated_range is None else FinishedOffsets(TP, stated_range[0], stated_range[1], 0)
+    result = missing_offsets(Coverage(segments, (), log_start, 0), stated, gaps)
     every = range(60)
-    held = _offsets(segments)
-    first = min([*held, *([] if said is None else [said[0]])], default=60)
-    last = max([*held, *([] if said is None else [said[1]])], default=-1)
+    offsets_held = _offsets(segments)
+    first = min([*offsets_held, *([] if stated_range is None else [stated_range[0]])], default=60)
+    last = max([*offsets_held, *([] if stated_range is None else [stated_range[1]])], default=-1)
     for start, end in sorted(gaps):  # one at the end of the log: nothing was archived after it
         last = max(last, end) if start <= last + 1 else last
-    wanted = [o for o in every if first <= o <= last and o >= log_start and o not in held]
-    from_ = 60 if said is None else said[0]
+    expected = [o for o in every if first <= o <= last and o >= log_start and o not in offsets_held]
+    from_ = 60 if stated_range is None else stated_range[0]
     recorded = _offsets(gaps)
-    assert _rising(found.gaps) == [o for o in wanted if o in recorded]
-    assert _rising(found.missing) == [o for o in wanted if o not in recorded and o >= from_]
-    assert _rising(found.not_known) == [o for o in wanted if o not in recorded and o < from_]
+    assert _rising(result.gaps) == [o for o in expected if o in recorded]
+    assert _rising(result.missing) == [o for o in expected if o not in recorded and o >= from_]
+    assert _rising(result.not_known) == [o for o in expected if o not in recorded and o < from_]
 
 
 def test_what_an_unreadable_segment_may_hold_is_not_judged() -> None:
     stated = FinishedOffsets(TP, 0, 99, 0)
-    held = Coverage([(0, 9), (50, 59)], (30, 80), 0, 0)
-    assert missing_offsets(held, stated, ()) == NotHeld(missing=((10, 29), (60, 79)))
+    coverage = Coverage([(0, 9), (50, 59)], (30, 80), 0, 0)
+    assert missing_offsets(coverage, stated, ()) == NotHeld(missing=((10, 29), (60, 79)))
 
 
 def test_a_statement_is_read_as_it_was_written() -> None:

@@ -80,10 +80,10 @@ def test_without_an_s3_server_the_rest_is_told() -> None:
 
 # -- applications --------------------------------------------------------------------------------
 def test_a_crowds_last_reader_and_how_far_apart_they_are() -> None:
-    found: applications.Found = {}
-    applications.note(found, applications.UNPACED, [10.0, 10.0, 12.0, 8.0])
-    applications.note(found, FETCHPROXY, [5.0, 5.0, 5.5, 4.5])
-    rows = by_name(applications.rows_of(found))
+    seconds_by_way: applications.Found = {}
+    applications.note(seconds_by_way, applications.UNPACED, [10.0, 10.0, 12.0, 8.0])
+    applications.note(seconds_by_way, FETCHPROXY, [5.0, 5.0, 5.5, 4.5])
+    rows = by_name(applications.rows_of(seconds_by_way))
     for name, value, met in (
         ("median: paced / not paced", 0.5, True),
         ("the last: paced / not paced", 0.4583, True),
@@ -111,8 +111,8 @@ def test_idle_connections_are_as_many_as_files_allow() -> None:
 def test_rates_of_connections_are_compared_within_a_round() -> None:
     few, many = connections.CONNECTIONS, connections.CONNECTIONS_WIDE
     narrow, wide = connections.PARTITIONS, connections.PARTITIONS_WIDE
-    found = connections.Measured(idle_kib=31.0, idle=9_950, files_each=2.0)
-    found.requests_per_s = {
+    measured = connections.Measured(idle_kib=31.0, idle=9_950, files_each=2.0)
+    measured.requests_per_s = {
         (FETCHPROXY, few): [1000.0, 2000.0],
         (FETCHPROXY, many): [900.0, 2000.0],
         (DIRECT, few): [1.0, 1.0],
@@ -120,13 +120,13 @@ def test_rates_of_connections_are_compared_within_a_round() -> None:
         (BARE_RELAY, few): [2.0, 2.0],
         (BARE_RELAY, many): [1000.0, 2000.0],
     }
-    found.mb_per_s = {
+    measured.mb_per_s = {
         (FETCHPROXY, narrow): [100.0, 200.0],
         (FETCHPROXY, wide): [80.0, 160.0],
         (DIRECT, narrow): [1.0, 1.0],
         (DIRECT, wide): [1.0, 1.0],
     }
-    rows = by_name(connections.rows_of(found))
+    rows = by_name(connections.rows_of(measured))
     assert rows["idle connections: memory each"].met is False
     line = "requests/s of small fetches over 1,000 connections, throughput at 10 × the partitions"
     assert (rows[line].value, rows[line].met) == (0.95, False)  # the throughput is not flat
@@ -146,11 +146,11 @@ def test_the_worst_look_up_of_each_round_counts() -> None:
         for how, more in factors:
             for number in (1, 2, 3):
                 direct = dict.fromkeys(QUESTIONS, 0.5 * number)
-                ours = {q: seconds * factor * more for q, seconds in direct.items()}
+                proxy_seconds = {q: seconds * factor * more for q, seconds in direct.items()}
                 if kind == look_ups.NEVER and number == 2:
-                    ours[TIMES] *= 5  # one question of one round
+                    proxy_seconds[TIMES] *= 5  # one question of one round
                 measured.add(kind, how, DIRECT, direct)
-                measured.add(kind, how, FETCHPROXY, ours)
+                measured.add(kind, how, FETCHPROXY, proxy_seconds)
     line, cold_line, *others = look_ups.rows_of(measured)
     assert (line.value, line.max, line.met) == (2.0, 5.0, False)  # as the cold ones are too slow
     assert (cold_line.value, cold_line.max, cold_line.met) == (7.0, 17.5, False)
@@ -160,9 +160,9 @@ def test_the_worst_look_up_of_each_round_counts() -> None:
 
 
 def test_right_look_ups_differ_by_what_only_the_archive_has() -> None:
-    asked = (BEGINNING, END, TIMES)
-    assert [look_ups.offset_of(q, whole=True) for q in asked] == [0, 4, 1]
-    assert [look_ups.offset_of(q, whole=False) for q in asked] == [3, 4, 3]
+    questions = (BEGINNING, END, TIMES)
+    assert [look_ups.offset_of(q, whole=True) for q in questions] == [0, 4, 1]
+    assert [look_ups.offset_of(q, whole=False) for q in questions] == [3, 4, 3]
 
 
 # -- hostile -------------------------------------------------------------------------------------
@@ -263,23 +263,23 @@ def measured_outage(
     """One sample a round, so that its p99 is itself. The direct way is always 1 ms, but beside
     consumers of Kafka's tiered storage, where it is what is compared with."""
     rounds = len(calm)
-    found = outage_figures.Measured(
+    measured = outage_figures.Measured(
         replayed_mb_per_s={phase: [50.0] * rounds for phase in REPLAYS},
         longest_turns_ms=[3.0] * rounds,
         cpu_longest_turns_ms=[2.0] * rounds,
     )
     for phase, values in ((CALM, calm), (HANGING, hanging), (REPLAYING, replaying)):
         for value in values:
-            found.add(phase, {DIRECT: [1.0], FETCHPROXY: [value]})
+            measured.add(phase, {DIRECT: [1.0], FETCHPROXY: [value]})
     for value in tiered:
-        found.add(TIERED, {DIRECT: [value], FETCHPROXY: [99.0]})
-        found.add(REPLAYING_S3, {DIRECT: [1.0], FETCHPROXY: [7.0]})
-    return found
+        measured.add(TIERED, {DIRECT: [value], FETCHPROXY: [99.0]})
+        measured.add(REPLAYING_S3, {DIRECT: [1.0], FETCHPROXY: [7.0]})
+    return measured
 
 
 def test_the_tail_in_an_outage_is_compared_within_a_round() -> None:
-    found = measured_outage([1.0, 2.0, 4.0], [1.0, 2.2, 8.0], [1.5, 2.0, 4.0], [2.0, 1.0, 4.0])
-    line, replaying = outage_figures.rows_of(found)[:2]
+    measured = measured_outage([1.0, 2.0, 4.0], [1.0, 2.2, 8.0], [1.5, 2.0, 4.0], [2.0, 1.0, 4.0])
+    line, replaying = outage_figures.rows_of(measured)[:2]
     assert (line.name, *within(line)) == (goals.TAIL_IN_OUTAGE.words, 1.1, 1.0, 2.0, True)
     assert replaying.name == goals.TAIL_BESIDE_REPLAY.words
     assert within(replaying) == (1.0, 0.75, 2.0, True)
@@ -297,9 +297,9 @@ def test_the_two_lines_of_the_outage_are_met_each_by_itself(
 
 
 def test_both_ways_of_replay_are_told_with_their_speed() -> None:
-    found = measured_outage([1.0], [1.0], [3.0], [4.0])
-    found.replayed_mb_per_s[TIERED] = [25.0]
-    rows = by_name(outage_figures.rows_of(found))
+    measured = measured_outage([1.0], [1.0], [3.0], [4.0])
+    measured.replayed_mb_per_s[TIERED] = [25.0]
+    rows = by_name(outage_figures.rows_of(measured))
     assert rows[f"what they replay {REPLAYING}"].value == 50.0
     assert rows[f"what they replay {TIERED}"].value == 25.0
     assert rows[f"the same p99: {REPLAYING_S3}"].value == 7.0 / 4.0
@@ -307,12 +307,12 @@ def test_both_ways_of_replay_are_told_with_their_speed() -> None:
 
 
 def test_a_tail_that_stands_still_in_a_fault_is_shown_as_missed() -> None:
-    found = measured_outage([1.0], [1.0], [1.0], [1.0])
+    measured = measured_outage([1.0], [1.0], [1.0], [1.0])
     calm = {DIRECT: [1.0], FETCHPROXY: [1.0, 2.0]}
-    found.recoveries["killed"] = outage_figures.Recovery(calm, lasted_s=5.0, back_s=0.5)
+    measured.recoveries["killed"] = outage_figures.Recovery(calm, lasted_s=5.0, back_s=0.5)
     stands = {**calm, FETCHPROXY: [1.0, 1500.0]}
-    found.recoveries["paused"] = outage_figures.Recovery(stands, lasted_s=5.0, back_s=2.5)
-    rows = by_name(outage_figures.rows_of(found))
+    measured.recoveries["paused"] = outage_figures.Recovery(stands, lasted_s=5.0, back_s=2.5)
+    rows = by_name(outage_figures.rows_of(measured))
     assert rows["longest wait while the store is killed"].met is True
     assert rows["longest wait while the store is paused"].met is False
     assert rows["archived reads back after the store was paused"].value == 2.5
@@ -322,25 +322,25 @@ def test_a_tail_that_stands_still_in_a_fault_is_shown_as_missed() -> None:
 OTHER = Shape(100, "lz4")
 
 
-def measured_replay(ours: list[float], theirs: list[float]) -> replay.Measured:
+def measured_replay(proxy_seconds: list[float], tiered_seconds: list[float]) -> replay.Measured:
     """Seconds for a GB each round; the proxy uses 0.5 s, Kafka's broker 2 s."""
     shapes = (replay.MAIN, OTHER)
-    found = replay.Measured(
+    measured = replay.Measured(
         range_reads={shape: [900.0] for shape in shapes},
         store_share={shape: [1.0] for shape in shapes},
     )
     for shape in shapes:
         for reader in replay.readers_of(shape):
             cpu = {"proxy": 0.5, "broker": 0.1, "client": 1.0}
-            found.runs[shape, reader, FETCHPROXY] = [replay.Run(s, 10**9, cpu) for s in ours]
+            measured.runs[shape, reader, FETCHPROXY] = [replay.Run(s, 10**9, cpu) for s in proxy_seconds]
             cpu = {"broker": 2.0, "client": 1.0}
-            found.runs[shape, reader, replay.TIERED] = [replay.Run(s, 10**9, cpu) for s in theirs]
-    return found
+            measured.runs[shape, reader, replay.TIERED] = [replay.Run(s, 10**9, cpu) for s in tiered_seconds]
+    return measured
 
 
 def test_replay_is_compared_within_a_round() -> None:
-    found = measured_replay([1.0, 4.0], [2.0, 2.0])
-    rows = by_name(replay.rows_of(found, [replay.MAIN, OTHER]))
+    measured = measured_replay([1.0, 4.0], [2.0, 2.0])
+    rows = by_name(replay.rows_of(measured, [replay.MAIN, OTHER]))
     assert within(rows[goals.REPLAY_LIBRDKAFKA.words]) == (1.25, 0.5, 2.0, True)
     assert rows[goals.REPLAY_RAW.words].met is False
     assert rows[f"{goals.REPLAY_RAW.words}: 8 connections"].value == 1.25
@@ -358,7 +358,7 @@ def test_goals_of_replay_are_only_judged_by_their_own_shape() -> None:
 
 
 def test_a_far_store_is_compared_with_raw_reads() -> None:
-    found = RemoteReplay(
+    measured = RemoteReplay(
         raw_way=(8, 4),
         raw_mb_per_s=[400.0, 500.0],
         raw_cpu_per_gb=[0.5, 0.5],
@@ -369,7 +369,7 @@ def test_a_far_store_is_compared_with_raw_reads() -> None:
         cold_ms=[101.0, 102.0, 160.0],
         warm_ms=[1.0, 6.0, 7.0],
     )
-    rows = by_name(far_rows(found))
+    rows = by_name(far_rows(measured))
     assert (rows[goals.REPLAY_S3.words].value, rows[goals.REPLAY_S3.words].met) == (0.85, True)
     first = rows[goals.FIRST_RECORD.words]
     assert (first.value, first.max, first.met) == (2, 3, False)
@@ -378,8 +378,8 @@ def test_a_far_store_is_compared_with_raw_reads() -> None:
 
 def test_fan_in_counts_a_gib_of_the_topic() -> None:
     gib = 1024**3
-    found = FanIn(gib // 2, gib * 6 // 10, 50 * gib, 10.0, 5.0, 5.0, 100.0)
-    rows = by_name(fan_in_rows(found))
+    fan_in = FanIn(gib // 2, gib * 6 // 10, 50 * gib, 10.0, 5.0, 5.0, 100.0)
+    rows = by_name(fan_in_rows(fan_in))
     line = rows[goals.FAN_IN.words]
     assert (line.value, line.unit, line.met) == (1.2, "GiB", False)
     assert rows["size of the topic"].value == 0.5

@@ -66,8 +66,8 @@ def test_a_row_says_whether_its_goal_is_met() -> None:
     assert row("r", "x", [0.9, 0.99, 1.2], at_least=1.0).met is False
     assert row("r", "ms", [0.3, 0.1, 0.2], at_most=0.2).met is True
     assert row("r", "ms", [0.3, 0.1, 0.3], at_most=0.2).met is False
-    found = row("r", "ms", [0.3, 0.1, 0.2])
-    assert (found.value, found.min, found.max, found.goal, found.met) == (0.2, 0.1, 0.3, None, None)
+    measured_row = row("r", "ms", [0.3, 0.1, 0.2])
+    assert (measured_row.value, measured_row.min, measured_row.max, measured_row.goal, measured_row.met) == (0.2, 0.1, 0.3, None, None)
 
 
 def test_ratios_are_of_the_same_round() -> None:
@@ -184,10 +184,10 @@ def test_the_headline_on_disk_is_what_the_results_say(name: str) -> None:
 
 
 def test_each_bar_of_the_headline_is_a_ratio_with_its_figures() -> None:
-    shown = bars(RESULTS)
-    tree = ElementTree.fromstring(headline(shown, THEMES["light"]))
+    headline_bars = bars(RESULTS)
+    tree = ElementTree.fromstring(headline(headline_bars, THEMES["light"]))
     texts = [each.text or "" for each in tree.iter("{http://www.w3.org/2000/svg}text")]
-    for each in shown:
+    for each in headline_bars:
         assert each.least <= each.value <= each.most
         assert each.words in texts
         assert f"{each.value:.2f} ({each.least:.2f} to {each.most:.2f})" in texts

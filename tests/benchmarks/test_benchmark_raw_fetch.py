@@ -67,10 +67,10 @@ def test_only_whole_batches_count() -> None:
     records = batch(10, 5) + batch(15, 3, size=300)
     cut = batch(18, 9)[:150]
     frame = encoded_response(1, {0: (0, records + cut), 2: (0, b""), 3: (1, b"")}, aborted=2)
-    found = response(memoryview(frame))
-    assert found.sizes == {0: len(records)}
-    assert found.next_offsets == {0: 18}
-    assert found.errors == {3: 1}
+    parsed = response(memoryview(frame))
+    assert parsed.sizes == {0: len(records)}
+    assert parsed.next_offsets == {0: 18}
+    assert parsed.errors == {3: 1}
     with pytest.raises(FetchFailed, match="error 70"):
         response(memoryview(encoded_response(1, {}, error=70)))
 
@@ -85,7 +85,7 @@ def test_connections_share_the_partitions() -> None:
 @contextmanager
 def broker(responses: list[dict[int, tuple[int, bytes]]]) -> Iterator[tuple[str, list[list[int]]]]:
     """Answers the fetches of one connection in turn; (its address, the partitions asked for)."""
-    asked: list[list[int]] = []
+    requests: list[list[int]] = []
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -93,14 +93,14 @@ def broker(responses: list[dict[int, tuple[int, bytes]]]) -> Iterator[tuple[str,
             for number, partitions in enumerate(responses, 1):
                 frame = incoming.read(struct.unpack(">i", incoming.read(4))[0])
                 topic = FetchRequest[VERSION].decode(frame, header=True).topics[0]
-                asked.append([each.partition for each in topic.partitions])
+                requests.append([each.partition for each in topic.partitions])
                 body = encoded_response(number, partitions)
                 connection.sendall(struct.pack(">i", len(body)) + body)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}", asked
+        yield f"127.0.0.1:{listener.getsockname()[1]}", requests
         thread.join(10)
 
 
@@ -110,16 +110,16 @@ def test_a_drain_goes_on_where_each_partition_ends() -> None:
         {0: (0, batch(0, 4)), 1: (0, b"")},
         {0: (0, batch(4, 6)), 1: (0, batch(0, 2))},
     ]
-    with broker(turns) as (address, asked):
+    with broker(turns) as (address, requests):
         assert drain(address, "topic", [(0, 10), (1, 2), (2, 0)], 8) == (600, 3)
-    assert asked == [[0, 1], [0, 1], [1, 0]]  # who was served comes last
+    assert requests == [[0, 1], [0, 1], [1, 0]]  # who was served comes last
 
 
 def test_a_drain_names_no_more_partitions_than_it_may() -> None:
     turns = [{0: (0, batch(0, 4))}, {1: (0, batch(0, 4))}, {0: (0, batch(4, 1))}]
-    with broker(turns) as (address, asked):
+    with broker(turns) as (address, requests):
         assert drain(address, "topic", [(0, 5), (1, 4)], 1) == (600, 3)
-    assert asked == [[0], [1], [0]]
+    assert requests == [[0], [1], [0]]
 
 
 def test_an_error_ends_it() -> None:

@@ -26,5 +26,5 @@ LISTING = "/archive?list-type=2&prefix=kafka%2F"
 )  # fmt: skip
 def test_each_request_has_its_kind(method: str, target: str, kind: str) -> None:
     line = f'127.0.0.1 - - [29/Nov/2026 18:00:00] "{method} {target} HTTP/1.1" 200 -'
-    (found,) = REQUEST.findall(line)
-    assert kind_of(*found) == kind
+    (parts_of_line,) = REQUEST.findall(line)
+    assert kind_of(*parts_of_line) == kind

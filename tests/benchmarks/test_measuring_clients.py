@@ -44,8 +44,8 @@ def test_a_greeting_is_three_whole_requests() -> None:
     assert keys == [18, 3, 1]
     fetch = greeting("orders")[-1]
     at = peek_request_header(memoryview(fetch), 4, len(fetch)).body_position
-    (asked,) = parse_fetch_request(memoryview(fetch)[4:], at - 4).partitions.values()
-    assert fetch_offset(asked) == 0
+    (parsed_fetch,) = parse_fetch_request(memoryview(fetch)[4:], at - 4).partitions.values()
+    assert fetch_offset(parsed_fetch) == 0
 
 
 EXPECTED = (12).to_bytes(4, "big") + bytes(4) + b"answered"
@@ -107,25 +107,25 @@ def test_an_answer_is_received_whole() -> None:
 
 # -- hostile ones --------------------------------------------------------------------------------
 def whole(pieces: harm.Pieces) -> bytes:
-    sent = b"".join(pieces)
-    assert INT32.unpack_from(sent)[0] == len(sent) - 4
-    assert len(sent) - 4 <= ServingLimits.held_request_bytes_max, "it is not read at all"
-    return sent
+    frame = b"".join(pieces)
+    assert INT32.unpack_from(frame)[0] == len(frame) - 4
+    assert len(frame) - 4 <= ServingLimits.held_request_bytes_max, "it is not read at all"
+    return frame
 
 
 def test_ten_thousand_partitions_are_a_legal_fetch() -> None:
-    sent = whole(harm.ten_thousand_partitions())
-    body_at = peek_request_header(sent, 4).body_position - 4
-    assert len(parse_fetch_request(sent[4:], body_at).partitions) == 10_000
+    frame = whole(harm.ten_thousand_partitions())
+    body_at = peek_request_header(frame, 4).body_position - 4
+    assert len(parse_fetch_request(frame[4:], body_at).partitions) == 10_000
 
 
 @pytest.mark.parametrize("each", [harm.many_partitions, harm.tagged_partitions])
 def test_others_are_refused_when_they_are_read(each: object) -> None:
     assert callable(each)
-    sent = whole(each())
-    body_at = peek_request_header(sent, 4).body_position - 4
+    frame = whole(each())
+    body_at = peek_request_header(frame, 4).body_position - 4
     with pytest.raises(MalformedMessage):
-        parse_fetch_request(sent[4:], body_at)
+        parse_fetch_request(frame[4:], body_at)
 
 
 def test_a_header_that_does_not_end_has_the_size_of_a_legal_frame() -> None:
@@ -220,14 +220,14 @@ def test_payloads_are_lines_of_one_size(size: int) -> None:
 
 @pytest.mark.slow
 def test_planning_is_measured(tmp_path: Path) -> None:
-    found = planning(tmp_path / "made", 300, 200, 1)
-    assert found["segments"] == [300]
-    assert found["tasks"][0] >= 150
-    assert found["planning_cpu_s"][0] > 0
-    assert found["stored_segments"] == [200]
-    assert found["stored_million_cpu_s"][0] > found["planning_cpu_s"][0]
-    assert found["collected_segments"] == [200]
-    assert found["collected_million_cpu_s"][0] > found["planning_cpu_s"][0]
+    figures = planning(tmp_path / "made", 300, 200, 1)
+    assert figures["segments"] == [300]
+    assert figures["tasks"][0] >= 150
+    assert figures["planning_cpu_s"][0] > 0
+    assert figures["stored_segments"] == [200]
+    assert figures["stored_million_cpu_s"][0] > figures["planning_cpu_s"][0]
+    assert figures["collected_segments"] == [200]
+    assert figures["collected_million_cpu_s"][0] > figures["planning_cpu_s"][0]
 
 
 # -- the client that decrypts nothing --------------------------------------------------------------

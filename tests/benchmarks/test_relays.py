@@ -32,10 +32,10 @@ CONTENT = bytes(range(256)) * 1000
 
 # -- the bare relay ------------------------------------------------------------------------------
 def received(connection: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size and (part := connection.recv(size - len(found))):
-        found += part
-    return found
+    received_bytes = b""
+    while len(received_bytes) < size and (part := connection.recv(size - len(received_bytes))):
+        received_bytes += part
+    return received_bytes
 
 
 def ended(connection: socket.socket) -> bool:
@@ -58,8 +58,8 @@ def test_bytes_pass_both_ways_and_the_end_too() -> None:
                 assert received(upstream, len(question)) == question
                 client.settimeout(STALLED_S)
                 upstream.setblocking(False)
-                sent = upstream.send(response)
-                assert received(client, sent) == response[:sent]
+                sent_bytes = upstream.send(response)
+                assert received(client, sent_bytes) == response[:sent_bytes]
                 upstream.close()
                 assert client.recv(1) == b""
 
@@ -76,9 +76,9 @@ def test_a_client_of_a_broker_that_is_gone_is_let_go() -> None:
 
 def test_a_broker_tells_clients_the_port_of_the_relay() -> None:
     relay = BareRelay()
-    told = relay.told_by_kafka()
-    assert f"RELAYED://127.0.0.1:{relay.upstream_port}" in told["listeners"].split(",")
-    assert f"RELAYED://127.0.0.1:{relay.port}" in told["advertised.listeners"].split(",")
+    settings = relay.told_by_kafka()
+    assert f"RELAYED://127.0.0.1:{relay.upstream_port}" in settings["listeners"].split(",")
+    assert f"RELAYED://127.0.0.1:{relay.port}" in settings["advertised.listeners"].split(",")
     assert relay.port != relay.upstream_port
 
 
@@ -160,13 +160,13 @@ def test_a_listing_that_was_answered_whole_can_be_had_again() -> None:
     assert one.asked_before(LISTING) == response_of(b"second")
 
 
-@pytest.mark.parametrize("asked", [OBJECT, b"GET /bucket?list-type=2&prefix=b HTTP/1.1\r\n\r\n"])
-def test_what_is_another_request_is_not_answered_as_a_listing(asked: bytes) -> None:
+@pytest.mark.parametrize("request", [OBJECT, b"GET /bucket?list-type=2&prefix=b HTTP/1.1\r\n\r\n"])
+def test_what_is_another_request_is_not_answered_as_a_listing(request: bytes) -> None:
     responses: dict[bytes, bytes] = {}
     listing = Listing(responses)
     listing.asked_before(LISTING)
     listing.responded(response_of(b"first"))
-    assert listing.asked_before(asked) is None
+    assert listing.asked_before(request) is None
     assert listing.asked_before(b"the body of a request") is None
 
 
@@ -178,8 +178,8 @@ class Store(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body, status = CONTENT, 200
-        if found := self.headers["Range"]:
-            self.asked.append(found.removeprefix("bytes="))
+        if range_header := self.headers["Range"]:
+            self.asked.append(range_header.removeprefix("bytes="))
             first, last = (int(each) for each in self.asked[-1].split("-"))
             body, status = CONTENT[first : last + 1], 206
         self.send_response(404 if "missing" in self.path else status)

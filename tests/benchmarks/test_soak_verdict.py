@@ -43,8 +43,8 @@ def judged(soaked: Soaked) -> Verdict:
 
 
 def row_of(verdict: Verdict, name: str) -> Row:
-    [found] = [each for each in verdict.rows if each.name.startswith(name)]
-    return found
+    [matching_row] = [each for each in verdict.rows if each.name.startswith(name)]
+    return matching_row
 
 
 def test_a_sound_soak_passes() -> None:
@@ -124,12 +124,12 @@ def test_one_fault_is_enough(change: dict[str, object]) -> None:
 
 
 def test_the_readers_check_sees_every_kind_of_fault() -> None:
-    def faults(partition: int, *given: tuple[int, bytes]) -> int:
-        seen = Seen()
-        check = Check("reader", partition, None, seen)
-        for offset, value in given:
+    def faults(partition: int, *records: tuple[int, bytes]) -> int:
+        traffic_seen = Seen()
+        check = Check("reader", partition, None, traffic_seen)
+        for offset, value in records:
             check.take(offset, value)
-        return len(seen.faults)
+        return len(traffic_seen.faults)
 
     aborted = b"\xff" * 1000
     assert faults(0, (7, value_of(7)), (8, value_of(8))) == 0

@@ -33,9 +33,9 @@ async def heard(reader: asyncio.StreamReader, responses: int) -> int:
     with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
         while count < responses:
             async with asyncio.timeout(RESPONSE_S_MAX):
-                (left,) = struct.unpack(">i", await reader.readexactly(4))
-                while left > 0:
-                    left -= len(piece := await reader.read(min(left, 1 << 20)))
+                (bytes_left,) = struct.unpack(">i", await reader.readexactly(4))
+                while bytes_left > 0:
+                    bytes_left -= len(piece := await reader.read(min(bytes_left, 1 << 20)))
                     if not piece:
                         return count
             count += 1
@@ -76,11 +76,11 @@ async def opened(victim: Victim) -> Connection | None:
 
 
 async def open_many(victim: Victim, count: int) -> list[Connection]:
-    found: list[Connection] = []
+    connections: list[Connection] = []
     for _ in range(0, count, 100):
-        made = await asyncio.gather(*(opened(victim) for _ in range(min(100, count - len(found)))))
-        found += [each for each in made if each is not None]
-    return found
+        made = await asyncio.gather(*(opened(victim) for _ in range(min(100, count - len(connections)))))
+        connections += [each for each in made if each is not None]
+    return connections
 
 
 def reset(writer: asyncio.StreamWriter) -> None:

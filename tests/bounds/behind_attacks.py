@@ -91,14 +91,14 @@ def broker(rng: random.Random, victim: Victim) -> Attack:
     keys = _OWN_APIS if to_proxy else blown_messages.described()
     key, seed = rng.choice(keys), rng.getrandbits(30)
 
-    def script(asked: int, version: int, correlation: int, frame: bytes) -> object:
-        if asked != key or (key not in blown_messages.described()):
+    def script(requested_key: int, version: int, correlation: int, frame: bytes) -> object:
+        if requested_key != key or (key not in blown_messages.described()):
             return None
-        own = random.Random(f"{seed} {version}")
-        if key == ApiKey.API_VERSIONS and to_proxy and own.random() < 0.5:
+        own_rng = random.Random(f"{seed} {version}")
+        if key == ApiKey.API_VERSIONS and to_proxy and own_rng.random() < 0.5:
             return None
-        shape = _odd_shape(own, key, version)
-        return _spoiled(own, blown_messages.response(key, version, shape, correlation))()
+        shape = _odd_shape(own_rng, key, version)
+        return _spoiled(own_rng, blown_messages.response(key, version, shape, correlation))()
 
     async def run(victim: Victim) -> None:
         assert victim.broker is not None
@@ -157,8 +157,8 @@ def metadata(rng: random.Random, victim: Victim) -> Attack:
     version = rng.choice((1, 9, 12))
     made: dict[tuple[int, int], bytes] = {}
 
-    def script(asked: int, version: int, correlation: int, frame: bytes) -> bytes | None:
-        if asked != ApiKey.METADATA:
+    def script(requested_key: int, version: int, correlation: int, frame: bytes) -> bytes | None:
+        if requested_key != ApiKey.METADATA:
             return None
         at = 4 + 4
         if (version, 0) not in made:

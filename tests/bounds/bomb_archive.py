@@ -69,11 +69,11 @@ async def plant(folder: Path) -> None:
         bases = range(0, 200_000 * BATCHES_EACH, 200_000)
         await planted.add([packed_batch(base, codec, packed, 200_000) for base in bases], tp=tp)
     for number in range(MANY_TOPICS):
-        said = TopicDescription(UUID(int=1_000 + number), many_name(number), PARTITIONS_EACH)
+        description = TopicDescription(UUID(int=1_000 + number), many_name(number), PARTITIONS_EACH)
         await planted.storage.objects.put_topic_description(
-            said.topic_id, encode_topic_description(said)
+            description.topic_id, encode_topic_description(description)
         )
-    async for found in planted.store.list(""):
-        file = folder / found.key
+    async for stored_object in planted.store.list(""):
+        file = folder / stored_object.key
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(await planted.store.get(found.key))
+        file.write_bytes(await planted.store.get(stored_object.key))

@@ -57,12 +57,12 @@ class HostileBroker:
 
     async def _response(self, frame: bytes, writer: asyncio.StreamWriter) -> None:
         head = peek_request_header(frame)
-        asked = (head.api_key, head.api_version, head.correlation_id, frame)
+        arguments = (head.api_key, head.api_version, head.correlation_id, frame)
         name = client_id(frame, head)
         script = {blown_messages.CLIENT_ID: self.to_hostile, PROXY: self.to_proxy}.get(name)
-        response = None if script is None else script(*asked)
+        response = None if script is None else script(*arguments)
         if response is None:
-            response = self.ordinary(*asked)
+            response = self.ordinary(*arguments)
         if isinstance(response, bytes):
             writer.write(response)
         else:
@@ -76,33 +76,33 @@ class HostileBroker:
         head = peek_request_header(frame)
         if key not in blown_messages.described() or key == ApiKey.DESCRIBE_QUORUM:
             return struct.pack(">iihh", 8, correlation, 0, 0)
-        asked = at_once(read_request(request_of(key), frame, head.body_position, key, version))
-        if key == ApiKey.PRODUCE and not asked["acks"]:
+        request_fields = at_once(read_request(request_of(key), frame, head.body_position, key, version))
+        if key == ApiKey.PRODUCE and not request_fields["acks"]:
             return b""
         if key in (ApiKey.FETCH, ApiKey.LIST_OFFSETS):
-            places = asked["topics"]
+            places = request_fields["topics"]
             if places is None or any(topic["partitions"] is None for topic in places):
                 raise WireError("null in the place of a list")
-        values = defaultdict(dict, self._responses(asked, version)).get(key, {})
+        values = defaultdict(dict, self._responses(request_fields, version)).get(key, {})
         return bytes(at_once(write_response(response_of(key), values, key, version, correlation)))
 
-    def _responses(self, asked: dict[str, Any], version: int) -> dict[int, dict[str, Any]]:
+    def _responses(self, request_fields: dict[str, Any], version: int) -> dict[int, dict[str, Any]]:
         node = {"node_id": NODE, "broker_id": NODE, "host": "127.0.0.1", "port": self.port}
-        keys = [{**node, "key": key} for key in asked.get("coordinator_keys") or ()]
-        found: dict[int, dict[str, Any]] = {
+        keys = [{**node, "key": key} for key in request_fields.get("coordinator_keys") or ()]
+        by_key: dict[int, dict[str, Any]] = {
             ApiKey.API_VERSIONS: {"api_keys": _offered()},
             ApiKey.FIND_COORDINATOR: {**node, "coordinators": keys},
             ApiKey.DESCRIBE_CLUSTER: {"brokers": [node], "controller_id": NODE, "cluster_id": "c"},
         }
-        topics = asked.get("topics")
+        topics = request_fields.get("topics")
         brokers = {"brokers": [node], "cluster_id": "c", "controller_id": NODE}
-        if "allow_auto_topic_creation" in asked:
-            found[ApiKey.METADATA] = brokers | {"topics": [_described(t) for t in topics or ({},)]}
-        if "isolation_level" in asked and "session_id" in asked:
-            found[ApiKey.FETCH] = {"responses": [_fetched(t, version) for t in topics]}
-        elif "isolation_level" in asked:
-            found[ApiKey.LIST_OFFSETS] = {"topics": [_listed(t) for t in topics]}
-        return found
+        if "allow_auto_topic_creation" in request_fields:
+            by_key[ApiKey.METADATA] = brokers | {"topics": [_described(t) for t in topics or ({},)]}
+        if "isolation_level" in request_fields and "session_id" in request_fields:
+            by_key[ApiKey.FETCH] = {"responses": [_fetched(t, version) for t in topics]}
+        elif "isolation_level" in request_fields:
+            by_key[ApiKey.LIST_OFFSETS] = {"topics": [_listed(t) for t in topics]}
+        return by_key
 
 
 def _offered() -> list[dict[str, int]]:
@@ -114,41 +114,41 @@ def _offered() -> list[dict[str, int]]:
     ]
 
 
-def _described(asked: dict[str, Any]) -> dict[str, Any]:
+def _described(topic_fields: dict[str, Any]) -> dict[str, Any]:
     """`{}` asks for all topics."""
-    by_id = asked.get("name") is None and asked
-    if asked and (asked["topic_id"] != TOPIC_ID if by_id else asked["name"] != TOPIC):
-        return {"error_code": _UNKNOWN_ID if by_id else _UNKNOWN_TOPIC, **asked, "partitions": ()}
+    by_id = topic_fields.get("name") is None and topic_fields
+    if topic_fields and (topic_fields["topic_id"] != TOPIC_ID if by_id else topic_fields["name"] != TOPIC):
+        return {"error_code": _UNKNOWN_ID if by_id else _UNKNOWN_TOPIC, **topic_fields, "partitions": ()}
     place = {"leader_id": NODE, "leader_epoch": 0, "replica_nodes": [NODE], "isr_nodes": [NODE]}
     every = [place | {"partition_index": number} for number in range(PARTITIONS)]
     return {"name": TOPIC, "topic_id": TOPIC_ID, "partitions": every}
 
 
-def _fetched(asked: dict[str, Any], version: int) -> dict[str, Any]:
-    known = asked["topic"] == TOPIC or asked["topic_id"] == TOPIC_ID
+def _fetched(partition_fields: dict[str, Any], version: int) -> dict[str, Any]:
+    known = partition_fields["topic"] == TOPIC or partition_fields["topic_id"] == TOPIC_ID
     partitions = []
-    for one in asked["partitions"]:
+    for one in partition_fields["partitions"]:
         error = 0 if one["fetch_offset"] >= LOG_START else _OUT_OF_RANGE
         if not known:
             error = _UNKNOWN_ID if version > 12 else _UNKNOWN_TOPIC
         marks = dict.fromkeys(("high_watermark", "last_stable_offset"), LOG_END)
         marks |= {"log_start_offset": LOG_START, "preferred_read_replica": -1, "records": b""}
         partitions.append({"partition_index": one["partition"], "error_code": error, **marks})
-    return {"topic": asked["topic"], "topic_id": asked["topic_id"], "partitions": partitions}
+    return {"topic": partition_fields["topic"], "topic_id": partition_fields["topic_id"], "partitions": partitions}
 
 
-def _listed(asked: dict[str, Any]) -> dict[str, Any]:
+def _listed(partition_fields: dict[str, Any]) -> dict[str, Any]:
     partitions = [
         {
             "partition_index": one["partition_index"],
-            "error_code": 0 if asked["name"] == TOPIC else _UNKNOWN_TOPIC,
+            "error_code": 0 if partition_fields["name"] == TOPIC else _UNKNOWN_TOPIC,
             "offset": LOG_START if one["timestamp"] == -2 else LOG_END,
             "timestamp": -1,
             "leader_epoch": 0,
         }
-        for one in asked["partitions"]
+        for one in partition_fields["partitions"]
     ]
-    return {"name": asked["name"], "partitions": partitions}
+    return {"name": partition_fields["name"], "partitions": partitions}
 
 
 @asynccontextmanager

@@ -148,7 +148,7 @@ async def tried(case: Case, victim: Victim) -> Found:
     """One case against the victim, with an ordinary client beside it. Never raises for the victim's
     faults: they are complaints."""
     attack = case.attack(victim)
-    found: list[str] = []
+    complaint_texts: list[str] = []
     try:
         victim.forget_peak()
         before = await victim.figures()
@@ -160,24 +160,24 @@ async def tried(case: Case, victim: Victim) -> Found:
         if victim.broker is not None:
             victim.broker.peaceful()
         if not await still_asks(bystander):
-            found.append(f"an ordinary client gets no answers: {bystander.fault}")
+            complaint_texts.append(f"an ordinary client gets no answers: {bystander.fault}")
         beside.cancel()
         victim.close_what_is_open()
         after = await victim.figures()
         if after.long_turns(before):
             await asyncio.sleep(1.2)  # the longest turn is published once a second
             after = await victim.figures()
-        found += complaints(before, after)
+        complaint_texts += complaints(before, after)
     except (OSError, TimeoutError, IndexError, ValueError) as error:
-        found.append(f"the console does not answer: {error!r}")
+        complaint_texts.append(f"the console does not answer: {error!r}")
     if not victim.running:
-        found.append(f"the process has ended: {victim.log_text()[-1500:]}")
-    return Found(case, attack.what, tuple(found))
+        complaint_texts.append(f"the process has ended: {victim.log_text()[-1500:]}")
+    return Found(case, attack.what, tuple(complaint_texts))
 
 
 async def still_asks(bystander: Bystander) -> bool:
-    asked, until = bystander.asked, time.monotonic() + BYSTANDER_S_MAX
-    while bystander.asked < asked + 3:
+    asked_before, until = bystander.asked, time.monotonic() + BYSTANDER_S_MAX
+    while bystander.asked < asked_before + 3:
         if time.monotonic() > until:
             return False
         await asyncio.sleep(0.02)
@@ -188,12 +188,12 @@ async def still_asks(bystander: Bystander) -> bool:
 async def field_of_victims(folder: Path, names: set[str]) -> AsyncIterator[dict[str, Victim]]:
     """The processes of these names, each with a copy of its own of what it reads."""
     async with AsyncExitStack() as stack:
-        found: dict[str, Victim] = {}
+        victims: dict[str, Victim] = {}
         certificate = Authority(folder / "tls").issue("node")
         for name in sorted(names):
-            own = folder / name
-            archive = own / "store" / "archive"
-            await plant(own / "store")
+            victim_folder = folder / name
+            archive = victim_folder / "store" / "archive"
+            await plant(victim_folder / "store")
             options = ["--store", archive.as_uri()]
             broker = None
             if name in ("relay", "tls"):
@@ -201,18 +201,18 @@ async def field_of_victims(folder: Path, names: set[str]) -> AsyncIterator[dict[
                 options += ["--bootstrap", await stack.enter_async_context(serving(broker))]
             else:
                 options += ["--archive-only", "--set", "archive_only.refresh_interval_ms=500"]
-                options += ["--set", f"archive_only.offsets_file={own / 'offsets.json'}"]
+                options += ["--set", f"archive_only.offsets_file={victim_folder / 'offsets.json'}"]
             if name == "login":
-                options += ["--set", f"archive_only.users_file={users_file(own)}"]
+                options += ["--set", f"archive_only.users_file={users_file(victim_folder)}"]
             if name == "tls":
                 options += ["--set", f"gateway.tls_certificate_file={certificate}"]
                 options += ["--set", f"gateway.proxy_protocol_from={BALANCER}"]
-            victim = Victim(name, options, own, broker, tls=name == "tls", login=name == "login")
+            victim = Victim(name, options, victim_folder, broker, tls=name == "tls", login=name == "login")
             victim.archive = archive
             stack.push_async_callback(victim.stop)
             await victim.start()
-            found[name] = victim
-        yield found
+            victims[name] = victim
+        yield victims
 
 
 async def hunt(
@@ -229,12 +229,12 @@ async def hunt(
         for number, case in enumerate(coming(name)):
             if time.monotonic() >= until or number >= each_max:
                 break
-            found = await tried(case, victim)
+            trial = await tried(case, victim)
             report.cases += 1
-            if found.complaints:
-                print(f"suspect {found}", flush=True)
+            if trial.complaints:
+                print(f"suspect {trial}", flush=True)
                 report.suspects.append(case)
-                if any("has ended" in each or "console" in each for each in found.complaints):
+                if any("has ended" in each or "console" in each for each in trial.complaints):
                     await victim.restart()
         if not await victim.ready_again():
             raise AssertionError(f"{name} is not ready after {case} and those before it")
@@ -249,10 +249,10 @@ async def confirm(victims: Mapping[str, Victim], report: Report) -> None:
     for case in report.suspects[:CONFIRMED_MAX]:
         victim = victims[case.victim]
         await victim.restart()
-        found = await tried(case, victim)
-        if found.complaints:
-            report.found.append(found)
-            print(f"FAILED {found}", flush=True)
+        trial = await tried(case, victim)
+        if trial.complaints:
+            report.found.append(trial)
+            print(f"FAILED {trial}", flush=True)
 
 
 async def run(
@@ -265,8 +265,8 @@ async def run(
 ) -> Report:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="bounds-") as folder:
-        wanted = {only.victim} if only else set(FAMILIES)
-        async with field_of_victims(Path(folder), wanted) as victims:
+        families = {only.victim} if only else set(FAMILIES)
+        async with field_of_victims(Path(folder), families) as victims:
             if only is None:
                 until = time.monotonic() + seconds
                 coming = partial(cases, seed=seed, without=without)

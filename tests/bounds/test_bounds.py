@@ -44,8 +44,8 @@ def test_each_kind_of_harm_is_a_complaint() -> None:
         "logged: part_failed": {"bad": ("part_failed",)},
     }
     for words, changed in harm.items():
-        (said,) = complaints(calm, replace(calm, **changed))
-        assert words in said
+        (complaint,) = complaints(calm, replace(calm, **changed))
+        assert words in complaint
     # What was so before is another case's.
     long_ago = replace(calm, turns={TURN_CPU_S_MAX: 5, inf: 6}, bad=("part_failed",))
     assert not list(complaints(long_ago, long_ago))

@@ -54,8 +54,8 @@ def test_the_table_has_the_codes_numbers() -> None:
         "a response with addresses": addresses.NODES_MAX,
         "a FindCoordinator response": addresses.COORDINATORS_MAX,
     }
-    found = limits()
-    assert found == {what: f"{most:,}" for what, most in in_words.items()}
+    values = limits()
+    assert values == {what: f"{most:,}" for what, most in in_words.items()}
 
 
 def test_a_fetch_names_so_many_partitions() -> None:

@@ -109,11 +109,11 @@ class Victim:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """`source`: the address it comes from. Raises OSError."""
         local = None if source is None else (source, 0)
-        found = await asyncio.open_connection(
+        connection = await asyncio.open_connection(
             "127.0.0.1", port, ssl=context, limit=1 << 22, local_addr=local
         )
-        self._opened.add(found[1])
-        return found
+        self._opened.add(connection[1])
+        return connection
 
     def close_what_is_open(self) -> None:
         """Of the present case: an attack may end at any place."""
@@ -139,9 +139,9 @@ class Victim:
 
     async def get(self, path: str) -> tuple[int, str]:
         """Status and text of the console's answer. Raises OSError, TimeoutError."""
-        found = await self._get(path)
+        status_and_body = await self._get(path)
         # This process may have been too busy with its attack to send the request in time.
-        return found if found[0] else await self._get(path)
+        return status_and_body if status_and_body[0] else await self._get(path)
 
     async def _get(self, path: str) -> tuple[int, str]:
         async with asyncio.timeout(BYSTANDER_S_MAX):
@@ -187,11 +187,11 @@ class Victim:
 
     def _bad_lines(self) -> tuple[str, ...]:
         text = self.log_text()
-        found = [line for line in text.splitlines() if not line.startswith("{") and line.strip()]
+        bad_lines = [line for line in text.splitlines() if not line.startswith("{") and line.strip()]
         for line in _LOG_LINE.findall(text):
             if "Traceback" in line or json.loads(line)["event"] in _BAD_EVENTS:
-                found.append(line)
-        return tuple(found)
+                bad_lines.append(line)
+        return tuple(bad_lines)
 
 
 class Bystander:

@@ -34,7 +34,7 @@ _READ_BY_RELAY = (
     ApiKey.DESCRIBE_CLUSTER,
     ApiKey.PRODUCE,
 )
-_HELD = _READ_BY_RELAY[:2] + _READ_BY_RELAY[5:7]
+_HELD_BYTES = _READ_BY_RELAY[:2] + _READ_BY_RELAY[5:7]
 _NAMES = ("distinct", "distinct", "same", "empty", "full", "known")
 _UNREAD_BYTES = 4 << 20  # of a request that the relay passes as it comes
 
@@ -54,7 +54,7 @@ def _api(rng: random.Random, victim: Victim) -> tuple[int, int]:
 def _frame_bytes(victim: Victim, key: int) -> int:
     if victim.broker is None:
         return ArchiveOnlyLimits().request_bytes_max
-    return ServingLimits().held_request_bytes_max if key in _HELD else _UNREAD_BYTES
+    return ServingLimits().held_request_bytes_max if key in _HELD_BYTES else _UNREAD_BYTES
 
 
 def _shape(rng: random.Random, name: str, version: int, frame_bytes: int) -> Shape:
@@ -93,18 +93,18 @@ def requests(rng: random.Random, victim: Victim) -> Attack:
     return Attack(f"{what}; answered {responses and responses.long}", run)
 
 
-def _response_shape(rng: random.Random, key: int, version: int, asked: Shape) -> Shape | None:
+def _response_shape(rng: random.Random, key: int, version: int, expected_shape: Shape) -> Shape | None:
     """None: a good broker's response."""
     paths = blown_messages.arrays_of(blown_messages.message_name(key, "Response"), version)
     if not paths or rng.random() < 0.2:
         return None
-    like = [path for path in paths if asked.long and len(path) == len(asked.long)] or paths
+    like = [path for path in paths if expected_shape.long and len(path) == len(expected_shape.long)] or paths
     return Shape(
         long=rng.choice(like),
-        names=asked.names,
-        frame_bytes=asked.frame_bytes,
-        elements_max=asked.elements_max,
-        counts={tuple(path): count for path, count in asked.counts.items()},
+        names=expected_shape.names,
+        frame_bytes=expected_shape.frame_bytes,
+        elements_max=expected_shape.elements_max,
+        counts={tuple(path): count for path, count in expected_shape.counts.items()},
         odd=rng.choice((0, 0, rng.getrandbits(30))),
         fixed={"ErrorCode": rng.choice((0, 0, 1)), "Offset": 500, "EndOffset": 500},
     )
@@ -131,9 +131,9 @@ def lies(rng: random.Random, victim: Victim) -> Attack:
         return blown_messages.request(key, version, _shape(rng, name, version, 2_000))
 
     async def run(victim: Victim) -> None:
-        own = random.Random(seed)
-        seeds = [sound(own) for _ in range(30)]
-        frames = list(itertools.islice(hostile_frames(own, seeds), count))
+        own_rng = random.Random(seed)
+        seeds = [sound(own_rng) for _ in range(30)]
+        frames = list(itertools.islice(hostile_frames(own_rng, seeds), count))
         async with asyncio.TaskGroup() as tasks:
             for piece in range(0, count, 5):
                 tasks.create_task(exchange(victim, frames[piece : piece + 5]))
@@ -203,12 +203,12 @@ def sessions(rng: random.Random, victim: Victim) -> Attack:
     async def run(victim: Victim) -> None:
         if victim.broker is not None:
             victim.broker.to_hostile = response
-        held = await open_many(victim, count)
-        await asyncio.gather(*(hold(each, number) for number, each in enumerate(held, 1)))
+        connections = await open_many(victim, count)
+        await asyncio.gather(*(hold(each, number) for number, each in enumerate(connections, 1)))
         known = Shape(names="known", fixed={"FetchOffset": 10})
         frame = blown_messages.request(1, 11, known, client="ordinary")
         await asyncio.gather(*(exchange(victim, [frame]) for _ in range(ordinary)))
-        close_all(held)
+        close_all(connections)
 
     return Attack(f"{count} sessions (v{version}) of {names} topics, then ordinary clients", run)
 

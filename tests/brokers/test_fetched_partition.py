@@ -57,7 +57,7 @@ def test_all_versions_are_read(
     version: int, aborted: list[tuple[int, int]], records: bytes | None, offset: int
 ) -> None:
     data = FetchResponse.FetchableTopicResponse.PartitionData
-    found = decode_fetch(
+    partition = decode_fetch(
         payload_of(
             version,
             aborted_transactions=[
@@ -70,26 +70,26 @@ def test_all_versions_are_read(
         version,
         TP,
     )
-    assert (found.error_code, found.high_watermark) == (0, offset)
-    assert (found.last_stable_offset, found.log_start_offset) == (90, 10)
-    assert found.aborted == tuple(aborted)
-    assert bytes(found.records) == (records or b"")
+    assert (partition.error_code, partition.high_watermark) == (0, offset)
+    assert (partition.last_stable_offset, partition.log_start_offset) == (90, 10)
+    assert partition.aborted == tuple(aborted)
+    assert bytes(partition.records) == (records or b"")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_records_are_not_copied(version: int) -> None:
     payload = payload_of(version, records=b"some batches")
-    found = decode_fetch(payload, version, TP)
+    partition = decode_fetch(payload, version, TP)
     at = bytes(payload).index(b"some batches")
     payload[at : at + 4] = b"SOME"
-    assert bytes(found.records) == b"SOME batches"
+    assert bytes(partition.records) == b"SOME batches"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_errors_are_raised_but_for_out_of_range(version: int) -> None:
     out_of_range = payload_of(version, error_code=1, high_watermark=-1, records=None)
-    found = decode_fetch(out_of_range, version, TP)
-    assert (found.error_code, found.high_watermark, bytes(found.records)) == (1, -1, b"")
+    partition = decode_fetch(out_of_range, version, TP)
+    assert (partition.error_code, partition.high_watermark, bytes(partition.records)) == (1, -1, b"")
     with pytest.raises(ClusterError, match=r"orders.*error 56") as raised:
         decode_fetch(payload_of(version, error_code=56), version, TP)
     assert raised.value.error_code == 56

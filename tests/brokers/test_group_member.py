@@ -98,8 +98,8 @@ class Notes(GroupDuties):
         return b"all of it"
 
     def share_out(self, subscriptions: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        ((member_id, wanted),) = subscriptions.items()
-        assert wanted == b"all of it"
+        ((member_id, assignment_bytes),) = subscriptions.items()
+        assert assignment_bytes == b"all of it"
         return {member_id: b"part"}
 
     def assigned(self, part: bytes) -> bool:
@@ -189,10 +189,10 @@ async def test_a_coordinator_that_moves_costs_nothing() -> None:
     coordinator, notes = Coordinator(), Notes()
     async with member_of(coordinator, notes) as member:
         await until(lambda: holds(member))
-        found = coordinator.asked[FIND]
+        finds_before = coordinator.asked[FIND]
         coordinator.errors[HEARTBEAT] = [16]  # NOT_COORDINATOR
         beats = coordinator.asked[HEARTBEAT]
-        await until(lambda: coordinator.asked[FIND] > found)
+        await until(lambda: coordinator.asked[FIND] > finds_before)
         assert holds(member)
         await until(lambda: coordinator.asked[HEARTBEAT] > beats + 3)
         assert holds(member)

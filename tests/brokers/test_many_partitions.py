@@ -60,8 +60,8 @@ class Fleet:
     def leader(self, partition: int) -> int:
         return NODES[(partition + self.moved) % len(NODES)]
 
-    def metadata(self, asked: Any) -> Any:
-        names = [t.name or _name(t.topic_id) for t in asked.topics]
+    def metadata(self, request: Any) -> Any:
+        names = [t.name or _name(t.topic_id) for t in request.topics]
         self.names.append(set(names))
         broker = MetadataResponse.MetadataResponseBroker
         return MetadataResponse(
@@ -99,9 +99,9 @@ class Fleet:
             ],
         )
 
-    def offsets(self, node: int, asked: Any) -> Any:
+    def offsets(self, node: int, request: Any) -> Any:
         """The log of partition n begins at n and ends at 10 n; the last stable offset is 9 n."""
-        factor = 1 if asked.topics[0].partitions[0].timestamp == -2 else 10 - asked.isolation_level
+        factor = 1 if request.topics[0].partitions[0].timestamp == -2 else 10 - request.isolation_level
         responded = ListOffsetsResponse.ListOffsetsTopicResponse
         place = responded.ListOffsetsPartitionResponse
 
@@ -125,11 +125,11 @@ class Fleet:
                         for p in t.partitions
                     ],
                 )
-                for t in asked.topics
+                for t in request.topics
             ],
         )
 
-    def epoch_ends(self, node: int, asked: Any) -> Any:
+    def epoch_ends(self, node: int, request: Any) -> Any:
         """Epoch e of partition n ended at 100 e + n."""
         responded = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
         end = responded.EpochEndOffset
@@ -148,7 +148,7 @@ class Fleet:
 
         topics = [
             responded(topic=t.topic, partitions=[result(t.topic, p) for p in t.partitions])
-            for t in asked.topics
+            for t in request.topics
         ]
         return OffsetForLeaderEpochResponse(throttle_time_ms=0, topics=topics)
 
@@ -199,8 +199,8 @@ async def running(fleet: Fleet, request_max_ms: int = 5_000) -> AsyncIterator[Cl
 
 
 def metadata_request(*names: str) -> Any:
-    asked = MetadataRequest.MetadataRequestTopic
-    return MetadataRequest(topics=[asked(name=name, topic_id=UUID(int=0)) for name in names])
+    request_topic = MetadataRequest.MetadataRequestTopic
+    return MetadataRequest(topics=[request_topic(name=name, topic_id=UUID(int=0)) for name in names])
 
 
 def tps_of(name: str, partitions: int = PARTITIONS) -> list[TopicIdPartition]:
@@ -219,17 +219,17 @@ async def test_topics_are_asked_for_in_one_request_and_known_afterwards() -> Non
     fleet = Fleet()
     async with running(fleet) as cluster:
         impossible = "no/topic"
-        found = await cluster.topics_by_name([*TOPICS, SECRET, "absent", impossible], 0)
+        topics = await cluster.topics_by_name([*TOPICS, SECRET, "absent", impossible], 0)
         assert fleet.names == [{*TOPICS, SECRET, "absent"}]
         for name, topic_id in TOPICS.items():
-            topic = found[name]
+            topic = topics[name]
             assert isinstance(topic, TopicInfo)
             assert (topic.name, topic.topic_id) == (name, topic_id)
             assert topic.leaders == {n: (fleet.leader(n), 7) for n in range(PARTITIONS)}
-        codes = {n: e.error_code for n, e in found.items() if isinstance(e, ClusterError)}
+        codes = {n: e.error_code for n, e in topics.items() if isinstance(e, ClusterError)}
         assert codes == {SECRET: NOT_AUTHORIZED, "absent": UNKNOWN_TOPIC, impossible: UNKNOWN_TOPIC}
         again = await cluster.topics_by_name([*TOPICS, SECRET], 60_000)
-        assert again["topic-0"] is found["topic-0"]
+        assert again["topic-0"] is topics["topic-0"]
         assert fleet.names[1:] == [{SECRET}]
         with pytest.raises(ClusterError) as raised:
             await cluster.topic_by_name(SECRET)
@@ -272,8 +272,8 @@ async def test_edges_of_many_take_three_requests_a_broker() -> None:
     tps = [*tps_of("topic-0"), *tps_of("topic-1"), *tps_of("topic-2")]
     async with running(fleet) as cluster:
         not_before = now()
-        found = await cluster.fetch_log_offsets(tps, not_older_than=not_before)
-        assert found == {tp: log_offsets_of(tp) for tp in tps}
+        log_offsets = await cluster.fetch_log_offsets(tps, not_older_than=not_before)
+        assert log_offsets == {tp: log_offsets_of(tp) for tp in tps}
         assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         assert len(fleet.names) == 1
         # Kept, for one and for many.
@@ -322,8 +322,8 @@ async def test_leaders_that_moved_are_found() -> None:
     async with running(fleet) as cluster:
         await cluster.topics_by_name(TOPICS)
         fleet.moved = 1
-        found = await cluster.fetch_log_offsets(tps, not_older_than=now())
-        assert found == {tp: log_offsets_of(tp) for tp in tps}
+        log_offsets = await cluster.fetch_log_offsets(tps, not_older_than=now())
+        assert log_offsets == {tp: log_offsets_of(tp) for tp in tps}
 
 
 async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
@@ -332,16 +332,16 @@ async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
     tps = tps_of("topic-0", 10)
     absent = TopicIdPartition(TOPICS["topic-0"], "topic-0", PARTITIONS)
     async with running(fleet, request_max_ms=1_500) as cluster:
-        wanted = [*tps, absent]
-        asking = asyncio.ensure_future(cluster.fetch_log_offsets(wanted, not_older_than=now()))
+        tps_and_absent = [*tps, absent]
+        asking = asyncio.ensure_future(cluster.fetch_log_offsets(tps_and_absent, not_older_than=now()))
         while cluster.cached_log_offsets(tps[3]) is None:  # noqa: ASYNC110 - a broker's response
             await asyncio.sleep(0.001)
         assert not asking.done()  # known although the whole is not
-        found = await asking
-        assert {t: e for t, e in found.items() if isinstance(e, LogOffsets)} == {
+        results = await asking
+        assert {t: e for t, e in results.items() if isinstance(e, LogOffsets)} == {
             tp: log_offsets_of(tp) for tp in tps if tp.partition != 4
         }
-        codes = {t.partition: e.error_code for t, e in found.items() if isinstance(e, ClusterError)}
+        codes = {t.partition: e.error_code for t, e in results.items() if isinstance(e, ClusterError)}
         assert codes == {4: BROKEN_DISK, PARTITIONS: UNKNOWN_TOPIC}
 
 
@@ -377,11 +377,11 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
     fleet = Fleet()
     response = fleet.metadata(metadata_request("topic-1", SECRET))
     decoded = await decode_metadata(memoryview(encode(response, version, 9))[4:], version)
-    told = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
+    topic_key = TOPICS["topic-1"] if version >= 10 else UUID(int=0)
     leaders = {n: (fleet.leader(n), 7 if version >= 7 else -1) for n in range(PARTITIONS)}
     assert decoded == ClusterMetadata(
         dict.fromkeys(NODES, ("127.0.0.1", 0)),
-        [TopicInfo(told, "topic-1", False, leaders)],
+        [TopicInfo(topic_key, "topic-1", False, leaders)],
         {SECRET: NOT_AUTHORIZED},
         "c",
     )
@@ -392,9 +392,9 @@ async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
 
     async def told(*names: str, version: int = 12) -> ClusterMetadata:
         payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[4:]
-        found = await same.decode(payload, version, names)
-        assert found == await decode_metadata(payload, version)
-        return found
+        decoded = await same.decode(payload, version, names)
+        assert decoded == await decode_metadata(payload, version)
+        return decoded
 
     first, other = await told("topic-1"), await told("topic-2")
     assert await told("topic-1") is first
@@ -429,21 +429,21 @@ async def test_partitions_whose_replicas_differ_are_read_as_well(version: int) -
 
 @pytest.mark.parametrize("version", range(2, 12))
 def test_list_offsets_is_written_as_kafka_does(version: int) -> None:
-    wanted = {"a": [(0, 5), (300, -1)], "b": [(1, 0)]}
-    body = b"".join(list_offsets.write_request(version, 1, wanted, -2))
+    partitions_by_topic = {"a": [(0, 5), (300, -1)], "b": [(1, 0)]}
+    body = b"".join(list_offsets.write_request(version, 1, partitions_by_topic, -2))
     parsed = list(list_offsets.partitions_in(body, 0, version))
     assert body.startswith(b"\xff\xff\xff\xff\x01")  # replica id and isolation level
     assert parsed == [(("a", 0), -2), (("a", 300), -2), (("b", 1), -2)]
     if version <= 10:  # as far as kafka-python knows
-        asked = ListOffsetsRequest.decode(body, version=version)
-        assert {t.name: [p.partition_index for p in t.partitions] for t in asked.topics} == {
+        request = ListOffsetsRequest.decode(body, version=version)
+        assert {t.name: [p.partition_index for p in t.partitions] for t in request.topics} == {
             "a": [0, 300],
             "b": [1],
         }
-        epochs = [p.current_leader_epoch for t in asked.topics for p in t.partitions]
+        epochs = [p.current_leader_epoch for t in request.topics for p in t.partitions]
         assert epochs == ([5, -1, 0] if version >= 4 else [-1, -1, -1])
     else:
-        assert body == b"".join(list_offsets.write_request(10, 1, wanted, -2))
+        assert body == b"".join(list_offsets.write_request(10, 1, partitions_by_topic, -2))
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
@@ -451,10 +451,10 @@ def test_epoch_questions_are_written_as_kafka_does(version: int) -> None:
     body = b"".join(offset_for_leader_epoch.write_request(version, {"a": [(0, 5, 4), (3, 6, 1)]}))
     parsed = list(offset_for_leader_epoch.partitions_in(body, 0, version))
     assert parsed == [(("a", 0), 4), (("a", 3), 1)]
-    asked = OffsetForLeaderEpochRequest.decode(body, version=version)
-    assert [p.current_leader_epoch for p in asked.topics[0].partitions] == [5, 6]
-    assert [p.leader_epoch for p in asked.topics[0].partitions] == [4, 1]
-    assert version < 3 or asked.replica_id == -1
+    request = OffsetForLeaderEpochRequest.decode(body, version=version)
+    assert [p.current_leader_epoch for p in request.topics[0].partitions] == [5, 6]
+    assert [p.leader_epoch for p in request.topics[0].partitions] == [4, 1]
+    assert version < 3 or request.replica_id == -1
 
 
 async def test_epochs_of_many_take_one_request_a_broker() -> None:

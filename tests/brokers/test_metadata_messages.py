@@ -32,9 +32,9 @@ def test_every_value_has_its_offset(compression: int) -> None:
 
 
 def test_a_record_without_a_value_is_passed() -> None:
-    found = list(values_in(batch(3, [None, b"a", None])))
-    assert [value for _, value in found if value is not None] == [b"a"]
-    assert max(offset for offset, _ in found) == 5
+    values_read = list(values_in(batch(3, [None, b"a", None])))
+    assert [value for _, value in values_read if value is not None] == [b"a"]
+    assert max(offset for offset, _ in values_read) == 5
 
 
 def test_a_batch_that_is_cut_off_is_left_for_the_next_read() -> None:

@@ -34,8 +34,8 @@ class AskingBroker(BrokerConnection):
             return SaslAuthenticateResponse(error_code=58, error_message="no", auth_bytes=b"")
         nonce = message.auth_bytes.decode().partition(",r=")[2]
         salt = base64.b64encode(b"salt").decode()
-        said = f"r={nonce}more,s={salt},i={self._iterations}".encode()
-        return SaslAuthenticateResponse(error_code=0, error_message=None, auth_bytes=said)
+        server_first = f"r={nonce}more,s={salt},i={self._iterations}".encode()
+        return SaslAuthenticateResponse(error_code=0, error_message=None, auth_bytes=server_first)
 
     def close(self) -> None:
         self.closed = True
@@ -84,6 +84,6 @@ def test_a_password_in_plaintext_is_warned_of(
         sasl_credentials(
             config(sasl_mechanism=mechanism, security_protocol=protocol, bootstrap=bootstrap)
         )
-    found = [line for line in logs if line["event"] == "credentials_in_plaintext"]
-    assert len(found) == warned
+    warnings = [line for line in logs if line["event"] == "credentials_in_plaintext"]
+    assert len(warnings) == warned
     assert "5ecret" not in str(logs)

@@ -109,8 +109,8 @@ async def test_who_waited_for_a_failure_is_freed_without_a_collection_of_garbage
     alive: WeakSet[Kept] = WeakSet()
 
     async def caller(wait: Wait) -> None:
-        kept = Kept()
-        alive.add(kept)
+        kept_object = Kept()
+        alive.add(kept_object)
         with contextlib.suppress(ClusterError):
             await wait()
 

@@ -32,8 +32,8 @@ def log_of(records: int) -> Log:
 
 def told(log: Log, followers: list[Follower], acts: list[Act], seconds: float) -> list[str]:
     place = _Place("one", log, followers)
-    said = [place.look(1.0, acts) for _ in range(int(seconds) + 2)]
-    return [each for each in said if each]
+    complaints = [place.look(1.0, acts) for _ in range(int(seconds) + 2)]
+    return [each for each in complaints if each]
 
 
 def test_who_stands_with_more_to_read_is_told_once() -> None:
@@ -41,8 +41,8 @@ def test_who_stands_with_more_to_read_is_told_once() -> None:
     reader = follower(log)
     reader.courses[log.name].position = 5
     assert not told(log, [reader], [], STANDS_S_MAX - 2)
-    [said] = told(log, [reader], [], 3 * STANDS_S_MAX)
-    assert said.startswith("one, chaos-plain-0: stands at 5, 15 behind")
+    [complaint] = told(log, [reader], [], 3 * STANDS_S_MAX)
+    assert complaint.startswith("one, chaos-plain-0: stands at 5, 15 behind")
 
 
 def test_who_has_read_all_or_gets_on_stands_nowhere() -> None:
@@ -80,9 +80,9 @@ def test_what_explains_it(kind: Kind, target: str, at_the_tail: bool, in_the_arc
     act = Act(0.0, kind, target, 5.0)
     assert explains(act, ["proxy 1"], needs_archive=False) is at_the_tail
     assert explains(act, ["proxy 1"], needs_archive=True) is in_the_archive
-    for records, wanted in ((20, at_the_tail), (AT_THE_TAIL_RECORDS + 2, in_the_archive)):
+    for records, is_explained in ((20, at_the_tail), (AT_THE_TAIL_RECORDS + 2, in_the_archive)):
         log = log_of(records)
-        assert bool(told(log, [follower(log)], [act], 2 * STANDS_S_MAX)) is not wanted
+        assert bool(told(log, [follower(log)], [act], 2 * STANDS_S_MAX)) is not is_explained
 
 
 def test_a_fault_explains_for_a_while_after_its_end() -> None:

@@ -35,8 +35,8 @@ def fetchproxy(
 def output_of(*arguments: str, stdin: str | None = None) -> str:
     """What it prints; it must end well."""
     done = fetchproxy(*arguments, stdin=stdin)
-    said = f"{arguments[0]}: {done.returncode}\n{done.stdout}{done.stderr}"
-    assert done.returncode == 0, said
+    outcome = f"{arguments[0]}: {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, outcome
     return done.stdout
 
 

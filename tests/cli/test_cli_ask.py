@@ -96,11 +96,11 @@ def said(*arguments: str, code: int = 0) -> str:
 
 
 def test_top_shows_who_reads(console: ServedConsole) -> None:
-    shown = said("top", "--once", "--console", console.url)
-    assert "fetchproxy" in shown
-    assert "billing" in shown
+    output = said("top", "--once", "--console", console.url)
+    assert "fetchproxy" in output
+    assert "billing" in output
     for harm in ("\x1b", "\u202e", "\r"):
-        assert harm not in shown
+        assert harm not in output
     rows = json.loads(said("top", "--json", "--rows", "2", "--console", console.url))
     assert [(row["store_bytes"], row["gets"]) for row in rows] == [(2_000_000, 7)] * 2
     assert rows[0]["served_bytes_per_s"] is None  # nothing to compare with yet
@@ -116,18 +116,18 @@ def test_rates_are_since_the_look_before() -> None:
 
 
 def test_topics_lag_and_groups_of_a_process(console: ServedConsole) -> None:
-    asked = ("--console", console.url)
-    assert "orders" in said("topics", *asked)
-    rows = json.loads(said("topics", "--json", *asked))
+    options = ("--console", console.url)
+    assert "orders" in said("topics", *options)
+    rows = json.loads(said("topics", "--json", *options))
     assert [(row["topic"], row["partitions"]) for row in rows] == [("orders", 2)]
-    rows = json.loads(said("lag", "--topic", "orders", "--json", *asked))
+    rows = json.loads(said("lag", "--topic", "orders", "--json", *options))
     assert [row["archive_end"] for row in rows] == [100, 101]
-    assert rows == json.loads(said("lag", "--json", *asked))
-    assert "archive end" in said("lag", *asked)
-    assert "/api/topics/none/partitions" in said("lag", "--topic", "none", *asked, code=2)
-    rows = json.loads(said("groups", "list", "--json", *asked))
+    assert rows == json.loads(said("lag", "--json", *options))
+    assert "archive end" in said("lag", *options)
+    assert "/api/topics/none/partitions" in said("lag", "--topic", "none", *options, code=2)
+    rows = json.loads(said("groups", "list", "--json", *options))
     assert [(row["group"], row["gets"]) for row in rows] == [("billing", 7)]
-    assert "billing" in said("groups", "list", *asked)
+    assert "billing" in said("groups", "list", *options)
 
 
 def test_without_a_console_there_is_one_line_that_says_so() -> None:
@@ -161,8 +161,8 @@ def test_a_bundle_says_first_what_it_holds(console: ServedConsole, tmp_path: Pat
     out = tmp_path / "bundle.zip"
     options = ("--interval", "0", "--out", str(out), "--partition", "orders:1")
     options += ("--partition", "none:0")
-    shown = said("bundle", "--console", console.url, *options)
-    assert "It holds no records" in shown
+    output = said("bundle", "--console", console.url, *options)
+    assert "It holds no records" in output
     assert stat.S_IMODE(os.stat(out).st_mode) == 0o600
     with zipfile.ZipFile(out) as zipped:
         names = zipped.namelist()
@@ -171,9 +171,9 @@ def test_a_bundle_says_first_what_it_holds(console: ServedConsole, tmp_path: Pat
     assert parts["README.txt"].startswith("A bundle about one process of fetchproxy")
     assert "segments/none-0.json: missing" in parts["README.txt"]
     assert json.loads(parts["segments/orders-1.json"])[0]["last_offset"] == 100
-    wanted = {"process.json", "status.json", "metrics-1.txt", "metrics-2.txt", "log.jsonl"}
-    wanted |= {f"{name}.json" for name in ("conditions", "topics", "readers", "groups")}
-    assert wanted <= set(names)
+    expected = {"process.json", "status.json", "metrics-1.txt", "metrics-2.txt", "log.jsonl"}
+    expected |= {f"{name}.json" for name in ("conditions", "topics", "readers", "groups")}
+    assert expected <= set(names)
     assert json.loads(parts["log.jsonl"])["event"] == "begun"
     assert "hunter2" not in "".join(parts.values())  # the collector's store has it in its URL
     assert "exists" in said("bundle", "--console", console.url, *options, code=2)

@@ -46,9 +46,9 @@ def test_each_key_is_printed_with_its_default_and_its_meaning(tmp_path: Path) ->
     tables = tomllib.loads(text)
     assert {f"{s}.{name}" for s, table in tables.items() for name in table} == set(all_keys())
     assert read(text, tmp_path) == Config()
-    said = " ".join(text.replace("\n# ", " ").split())
+    flat_text = " ".join(text.replace("\n# ", " ").split())
     for key in all_keys().values():
-        assert meaning_of(key) in said, key.dotted
+        assert meaning_of(key) in flat_text, key.dotted
     assert max(len(line) for line in text.splitlines()) < 200
 
 
@@ -89,11 +89,11 @@ def test_secrets_are_not_printed(option: tuple[str, ...], tmp_path: Path) -> Non
 def test_each_value_is_shown_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('[archive]\n\ntopics = "t.*"\n')
-    shown = printed(
+    output = printed(
         "--show", "--set", "gateway.connections_max=5", "--set", "process.memory_bytes_max=800MiB",
         env={"FETCHPROXY_LOG_LEVEL": "debug", "FETCHPROXY_CONFIG": str(file)},
     )  # fmt: skip
-    lines = {line.split(" = ")[0]: line.split(" = ")[1].split() for line in shown.splitlines()}
+    lines = {line.split(" = ")[0]: line.split(" = ")[1].split() for line in output.splitlines()}
     assert set(lines) == set(all_keys())
     assert lines["archive.topics"] == ['"t.*"', f"{file}:3"]
     assert lines["gateway.connections_max"] == ["5", "--set", "gateway.connections_max"]

@@ -24,10 +24,10 @@ fetchproxy_store_request_errors_total{operation="get",error="B"} 4.0
 
 
 def test_series_are_summed_up_and_known_by_their_label() -> None:
-    found = figures_in(SCRAPE)
-    assert found[COMPLETED] == 5
-    assert found[COMPLETED + "{data}"] == 3
-    assert found["fetchproxy_store_request_errors_total"] == 5
+    figures = figures_in(SCRAPE)
+    assert figures[COMPLETED] == 5
+    assert figures[COMPLETED + "{data}"] == 3
+    assert figures["fetchproxy_store_request_errors_total"] == 5
 
 
 def look(at: float, data: int, deadline: int = 0, waiting: int = 0) -> tuple[float, Sums]:
@@ -50,8 +50,8 @@ def test_the_longest_wait_is_the_longest_time_without_records_while_readers_wait
         look(7, 11, deadline=4),
         look(8, 13, deadline=4),
     ]
-    found = felt(looks)
-    assert (found.longest_wait_s, found.empty_responses) == (3, 4)
+    summary = felt(looks)
+    assert (summary.longest_wait_s, summary.empty_responses) == (3, 4)
 
 
 def test_without_readers_nothing_was_felt() -> None:
@@ -72,8 +72,8 @@ def test_a_console_with_a_token_gets_it(tmp_path: Path) -> None:
         refused = fetchproxy(*command, *console)
         assert refused.returncode == 2
         assert "give --token-file" in refused.stderr
-        for given in (("--token-file", str(token)), ("--set", f"console.token_file={token}")):
-            done = fetchproxy(*command, *console, *given)
+        for token_options in (("--token-file", str(token)), ("--set", f"console.token_file={token}")):
+            done = fetchproxy(*command, *console, *token_options)
             assert done.returncode == 0, done.stderr
             assert "store-slow is over" in done.stdout
         assert len(proxy.logged("drill_began")) == 2

@@ -108,7 +108,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["report", "--out", "FILE"], "FILE"),
         (["backfill", "--topics", "orders", "--parquet", "FILE"], "the output FILE cannot be"),
@@ -122,7 +122,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
     ],
 )
 def test_a_job_that_cannot_read_or_write_ends_with_a_line(
-    cli: CliRunner, archive: WrittenArchive, tmp_path: Path, arguments: list[str], said: str
+    cli: CliRunner, archive: WrittenArchive, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     """A file where a folder has to be; a damaged index, of which a search by time has need."""
     file = tmp_path / "file"
@@ -130,11 +130,11 @@ def test_a_job_that_cannot_read_or_write_ends_with_a_line(
     if "FOLDER" in arguments:
         archive.path(archive.segments[0], SegmentFile.INDEX).write_bytes(b"damaged")
     places = {"FILE": str(file), "FOLDER": str(tmp_path / "out")}
-    given = [places.get(argument, argument) for argument in arguments]
-    result = cli.invoke(app, [*given, "--store", archive.url])
+    command_line = [places.get(argument, argument) for argument in arguments]
+    result = cli.invoke(app, [*command_line, "--store", archive.url])
     assert result.exit_code == 2, result.output
     assert isinstance(result.exception, SystemExit)
-    assert said.replace("FILE", str(file)) in result.stderr
+    assert message.replace("FILE", str(file)) in result.stderr
     assert "Traceback" not in result.stderr
 
 

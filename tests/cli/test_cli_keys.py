@@ -148,9 +148,9 @@ def test_a_run_that_ends_at_any_write_is_gone_on_with(operator: Operator) -> Non
     operator.types("generate", str(operator.ring))
     operator.archives(0, 1, 2)
     for after in (False, True):
-        for left in range(3):
+        for writes_left in range(3):
             operator.types("rotate", str(operator.ring))
-            Ending.left, Ending.after = left, after
+            Ending.left, Ending.after = writes_left, after
 
             async def ended() -> None:
                 store = Ending(operator.store)
@@ -161,7 +161,7 @@ def test_a_run_that_ends_at_any_write_is_gone_on_with(operator: Operator) -> Non
 
             asyncio.run(ended())
             assert [operator.reads(number) for number in range(3)] == [LOG] * 3
-            done = left + after
+            done = writes_left + after
             assert f"encrypted anew: {3 - done} data key" in operator.rewraps().output
             active = read_keys(operator.ring).active
             keys = read_keys(operator.ring)
@@ -189,12 +189,12 @@ def test_a_place_that_is_none_is_refused(url: str) -> None:
 
 
 def test_a_disk_cache_would_hold_records_in_the_clear() -> None:
-    given = {
+    environment = {
         "FETCHPROXY_STORE_ENCRYPTION_KEYS": "/etc/keys.json",
         "FETCHPROXY_REMOTE_FETCH_DISK_CACHE_DIR": "/var/cache",
     }
     with pytest.raises(ConfigError, match="disk cache would hold unencrypted records"):
-        load_config(None, given, [])
+        load_config(None, environment, [])
 
 
 def test_the_log_objects_are_the_only_large_ones(operator: Operator) -> None:

@@ -141,9 +141,9 @@ USERS_ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("args", "said"), USERS_ERRORS, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("args", "message"), USERS_ERRORS, ids=lambda value: str(value)[:60])
 def test_users_errors_are_one_line_and_exit_code_2(
-    cli: CliRunner, args: list[str], said: str
+    cli: CliRunner, args: list[str], message: str
 ) -> None:
     env = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "FETCHPROXY_LOG_LEVEL": "error"}
     result = cli.invoke(app, args, env=env)
@@ -151,7 +151,7 @@ def test_users_errors_are_one_line_and_exit_code_2(
     assert result.stdout == ""
     assert result.stderr.startswith("fetchproxy: ")
     assert result.stderr.count("\n") == 1
-    assert said.lower() in result.stderr.lower()
+    assert message.lower() in result.stderr.lower()
 
 
 def test_an_unknown_variable_stops_the_start(cli: CliRunner) -> None:
@@ -161,7 +161,7 @@ def test_an_unknown_variable_stops_the_start(cli: CliRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["orders-0"], "use one of --keep, --truncate and --new-history"),
         (["orders-0", "--keep", "--truncate"], "use one of --keep, --truncate and --new-history"),
@@ -169,9 +169,9 @@ def test_an_unknown_variable_stops_the_start(cli: CliRunner) -> None:
     ],
 )
 def test_resolve_asks_for_one_answer_about_one_partition(
-    cli: CliRunner, tmp_path: Path, arguments: list[str], said: str
+    cli: CliRunner, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     store = ["--store", tmp_path.as_uri(), "--bootstrap", "127.0.0.1:1"]
     result = cli.invoke(app, ["resolve", *arguments, *store])
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output

@@ -41,13 +41,13 @@ def running(*args: str) -> Iterator[subprocess.Popen[str]]:
 def event(process: subprocess.Popen[str], name: str) -> dict[str, str]:
     """The next log line of this name; fails when the process ends without it."""
     assert process.stderr is not None
-    seen = []
+    lines = []
     for line in process.stderr:
-        seen.append(line)
+        lines.append(line)
         entry: dict[str, str] = json.loads(line)
         if entry["event"] == name:
             return entry
-    raise AssertionError(f"no {name} in {seen}")
+    raise AssertionError(f"no {name} in {lines}")
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,11 @@ def test_once_copies_all_that_is_there(archive: Path) -> None:
     )
     assert list(rows[0]) == keys.split()
     for partition in range(4):
-        own = [row for row in rows if row["partition"] == partition]
-        assert len(own) > 1
-        assert own[0]["base_offset"] == 0
-        assert own[-1]["last_offset"] == 499
-        for before, after in pairwise(own):
+        own_rows = [row for row in rows if row["partition"] == partition]
+        assert len(own_rows) > 1
+        assert own_rows[0]["base_offset"] == 0
+        assert own_rows[-1]["last_offset"] == 499
+        for before, after in pairwise(own_rows):
             assert after["base_offset"] == before["last_offset"] + 1
     assert {row["state"] for row in rows} == {"COPY_SEGMENT_FINISHED"}
 
@@ -106,10 +106,10 @@ def test_deleted_segments_are_told_apart(archive: Path, tmp_path: Path) -> None:
     partition = next((tmp_path / "copy").glob("orders-*/0"))
     (partition / f"{300:020d}.log-start-offset").write_text("{}")
     done = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri(), "--json")
-    own = [row for row in json.loads(done.stdout) if row["partition"] == 0]
-    assert {row["log_start_offset"] for row in own} == {300}
-    deleted = sum(row["last_offset"] < 300 for row in own)
-    assert 0 < deleted < len(own)
+    own_rows = [row for row in json.loads(done.stdout) if row["partition"] == 0]
+    assert {row["log_start_offset"] for row in own_rows} == {300}
+    deleted = sum(row["last_offset"] < 300 for row in own_rows)
+    assert 0 < deleted < len(own_rows)
     done = fetchproxy("segments", "--store", (tmp_path / "copy").as_uri())
     # A line that goes to a file or to a program is whole.
     whole = [line for line in done.stdout.splitlines() if line.endswith("D, below the log start")]
@@ -152,17 +152,17 @@ def test_verify_is_clean_then_names_the_fault(archive: Path, tmp_path: Path) -> 
     assert done.stdout.endswith(": 1 fault\n")
     done = fetchproxy("verify", "--store", copy.as_uri(), "--json")
     assert done.returncode == 1
-    said = json.loads(done.stdout)
-    assert (said["verdict"], said["partitions"]) == ("1 fault", 4)
-    assert said["faults"][0]["object_key"].endswith(log.name)
+    report = json.loads(done.stdout)
+    assert (report["verdict"], report["partitions"]) == ("1 fault", 4)
+    assert report["faults"][0]["object_key"].endswith(log.name)
     refused = fetchproxy("verify", "--store", copy.as_uri(), "--json", "--repair")
     assert (refused.returncode, refused.stdout) == (2, "")
 
 
 def test_the_exit_codes_of_verify_are_in_its_help() -> None:
-    said = " ".join(fetchproxy("verify", "--help").stdout.split())
+    help_text = " ".join(fetchproxy("verify", "--help").stdout.split())
     for code in ("0 no faults", "1 faults", "2 it could not be checked", "130 interrupted"):
-        assert code in said
+        assert code in help_text
 
 
 def test_verify_repairs_what_the_log_says_again(archive: Path, tmp_path: Path) -> None:
@@ -219,8 +219,8 @@ def test_records_that_the_brokers_deleted_first_end_once_with_a_list_and_a_code(
             r"more often",
             last,
         )
-        told = fetchproxy("verify", "--store", tmp_path.as_uri())
-        assert last.split(": ")[2] in told.stdout
+        verify_run = fetchproxy("verify", "--store", tmp_path.as_uri())
+        assert last.split(": ")[2] in verify_run.stdout
         assert once().returncode == 0  # once for each gap
 
 

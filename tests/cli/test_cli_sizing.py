@@ -27,24 +27,24 @@ def test_the_pages_command_prints_the_pages_rows() -> None:
 
 
 def test_json_has_load_prices_and_every_figure() -> None:
-    found = json.loads(output_of(*WORDS, "--json"))
-    assert found.pop("load") == asdict(EXAMPLE)
-    assert found.pop("prices") == asdict(EXAMPLE_PRICES)
-    assert found == asdict(estimate(EXAMPLE, EXAMPLE_PRICES))
+    figures = json.loads(output_of(*WORDS, "--json"))
+    assert figures.pop("load") == asdict(EXAMPLE)
+    assert figures.pop("prices") == asdict(EXAMPLE_PRICES)
+    assert figures == asdict(estimate(EXAMPLE, EXAMPLE_PRICES))
 
 
 def test_segments_metadata_and_retention_are_those_of_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "fetchproxy.toml"
     file.write_text('[archive]\nsegment_bytes_max = "256MiB"\nremote_log_retention_ms = "30d"\n')
-    given = ("sizing", "--mb-per-s", "1", "--partitions", "2", "--config", str(file), "--json")
-    load = json.loads(output_of(*given, "--set", "metadata.manager=topic"))["load"]
+    command = ("sizing", "--mb-per-s", "1", "--partitions", "2", "--config", str(file), "--json")
+    load = json.loads(output_of(*command, "--set", "metadata.manager=topic"))["load"]
     assert (load["segment_bytes"], load["manager"]) == (256 * 1024 * 1024, "topic")
     assert load["retention_days"] == 30
-    assert json.loads(output_of(*given, "--days", "7"))["load"]["retention_days"] == 7
+    assert json.loads(output_of(*command, "--days", "7"))["load"]["retention_days"] == 7
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("arguments", "words"),
     [
         (["--set", "prices.put_usd_per_1000=-1"], "prices.put_usd_per_1000"),
         (["--set", "prices.put_usd_per_1000=inf"], "prices.put_usd_per_1000"),
@@ -53,7 +53,7 @@ def test_segments_metadata_and_retention_are_those_of_the_configuration(tmp_path
         (["--days", "inf"], "retention_days = inf: expected a number"),
     ],
 )
-def test_what_cannot_be_used_is_named(given: list[str], words: str) -> None:
-    done = fetchproxy("sizing", "--mb-per-s", "1", "--partitions", "1", *given)
+def test_what_cannot_be_used_is_named(arguments: list[str], words: str) -> None:
+    done = fetchproxy("sizing", "--mb-per-s", "1", "--partitions", "1", *arguments)
     assert done.returncode == 2
     assert words in " ".join(done.stderr.split())

@@ -153,8 +153,8 @@ def test_version_loads_no_part_of_the_program() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     _, *modules = done.stdout.split("\n")
-    ours = [name for name in modules if name.startswith("fetchproxy")]
-    assert len(ours) <= LOADED_MAX, ours
+    own_modules = [name for name in modules if name.startswith("fetchproxy")]
+    assert len(own_modules) <= LOADED_MAX, own_modules
     for large in ("aiohttp", "botocore", "pydantic", "structlog", "kafka", "asyncio", "obstore"):
         assert large not in modules
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -33,7 +33,7 @@ def test_the_soft_limit_goes_up_to_the_hard_one(
 ) -> None:
     taken: list[Limits] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: taken.append(wanted))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: taken.append(limits))
     with capture_logs() as logged:
         assert raise_open_files_max(20_000) == hard
     assert taken == [(hard, hard)]
@@ -41,7 +41,7 @@ def test_the_soft_limit_goes_up_to_the_hard_one(
 
 
 def test_a_system_that_refuses_leaves_the_limit_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: int, wanted: Limits) -> None:
+    def refuse(_: int, limits: Limits) -> None:
         raise ValueError("current limit exceeds maximum limit")
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1 << 40))
@@ -90,8 +90,8 @@ def test_clients_leave_files_for_all_else(tmp_path: Path) -> None:
     try:
         assert process.stderr is not None
         lines = (json.loads(line) for line in process.stderr)
-        found = next(line for line in lines if line["event"] == "gateway_listening")
-        gateway = found["host"], found["port"]
+        listening = next(line for line in lines if line["event"] == "gateway_listening")
+        gateway = listening["host"], listening["port"]
         for _ in range(LOW + 50):
             clients.append(socket.create_connection(gateway))
         with urllib.request.urlopen(f"http://127.0.0.1:{console}/healthz", timeout=60) as response:

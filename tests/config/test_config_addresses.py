@@ -106,10 +106,10 @@ def test_a_host_that_clients_cannot_be_told_is_refused_by_its_key_with_the_reaso
 ) -> None:
     with pytest.raises(ConfigError) as refused:
         load_config(None, {"FETCHPROXY_GATEWAY_ADVERTISE_HOST": text})
-    said = str(refused.value)
-    assert said.startswith(f"gateway.advertise_host = {text!r} (FETCHPROXY_GATEWAY_ADVERTISE_HOST)")
+    message = str(refused.value)
+    assert message.startswith(f"gateway.advertise_host = {text!r} (FETCHPROXY_GATEWAY_ADVERTISE_HOST)")
     for words in ("without a port", "gateway.node_map", "sni_node_pattern", "0.0.0.0"):
-        assert words in said
+        assert words in message
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "0:0::0"])

@@ -27,7 +27,7 @@ def test_a_member_of_a_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignments", "said"),
+    ("assignments", "message"),
     [
         (["archive.log_dirs=data,/c"], "expected absolute paths"),
         (["archive.log_dirs=/c,"], "expected absolute paths"),
@@ -42,6 +42,6 @@ def test_a_member_of_a_group() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(assignments: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_meant_is_refused(assignments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         loaded(*assignments)

@@ -17,7 +17,7 @@ def test_attachments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("orders", "expected NAME=STORE_URL#TOPIC"),
         ("a=file:///x", "expected NAME=STORE_URL#TOPIC"),
@@ -27,8 +27,8 @@ def test_attachments() -> None:
         ("a=file:///x#t a=file:///y#t", "a is given twice"),
     ],
 )
-def test_what_is_wrong_is_named(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_is_wrong_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_attachments(text)
 
 

@@ -188,10 +188,10 @@ def test_faults_of_all_places_are_named_at_once(tmp_path: Path) -> None:
         load_config(file, environ, [parse_assignment("console.listen=nowhere")])
     faults = caught.value.faults
     assert len(faults) == 6
-    for said in (f"connections_max = 0 ({file}:2)", f"gateway.listn ({file}:3)", f"({file}:5)",
+    for message in (f"connections_max = 0 ({file}:2)", f"gateway.listn ({file}:3)", f"({file}:5)",
                  "FETCHPROXY_STORE_ULR", "'loud' (FETCHPROXY_LOG_LEVEL)",
                  "(--set console.listen)"):  # fmt: skip
-        assert sum(said in fault for fault in faults) == 1, said
+        assert sum(message in fault for fault in faults) == 1, message
 
 
 def test_keys_that_contradict_each_other_are_all_named() -> None:

@@ -12,12 +12,12 @@ from fetchproxy.errors import ConfigError
 
 
 def test_addresses_and_networks() -> None:
-    found = parse_networks("10.0.0.7, 10.1.0.0/16,2001:db8::/32")
-    assert found == tuple(map(ip_network, ("10.0.0.7/32", "10.1.0.0/16", "2001:db8::/32")))
+    networks = parse_networks("10.0.0.7, 10.1.0.0/16,2001:db8::/32")
+    assert networks == tuple(map(ip_network, ("10.0.0.7/32", "10.1.0.0/16", "2001:db8::/32")))
 
 
 @pytest.mark.parametrize("text", ["balancer", "10.0.0.1/24", "10.0.0.0/33", "10.0.0.1:9192", "all"])
 def test_what_is_refused(text: str) -> None:
-    given = [Setting("gateway.proxy_protocol_from", text, "test")]
+    settings = [Setting("gateway.proxy_protocol_from", text, "test")]
     with pytest.raises(ConfigError, match="expected IP addresses or networks"):
-        load_config(None, {}, given)
+        load_config(None, {}, settings)

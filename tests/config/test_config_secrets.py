@@ -20,7 +20,7 @@ def test_names_that_are_no_secrets(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "masked"),
     [
         ("s3://me:pw@bucket/x", f"s3://{MASK}@bucket/x"),
         ("http://h/?secret_key=abc&region=eu", f"http://h/?secret_key={MASK}&region=eu"),
@@ -30,8 +30,8 @@ def test_names_that_are_no_secrets(name: str) -> None:
         ("file:///a@b", "file:///a@b"),
     ],
 )
-def test_texts(text: str, shown: str) -> None:
-    assert mask_text(text) == shown
+def test_texts(text: str, masked: str) -> None:
+    assert mask_text(text) == masked
 
 
 @pytest.mark.parametrize("piece", ["e", "token", "a.", "token=", "a://", 'token="', " ", "token "])

@@ -66,15 +66,15 @@ def test_the_same_from_file_variable_and_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["-1", "1d"])
 def test_limits_of_retention_that_are_off_or_have_a_unit(text: str) -> None:
     setting = parse_assignment(f"archive.remote_log_retention_ms={text}")
-    found = load_config(None, {}, [setting]).archive.remote_log_retention_ms
-    assert found == {"-1": -1, "1d": 86_400_000}[text]
+    retention_ms = load_config(None, {}, [setting]).archive.remote_log_retention_ms
+    assert retention_ms == {"-1": -1, "1d": 86_400_000}[text]
 
 
 def test_overrides_take_units() -> None:
-    (found,) = parse_retention_overrides(
+    (override,) = parse_retention_overrides(
         '{"t": {"local_retention_ms": "7d", "remote_log_retention_bytes": "64GiB"}}'
     )
-    assert (found.local_retention_ms, found.remote_log_retention_bytes) == (
+    assert (override.local_retention_ms, override.remote_log_retention_bytes) == (
         7 * 86_400_000,
         64 * 1024 * MiB,
     )

@@ -61,17 +61,17 @@ def test_what_somebody_has_set_stays_and_the_rest_goes_without() -> None:
 
 
 def test_what_cannot_fit_stops_the_start_and_is_named() -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as refusal:
         loaded(process__memory_bytes_max=512 * MiB, remote_fetch__chunk_cache_bytes_max=600 * MiB)
     for word in ("process.memory_bytes_max", "remote_fetch.chunk_cache_bytes_max 600", "at least"):
-        assert word in str(told.value)
+        assert word in str(refusal.value)
 
 
 @pytest.mark.parametrize("extra", [-1, 0])
 def test_the_least_that_is_said_is_the_least_that_works(extra: int) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as refusal:
         loaded(process__memory_bytes_max=1)
-    least = int(str(told.value).split("at least ")[1].split(",")[0])
+    least = int(str(refusal.value).split("at least ")[1].split(",")[0])
     if extra < 0:
         with pytest.raises(ConfigError):
             loaded(process__memory_bytes_max=least + extra)

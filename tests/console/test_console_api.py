@@ -112,10 +112,10 @@ async def all_rows(http: aiohttp.ClientSession, path: str, limit: int) -> list[d
         params = {"limit": str(limit), "after": after}
         async with http.get(path, params=params) as response:
             assert response.status == 200, await response.text()
-            found = await response.json()
-        assert 0 < len(found["items"]) <= limit
-        rows += found["items"]
-        after = found["next"]
+            page = await response.json()
+        assert 0 < len(page["items"]) <= limit
+        rows += page["items"]
+        after = page["next"]
     return rows
 
 
@@ -169,8 +169,8 @@ async def test_readers_and_groups_say_what_each_has_cost(
         account = accounts.account_of(client)
         account.served_bytes, account.throttle_s = 5_000 * number, 0.25
     rows = await all_rows(http, "/api/readers", 2)
-    own = next(row for row in rows if row["address"] == "this process")
-    assert own["lists"] > 0  # the collector's looks
+    own_row = next(row for row in rows if row["address"] == "this process")
+    assert own_row["lists"] > 0  # the collector's looks
     clients = [row for row in rows if row["user"] == "alice"]
     assert [row["client_id"] for row in clients] == ["app-2", "app-1", "app-0"]
     assert (clients[0]["store_bytes"], clients[0]["served_bytes"]) == (2_000, 10_000)
@@ -214,9 +214,9 @@ async def test_all_that_is_answered_is_described(
     assert described == openapi()
     others = {DRILL_PATH, *(one[0] for one in OTHERS)}
     assert set(described["paths"]) == {*(one.path for one in ENDPOINTS), *others}
-    given = {"topic": "topic-2", "partition": "1"}
+    parameters = {"topic": "topic-2", "partition": "1"}
     for endpoint in ENDPOINTS:
-        async with http.get(endpoint.path.format(**given)) as response:
+        async with http.get(endpoint.path.format(**parameters)) as response:
             if endpoint.path == "/api/groups":
                 assert await response.json() == {"items": [], "next": None}
                 continue
@@ -362,9 +362,9 @@ async def test_pages_over_twenty_thousand_partitions_are_made_in_short_steps(
     rows = rows_of(process)
     await rows.topics(PageQuery())  # the lines are made at the first look
     async with longest_turn() as longest:
-        found = await rows.topics(PageQuery())
+        page = await rows.topics(PageQuery())
     assert longest[0] < TURN_MAX_S
-    assert [row.partitions for row in found.items] == [20_000]
+    assert [row.partitions for row in page.items] == [20_000]
     page_of = await rows.partitions("wide", PageQuery("19000", 1_000))
     assert (len(page_of.items), page_of.next) == (999, None)
 

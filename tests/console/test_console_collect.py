@@ -74,8 +74,8 @@ class FailingStore(MemoryObjectStore):
             error.may_be_of_object = True
             raise error
         self.listings += 1
-        async for found in super().list(prefix, start_after):
-            yield found
+        async for stored_object in super().list(prefix, start_after):
+            yield stored_object
 
     def _check(self) -> None:
         if self.failing:
@@ -180,9 +180,9 @@ async def test_clients_that_read_most_are_shown_and_the_rest_counted(process: Pr
 
 async def test_a_client_that_leaves_while_others_are_looked_at_is_not_shown() -> None:
     consumer_paces = ConsumerPaces(lambda: 7.0)
-    asked = {(b"topic", 0): bytes(40)}
+    topic_ids = {(b"topic", 0): bytes(40)}
     readers = [
-        consumer_paces.reader(("host", str(number)), 1, asked, "", paced=False)
+        consumer_paces.reader(("host", str(number)), 1, topic_ids, "", paced=False)
         for number in range(150)
     ]
     looking = asyncio.create_task(largest_clients(consumer_paces.consumers(), 7.0, {}))
@@ -195,10 +195,10 @@ async def test_a_client_that_leaves_while_others_are_looked_at_is_not_shown() ->
 async def test_archived_ranges_are_shown_without_brokers(process: Process) -> None:
     await process.archive(segment(0, 9))
     await process.collector.look()
-    (shown,) = (await process.collector()).partitions
-    assert (shown.topic, shown.partition) == ("orders", 3)
-    assert shown.archived == (OffsetRange(0, 9),)
-    assert shown.log_end_offset is None
+    (row,) = (await process.collector()).partitions
+    assert (row.topic, row.partition) == ("orders", 3)
+    assert row.archived == (OffsetRange(0, 9),)
+    assert row.log_end_offset is None
     assert (await process.collector()).store.up is True
     scraped = generate_latest(metrics.REGISTRY).decode()
     assert 'fetchproxy_archive_end_offset{partition="3",topic="orders"} 10.0' in scraped
@@ -219,8 +219,8 @@ async def test_what_the_process_learns_itself_is_shown_without_a_look(process: P
     assert (await process.collector()).partitions[0].archived == (OffsetRange(0, 19),)
     failing = of_partition(Kind.PARTITION_FAILING, TP, "copy failed: password=hunter2")
     process.published_conditions.health.hold(failing, TP)
-    [shown] = (await process.collector()).conditions
-    assert (shown["kind"], shown["what"]) == (failing.kind, "copy failed: password=•••")
+    [condition] = (await process.collector()).conditions
+    assert (condition["kind"], condition["what"]) == (failing.kind, "copy failed: password=•••")
     assert (await process.collector()).headlines == (), "it is tried again"
 
 
@@ -255,9 +255,9 @@ async def test_a_folder_that_cannot_be_listed_is_named_and_the_others_are_looked
     status = await process.collector()
     ranges = {row.partition: row.archived for row in status.partitions}
     assert ranges[other.partition] == (OffsetRange(0, 9),)
-    [shown] = status.conditions
-    assert shown["kind"] == Kind.ARCHIVE_LISTING_FAILING
-    assert "Input/output error" in str(shown["what"])
+    [condition] = status.conditions
+    assert condition["kind"] == Kind.ARCHIVE_LISTING_FAILING
+    assert "Input/output error" in str(condition["what"])
     process.store.unlisted = ""
     await process.collector.look()
     status = await process.collector()
@@ -275,15 +275,15 @@ async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_b
     await process.archive(segment(0, 9))
     await process.collector.look()
     assert (await process.collector()).conditions == ()
-    gone = {found.key: await process.store.get(found.key) async for found in process.store.list("")}
+    gone = {stored_object.key: await process.store.get(stored_object.key) async for stored_object in process.store.list("")}
     for key in gone:
         await process.store.delete(key)
     await asyncio.sleep(LOOK_AGE_MAX_S)
     await process.collector.look()
     status = await process.collector()
-    [shown] = status.conditions
-    assert shown["kind"] == Kind.ARCHIVE_LISTING_FAILING
-    assert "there is no archive" in str(shown["what"])
+    [condition] = status.conditions
+    assert condition["kind"] == Kind.ARCHIVE_LISTING_FAILING
+    assert "there is no archive" in str(condition["what"])
     assert status.store.up is False
     assert status.partitions[0].archived == (OffsetRange(0, 9),), "what was known before"
     for key, content in gone.items():

@@ -29,8 +29,8 @@ class Source:
     def __init__(self) -> None:
         self.status = STATUS
 
-    async def __call__(self, asked: PartitionQuery) -> Status:
-        return replace(self.status, partitions=self.status.partitions[: asked.rows_max])
+    async def __call__(self, query: PartitionQuery) -> Status:
+        return replace(self.status, partitions=self.status.partitions[: query.rows_max])
 
 
 @pytest.fixture
@@ -195,15 +195,15 @@ async def test_the_script_reads_only_fields_that_the_status_has(
 ) -> None:
     script = await scripts(http)
     for part in ("relay", "cache", "store"):
-        read = set(re.findall(rf"\b{part}\.(\w+)", script))
-        assert read
-        assert read <= set(asdict(STATUS)[part])
-    read = set(re.findall(r"\bremote\.(\w+)", script))
-    assert read <= set(asdict(STATUS)["remote_reads"])
-    read = set(re.findall(r"\bclient\.(\w+)", script))
-    assert read == set(asdict(STATUS)["clients"][0])
-    read = set(re.findall(r"\bp\.(\w+)", script))
-    assert read <= set(asdict(STATUS)["partitions"][0])
+        fields = set(re.findall(rf"\b{part}\.(\w+)", script))
+        assert fields
+        assert fields <= set(asdict(STATUS)[part])
+    fields = set(re.findall(r"\bremote\.(\w+)", script))
+    assert fields <= set(asdict(STATUS)["remote_reads"])
+    fields = set(re.findall(r"\bclient\.(\w+)", script))
+    assert fields == set(asdict(STATUS)["clients"][0])
+    fields = set(re.findall(r"\bp\.(\w+)", script))
+    assert fields <= set(asdict(STATUS)["partitions"][0])
 
 
 @pytest.mark.parametrize("path", ["/", "/api/status", "/no-such-page", "/metrics"])
@@ -238,15 +238,15 @@ async def test_nothing_can_be_changed(http: aiohttp.ClientSession, method: str) 
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET /" + b"a" * 100_000, b"\x16\x03\x01 no HTTP\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
+    "data", [b"GET /" + b"a" * 100_000, b"\x16\x03\x01 no HTTP\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
 )
 async def test_what_is_no_http_is_not_logged(
-    http: aiohttp.ClientSession, sent: bytes, caplog: pytest.LogCaptureFixture
+    http: aiohttp.ClientSession, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each such request wrote a traceback into the log."""
     assert http._base_url is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", http._base_url.port)
-    writer.write(sent + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    writer.write(data + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await reader.read()
     writer.close()
     assert not [record for record in caplog.records if record.exc_info]

@@ -102,9 +102,9 @@ def test_the_worst_problem_comes_first_and_the_most_urgent_of_a_kind_speaks() ->
     ]
     gap = of_partition(Kind.ARCHIVE_GAP, tp("a", 9), "lost")
     stopped = Condition(Kind.STORE_FAILING, "it fails", "write")
-    found = said_of(gap, *small, stopped)
-    assert [one.kind for one in found] == ["store_failing", "archive_margin_small", "archive_gap"]
-    assert (found[1].what, found[1].since_s) == ("a-1", 12.0)
+    conditions = said_of(gap, *small, stopped)
+    assert [one.kind for one in conditions] == ["store_failing", "archive_margin_small", "archive_gap"]
+    assert (conditions[1].what, conditions[1].since_s) == ("a-1", 12.0)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +119,11 @@ def test_when_records_are_lost(left_s: float, when: str) -> None:
     """Never later than it is."""
     until = NOON.now + left_s
     failing = Condition(Kind.STORE_FAILING, "it fails", "write", until=until)
-    found = outlook([failing], NONE, NOON, archives=True)
-    assert found.says == (
+    current_outlook = outlook([failing], NONE, NOON, archives=True)
+    assert current_outlook.says == (
         f"Nothing is archived now. Records are lost from about {when} on, if this goes on."
     )
-    assert found.lost_in_seconds == left_s
+    assert current_outlook.lost_in_seconds == left_s
     by_lag = outlook([failing], LeastTimes(led=60), NOON, archives=True)
     assert by_lag.lost_in_seconds == 60, "a partition is nearer to it"
 
@@ -145,9 +145,9 @@ def test_what_is_known_of_no_time_and_of_no_threat() -> None:
 def test_a_loss_that_goes_on_comes_before_all_that_may_come() -> None:
     failing = Condition(Kind.STORE_FAILING, "it fails", "write", until=9_000.0)
     lost = of_partition(Kind.UNARCHIVED_RECORDS_DELETED, tp("a", 1), "gone", (5, 9))
-    found = outlook([failing, lost], LeastTimes(9_000), NOON, archives=True)
-    assert found.lost_in_seconds == 0
-    assert "Records are being lost" in found.says
+    current_outlook = outlook([failing, lost], LeastTimes(9_000), NOON, archives=True)
+    assert current_outlook.lost_in_seconds == 0
+    assert "Records are being lost" in current_outlook.says
     over = Condition(Kind.STORE_FAILING, "it fails", "write", until=NOON.now - 5)
     assert "at any moment" in outlook([over], NONE, NOON, archives=True).says
 

@@ -24,8 +24,8 @@ FIGURES = ProcessFigures(
 
 def test_states_are_as_they_are_and_counters_become_rates() -> None:
     zero = ProcessFigures()
-    found = sample_of(FIGURES, (40.0, zero), 100.0, 5)
-    assert found == Sample(5, 7, 1, 10**12, 3, 2, 1, 100.0, 200.0, 10.0, 1.0, 2.0, 3.0, 0.5)
+    sample = sample_of(FIGURES, (40.0, zero), 100.0, 5)
+    assert sample == Sample(5, 7, 1, 10**12, 3, 2, 1, 100.0, 200.0, 10.0, 1.0, 2.0, 3.0, 0.5)
     first = sample_of(FIGURES, None, 100.0, 5)
     assert (first.connections, first.tail_bytes_per_s) == (3, None)
     restarted = sample_of(zero, (40.0, FIGURES), 100.0, 5)

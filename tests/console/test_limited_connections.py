@@ -31,7 +31,7 @@ STRANGERS = 4_000
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def source(asked: PartitionQuery) -> Status:
+async def source(query: PartitionQuery) -> Status:
     return replace(STATUS, partitions=STATUS.partitions * 5_000)
 
 

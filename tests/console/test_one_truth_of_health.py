@@ -47,10 +47,10 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
         Cluster(CONFIG.cluster) as cluster,
         StoreBackedRemoteLogMetadataManager(planted.storage, CONFIG.metadata) as rlmm,
     ):
-        own = OwnArchive(CONFIG, planted.storage, rlmm, cluster, uuid4, archives=False)
+        own_archive = OwnArchive(CONFIG, planted.storage, rlmm, cluster, uuid4, archives=False)
         rng = random.Random(1)
         parts = Parts(
-            CONFIG, Limits(), planted.storage, rlmm, cluster, own, Health(), rng, serves=True
+            CONFIG, Limits(), planted.storage, rlmm, cluster, own_archive, Health(), rng, serves=True
         )
         published_conditions = PublishedConditions(planted.storage.objects)
         published_conditions.hold(Kind.PARTITION_STOPPED, TP, f"{TP}: it begins again")
@@ -109,8 +109,8 @@ async def test_all_places_name_the_same_conditions() -> None:
             code, ready = await fetched(http, "/readyz")
             metrics = await counted(http)
             own_words = parts.health.conditions(asyncio.get_running_loop().time())
-    told = status["conditions"]
-    kinds = [one["kind"] for one in told]
+    conditions = status["conditions"]
+    kinds = [one["kind"] for one in conditions]
     assert kinds == [
         Kind.BROKERS_AWAY,
         Kind.STORE_FAILING,
@@ -118,23 +118,23 @@ async def test_all_places_name_the_same_conditions() -> None:
         Kind.GATEWAY_NOT_LISTENING,
         Kind.ARCHIVE_GAP,
     ], "the worst first"
-    assert [(one["kind"], one["level"]) for one in told] == [(k, MEANINGS[k].level) for k in kinds]
+    assert [(one["kind"], one["level"]) for one in conditions] == [(k, MEANINGS[k].level) for k in kinds]
     # The process itself, metrics, counts and API.
     assert [one.kind for one in own_words] == kinds
-    assert metrics == {(one["kind"], one["level"]): 1 for one in told}
+    assert metrics == {(one["kind"], one["level"]): 1 for one in conditions}
     assert status["condition_counts"] == dict.fromkeys(kinds, 1)
     # Readiness.
-    blocking = [one["missing"] for one in told if one["missing"]]
+    blocking = [one["missing"] for one in conditions if one["missing"]]
     assert (code, ready) == (503, {"ready": False, "missing": blocking})
     assert status["missing"] == blocking
     assert blocking == ["brokers: none answers", f"gateway listener {CONFIG.gateway.listen}"]
     # What waits for somebody, with what to do.
-    waiting = [one for one in told if one["waits"]]
+    waiting = [one for one in conditions if one["waits"]]
     assert status["headlines"] == [one["what"] for one in waiting]
     assert [one["kind"] for one in waiting] == kinds[:3]
     assert all(one["remedy"] and "`" not in one["remedy"] for one in waiting)
     # Since when: the outage of the store began before anybody asked.
-    assert 60 <= next(one["since_s"] for one in told if one["kind"] == Kind.STORE_FAILING) < 90
+    assert 60 <= next(one["since_s"] for one in conditions if one["kind"] == Kind.STORE_FAILING) < 90
     # The log has each that begins here, once, by its name; a gap is logged by who finds it.
     logged = {e["event"]: e for e in logs if e["event"] in kinds}
     assert logged.keys() == set(kinds) - {Kind.GATEWAY_NOT_LISTENING, Kind.ARCHIVE_GAP}
@@ -147,8 +147,8 @@ async def test_all_places_name_the_same_conditions() -> None:
 async def test_what_a_failing_store_means_is_in_its_sentence() -> None:
     async with console(await archive_with_a_gap()) as (_, http):
         _, status = await fetched(http, "/api/status")
-    [said] = [one["what"] for one in status["conditions"] if one["kind"] == Kind.STORE_FAILING]
-    assert said == (
+    [sentence] = [one["what"] for one in status["conditions"] if one["kind"] == Kind.STORE_FAILING]
+    assert sentence == (
         "The store's reads have been failing: StorageDenied: token=••• is refused. Reads from "
         "the brokers continue; readers of the archive wait and keep their position."
     )

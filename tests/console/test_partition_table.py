@@ -21,8 +21,8 @@ CONDITIONS = (
 )
 
 
-def filled(asked: PartitionQuery) -> PartitionRows:
-    table = PartitionRows(asked, CONDITIONS)
+def filled(query: PartitionQuery) -> PartitionRows:
+    table = PartitionRows(query, CONDITIONS)
     for topic in ("audit", "orders"):
         for partition in range(5_000):
             table.add(PartitionStatus(topic, partition, lag_offsets=2, size_bytes=3))
@@ -61,9 +61,9 @@ def test_conditions_are_of_what_is_shown_and_one_of_each_kind() -> None:
     process = Condition(Kind.TOPIC_DELETION_STOPPED, "the archive of another cluster")
     refused = of_topic(Kind.TOPIC_REFUSED, "audit", "it is compacted")
     another = of_partition(Kind.PARTITION_FAILING, tp("orders", 4_000), "the store is away")
-    found = (process, refused, stopped, failing, another, gap)
-    assert filled(PartitionQuery()).conditions_in_view(found) == found
-    of_row = filled(PartitionQuery(rows_max=1, name_part="orders-7")).conditions_in_view(found)
+    conditions = (process, refused, stopped, failing, another, gap)
+    assert filled(PartitionQuery()).conditions_in_view(conditions) == conditions
+    of_row = filled(PartitionQuery(rows_max=1, name_part="orders-7")).conditions_in_view(conditions)
     assert of_row == (process, refused, stopped, failing, gap)
 
 

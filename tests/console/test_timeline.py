@@ -29,34 +29,34 @@ def view(*segments: tuple[int, int, int], copied_at: int = 0) -> PartitionView:
 
 
 def test_what_is_archived_and_what_the_brokers_have() -> None:
-    found = timeline(view((0, 99, 100_000), (100, 199, 200_000)), LogOffsets(150, 300, 300), NOW)
-    assert found == (
+    spans = timeline(view((0, 99, 100_000), (100, 199, 200_000)), LogOffsets(150, 300, 300), NOW)
+    assert spans == (
         TimelineSpan(SpanKind.ARCHIVED, 0, 200_000, 0, 199),
         TimelineSpan(SpanKind.BROKERS, 151_000, NOW, 150, 299),
     )
 
 
 def test_a_gap_has_the_time_between_its_neighbours() -> None:
-    found = timeline(view((0, 99, 100_000), (200, 299, 300_000)), None, NOW)
-    assert [(one.kind, one.first_offset, one.last_offset) for one in found] == [
+    spans = timeline(view((0, 99, 100_000), (200, 299, 300_000)), None, NOW)
+    assert [(one.kind, one.first_offset, one.last_offset) for one in spans] == [
         ("archived", 0, 99), ("archived", 200, 299), ("lost", 100, 199),
     ]  # fmt: skip
-    assert (found[2].from_ms, found[2].until_ms) == (101_000, 200_000)
+    assert (spans[2].from_ms, spans[2].until_ms) == (101_000, 200_000)
 
 
 def test_what_the_brokers_have_deleted_unarchived_is_lost() -> None:
-    found = timeline(view((0, 99, 100_000)), LogOffsets(150, 200, 200), NOW)
-    lost = [one for one in found if one.kind == SpanKind.LOST]
+    spans = timeline(view((0, 99, 100_000)), LogOffsets(150, 200, 200), NOW)
+    lost = [one for one in spans if one.kind == SpanKind.LOST]
     assert [(one.first_offset, one.last_offset) for one in lost] == [(100, 149)]
     assert 100_000 < lost[0].from_ms < lost[0].until_ms < NOW
     purged = replace(view((0, 99, 100_000)), raised_log_start=150)
-    found = timeline(purged, LogOffsets(150, 200, 200), NOW)
-    assert {one.kind for one in found} == {SpanKind.ARCHIVED, SpanKind.BROKERS}
+    spans = timeline(purged, LogOffsets(150, 200, 200), NOW)
+    assert {one.kind for one in spans} == {SpanKind.ARCHIVED, SpanKind.BROKERS}
 
 
 def test_impossible_timestamps_count_as_the_time_of_the_copy() -> None:
-    found = timeline(view((0, 99, -1), (100, 199, NOW * 5), copied_at=700_000), None, NOW)
-    assert (found[0].from_ms, found[0].until_ms) == (700_000, 700_000)
+    spans = timeline(view((0, 99, -1), (100, 199, NOW * 5), copied_at=700_000), None, NOW)
+    assert (spans[0].from_ms, spans[0].until_ms) == (700_000, 700_000)
     falling = timeline(view((0, 99, 500_000), (100, 199, 400_000)), None, NOW)
     assert falling[0].from_ms <= falling[0].until_ms
 
@@ -68,9 +68,9 @@ def test_nothing_archived_has_no_dates() -> None:
 
 def test_many_segments_have_few_anchors_and_the_same_ends() -> None:
     every = [(n * 10, n * 10 + 9, 1_000 + n * 10) for n in range(20_000)]
-    found = timeline(view(*every), None, NOW)
-    assert found[0].until_ms == 1_000 + 19_999 * 10
-    assert abs(found[0].from_ms - 990) < 10
+    spans = timeline(view(*every), None, NOW)
+    assert spans[0].until_ms == 1_000 + 19_999 * 10
+    assert abs(spans[0].from_ms - 990) < 10
 
 
 def test_spans_of_partitions_that_meet_are_one() -> None:

@@ -24,18 +24,18 @@ from fetchproxy.storage.stores.object_store import ObjectStore
 async def topic_objects(
     storage: RemoteStorage, topic: str
 ) -> list[tuple[TopicIdPartition, Standing]]:
-    found: list[tuple[TopicIdPartition, Standing]] = []
+    standings: list[tuple[TopicIdPartition, Standing]] = []
     await storage.objects.take_topic_objects(
-        topic, TOPIC_ID, lambda tp, said: found.append((tp, said))
+        topic, TOPIC_ID, lambda tp, standing: standings.append((tp, standing))
     )
-    return found
+    return standings
 
 
 async def metadata_objects(
     storage: RemoteStorage, tp: TopicIdPartition
 ) -> list[SegmentMetadataObject]:
-    found = [one async for one in storage.objects.list_partition(tp)]
-    return [one for one in found if isinstance(one, SegmentMetadataObject)]
+    objects = [one async for one in storage.objects.list_partition(tp)]
+    return [one for one in objects if isinstance(one, SegmentMetadataObject)]
 
 
 class ArchiveContract(RemoteStorageManagerContract):
@@ -51,11 +51,11 @@ class ArchiveContract(RemoteStorageManagerContract):
             metadata, LogSegmentData(data.log, entry, None, data.epochs)
         )
         index = RemoteLogIndex.parse(await storage.rsm.fetch_index(metadata, SegmentFile.INDEX))
-        found = [
+        contents = [
             await store.get_range(index.object_key, ByteRange(span.position, span.end))
             for span in index.spans()
         ]
-        assert found == [b"0123", b"456789"]
+        assert contents == [b"0123", b"456789"]
 
     async def test_aborted_transactions_travel_along(
         self, storage: RemoteStorage, data: LogSegmentData
@@ -75,7 +75,7 @@ class ArchiveContract(RemoteStorageManagerContract):
         metadata = segment()
         await storage.rsm.copy_log_segment_data(metadata, data)
         tp = metadata.topic_id_partition
-        assert [found async for found in storage.objects.list_partition(tp)] == []
+        assert [stored_object async for stored_object in storage.objects.list_partition(tp)] == []
 
     async def test_new_state_replaces_the_metadata(self, storage: RemoteStorage) -> None:
         metadata = segment()
@@ -92,20 +92,20 @@ class ArchiveContract(RemoteStorageManagerContract):
         self, storage: RemoteStorage, data: LogSegmentData
     ) -> None:
         """This includes the objects of a copy without metadata."""
-        whole, left = segment(0), segment(10, segment_id=2)
+        whole, half_copied = segment(0), segment(10, segment_id=2)
         await storage.rsm.copy_log_segment_data(whole, data)
         await storage.objects.put_segment_metadata(whole, b"{}")
-        await storage.rsm.copy_log_segment_data(left, data)
+        await storage.rsm.copy_log_segment_data(half_copied, data)
         await storage.objects.put_log_start_offset(whole.topic_id_partition, 3, b"3")
-        found = [f async for f in storage.objects.list_segment_objects(whole.topic_id_partition)]
-        assert [(key.base_offset, stored.key) for key, stored in found] == sorted(
+        segment_objects = [f async for f in storage.objects.list_segment_objects(whole.topic_id_partition)]
+        assert [(key.base_offset, stored.key) for key, stored in segment_objects] == sorted(
             (metadata.start_offset, storage.rsm.object_key(metadata, file))
-            for metadata in (whole, left)
+            for metadata in (whole, half_copied)
             for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS)
             + ((SegmentFile.METADATA,) if metadata is whole else ())
         )
-        for key, stored in found:
-            if key.segment_id == left.segment_id:
+        for key, stored in segment_objects:
+            if key.segment_id == half_copied.segment_id:
                 await storage.objects.delete_segment_object(stored)
                 await storage.objects.delete_segment_object(stored)
         again = [
@@ -131,23 +131,23 @@ class ArchiveContract(RemoteStorageManagerContract):
         self, storage: RemoteStorage, store: ObjectStore
     ) -> None:
         assert await storage.objects.list_topics() == []
-        mine = [segment(20, partition=p, segment_id=p + 1) for p in (10, 2, 0)]
+        own_segments = [segment(20, partition=p, segment_id=p + 1) for p in (10, 2, 0)]
         others = [segment(topic_id=UUID(int=7)), segment(topic="weather")]
-        for metadata in (*mine, *others):
+        for metadata in (*own_segments, *others):
             await storage.objects.put_segment_metadata(metadata, b"")
             await store.put(storage.rsm.object_key(metadata, SegmentFile.LOG), b"1234567890")
-        raised = mine[1].segment_id.topic_id_partition
+        raised = own_segments[1].segment_id.topic_id_partition
         await storage.objects.put_log_start_offset(raised, 5, b"")
         await store.put("team/archive/stranger/0/x", b"")
         assert sorted(await storage.objects.list_topics()) == sorted(
-            {(m.topic_id_partition.topic, m.topic_id_partition.topic_id) for m in (*mine, *others)}
+            {(m.topic_id_partition.topic, m.topic_id_partition.topic_id) for m in (*own_segments, *others)}
         )
-        found = await topic_objects(storage, "weather-eu.v1_raw")
+        topic_contents = await topic_objects(storage, "weather-eu.v1_raw")
         segments = {
-            (tp, one.segment_id) for tp, one in found if isinstance(one, SegmentMetadataObject)
+            (tp, one.segment_id) for tp, one in topic_contents if isinstance(one, SegmentMetadataObject)
         }
-        assert segments == {(m.topic_id_partition, m.segment_id) for m in mine}
-        starts = [(tp, one.offset) for tp, one in found if isinstance(one, LogStartObject)]
+        assert segments == {(m.topic_id_partition, m.segment_id) for m in own_segments}
+        starts = [(tp, one.offset) for tp, one in topic_contents if isinstance(one, LogStartObject)]
         assert starts == [(raised, 5)]
         assert await topic_objects(storage, "weather-eu") == []
 
@@ -179,12 +179,12 @@ class ArchiveContract(RemoteStorageManagerContract):
         await storage.objects.put_segment_metadata(segment(7, partition=1), b"other partition")
         tp = segment().topic_id_partition
         listed = await metadata_objects(storage, tp)
-        assert [found.base_offset for found in listed] == offsets
-        assert {found.segment_id.topic_id_partition for found in listed} == {tp}
-        for found in listed:
-            content = await storage.objects.get_segment_metadata(found.stored.key)
-            assert content == b"%d" % found.segment_id.id.int
-            assert found.stored.size_bytes == 1
+        assert [listed_object.base_offset for listed_object in listed] == offsets
+        assert {listed_object.segment_id.topic_id_partition for listed_object in listed} == {tp}
+        for metadata_object in listed:
+            content = await storage.objects.get_segment_metadata(metadata_object.stored.key)
+            assert content == b"%d" % metadata_object.segment_id.id.int
+            assert metadata_object.stored.size_bytes == 1
 
     async def test_partitions_of_every_incarnation(
         self, storage: RemoteStorage, store: ObjectStore

@@ -31,8 +31,8 @@ class PutInTwoSteps(MemoryObjectStore):
 class OnePage(MemoryObjectStore):
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         number = 0
-        async for found in super().list(prefix, start_after):
-            yield found
+        async for stored_object in super().list(prefix, start_after):
+            yield stored_object
             number += 1
             if number == 1000:
                 return
@@ -80,15 +80,15 @@ class LooksBeforeItPuts(MemoryObjectStore):
 
 class ListsUnsorted(MemoryObjectStore):
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        for found in reversed([one async for one in super().list(prefix, start_after)]):
-            yield found
+        for stored_object in reversed([one async for one in super().list(prefix, start_after)]):
+            yield stored_object
 
 
 class StartsAtTheKey(MemoryObjectStore):
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        async for found in super().list(prefix):
-            if found.key >= start_after:
-                yield found
+        async for stored_object in super().list(prefix):
+            if stored_object.key >= start_after:
+                yield stored_object
 
 
 class FoldersSortedByName(MemoryObjectStore):
@@ -99,8 +99,8 @@ class FoldersSortedByName(MemoryObjectStore):
 
 class OneVersion(MemoryObjectStore):
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        async for found in super().list(prefix, start_after):
-            yield StoredObject(found.key, found.size_bytes, "1")
+        async for stored_object in super().list(prefix, start_after):
+            yield StoredObject(stored_object.key, stored_object.size_bytes, "1")
 
 
 class ReadsHoweverLarge(MemoryObjectStore):

@@ -98,8 +98,8 @@ class FaultyRelay:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         body = b""
-        if found := re.search(rb"(?i)\r\ncontent-length: *(\d+)", head):
-            body = await reader.readexactly(int(found[1]))
+        if length := re.search(rb"(?i)\r\ncontent-length: *(\d+)", head):
+            body = await reader.readexactly(int(length[1]))
         method, target = head.decode("latin-1").split(" ")[:2]
         request = Request(method, target)
         self.requests.append(request)

@@ -78,8 +78,8 @@ class MemoryObjectStore(ObjectStore):
         keys = sorted(self._objects)
         for key in keys[bisect_right(keys, start_after) :]:
             # Looked up again: a real listing also shows changes made while it is read.
-            if key.startswith(prefix) and (found := self._objects.get(key)):
-                yield StoredObject(key, len(found[0]), str(found[1]))
+            if key.startswith(prefix) and (content_and_version := self._objects.get(key)):
+                yield StoredObject(key, len(content_and_version[0]), str(content_and_version[1]))
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         check_folder_prefix(prefix)

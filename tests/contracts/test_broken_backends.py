@@ -49,9 +49,9 @@ def failed() -> set[tuple[str, str]]:
         check=False,
     )
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr
-    found = re.findall(r"^FAILED .*::(\w+)\[(.*?)\]", done.stdout, re.MULTILINE)
+    failures = re.findall(r"^FAILED .*::(\w+)\[(.*?)\]", done.stdout, re.MULTILINE)
     known = {*REFUSED_BY, "Sound"}
-    return {(part, test) for test, words in found for part in words.split("-") if part in known}
+    return {(part, test) for test, words in failures for part in words.split("-") if part in known}
 
 
 @pytest.mark.parametrize(("backend", "test"), REFUSED_BY.items())

@@ -227,10 +227,10 @@ class TestAzureOutages(CloudOutages):
         self, server: AzureServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         (text,) = server.environment.values()
-        shown = tmp_path / "connection"
-        shown.write_text(text)
+        connection_file = tmp_path / "connection"
+        connection_file.write_text(text)
         monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
-        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING_FILE", str(shown))
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING_FILE", str(connection_file))
         async with open_bucket(server, server.create_bucket("rotated")) as store:
             assert isinstance(store, ObstoreObjectStore)
             assert store._renewal is not None
@@ -238,12 +238,12 @@ class TestAzureOutages(CloudOutages):
             server.rotate_key(base64.b64encode(bytes(64)).decode())
             with pytest.raises(StorageDenied):
                 await store.get("a")
-            shown.write_text("AccountKey")  # half of it
+            connection_file.write_text("AccountKey")  # half of it
             store._renewal.file._look_at = 0.0  # no pause in this test
             with pytest.raises(StorageDenied):
                 await store.get("a")
             (text,) = server.environment.values()
-            shown.write_text(text)
+            connection_file.write_text(text)
             store._renewal.file._look_at = 0.0
             assert await store.get("a") == b"1"
             await store.put("b", b"2")

@@ -53,9 +53,9 @@ async def work(storage: RemoteStorage, log: Path) -> None:
         await storage.objects.put_segment_metadata(of, b"%d" % number)
     whole = log.read_bytes()
     for at in range(0, len(whole), 4_000_000):
-        wanted = ByteRange(at, min(at + 4_000_000, len(whole)))
-        found = await storage.rsm.fetch_log_segment(segment(segment_id=1), wanted)
-        assert found == whole[wanted.start : wanted.end]
+        byte_range = ByteRange(at, min(at + 4_000_000, len(whole)))
+        content = await storage.rsm.fetch_log_segment(segment(segment_id=1), byte_range)
+        assert content == whole[byte_range.start : byte_range.end]
     tp = segment().topic_id_partition
     for number in range(SEGMENTS):
         of = segment(number * 10, segment_id=number + 1)
@@ -130,8 +130,8 @@ async def put_large(
         await storage.objects.put_segment_metadata(segment(90, segment_id=9), b"m")
         relay.requests.clear()
         await storage.rsm.copy_log_segment_data(segment(), data)
-        found = await storage.rsm.fetch_log_segment(segment(), ByteRange(0, LOG_BYTES))
-        assert found == log.read_bytes()
+        content = await storage.rsm.fetch_log_segment(segment(), ByteRange(0, LOG_BYTES))
+        assert content == log.read_bytes()
     return storage, relay.requests
 
 

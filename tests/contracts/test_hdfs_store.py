@@ -70,8 +70,8 @@ def ask(server: HdfsServer, method: str, path: str, query: str) -> dict[str, obj
     """Send a request as the superuser, without the store."""
     url = f"http://{server.address}/webhdfs/v1{path}?{query}&user.name={server.user}"
     with urlopen(Request(url, method=method), timeout=30) as response:
-        found: dict[str, object] = json.loads(response.read() or b"{}")
-        return found
+        document: dict[str, object] = json.loads(response.read() or b"{}")
+        return document
 
 
 def names_in(server: HdfsServer, folder: str) -> list[str]:
@@ -130,9 +130,9 @@ class TestHdfsObjectStore(ObjectStoreContract):
         assert await keys_of(store.list("")) == []
 
     async def test_it_tells_the_time(self, store: HdfsObjectStore) -> None:
-        told = await store.clock_ms("")
-        assert told is not None
-        assert abs(told - time.time() * 1000) < 30_000
+        clock_ms = await store.clock_ms("")
+        assert clock_ms is not None
+        assert abs(clock_ms - time.time() * 1000) < 30_000
 
     async def test_listings_show_no_folder_of_temporaries(self, store: HdfsObjectStore) -> None:
         """A listing trusts a folder with many entries, and looks into one with few."""
@@ -311,6 +311,6 @@ async def test_a_name_service_is_the_one_that_hadoop_s_own_client_finds(
             await store.put("a/b", b"the same bytes")
     java = find_java().command(f"{tmp_path}:{hdfs_jars()}/*", "-Xmx128m", *quick_options())
     command = [*java, "org.apache.hadoop.fs.FsShell", "-cat", f"{url}/a/b"]
-    read = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
+    process = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False)
     # Its log says in front of it that one NameNode is away.
-    assert read.stdout.endswith(b"the same bytes"), read.stderr.decode()
+    assert process.stdout.endswith(b"the same bytes"), process.stderr.decode()

@@ -108,9 +108,9 @@ class TestRemoteStorageOnS3(ArchiveContract):
         """An archive may share its bucket, even at the root."""
         client = await store._opened()
         storage = RemoteStorage(store)
-        ours = storage.rsm.object_key(segment(), SegmentFile.LOG)
-        others = ["backup/of-something.log", "orders-0.log", ours + ".part", "x/" + ours]
-        for key in (ours, *others):
+        own_key = storage.rsm.object_key(segment(), SegmentFile.LOG)
+        others = ["backup/of-something.log", "orders-0.log", own_key + ".part", "x/" + own_key]
+        for key in (own_key, *others):
             await client.create_multipart_upload(Bucket=store._bucket, Key=key)
         assert await storage.objects.abort_stale_uploads(LATER_MS) == 1
         assert sorted(await uploads_of(store)) == sorted(others)
@@ -245,6 +245,6 @@ class TestS3Outages:
 
 
 async def test_it_tells_the_time(store: S3ObjectStore) -> None:
-    told = await store.clock_ms("archive/")
-    assert told is not None
-    assert abs(told - time.time() * 1000) < 30_000
+    clock_ms = await store.clock_ms("archive/")
+    assert clock_ms is not None
+    assert abs(clock_ms - time.time() * 1000) < 30_000

@@ -64,8 +64,8 @@ async def test_the_server_is_told_how_to_keep_an_object(
     assert log["ContentLength"] == size_bytes
     assert log["StorageClass"] == "STANDARD_IA"
     assert "StorageClass" not in small, "it is read often"
-    for kept in (log, small):
-        assert (kept["ServerSideEncryption"], kept["SSEKMSKeyId"]) == ("aws:kms", "a-key")
+    for metadata in (log, small):
+        assert (metadata["ServerSideEncryption"], metadata["SSEKMSKeyId"]) == ("aws:kms", "a-key")
 
 
 @pytest.mark.slow

@@ -104,8 +104,8 @@ class Archive:
         of = random.choice([1, 2])
         start = random.randrange(LOG_BYTES)
         end = min(LOG_BYTES, start + random.randint(1, READ_BYTES_MAX))
-        found = await self.storage.rsm.fetch_log_segment(_segment(of), ByteRange(start, end))
-        assert found == log_content(of, LOG_BYTES)[start:end]
+        content = await self.storage.rsm.fetch_log_segment(_segment(of), ByteRange(start, end))
+        assert content == log_content(of, LOG_BYTES)[start:end]
 
     async def delete(self, number: int) -> None:
         """Delete the prepared segments, from the last one on."""
@@ -134,8 +134,8 @@ class Archive:
         """`in_doubt`: segments whose copy or deletion got no response: they may exist or not."""
         sizes: dict[int, dict[SegmentFile, int]] = {}
         listing = self.storage.objects.list_segment_objects(segment().topic_id_partition)
-        async for key, found in listing:
-            sizes.setdefault(key.segment_id.id.int - 1, {})[key.file] = found.size_bytes
+        async for key, stored_object in listing:
+            sizes.setdefault(key.segment_id.id.int - 1, {})[key.file] = stored_object.size_bytes
         for number, size in self.stored.items():
             files = sizes.get(number, {})
             assert files.get(SegmentFile.LOG) == size or number in in_doubt
@@ -151,8 +151,8 @@ class Archive:
     async def _check_log(self, number: int, size: int) -> None:
         whole = 100 if number < SMALL_SEGMENTS and size == 100 else LOG_BYTES
         assert size == whole, f"segment {number} has a log of {size} bytes"
-        found = await self.storage.rsm.fetch_log_segment(_segment(number), ByteRange(0, whole))
-        assert found == log_content(number, whole)
+        content = await self.storage.rsm.fetch_log_segment(_segment(number), ByteRange(0, whole))
+        assert content == log_content(number, whole)
 
 
 def _segment(number: int) -> RemoteLogSegmentMetadata:
@@ -194,10 +194,10 @@ class Workers:
             self.succeeded[worker] += 1
 
     async def each_has_succeeded(self, times: int = 1) -> None:
-        wanted = [done + times for done in self.succeeded]
+        goals = [done + times for done in self.succeeded]
         async with asyncio.timeout(RECOVERS_MAX_S):
             while any(  # noqa: ASYNC110 - the workers know no events
-                done < want for done, want in zip(self.succeeded, wanted, strict=True)
+                done < want for done, want in zip(self.succeeded, goals, strict=True)
             ):
                 await asyncio.sleep(0.002)
 

@@ -30,12 +30,12 @@ def check() -> ReadCheck:
 
 
 @pytest.mark.parametrize(
-    ("offset", "seen"),
+    ("offset", "message"),
     [(13, "offset 12 expected, 13 came"), (11, "12 expected, 11 came"), (0, "12 expected, 0 came")],
     ids=["skipped", "twice", "from the start again"],
 )
-def test_offsets_come_once_and_in_order(check: ReadCheck, offset: int, seen: str) -> None:
-    with pytest.raises(CheckFailed, match=seen) as failed:
+def test_offsets_come_once_and_in_order(check: ReadCheck, offset: int, message: str) -> None:
+    with pytest.raises(CheckFailed, match=message) as failed:
         take(check, 0, offset)
     assert failed.value.check == "a reader gets every record once and in order"
 

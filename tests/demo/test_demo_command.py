@@ -30,15 +30,15 @@ def start_demo(temporary: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def processes_about(text: str) -> list[str]:
-    found = []
+    lines = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue  # it has ended meanwhile
         if text in line:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ class SetUp:
 
     def loaded(self) -> Loaded:
         """Raises ConfigError."""
-        given = {k: v for k, v in self.values.items() if v is not None}
-        return load(self.file, {}, [Setting(k, v, "--set") for k, v in given.items()])
+        extra_settings = {k: v for k, v in self.values.items() if v is not None}
+        return load(self.file, {}, [Setting(k, v, "--set") for k, v in extra_settings.items()])
 
     def scene(self) -> Scene:
         return Scene(

@@ -86,12 +86,12 @@ def _response(
     how: Tampering,
     is_head: bool,
 ) -> web.Response:
-    kept = CIMultiDict(headers)
+    headers_kept = CIMultiDict(headers)
     for name in _HOP_BY_HOP:
         if not (is_head and name == "Content-Length"):
-            kept.popall(name, None)
+            headers_kept.popall(name, None)
     if how.date is not None:
-        kept["Date"] = how.date
+        headers_kept["Date"] = how.date
     return web.Response(
-        status=how.statuses.get(status, status), headers=kept, body=None if is_head else content
+        status=how.statuses.get(status, status), headers=headers_kept, body=None if is_head else content
     )

@@ -77,9 +77,9 @@ async def test_the_cause_is_named_and_mended(
             examination = await faulty.examined()
         except ConfigError as error:
             examination = unusable(error)
-    found = findings(examination)
-    assert list(found) == [id], found
-    assert remedy in found[id], found[id]
+    findings_by_id = findings(examination)
+    assert list(findings_by_id) == [id], findings_by_id
+    assert remedy in findings_by_id[id], findings_by_id[id]
     assert examination.exit_code == (2 if CHECKS[id].severity is Severity.FATAL else 1)
     for trouble in (one for result in examination.results for one in result.troubles):
         assert names_what_exists(trouble.remedy), trouble.remedy
@@ -193,15 +193,15 @@ async def _one_bootstrap_address_is_away(setup: SetUp, _: object) -> AsyncIterat
 
 @broken("FP0103", "openssl s_client -connect")
 async def _a_broker_of_another_authority(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
-    theirs, ours = Authority(setup.folder / "theirs"), Authority(setup.folder / "ours")
+    foreign_authority, own_authority = Authority(setup.folder / "theirs"), Authority(setup.folder / "ours")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(theirs.issue("broker"))
+    context.load_cert_chain(foreign_authority.issue("broker"))
     async with a_server(None, context) as port:
         yield setup.having(
             {
                 "cluster.bootstrap": f"127.0.0.1:{port}",
                 "cluster.security_protocol": "SSL",
-                "cluster.tls_ca_file": str(ours.file),
+                "cluster.tls_ca_file": str(own_authority.file),
             }
         )
 
@@ -610,8 +610,8 @@ async def _a_console_that_is_not_there(setup: SetUp, _: object) -> AsyncIterator
 
 
 def tls(file: Path, **more: str) -> dict[str, object]:
-    given = {f"gateway.{key}": value for key, value in more.items()}
-    return {"gateway.tls_certificate_file": str(file), **given}
+    settings = {f"gateway.{key}": value for key, value in more.items()}
+    return {"gateway.tls_certificate_file": str(file), **settings}
 
 
 @broken("FP0401", "openssl x509 -noout -text")

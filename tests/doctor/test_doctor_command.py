@@ -44,9 +44,9 @@ OTHERS: dict[str, object] = {
 
 
 def doctor(setup: SetUp, *arguments: str, **environment: str) -> Ended:
-    given = {key: value for key, value in setup.values.items() if value is not None}
+    values = {key: value for key, value in setup.values.items() if value is not None}
     variables = {"NO_COLOR": "1", "PYTHONIOENCODING": "utf-8", **environment}
-    return fetchproxy("doctor", *as_options(given), *arguments, environment=variables)
+    return fetchproxy("doctor", *as_options(values), *arguments, environment=variables)
 
 
 def test_a_sound_set_up_ends_with_0(plain: SetUp) -> None:
@@ -90,9 +90,9 @@ def test_as_json(plain: SetUp) -> None:
     done = doctor(setup, "--before", "--json")
     document = json.loads(done.stdout)
     assert document["exit_code"] == done.returncode == 2
-    [found] = [check for check in document["checks"] if check["state"] == "fatal"]
-    assert (found["id"], found["category"]) == ("FP0101", "brokers and topics")
-    [finding] = found["findings"]
+    [fatal_check] = [check for check in document["checks"] if check["state"] == "fatal"]
+    assert (fatal_check["id"], fatal_check["category"]) == ("FP0101", "brokers and topics")
+    [finding] = fatal_check["findings"]
     assert finding["reason"].endswith(": Connection refused")
     assert finding["see"] == "docs/operate/doctor.md#fp0101"
 
@@ -126,8 +126,8 @@ def test_wait_goes_on_until_nothing_is_fatal(tmp_path: Path) -> None:
         setup = new_set_up(tmp_path, cluster.bootstrap)
         store = tmp_path / "store"
         store.rename(tmp_path / "later")
-        given = {**setup.values, "archive.topics": None}
-        options = as_options({k: v for k, v in given.items() if v is not None})
+        values = {**setup.values, "archive.topics": None}
+        options = as_options({k: v for k, v in values.items() if v is not None})
         command = [sys.executable, "-m", "fetchproxy", "doctor", *options, "--before"]
         command += ["--wait", "10m", "--skip", "machine"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
@@ -160,10 +160,10 @@ async def test_nothing_hangs(plain: SetUp, monkeypatch: pytest.MonkeyPatch) -> N
         begun = time.process_time()
         async with asyncio.timeout(60):
             examination = await setup.examined()
-    found = set(findings(examination))
-    assert found >= {"FP0104", "FP0201", "FP0408"}
+    ids = set(findings(examination))
+    assert ids >= {"FP0104", "FP0201", "FP0408"}
     # The proxy is not blamed before it is known that the brokers answer.
-    assert found - {"FP0104", "FP0201", "FP0408"} in ({"FP0305"}, {"FP0307"})
+    assert ids - {"FP0104", "FP0201", "FP0408"} in ({"FP0305"}, {"FP0307"})
     assert "no response within 5 s" in findings(examination)["FP0201"]
     assert time.process_time() - begun < 10
 

@@ -60,5 +60,5 @@ def verify(store: str) -> str:
 def segments(store: str, topic: str) -> list[dict[str, Any]]:
     done = fetchproxy("segments", "--store", store, "--topic", topic, "--json")
     assert done.returncode == (0 if done.stdout != "[]\n" else 2), done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
+    segments: list[dict[str, Any]] = json.loads(done.stdout)
+    return segments

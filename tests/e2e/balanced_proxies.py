@@ -32,7 +32,7 @@ class Ports:
         """The text of a file of `deploy/` for the process with the address `host`."""
         text = (PROJECT / "deploy" / file).read_text("utf-8")
         text = re.sub(
-            r"\b(\d{4})\b", lambda found: str(self._of.get(int(found[1]), found[1])), text
+            r"\b(\d{4})\b", lambda lines_found: str(self._of.get(int(lines_found[1]), lines_found[1])), text
         )
         text = re.sub(r"(bind |listen )(\*?:)?(?=\d)", rf"\g<1>{host}:", text)
         for name, address in HOSTS.items():
@@ -56,9 +56,9 @@ class BalancedProxy:
         self.host, self._ports = HOSTS[name], ports
         file = folder / f"{name}.toml"
         file.write_text(ports.adapted("load-balancer.toml", self.host))
-        given = settings or {}
-        command = [*limited.command(given), "serve", "--config", str(file)]
-        command += ["--bootstrap", bootstrap, "--store", store, *limited.options(given)]
+        all_settings = settings or {}
+        command = [*limited.command(all_settings), "serve", "--config", str(file)]
+        command += ["--bootstrap", bootstrap, "--store", store, *limited.options(all_settings)]
         self.process = ServerProcess(name, command, folder / f"{name}.log", cwd=PROJECT)
 
     def start(self) -> None:

@@ -127,8 +127,8 @@ class HeldReader:
             consumer.seek(tp, 0)
 
         def poll() -> list[tuple[int, int, bytes, bytes]]:
-            found = consumer.poll(timeout_ms=100, max_records=20)
-            return [(r.partition, r.offset, r.key, r.value) for rs in found.values() for r in rs]
+            polled = consumer.poll(timeout_ms=100, max_records=20)
+            return [(r.partition, r.offset, r.key, r.value) for rs in polled.values() for r in rs]
 
         return poll, consumer.close
 

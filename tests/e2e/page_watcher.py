@@ -32,11 +32,11 @@ class Watcher:
 
     def alarms(self) -> list[str]:
         """The texts of everything on the page that reports a problem."""
-        found = self._page.evaluate(
+        banners = self._page.evaluate(
             "[...document.querySelectorAll('.banner.bad:not([hidden]), .banner.warn:not([hidden]),"
             " .tiles .alarm, #partitions .fault')].map((node) => node.innerText)"
         )
-        return list(found)
+        return list(banners)
 
     def metric(self, name: str, labels: str = "") -> float:
         return self._proxy.metric(name, labels)

@@ -40,10 +40,10 @@ def direct(kafka_server: KafkaServer) -> AdminClient:
 
 def configs(admin: AdminClient, kind: ResourceType, name: str) -> dict[str, tuple[object, ...]]:
     resource = ConfigResource(kind, name)
-    found = admin.describe_configs([resource])[resource].result(S)
+    entries = admin.describe_configs([resource])[resource].result(S)
     return {
         entry.name: (entry.value, entry.is_read_only, entry.is_default, entry.is_sensitive)
-        for entry in found.values()
+        for entry in entries.values()
     }
 
 
@@ -79,20 +79,20 @@ def test_a_topics_life(through: AdminClient, direct: AdminClient) -> None:
 
 def test_the_brokers_configuration(through: AdminClient, direct: AdminClient) -> None:
     """The answer is unchanged even with the broker's address: it is configuration, not a route."""
-    mine, its = (configs(admin, ResourceType.BROKER, "1") for admin in (through, direct))
-    assert mine == its
-    assert "log.dirs" in mine
+    configs_through, its = (configs(admin, ResourceType.BROKER, "1") for admin in (through, direct))
+    assert configs_through == its
+    assert "log.dirs" in configs_through
 
 
 def test_the_clusters_description(
     through: AdminClient, direct: AdminClient, proxy: ProxyProcess, kafka_server: KafkaServer
 ) -> None:
-    mine, its = (admin.describe_cluster(request_timeout=S).result(S) for admin in (through, direct))
-    assert mine.cluster_id == its.cluster_id
-    assert [node.id for node in mine.nodes] == [node.id for node in its.nodes] == [1]
-    assert mine.controller.id == its.controller.id
+    cluster_through, its = (admin.describe_cluster(request_timeout=S).result(S) for admin in (through, direct))
+    assert cluster_through.cluster_id == its.cluster_id
+    assert [node.id for node in cluster_through.nodes] == [node.id for node in its.nodes] == [1]
+    assert cluster_through.controller.id == its.controller.id
     assert its.nodes[0].port == kafka_server.port
-    for node in (*mine.nodes, mine.controller):
+    for node in (*cluster_through.nodes, cluster_through.controller):
         assert node.host == "127.0.0.1"
         assert node.port not in (kafka_server.port, proxy.port)
 
@@ -102,26 +102,26 @@ def test_delete_records_and_what_is_left(
 ) -> None:
     data = TopicData(kafka_server.create_topic("admin-delete-records"))
     produce(kafka_server.bootstrap, data, 100)
-    wanted = TopicPartition(data.topic, 0, 40)
-    mine = through.delete_records([wanted])[wanted].result(S)
-    assert mine.low_watermark == 40
+    target = TopicPartition(data.topic, 0, 40)
+    deleted = through.delete_records([target])[target].result(S)
+    assert deleted.low_watermark == 40
     for admin in (through, direct):  # the topic has no archive
-        asked = TopicPartition(data.topic, 0)
-        found = admin.list_offsets({asked: OffsetSpec.earliest()})[asked].result(S)
-        assert (found.offset, found.timestamp) == (40, -1)
+        partition_key = TopicPartition(data.topic, 0)
+        earliest = admin.list_offsets({partition_key: OffsetSpec.earliest()})[partition_key].result(S)
+        assert (earliest.offset, earliest.timestamp) == (40, -1)
 
 
 def test_groups_and_topics_are_listed_alike(through: AdminClient, direct: AdminClient) -> None:
     def groups(admin: AdminClient) -> set[tuple[str, str]]:
-        found = admin.list_consumer_groups(request_timeout=S).result(S)
-        assert not found.errors
-        return {(group.group_id, group.state.name) for group in found.valid}
+        result = admin.list_consumer_groups(request_timeout=S).result(S)
+        assert not result.errors
+        return {(group.group_id, group.state.name) for group in result.valid}
 
     def topics(admin: AdminClient) -> dict[str, list[tuple[int, int, list[int]]]]:
-        found = admin.list_topics(timeout=S).topics
+        topics = admin.list_topics(timeout=S).topics
         return {
             name: [(p.id, p.leader, p.replicas) for p in topic.partitions.values()]
-            for name, topic in found.items()
+            for name, topic in topics.items()
         }
 
     assert groups(through) == groups(direct)
@@ -145,9 +145,9 @@ def test_javas_topic_command(proxy: ProxyProcess, kafka_server: KafkaServer) -> 
     name = "admin-java"
     tool("TopicCommand", "--create", "--topic", name, "--partitions", "3")(proxy.bootstrap)
     describe = tool("TopicCommand", "--describe", "--topic", name)
-    mine, its = describe(proxy.bootstrap), describe(kafka_server.bootstrap)
-    assert mine == its
-    assert len(mine) == 4
+    described_through, its = describe(proxy.bootstrap), describe(kafka_server.bootstrap)
+    assert described_through == its
+    assert len(described_through) == 4
     tool("TopicCommand", "--delete", "--topic", name)(proxy.bootstrap)
 
 

@@ -76,11 +76,11 @@ def produce_until(stop: threading.Event, bootstrap: str, data: TopicData) -> Non
 def check_archive(store: str, name: str, data: TopicData) -> None:
     assert verify(store).rstrip().endswith(": clean")
     for partition, records in data.written.items():
-        found = [
+        ranges = [
             (row["base_offset"], row["last_offset"])
             for row in segments(store, name)
             if row["partition"] == partition and row["state"] == "COPY_SEGMENT_FINISHED"
         ]
-        assert found[0][0] == 0
-        assert found[-1][1] == records[-1][0]
-        assert all(last + 1 == base for (_, last), (base, _) in pairwise(found))
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == records[-1][0]
+        assert all(last + 1 == base for (_, last), (base, _) in pairwise(ranges))

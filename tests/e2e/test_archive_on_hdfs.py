@@ -77,8 +77,8 @@ def the_whole_way(
         kafka_server.bootstrap, store, tmp_path, archive=topic, settings=PATIENT
     ) as proxy:
         archive_and_trim(kafka_server.bootstrap, store, data)
-        found = read_confluent(proxy.bootstrap, data.topic, data.ends(kafka_server.bootstrap))
-        assert found == data.written
+        records = read_confluent(proxy.bootstrap, data.topic, data.ends(kafka_server.bootstrap))
+        assert records == data.written
         assert proxy.running, proxy.log_text()[-4000:]
     report = asyncio.run(verified(store))
     assert report.clean

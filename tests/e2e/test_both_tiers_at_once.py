@@ -53,8 +53,8 @@ class MixedReader:
         consumer.seek(kafka.TopicPartition(data.topic, TAIL), len(data.written[TAIL]))
 
         def poll():
-            found = consumer.poll(timeout_ms=20, max_records=50)
-            return [(r.partition, r.offset) for records in found.values() for r in records]
+            polled = consumer.poll(timeout_ms=20, max_records=50)
+            return [(r.partition, r.offset) for records in polled.values() for r in records]
 
         return poll
 
@@ -146,13 +146,13 @@ def test_an_idle_tail_does_not_slow_the_archive(kafka_server: KafkaServer, tmp_p
 def fetch_times(bootstrap: str, data: TopicData, session: bool) -> list[float]:
     """Seconds for each fetch from 0 to the last 150 records, with a long poll of 5 s."""
     took, offset = [], 0
-    asked = {REMOTE: 0, TAIL: len(data.written[TAIL])}
+    offsets_asked = {REMOTE: 0, TAIL: len(data.written[TAIL])}
     session_id, epoch = (0, 0) if session else (0, -1)
     with RawConnection(bootstrap) as raw:
         while offset < 450:
             began = time.monotonic()
             response = raw.fetch_response(
-                12, data.topic, None, asked, bytes_max=STEP_BYTES, wait_ms=5_000,
+                12, data.topic, None, offsets_asked, bytes_max=STEP_BYTES, wait_ms=5_000,
                 session=(session_id, epoch),
             )  # fmt: skip
             took.append(time.monotonic() - began)
@@ -160,11 +160,11 @@ def fetch_times(bootstrap: str, data: TopicData, session: bool) -> list[float]:
                 assert partition.error_code == 0
                 if partition.records:
                     offset = list(walk(bytes(partition.records)))[-1].last_offset + 1
-            asked = {REMOTE: offset}
+            offsets_asked = {REMOTE: offset}
             if session:
                 session_id, epoch = response.session_id, epoch + 1
             else:
-                asked[TAIL] = len(data.written[TAIL])
+                offsets_asked[TAIL] = len(data.written[TAIL])
     return took
 
 
@@ -189,6 +189,6 @@ def latency(kafka_server: KafkaServer, topic: str, reader: MixedReader) -> float
     )
     producer.produce(topic, b"new", b"new", TAIL)
     assert producer.flush(30) == 0
-    sent, before = time.monotonic(), len(reader.offsets[TAIL])
+    sent_at, before = time.monotonic(), len(reader.offsets[TAIL])
     wait_for("the new record", lambda: (reader.poll(), len(reader.offsets[TAIL]) > before)[1], 30)
-    return time.monotonic() - sent
+    return time.monotonic() - sent_at

@@ -37,16 +37,16 @@ def delete_records(
     bootstrap: str, topic: str, offset: int, version: int = 2, timeout_ms: int = 20_000
 ) -> tuple[int, int]:
     """(error code, low watermark) of partition 0."""
-    asked = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = asked.DeleteRecordsPartition(partition_index=0, offset=offset)
+    request_topic = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = request_topic.DeleteRecordsPartition(partition_index=0, offset=offset)
     request = DeleteRecordsRequest(
-        topics=[asked(name=topic, partitions=[partition])], timeout_ms=timeout_ms
+        topics=[request_topic(name=topic, partitions=[partition])], timeout_ms=timeout_ms
     )
     request.API_VERSION = version
     with RawConnection(bootstrap) as raw:
         response = raw.ask(request, DeleteRecordsResponse, version)
-    [found] = response.topics[0].partitions
-    return found.error_code, found.low_watermark
+    [partition_response] = response.topics[0].partitions
+    return partition_response.error_code, partition_response.low_watermark
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])

@@ -58,8 +58,8 @@ class Scene:
         then()
         report, _ = process.communicate()
         assert process.returncode == 0
-        found = re.findall(r"^  (.*?)  +(\d+)$", report, re.MULTILINE)
-        return {text: int(figure) for text, figure in found}
+        figures = re.findall(r"^  (.*?)  +(\d+)$", report, re.MULTILINE)
+        return {text: int(figure) for text, figure in figures}
 
 
 @pytest.fixture
@@ -79,14 +79,14 @@ def scene(
 def test_readers_wait_and_get_every_record(scene: Scene, fault: str) -> None:
     with scene.reader() as reader:
         reader.wait_until_held()
-        told = scene.drill(fault, "--for", "8s", then=reader.go_on)
+        figures = scene.drill(fault, "--for", "8s", then=reader.go_on)
         assert reader.records() == {0: scene.data.written[0]}
     if fault != "store-slow":
-        assert told["longest time in which readers waited and none got records, in s"] >= 2
-    assert told["errors that readers of the archive got"] == 0
-    damaged = told["damaged chunks that were found and not served"]
+        assert figures["longest time in which readers waited and none got records, in s"] >= 2
+    assert figures["errors that readers of the archive got"] == 0
+    damaged = figures["damaged chunks that were found and not served"]
     assert (damaged > 0) == (fault == "store-corrupt")
-    assert (told["operations of the store that failed"] > 0) == (fault == "store-down") or damaged
+    assert (figures["operations of the store that failed"] > 0) == (fault == "store-down") or damaged
     began, ended = scene.proxy.logged("drill_began"), scene.proxy.logged("drill_ended")
     assert [(one["fault"], two["why"]) for one, two in zip(began, ended, strict=True)] == [
         (fault, "its time is over")

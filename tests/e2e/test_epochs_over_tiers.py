@@ -44,30 +44,30 @@ def proxy(module_kafka_server: KafkaServer, tmp_path_factory: pytest.TempPathFac
 def epochs(proxy: ProxyProcess) -> Iterator[list[int]]:
     """The epochs of the three runs of records, from the archived batches."""
     with RawConnection(proxy.bootstrap) as raw:
-        found: list[int] = []
+        epochs_read: list[int] = []
         for offset in range(0, LAST, PER_EPOCH):
             records = raw.fetch_until_data(12, TOPIC, None, offset).records
-            found.append(next(iter(walk(records))).partition_leader_epoch)
-    assert found == sorted(set(found))
-    return found
+            epochs_read.append(next(iter(walk(records))).partition_leader_epoch)
+    assert epochs_read == sorted(set(epochs_read))
+    return epochs_read
 
 
 def end_of_epoch(
     bootstrap: str, epoch: int, version: int, *, current: int = -1, replica: int = -1
 ) -> tuple[int, int, int]:
     """(error code, epoch, end offset)."""
-    asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    partition = asked.OffsetForLeaderPartition(
+    request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    partition = request_topic.OffsetForLeaderPartition(
         partition=0, current_leader_epoch=current, leader_epoch=epoch
     )
     request = OffsetForLeaderEpochRequest(
-        replica_id=replica, topics=[asked(topic=TOPIC, partitions=[partition])]
+        replica_id=replica, topics=[request_topic(topic=TOPIC, partitions=[partition])]
     )
     request.API_VERSION = version
     with RawConnection(bootstrap) as raw:
         response = raw.ask(request, OffsetForLeaderEpochResponse, version)
-    [found] = response.topics[0].partitions
-    return found.error_code, found.leader_epoch, found.end_offset
+    [partition_response] = response.topics[0].partitions
+    return partition_response.error_code, partition_response.leader_epoch, partition_response.end_offset
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
@@ -75,14 +75,14 @@ def test_each_epoch_ends_where_the_next_begins(
     module_kafka_server: KafkaServer, proxy: ProxyProcess, epochs: list[int], version: int
 ) -> None:
     first, second, third = epochs
-    for epoch, wanted in (
+    for epoch, expected in (
         (first, (0, first, PER_EPOCH)),
         (second, (0, second, 2 * PER_EPOCH)),
         (second - 1, (0, first if second - 1 >= first else second - 1, PER_EPOCH)),
         (third - 1, (0, second, 2 * PER_EPOCH)),
         (third, (0, third, LAST)),
     ):
-        assert end_of_epoch(proxy.bootstrap, epoch, version) == wanted
+        assert end_of_epoch(proxy.bootstrap, epoch, version) == expected
     # The broker has deleted them: without the proxy the response differs.
     direct = end_of_epoch(module_kafka_server.bootstrap, first, version)
     assert direct == (0, first, TRIMMED_TO)
@@ -105,18 +105,18 @@ def test_the_epoch_of_an_offset_is_that_of_its_record(
 ) -> None:
     from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
-    asked = ListOffsetsRequest.ListOffsetsTopic
+    request_topic = ListOffsetsRequest.ListOffsetsTopic
     with RawConnection(proxy.bootstrap) as raw:
         for timestamp, offset, epoch in ((-2, 0, epochs[0]), (-5, LAST - 1, epochs[2])):
-            partition = asked.ListOffsetsPartition(
+            partition = request_topic.ListOffsetsPartition(
                 partition_index=0, current_leader_epoch=-1, timestamp=timestamp
             )
             request = ListOffsetsRequest(
                 replica_id=-1,
                 isolation_level=0,
-                topics=[asked(name=TOPIC, partitions=[partition])],
+                topics=[request_topic(name=TOPIC, partitions=[partition])],
                 timeout_ms=20_000,
             )
             request.API_VERSION = 10
-            found = raw.ask(request, ListOffsetsResponse, 10).topics[0].partitions[0]
-            assert (found.error_code, found.offset, found.leader_epoch) == (0, offset, epoch)
+            partition_response = raw.ask(request, ListOffsetsResponse, 10).topics[0].partitions[0]
+            assert (partition_response.error_code, partition_response.offset, partition_response.leader_epoch) == (0, offset, epoch)

@@ -31,8 +31,8 @@ READ_S = 60.0
 class Member:
     """A confluent group consumer that commits its records before it gives up partitions."""
 
-    def __init__(self, bootstrap: str, group: str, topic: str, protocol: str, seen: Seen) -> None:
-        self.seen = seen
+    def __init__(self, bootstrap: str, group: str, topic: str, protocol: str, offsets_by_position: Seen) -> None:
+        self.seen = offsets_by_position
         self.assigned: set[int] = set()
         self._consumer = confluent_kafka.Consumer(
             {
@@ -94,13 +94,13 @@ def test_two_members_share_and_a_third_goes_on(
     replayed: MakeReplayed, proxy: ProxyProcess, kafka_server: KafkaServer, protocol: str
 ) -> None:
     data = replayed("lz4", 4)
-    group, seen = f"e2e-group-{protocol}", Seen()
-    args = proxy.bootstrap, group, data.topic, protocol, seen
+    group, offsets_by_position = f"e2e-group-{protocol}", Seen()
+    args = proxy.bootstrap, group, data.topic, protocol, offsets_by_position
     deadline = time.monotonic() + READ_S
     with member(*args) as first:
-        while len(seen) < 500:
+        while len(offsets_by_position) < 500:
             first.poll()
-            assert time.monotonic() < deadline, len(seen)
+            assert time.monotonic() < deadline, len(offsets_by_position)
         assert first.assigned == {0, 1, 2, 3}
         with member(*args) as second:  # a rebalance in the middle of the archive
             while len(first.assigned) != 2 or len(second.assigned) != 2:
@@ -108,27 +108,27 @@ def test_two_members_share_and_a_third_goes_on(
                 second.poll(1)
                 assert time.monotonic() < deadline, (first.assigned, second.assigned)
             assert first.assigned | second.assigned == {0, 1, 2, 3}
-            while len(seen) < 2_000:
+            while len(offsets_by_position) < 2_000:
                 first.poll()
                 second.poll()
-                assert time.monotonic() < deadline, len(seen)
+                assert time.monotonic() < deadline, len(offsets_by_position)
             first.commit()
             second.commit()
-    assert set(seen) != set(everything(data)), "nothing is left for a member that comes later"
+    assert set(offsets_by_position) != set(everything(data)), "nothing is left for a member that comes later"
     with member(*args) as third:  # the whole group was away, so only commits count
-        while len(seen) < len(everything(data)):
+        while len(offsets_by_position) < len(everything(data)):
             third.poll(500)
-            assert time.monotonic() < deadline, len(seen)
+            assert time.monotonic() < deadline, len(offsets_by_position)
         third.commit()
-    assert seen == everything(data)
+    assert offsets_by_position == everything(data)
     assert committed(kafka_server.bootstrap, group) == committed(proxy.bootstrap, group)
     assert committed(kafka_server.bootstrap, group) == {p: 1200 for p in range(4)}
 
 
 def committed(bootstrap: str, group: str) -> dict[int, int]:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    found = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-    return {p.partition: p.offset for p in found[group].result(30).topic_partitions}
+    group_offsets = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+    return {p.partition: p.offset for p in group_offsets[group].result(30).topic_partitions}
 
 
 def test_kafka_python_resumes_where_it_committed(
@@ -151,8 +151,8 @@ def test_kafka_python_resumes_where_it_committed(
         deadline = time.monotonic() + READ_S
         try:
             while len(offsets) < up_to:
-                found = consumer.poll(timeout_ms=200, max_records=up_to - len(offsets))
-                offsets += [record.offset for records in found.values() for record in records]
+                polled = consumer.poll(timeout_ms=200, max_records=up_to - len(offsets))
+                offsets += [record.offset for records in polled.values() for record in records]
                 assert time.monotonic() < deadline, offsets[-1:]
             consumer.commit()
         finally:

@@ -91,5 +91,5 @@ def test_history_outlives_kafkas_tier(tiered: KafkaServer, tmp_path: Path) -> No
     wait_for("no tier", lambda: first_offset(tiered.bootstrap, "earliest") > 0)
     with ProxyProcess(tiered.bootstrap, store, tmp_path) as proxy:
         assert first_offset(proxy.bootstrap, "earliest") == 0
-        read = read_confluent(proxy.bootstrap, "history", {0: COUNT})
-    assert read == data.written
+        records = read_confluent(proxy.bootstrap, "history", {0: COUNT})
+    assert records == data.written

@@ -29,21 +29,21 @@ Result = tuple[int, int, int, int]  # error code, timestamp, offset, leader epoc
 def list_offset(
     bootstrap: str, topic: str, timestamp: int, version: int, isolation: int = 0
 ) -> Result:
-    asked = ListOffsetsRequest.ListOffsetsTopic
-    partition = asked.ListOffsetsPartition(
+    request_topic = ListOffsetsRequest.ListOffsetsTopic
+    partition = request_topic.ListOffsetsPartition(
         partition_index=0, current_leader_epoch=-1, timestamp=timestamp
     )
     request = ListOffsetsRequest(
         replica_id=-1,
         isolation_level=isolation,
-        topics=[asked(name=topic, partitions=[partition])],
+        topics=[request_topic(name=topic, partitions=[partition])],
         timeout_ms=20_000,
     )
     request.API_VERSION = version
     with RawConnection(bootstrap) as raw:
-        found = raw.ask(request, ListOffsetsResponse, version).topics[0].partitions[0]
-    epoch = found.leader_epoch if version >= 4 else -1
-    return found.error_code, found.timestamp, found.offset, epoch
+        partition_response = raw.ask(request, ListOffsetsResponse, version).topics[0].partitions[0]
+    epoch = partition_response.leader_epoch if version >= 4 else -1
+    return partition_response.error_code, partition_response.timestamp, partition_response.offset, epoch
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def test_times_are_found_in_both_tiers(
     isolation: int,
 ) -> None:  # fmt: skip
     whole, tiered = topics
-    asked = [LATEST, EARLIEST, 0, *sorted(set(TIMES))[::9], max(TIMES), max(TIMES) + 1]
+    times = [LATEST, EARLIEST, 0, *sorted(set(TIMES))[::9], max(TIMES), max(TIMES) + 1]
     if version >= 7:
-        asked.append(MAX_TIMESTAMP)
-    for timestamp in asked:
-        wanted = list_offset(kafka_server.bootstrap, whole, timestamp, version, isolation)
-        assert list_offset(proxy.bootstrap, tiered, timestamp, version, isolation) == wanted
+        times.append(MAX_TIMESTAMP)
+    for timestamp in times:
+        expected = list_offset(kafka_server.bootstrap, whole, timestamp, version, isolation)
+        assert list_offset(proxy.bootstrap, tiered, timestamp, version, isolation) == expected
 
 
 def test_special_timestamps(
@@ -109,8 +109,8 @@ def test_what_was_deleted_is_not_found(
     assert delete_records(proxy.bootstrap, tiered, 97) == (0, 97)
     trim(kafka_server.bootstrap, whole, {0: 97})
     for timestamp in (EARLIEST, 0, times[50], times[97], times[98], times[150], times[199] + 1):
-        wanted = list_offset(kafka_server.bootstrap, whole, timestamp, 10)
-        assert list_offset(proxy.bootstrap, tiered, timestamp, 10) == wanted
+        expected = list_offset(kafka_server.bootstrap, whole, timestamp, 10)
+        assert list_offset(proxy.bootstrap, tiered, timestamp, 10) == expected
 
 
 @pytest.mark.slow

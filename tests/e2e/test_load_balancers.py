@@ -92,8 +92,8 @@ def test_a_proxy_is_killed_while_clients_read_both_tiers(
     with ExitStack() as stack:
         readers: list[HeldReader] = []
         for _ in range(2):  # enough connections for both proxies to have some
-            held = held_readers(scene.bootstrap, data.topic, ends, hold_at=300)
-            readers += stack.enter_context(held)
+            reader_group = held_readers(scene.bootstrap, data.topic, ends, hold_at=300)
+            readers += stack.enter_context(reader_group)
         lost, other = sorted(scene.proxies, key=lambda proxy: proxy.connections, reverse=True)
         assert other.connections > 0, "the balancer has led all clients to one proxy"
         lost.process.kill()
@@ -121,9 +121,9 @@ def test_the_page_says_whether_it_works(
     consoles = {f"{name}:8080": f"{HOSTS[name]}:{scene.ports.console}" for name in HOSTS}
     places = {**consoles, "kafka.example:9192": scene.bootstrap, "orders": topic}
     terminal = Terminal(tmp_path, places, {})
-    found = list(steps((PROJECT / "docs" / "deploy" / "load-balancer.md").read_text("utf-8")))
-    assert len(found) == 3
-    for step in found:
+    page_steps = list(steps((PROJECT / "docs" / "deploy" / "load-balancer.md").read_text("utf-8")))
+    assert len(page_steps) == 3
+    for step in page_steps:
         output = tuple(map(terminal.here, step.output))
         # The archive is younger than these proxies: they see it at their next look.
         wait_for(step.command, lambda o=output, c=step.command: is_as_shown(o, terminal.run(c)))
@@ -140,9 +140,9 @@ def test_shares_of_the_archive_are_by_the_clients_own_address(
         with ClientAt(address, scene.bootstrap) as client:
             while True:
                 response = client.fetch_response(11, data.topic, None, {0: 0}, bytes_max=20_000)
-                told: int = response.throttle_time_ms
-                if told or response.responses[0].partitions[0].records:
-                    return told
+                throttle_ms: int = response.throttle_time_ms
+                if throttle_ms or response.responses[0].partitions[0].records:
+                    return throttle_ms
 
     wait_for("the first client to owe", lambda: throttle_ms("127.0.0.1") > 0)
     assert throttle_ms("127.0.0.5") == 0

@@ -55,9 +55,9 @@ def test_a_reader_s_seek_is_answered_by_the_local_index(
         second = fetchproxy("serve", *others)
         assert second.returncode == 2
         assert f"archive.local_index_dir = {index}: another process uses it" in second.stderr
-    shown = fetchproxy("index", "show", str(newest), "--json", "--limit", "1")
-    assert shown.returncode == 0
-    assert '"first_offset": 0' in shown.stdout
+    process = fetchproxy("index", "show", str(newest), "--json", "--limit", "1")
+    assert process.returncode == 0
+    assert '"first_offset": 0' in process.stdout
 
 
 def assert_no_fallback(proxy: ProxyProcess) -> None:

@@ -32,13 +32,13 @@ def read(bootstrap: str, topic: str, end: int, isolation: str) -> Records:
     )
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
-        found: Records = []
+        records: Records = []
         while not consumer.position([TopicPartition(topic, 0)])[0].offset >= end:
             message = consumer.poll(30)
-            assert message is not None, f"nothing more after {len(found)} records"
+            assert message is not None, f"nothing more after {len(records)} records"
             assert message.error() is None, message.error()
-            found.append((message.offset(), message.key(), message.value()))
-        return [record for record in found if record[0] < end]
+            records.append((message.offset(), message.key(), message.value()))
+        return [record for record in records if record[0] < end]
     finally:
         consumer.close()
 

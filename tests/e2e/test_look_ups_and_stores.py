@@ -43,8 +43,8 @@ def test_what_was_never_archived_is_as_without_a_proxy(
     with ProxyProcess(kafka_server.bootstrap, store.url, tmp_path) as proxy:
 
         def looked_up(bootstrap: str) -> list[tuple[int, int, int, int]]:
-            asked = (EARLIEST, 0, MAX_TIMESTAMP, LATEST_TIERED)
-            return [list_offset(bootstrap, data.topic, at, 9) for at in asked]
+            times = (EARLIEST, 0, MAX_TIMESTAMP, LATEST_TIERED)
+            return [list_offset(bootstrap, data.topic, at, 9) for at in times]
 
         directly = looked_up(kafka_server.bootstrap)
         assert directly[0][2] == LOG_START
@@ -102,7 +102,7 @@ def test_a_time_in_a_gap_is_the_first_record_behind_it(
     archive_all(kafka_server, store, data.topic, code=2)
     wait_for("the rest", lambda: archived_ends(store, data.topic) == {0: 400})
     trim(kafka_server.bootstrap, data.topic, {0: 380})
-    wanted = {0: 0, 150: 150, 199: 199, 200: 300, 250: 300, 299: 300, 300: 300, 399: 399}
+    expected = {0: 0, 150: 150, 199: 199, 200: 300, 250: 300, 299: 300, 300: 300, 399: 399}
     port = free_port()
     command = [*COMMAND, "serve", "--archive-only", "--store", store]
     command += ["--listen", f"127.0.0.1:{port}"]
@@ -112,10 +112,10 @@ def test_a_time_in_a_gap_is_the_first_record_behind_it(
         alone.wait_until(lambda: port_responses(port), 60.0)
         with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
             for bootstrap in (proxy.bootstrap, f"127.0.0.1:{port}"):
-                found = {
-                    at: list_offset(bootstrap, data.topic, BEGAN_MS + at, 9)[2] for at in wanted
+                offsets = {
+                    at: list_offset(bootstrap, data.topic, BEGAN_MS + at, 9)[2] for at in expected
                 }
-                assert found == wanted
+                assert offsets == expected
                 assert list_offset(bootstrap, data.topic, EARLIEST, 9)[2] == 0
     finally:
         alone.stop()
@@ -136,9 +136,9 @@ def test_a_proxy_that_begins_knows_where_many_partitions_begin(
 
     def begins(bootstrap: str) -> dict[TopicPartition, int]:
         consumer = KafkaConsumer(bootstrap_servers=bootstrap)
-        found: dict[TopicPartition, int] = consumer.beginning_offsets(every)
+        offsets_of_begin: dict[TopicPartition, int] = consumer.beginning_offsets(every)
         consumer.close()
-        return found
+        return offsets_of_begin
 
     def operations(proxy: ProxyProcess, name: str) -> float:
         return proxy.metric("fetchproxy_store_request_seconds_count", f'operation="{name}"')

@@ -122,8 +122,8 @@ def test_behind_the_archives_end_readers_are_led_on_to_the_live_log(
     with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
         assert first_offset(fetch_once(proxy, version, data, 300)) == 450
         assert first_offset(fetch_once(proxy, version, data, 449)) == 450
-        read = read_confluent(proxy.bootstrap, name, {0: 600})
-        assert [offset for offset, _, _ in read[0]] == [*range(300), *range(450, 600)]
+        records = read_confluent(proxy.bootstrap, name, {0: 600})
+        assert [offset for offset, _, _ in records[0]] == [*range(300), *range(450, 600)]
         # Without live records the reader is at the log's end, and continues when records come.
         trim(kafka_server.bootstrap, name, {0: 600})
         with RawConnection(proxy.bootstrap) as raw:
@@ -164,8 +164,8 @@ def test_what_an_archiver_of_another_process_gathers_is_waited_for(
                 wait_for("the list", lambda: raw.list_offset(6, name, -2) == (0, -1, 50))
                 stale = raw.fetch(12, name, None, 10, wait_ms=WAIT_MS)
                 assert stale.error == OUT_OF_RANGE
-                held = raw.fetch(12, name, None, 60, wait_ms=500)
-                assert (held.error, held.records) == (0, b"")
+                held_fetch = raw.fetch(12, name, None, 60, wait_ms=500)
+                assert (held_fetch.error, held_fetch.records) == (0, b"")
                 wait_for("the held reader", lambda: _held_partitions(proxy) == 1)
                 headlines = _status(proxy)["headlines"]
                 assert len(headlines) == 1, headlines
@@ -198,8 +198,8 @@ def test_a_topic_that_was_never_archived_knows_nothing_of_the_store(
                 assert raw.fetch(12, name, None, offset, wait_ms=WAIT_MS).error == OUT_OF_RANGE
             assert first_offset(raw.fetch(12, name, None, 100, wait_ms=WAIT_MS)) <= 100
         more = {"auto.offset.reset": "earliest"}
-        read = read_confluent(proxy.bootstrap, name, {0: 200}, **more)
-        assert [offset for offset, _, _ in read[0]] == list(range(100, 200))
+        records = read_confluent(proxy.bootstrap, name, {0: 200}, **more)
+        assert [offset for offset, _, _ in records[0]] == list(range(100, 200))
 
 
 def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
@@ -218,11 +218,11 @@ def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
             _, last_ms, last = broker.list_offset(7, name, -3)
             assert last > 0
             for timestamp in (0, last_ms, last_ms + 1, -3):
-                wanted = broker.list_offset(7, name, timestamp)
-                assert raw.list_offset(7, name, timestamp) == wanted
+                expected = broker.list_offset(7, name, timestamp)
+                assert raw.list_offset(7, name, timestamp) == expected
         more = {"auto.offset.reset": "earliest"}
-        read = read_confluent(proxy.bootstrap, name, {0: 100}, **more)
-        assert [offset for offset, _, _ in read[0]] == list(range(100))
+        records = read_confluent(proxy.bootstrap, name, {0: 100}, **more)
+        assert [offset for offset, _, _ in records[0]] == list(range(100))
         # It is unknown whether the records that the broker deleted were archived.
         trim(kafka_server.bootstrap, name, {0: 10})
         with RawConnection(proxy.bootstrap) as raw:
@@ -230,8 +230,8 @@ def test_with_a_store_that_was_never_seen_a_whole_log_is_as_without_a_proxy(
 
 
 def _archiver_position(store: Path) -> set[int]:
-    found = [json.loads(path.read_text()) for path in store.glob("archivers/*.positions")]
-    return {at for one in found for topic in one["positions"].values() for at in topic.values()}
+    documents = [json.loads(path.read_text()) for path in store.glob("archivers/*.positions")]
+    return {at for one in documents for topic in one["positions"].values() for at in topic.values()}
 
 
 def _held_partitions(proxy: ProxyProcess) -> int:

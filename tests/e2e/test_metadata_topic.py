@@ -58,8 +58,8 @@ def test_what_one_process_archives_another_serves(
                 assert reader.records() == data.written
             produce(kafka_server.bootstrap, data, 400, partition_count=2)
             archive_and_trim(kafka_server.bootstrap, store, data)
-            read = proxy.metric("fetchproxy_metadata_events_read_total")
-            assert read >= 8  # at least two states of two segments of two partitions
+            events_read = proxy.metric("fetchproxy_metadata_events_read_total")
+            assert events_read >= 8  # at least two states of two segments of two partitions
             proxy.stop()
             proxy.start()
             ends = data.ends(kafka_server.bootstrap)

@@ -93,6 +93,6 @@ def test_no_archiver_begins_a_second_archive_at_a_mistyped_prefix(
     assert done.returncode == 2
     assert "--create" in done.stderr
     for command in ("verify", "segments"):
-        looked = fetchproxy(command, "--store", wrong)
-        assert looked.returncode == 2
-        assert "there is no archive" in looked.stderr
+        process = fetchproxy(command, "--store", wrong)
+        assert process.returncode == 2
+        assert "there is no archive" in process.stderr

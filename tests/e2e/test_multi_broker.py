@@ -49,19 +49,19 @@ def through(
 
 def test_only_the_proxys_addresses_are_shown(cluster: MockCluster, through: ProxyProcess) -> None:
     real = set(cluster.addresses.values())
-    shown = AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=30).brokers
-    assert set(shown) == set(cluster.addresses)
-    addresses = {f"{broker.host}:{broker.port}" for broker in shown.values()}
+    brokers_shown = AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=30).brokers
+    assert set(brokers_shown) == set(cluster.addresses)
+    addresses = {f"{broker.host}:{broker.port}" for broker in brokers_shown.values()}
     assert len(addresses) == 3
     assert not addresses & real
     assert through.bootstrap not in addresses
     consumer = kafka.KafkaConsumer(bootstrap_servers=through.bootstrap)
     try:
         consumer.topics()
-        seen = {f"{b.host}:{b.port}" for b in consumer._client.cluster.brokers()}
+        addresses_seen = {f"{b.host}:{b.port}" for b in consumer._client.cluster.brokers()}
     finally:
         consumer.close()
-    assert seen - {through.bootstrap} <= addresses
+    assert addresses_seen - {through.bootstrap} <= addresses
 
 
 def test_all_partitions_are_written_archived_and_read(
@@ -79,8 +79,8 @@ def test_all_partitions_are_written_archived_and_read(
         wait_for(f"archive of {ends}", lambda ends=ends: archived_ends(store, topic) == ends)
     for partition in range(PARTITIONS):
         assert forgets(cluster.bootstrap, topic, partition)
-    for read in PYTHON_CLIENTS.values():
-        assert read(through.bootstrap, topic, ends) == data.written
+    for read_all in PYTHON_CLIENTS.values():
+        assert read_all(through.bootstrap, topic, ends) == data.written
 
 
 def forgets(bootstrap: str, topic: str, partition: int) -> bool:

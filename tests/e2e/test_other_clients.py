@@ -101,12 +101,12 @@ def test_clients_that_are_told_their_partitions(
     ends = {p: len(records) for p, records in data.written.items()}
     if client == "franz-go":
         find_part("clients", franz_reader)
-        read = read_by_franz_go(proxy.bootstrap, data.topic, ends, "read_uncommitted")
-        assert read == as_lines(data.written, crc32)
+        lines = read_by_franz_go(proxy.bootstrap, data.topic, ends, "read_uncommitted")
+        assert lines == as_lines(data.written, crc32)
     else:
         find_part("kcat", find_kcat)
-        read = read_by_kcat(proxy.bootstrap, data.topic, ends, "read_uncommitted")
-        assert read == as_lines(data.written)
+        lines = read_by_kcat(proxy.bootstrap, data.topic, ends, "read_uncommitted")
+        assert lines == as_lines(data.written)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -115,8 +115,8 @@ def test_the_java_consumer_from_an_offset(
 ) -> None:
     data = replayed(codec)
     count = len(data.written[0])
-    read = read_by_java(proxy.bootstrap, data.topic, FROM_0, count, "read_uncommitted")
-    assert read == as_lines(data.written)
+    lines = read_by_java(proxy.bootstrap, data.topic, FROM_0, count, "read_uncommitted")
+    assert lines == as_lines(data.written)
 
 
 def test_the_java_consumer_in_a_group_from_the_beginning(
@@ -126,8 +126,8 @@ def test_the_java_consumer_in_a_group_from_the_beginning(
     data = replayed("lz4", 4)
     count = sum(map(len, data.written.values()))
     where = ["--group", "e2e-java", "--from-beginning"]
-    read = read_by_java(proxy.bootstrap, data.topic, where, count, "read_uncommitted")
-    assert read == as_lines(data.written)
+    lines = read_by_java(proxy.bootstrap, data.topic, where, count, "read_uncommitted")
+    assert lines == as_lines(data.written)
 
 
 @pytest.fixture(scope="module")
@@ -160,13 +160,13 @@ def test_transactions(
     ends, expected = data.ends(kafka_server.bootstrap), oracle[isolation]
     if client == "franz-go":
         find_part("clients", franz_reader)
-        read = read_by_franz_go(proxy.bootstrap, data.topic, ends, isolation)
-        assert read == as_lines(expected, crc32)
+        lines = read_by_franz_go(proxy.bootstrap, data.topic, ends, isolation)
+        assert lines == as_lines(expected, crc32)
         return
     if client == "kcat":
         find_part("kcat", find_kcat)
-        read = read_by_kcat(proxy.bootstrap, data.topic, ends, isolation)
+        lines = read_by_kcat(proxy.bootstrap, data.topic, ends, isolation)
     else:
         count = len(expected[0])
-        read = read_by_java(proxy.bootstrap, data.topic, FROM_0, count, isolation)
-    assert read == as_lines(expected)
+        lines = read_by_java(proxy.bootstrap, data.topic, FROM_0, count, isolation)
+    assert lines == as_lines(expected)

@@ -58,8 +58,8 @@ SERVER = re.compile(r"fetchproxy (serve|archive)(?! --once) ")
 
 def here(page: Path) -> list[str]:
     """The page's commands that run here."""
-    found = plain_commands(page.read_text("utf-8"))
-    return [command for command in found if not command.startswith(tuple(ELSEWHERE))]
+    commands = plain_commands(page.read_text("utf-8"))
+    return [command for command in commands if not command.startswith(tuple(ELSEWHERE))]
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +121,8 @@ class Typist:
         environment = dict(self._terminal.environment)
         if "--archive-only" in command:
             del environment["FETCHPROXY_CLUSTER_BOOTSTRAP"]
-        given = re.search(r"--console (\S+)", command)
-        console = given[1] if given else self._console
+        console_option = re.search(r"--console (\S+)", command)
+        console = console_option[1] if console_option else self._console
         words = ["bash", "-c", f"exec {command}"]
         log = self._folder / "log"
         self._server = ServerProcess("fetchproxy", words, log, environment, cwd=self._folder)

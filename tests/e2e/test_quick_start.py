@@ -35,8 +35,8 @@ class QuickStart:
 
     def command(self, words: str) -> list[str]:
         """The only line that begins with `words`."""
-        found = [line.strip() for line in self._lines]
-        (line,) = [line for line in found if line.startswith(f".venv/bin/fetchproxy {words}")]
+        command_lines = [line.strip() for line in self._lines]
+        (line,) = [line for line in command_lines if line.startswith(f".venv/bin/fetchproxy {words}")]
         for written, here in self._places.items():
             line = line.replace(written, here)
         return [sys.executable, "-m", "fetchproxy", *shlex.split(line)[1:]]
@@ -58,16 +58,16 @@ class QuickStart:
             }
         )
         consumer.subscribe(["orders"])
-        found: list[bytes] = []
+        values_read: list[bytes] = []
 
         def is_all() -> bool:
-            got = consumer.consume(COUNT, timeout=1.0)
-            found.extend(each.value() or b"" for each in got if each.error() is None)
-            return len(found) >= COUNT
+            polled = consumer.consume(COUNT, timeout=1.0)
+            values_read.extend(each.value() or b"" for each in polled if each.error() is None)
+            return len(values_read) >= COUNT
 
         wait_for("all records", is_all)
         consumer.close()
-        return sorted(found)
+        return sorted(values_read)
 
 
 def test_the_quick_start_does_what_it_says(mock_cluster: MockCluster, tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def knows(process: ProxyProcess, partition: int) -> bool:
 
 
 def ask(process: ProxyProcess, **query: object) -> dict:
-    found: dict = json.loads(process.get(f"/api/records?{urlencode({'topic': TOPIC} | query)}"))
-    return found
+    page: dict = json.loads(process.get(f"/api/records?{urlencode({'topic': TOPIC} | query)}"))
+    return page
 
 
 def status_of(process: ProxyProcess, **query: object) -> int:
@@ -76,16 +76,16 @@ def status_of(process: ProxyProcess, **query: object) -> int:
 
 
 def test_pages_have_each_record_once(shows: ProxyProcess, looked_at: TopicData) -> None:
-    seen, query = [], {"count": 70}
+    rows_seen, query = [], {"count": 70}
     while True:
         page = ask(shows, **query)
         # Without JSON in it, nothing of a value may be shown while fields are masked.
         assert all("hidden" in r["value"] for r in page["records"])
-        seen += [(r["offset"], r["value"]["bytes"]) for r in page["records"]]
+        rows_seen += [(r["offset"], r["value"]["bytes"]) for r in page["records"]]
         if page["next_offset"] is None:
             break
         query["offset"] = page["next_offset"]
-    assert seen == [(offset, len(value)) for offset, _, value in looked_at.written[0]]
+    assert rows_seen == [(offset, len(value)) for offset, _, value in looked_at.written[0]]
 
 
 def test_from_a_time_with_masked_fields(shows: ProxyProcess, looked_at: TopicData) -> None:

@@ -148,9 +148,9 @@ def goes_on(here: World, name: str, records: int, end: int) -> None:
 
 
 def says_that_it_waits(here: World, topic: str) -> bool:
-    shown = output_of("segments", "--store", here.store, "--topic", topic)
-    said = [line for line in shown.splitlines() if line.startswith("partition_stopped: ")]
-    return len(said) == 1 and said[0].endswith(f"resolve {topic}-0")
+    output = output_of("segments", "--store", here.store, "--topic", topic)
+    stopped_lines = [line for line in output.splitlines() if line.startswith("partition_stopped: ")]
+    return len(stopped_lines) == 1 and stopped_lines[0].endswith(f"resolve {topic}-0")
 
 
 def check_waiting(here: World, name: str) -> None:

@@ -28,9 +28,9 @@ BY_TOPIC = {
 
 
 def restore(bootstrap: str, store: str, *more: str) -> str:
-    code, told = run("restore", bootstrap, store, *more)
-    assert code == 0, told
-    return told
+    code, output = run("restore", bootstrap, store, *more)
+    assert code == 0, output
+    return output
 
 
 def run(what: str, bootstrap: str, store: str, *more: str) -> tuple[int, str]:
@@ -58,8 +58,8 @@ def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
     assert "would be repaired: restored-0: " in planned
     assert f"segments that would be restored: {len(metadata) - 1}; partitions: 1" in planned
     by_manager = ("--set", "metadata.manager=topic")
-    code, told = run("verify", broker, store, *by_manager)
-    assert (code, "there is no metadata topic" in told) == (2, True), told
+    code, output = run("verify", broker, store, *by_manager)
+    assert (code, "there is no metadata topic" in output) == (2, True), output
     assert METADATA_TOPIC not in AdminClient({"bootstrap.servers": broker}).list_topics().topics
     assert not metadata[1].exists()
 
@@ -68,23 +68,23 @@ def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
     assert metadata[1].exists()
     assert "segments restored: 0; partitions: 1" in restore(broker, store)
 
-    code, told = run("verify", broker, store, *by_manager)
-    assert (code, told.splitlines()[-1].endswith("clean")) == (0, True), told
+    code, output = run("verify", broker, store, *by_manager)
+    assert (code, output.splitlines()[-1].endswith("clean")) == (0, True), output
     newest = metadata[-1].read_bytes()
     metadata[-1].unlink()
     (metadata[-1].parent / "finished-offsets").unlink()
     for beside in metadata[-1].parent.glob(f"{metadata[-1].stem}.*"):
         beside.rename(tmp_path / beside.name)
-    code, told = run("verify", broker, store, *by_manager)
-    assert (code, "the store has no metadata of it" in told) == (1, True), told
+    code, output = run("verify", broker, store, *by_manager)
+    assert (code, "the store has no metadata of it" in output) == (1, True), output
     for beside in tmp_path.glob(f"{metadata[-1].stem}.*"):
         beside.rename(metadata[-1].parent / beside.name)
     metadata[-1].write_bytes(newest)
 
     by_topic = {**SETTINGS, **BY_TOPIC, "metadata.manager": "topic"}
     with ProxyProcess(broker, store, tmp_path, settings=by_topic) as proxy:
-        found = read_confluent(proxy.bootstrap, "restored", data.ends(broker))
-    assert found == data.written
+        records = read_confluent(proxy.bootstrap, "restored", data.ends(broker))
+    assert records == data.written
 
     # Somebody deletes the topic, and it is made again without its records.
     admin = AdminClient({"bootstrap.servers": broker})
@@ -95,8 +95,8 @@ def test_a_lost_metadata_topic_is_rebuilt_and_served_from(
         wait_for("the condition", lambda: kinds(proxy) == [Kind.PARTITIONS_UNKNOWN])
         restore(broker, store)
         wait_for("its end", lambda: kinds(proxy) == [])
-        found = read_confluent(proxy.bootstrap, "restored", data.ends(broker))
-    assert found == data.written
+        records = read_confluent(proxy.bootstrap, "restored", data.ends(broker))
+    assert records == data.written
 
 
 def kinds(proxy: ProxyProcess) -> list[str]:

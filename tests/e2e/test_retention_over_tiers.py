@@ -118,8 +118,8 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
             assert log_files(store) == before
         # After it, another process deletes the objects, and the proxy notices that its view is old.
         with archiving(kafka_server, store, name, tmp_path, **retention) as archiver:
-            left = {log for log in before if int(log[:20]) >= start}
-            wait_for("the objects to go", lambda: log_files(store) == left)
+            logs_left = {log for log in before if int(log[:20]) >= start}
+            wait_for("the objects to go", lambda: log_files(store) == logs_left)
             wait_for("the lag to end", lambda: archiver.metric(DELETE_LAG) == 0)
             assert at_old.fetch_until_data(12, name, None, 300).error == OUT_OF_RANGE
             assert at_old.fetch_until_data(12, name, None, start).records
@@ -129,7 +129,7 @@ def test_readers_while_retention_deletes(kafka_server: KafkaServer, tmp_path: Pa
             wait_for("the reader that was behind", lambda: behind.finished)
             assert "OutOfRange" in type(behind.errors[0]).__name__
             assert behind.read[0] == data.written[0][: len(behind.read[0])]
-            assert archiver.metric(DELETIONS) == len(before) - len(left)
+            assert archiver.metric(DELETIONS) == len(before) - len(logs_left)
             # Nothing is archived again; new records are archived.
             produce(kafka_server.bootstrap, data, 200)
             wait_for("the rest", lambda: archived_ends(store, name) == {0: COUNT + 200})
@@ -167,16 +167,16 @@ def test_a_large_step_is_announced_and_taken_back(
 
 
 def delete_records(bootstrap: str, topic: str, offset: int) -> tuple[int, int]:
-    asked = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = asked.DeleteRecordsPartition(partition_index=0, offset=offset)
+    request_topic = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = request_topic.DeleteRecordsPartition(partition_index=0, offset=offset)
     request = DeleteRecordsRequest(
-        topics=[asked(name=topic, partitions=[partition])], timeout_ms=20_000
+        topics=[request_topic(name=topic, partitions=[partition])], timeout_ms=20_000
     )
     request.API_VERSION = 2
     with RawConnection(bootstrap) as raw:
         response = raw.ask(request, DeleteRecordsResponse, 2)
-    [found] = response.topics[0].partitions
-    return found.error_code, found.low_watermark
+    [partition_response] = response.topics[0].partitions
+    return partition_response.error_code, partition_response.low_watermark
 
 
 def test_delete_records_at_the_proxy_and_at_the_broker(
@@ -285,9 +285,9 @@ def test_the_brokers_keep_what_the_store_has_lost(
         assert len(proxy.logged("local_trimming_stopped")) == 1
         place = ("fetchproxy_conditions", "local_trimming_stopped")
         wait_for("the gauge, at the next look", lambda: proxy.metric(*place) == 1)
-        [told] = [one for one in json.loads(proxy.get("/api/status"))["conditions"] if one["waits"]]
-        assert (told["kind"], told["topic"]) == ("local_trimming_stopped", name)
-        assert told["what"] == headline
+        [condition] = [one for one in json.loads(proxy.get("/api/status"))["conditions"] if one["waits"]]
+        assert (condition["kind"], condition["topic"]) == ("local_trimming_stopped", name)
+        assert condition["what"] == headline
         # Restore the lost objects.
         shutil.copytree(away, folder, dirs_exist_ok=True)
         wait_for("the trimming", lambda: broker_start(kafka_server, name) > COUNT)

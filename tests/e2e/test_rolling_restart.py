@@ -222,17 +222,17 @@ def under_load(
     topic, to = f"rolling-{kills}-{len(ends)}", dict.fromkeys(range(PARTITIONS), END)
     store, data = new_store(folder), new_topic(kafka, topic, PARTITIONS)
     produce(kafka.bootstrap, data, ARCHIVED, partition_count=PARTITIONS)
-    shown: list[KafkaError] = []
+    errors: list[KafkaError] = []
     with ExitStack() as stack:
         processes = Restarts(kafka, store, folder, topic)
         stack.callback(lambda: processes.now.stop())
         at = processes.bootstrap
         archive_and_trim(kafka.bootstrap, store, data)
         writer = stack.enter_context(Writer(at, data, interval_s, idempotent=kills))
-        held = [
+        readers_held = [
             stack.enter_context(HeldReader("kafka-python", at, topic, to)),
             stack.enter_context(
-                HeldReader("confluent-kafka", at, topic, to, error_cb=shown.append)
+                HeldReader("confluent-kafka", at, topic, to, error_cb=errors.append)
             ),
         ]
         commands = {
@@ -246,14 +246,14 @@ def under_load(
         for end in ends:
             getattr(processes, end)()
         writer.finish()
-        read = {name: program.lines() for name, program in programs.items()}
-        for reader in held:
+        lines_by_client = {name: program.lines() for name, program in programs.items()}
+        for reader in readers_held:
             assert reader.records() == data.written
     assert all(len(records) == END for records in data.written.values())
-    assert parsed(read["franz"]) == as_lines(data.written, crc32)
-    assert parsed_java(read["java"]) == as_lines({0: data.written[0]})
+    assert parsed(lines_by_client["franz"]) == as_lines(data.written, crc32)
+    assert parsed_java(lines_by_client["java"]) == as_lines({0: data.written[0]})
     if not kills:
         # librdkafka tells its application so much of each lost connection to its only broker. kcat
         # ends then, so it is not among the clients here.
-        codes = {error.code() for error in [*shown, *writer.shown]}
+        codes = {error.code() for error in [*errors, *writer.shown]}
         assert codes <= {KafkaError._ALL_BROKERS_DOWN}

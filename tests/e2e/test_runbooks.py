@@ -35,13 +35,13 @@ def page_steps(page: str, section: str = "") -> list[Step]:
     parts = dict(
         part.partition("\n")[::2] for part in ("\n" + text).replace("\n# ", "\n## ").split("\n## ")
     )
-    found = (
+    steps_found = (
         list(steps(parts[section]))
         if section
         else list(steps(next(iter(list(parts.values())[1:]))))
     )
-    assert found, (page, section)
-    return found
+    assert steps_found, (page, section)
+    return steps_found
 
 
 def follow(scene: Scene, page: str, section: str = "") -> None:

@@ -94,9 +94,9 @@ def test_a_gap_is_recorded_and_said(kafka_server: KafkaServer, tmp_path: Path) -
             assert next(walk(behind.records)).base_offset == 450, "the first batch at or above it"
         assert len(proxy.logged("lost_offsets_skipped")) == 1
         assert raw.list_offset(6, name, -2) == (0, -1, 0)
-    found = [(row["base_offset"], row["last_offset"]) for row in segments(store, name)]
-    assert [last + 1 for _, last in found if last < 450][-1] == 300
-    assert next(base for base, _ in found if base >= 300) == 450
+    ranges = [(row["base_offset"], row["last_offset"]) for row in segments(store, name)]
+    assert [last + 1 for _, last in ranges if last < 450][-1] == 300
+    assert next(base for base, _ in ranges if base >= 300) == 450
     assert f"archive_gap: {name}-0: offsets 300 to 449" in verify(store)
 
 
@@ -114,12 +114,12 @@ def test_a_stock_consumer_reads_across_a_gap_or_stops_there(
         for client in CLIENTS:
             with HeldReader(client, proxy.bootstrap, name, {0: 200}) as reader:
                 wait_for("the end", lambda reader=reader: reader.finished)
-                read = [offset for offset, _, _ in reader.read[0]]
+                offsets = [offset for offset, _, _ in reader.read[0]]
                 if policy == "skip":
-                    assert read == [*range(100), *range(150, 200)]
+                    assert offsets == [*range(100), *range(150, 200)]
                     assert not reader.errors
                 else:
-                    assert read == list(range(100))
+                    assert offsets == list(range(100))
                     assert reader.errors
 
 
@@ -165,15 +165,15 @@ def check_only_the_new_is_served(
         assert new_id != old_id
         for version in (12, 13, 17):
             topic_id = new_id if version >= 13 else None
-            mine = connection.fetch_until_data(version, name, topic_id, 0)
+            fetched = connection.fetch_until_data(version, name, topic_id, 0)
             its = broker.fetch(version, name, topic_id, 0)
-            assert (mine.error, mine.records) == (its.error, its.records)
-            assert mine.error == 0
+            assert (fetched.error, fetched.records) == (its.error, its.records)
+            assert fetched.error == 0
             # above the new log's end, but within the old archive
             assert connection.fetch_until_data(version, name, topic_id, 200).error == OUT_OF_RANGE
         for version in (13, 17):
-            mine = connection.fetch(version, name, old_id, 0)
+            fetched = connection.fetch(version, name, old_id, 0)
             its = broker.fetch(version, name, old_id, 0)
-            assert (mine.error, mine.records) == (its.error, its.records)
-            assert mine.error == 100  # UNKNOWN_TOPIC_ID
+            assert (fetched.error, fetched.records) == (its.error, its.records)
+            assert fetched.error == 100  # UNKNOWN_TOPIC_ID
         assert connection.list_offset(6, name, -2) == (0, -1, 0)

@@ -236,5 +236,5 @@ def test_replay_from_s3(
         produce(kafka_server.bootstrap, data, 300, partition_count=2)
         ends = {0: 900, 1: 900}
         archive_and_trim(kafka_server.bootstrap, url, data)
-        for read in PYTHON_CLIENTS.values():
-            assert read(proxy.bootstrap, name, ends) == data.written
+        for read_all in PYTHON_CLIENTS.values():
+            assert read_all(proxy.bootstrap, name, ends) == data.written

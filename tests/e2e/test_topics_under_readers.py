@@ -97,8 +97,8 @@ def kafka_python(bootstrap: str, topic: str, folder: Path) -> Iterator[Rows]:
     consumer.assign([kafka.TopicPartition(topic, 0)])
 
     def poll() -> list[Row]:
-        found = consumer.poll(timeout_ms=100, max_records=50)
-        return [(r.partition, r.offset, r.key, r.value) for rs in found.values() for r in rs]
+        polled = consumer.poll(timeout_ms=100, max_records=50)
+        return [(r.partition, r.offset, r.key, r.value) for rs in polled.values() for r in rs]
 
     with closing(consumer), polled(poll) as rows:
         yield rows
@@ -135,22 +135,22 @@ def made_again(kafka_server: KafkaServer, name: str) -> TopicData:
     return new
 
 
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("reader", READERS)
 def test_a_topic_is_made_again_under_its_reader(
-    read: Read,
+    reader: Read,
     kafka_server: KafkaServer,
     proxy: ProxyProcess,
     e2e_store: str,
     tmp_path: Path,
 ) -> None:
-    archived, plain = (f"{kind}-again-{read.__name__}" for kind in ("e2e", "plain"))
+    archived, plain = (f"{kind}-again-{reader.__name__}" for kind in ("e2e", "plain"))
     old = {name: new_topic(kafka_server, name) for name in (archived, plain)}
     for data in old.values():
         produce(kafka_server.bootstrap, data, OLD)
     archive_and_trim(kafka_server.bootstrap, e2e_store, old[archived])
     with (
-        read(proxy.bootstrap, archived, tmp_path) as through,
-        read(kafka_server.bootstrap, plain, tmp_path) as direct,
+        reader(proxy.bootstrap, archived, tmp_path) as through,
+        reader(kafka_server.bootstrap, plain, tmp_path) as direct,
     ):
         for rows in (through, direct):
             wait_for("the old topic", lambda rows=rows: len(rows()) == OLD)
@@ -159,10 +159,10 @@ def test_a_topic_is_made_again_under_its_reader(
         trim(kafka_server.bootstrap, archived, {0: NEW - 10})
         for name, rows in ((archived, through), (plain, direct)):
             wait_for(f"the end of {name}", lambda rows=rows: rows()[-1][1] == NEW - 1)
-            found = [row[1:] for row in rows()]
-            assert found[:OLD] == old[name].written[0]
-            first = found[OLD][0]  # 0, or the client's old position
-            assert found[OLD:] == new[name].written[0][first:]
+            rows_read = [row[1:] for row in rows()]
+            assert rows_read[:OLD] == old[name].written[0]
+            first = rows_read[OLD][0]  # 0, or the client's old position
+            assert rows_read[OLD:] == new[name].written[0][first:]
 
 
 def _archived_up_to(store: str, topic: str, end: int) -> bool:
@@ -170,28 +170,28 @@ def _archived_up_to(store: str, topic: str, end: int) -> bool:
 
 
 # Not kafka-python: beside a broker itself, it sometimes does not rebalance for new partitions.
-@pytest.mark.parametrize("read", [librdkafka, pytest.param(java, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reader", [librdkafka, pytest.param(java, marks=pytest.mark.slow)])
 def test_a_topic_gets_partitions_under_its_reader(
-    read: Read,
+    reader: Read,
     kafka_server: KafkaServer,
     proxy: ProxyProcess,
     e2e_store: str,
     tmp_path: Path,
 ) -> None:
     """Their first records have left the broker before the client hears of them."""
-    data = new_topic(kafka_server, f"e2e-grows-{read.__name__}")
+    data = new_topic(kafka_server, f"e2e-grows-{reader.__name__}")
     produce(kafka_server.bootstrap, data, 100)
     archive_and_trim(kafka_server.bootstrap, e2e_store, data, keep=10)
-    with read(proxy.bootstrap, data.topic, tmp_path) as rows:
+    with reader(proxy.bootstrap, data.topic, tmp_path) as rows:
 
-        def found() -> Records:
+        def records_now() -> Records:
             """Once each: a rebalance may take a client back to its group's last commit."""
             records = sorted({(partition, tuple(record)) for partition, *record in rows()})
             return {p: [r for of, r in records if of == p] for p in {of for of, _ in records}}
 
-        wait_for("the first partition", lambda: found() == data.written)
+        wait_for("the first partition", lambda: records_now() == data.written)
         admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
         admin.create_partitions([NewPartitions(data.topic, GROWN)])[data.topic].result(30)
         produce(kafka_server.bootstrap, data, 200, partition_count=GROWN)
         archive_and_trim(kafka_server.bootstrap, e2e_store, data, keep=30)
-        wait_for("all partitions", lambda: found() == data.written)
+        wait_for("all partitions", lambda: records_now() == data.written)

@@ -81,9 +81,9 @@ class Tap:
     def keep(self, frame: bytes) -> None:
         key, version, _, size = struct.unpack_from(">hhih", frame, 4)
         client = frame[14 : 14 + max(size, 0)].decode(errors="replace")
-        kept = self.frames.setdefault((key, version, client), [])
-        if len(frame) <= FRAME_BYTES_MAX and len(kept) < PER_KIND_MAX and frame not in kept:
-            kept.append(frame)
+        frames_kept = self.frames.setdefault((key, version, client), [])
+        if len(frame) <= FRAME_BYTES_MAX and len(frames_kept) < PER_KIND_MAX and frame not in frames_kept:
+            frames_kept.append(frame)
 
 
 def librdkafka(bootstrap: str) -> None:
@@ -187,14 +187,14 @@ def every_version() -> list[bytes]:
         inner = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
             partition_index=0, timestamp=-2
         )
-        asked = ListOffsetsRequest.ListOffsetsTopic(name=TOPIC, partitions=[inner])
-        requests.append(ListOffsetsRequest[version](replica_id=-1, topics=[asked]))
+        offsets_topic = ListOffsetsRequest.ListOffsetsTopic(name=TOPIC, partitions=[inner])
+        requests.append(ListOffsetsRequest[version](replica_id=-1, topics=[offsets_topic]))
     for version in range(2, 5):
         epoch = OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition(
             partition=0, leader_epoch=0
         )
-        wanted = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=TOPIC, partitions=[epoch])
-        requests.append(OffsetForLeaderEpochRequest[version](replica_id=-1, topics=[wanted]))
+        epoch_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=TOPIC, partitions=[epoch])
+        requests.append(OffsetForLeaderEpochRequest[version](replica_id=-1, topics=[epoch_topic]))
     for version in range(14):
         requests.append(MetadataRequest[version](topics=None if version else []))
     for version in range(7):

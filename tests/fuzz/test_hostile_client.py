@@ -62,8 +62,8 @@ class Field:
         links = [os.readlink(each) for each in Path(f"/proc/{self.proxy.pid}/fd").iterdir()]
         sockets = Path("/proc/net/tcp").read_text().splitlines()
         inodes = {link[8:-1] for link in links if link.startswith("socket:[")}
-        found = [line for line in sockets if inodes & {*line.split()[9:10]}]
-        return "\n".join(sorted(links) + found)
+        socket_lines = [line for line in sockets if inodes & {*line.split()[9:10]}]
+        return "\n".join(sorted(links) + socket_lines)
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def well_behaved_client(field: Field) -> Iterator[Callable[[], dict[str, object]
     ) as process:
 
         def end() -> dict[str, object]:
-            told, complaints = process.communicate("")
+            output, complaints = process.communicate("")
             assert process.returncode == 0, complaints[-3000:]
-            result: dict[str, object] = json.loads(told)
+            result: dict[str, object] = json.loads(output)
             return result
 
         try:
@@ -124,9 +124,9 @@ def test_hostile_frames_harm_nobody_else(field: Field, frames: int) -> None:
         counted = field.attack(seed=2, frames=frames)
         assert counted["answered"] > counted["connections"] / 10, "most must get past the start"
         growth = field.resident_bytes() - warm_bytes
-        told = end_well_behaved()
-    assert told["fault"] is None
-    assert told["rounds"] >= 3
+        outcome = end_well_behaved()
+    assert outcome["fault"] is None
+    assert outcome["rounds"] >= 3
     assert proxy.running
     for event in ("session_crashed", "part_failed", "library_message"):
         assert not proxy.logged(event), proxy.logged(event)[0]

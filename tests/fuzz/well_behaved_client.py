@@ -30,24 +30,24 @@ def reader(bootstrap: str, topic: str, offset: int) -> Consumer:
 
 def read(consumer: Consumer, count: int) -> list[tuple[int, bytes]]:
     """Raises KafkaException for any error; TimeoutError where nothing comes."""
-    found: list[tuple[int, bytes]] = []
-    while len(found) < count:
+    records_read: list[tuple[int, bytes]] = []
+    while len(records_read) < count:
         message = consumer.poll(PATIENCE_S)
         if message is None:
-            raise TimeoutError(f"{len(found)} of {count} records in {PATIENCE_S} s")
+            raise TimeoutError(f"{len(records_read)} of {count} records in {PATIENCE_S} s")
         if message.error():
             raise KafkaException(message.error())
-        found.append((message.offset(), message.value()))
-    return found
+        records_read.append((message.offset(), message.value()))
+    return records_read
 
 
 def one_round(number: int, producer: Producer, tail: Consumer, archived: list[str]) -> None:
     bootstrap, topic, count = archived
-    sent = [f"{number}-{i}".encode() for i in range(10)]
-    for value in sent:
+    values_sent = [f"{number}-{i}".encode() for i in range(10)]
+    for value in values_sent:
         producer.produce("well-behaved", value, partition=0)
     assert producer.flush(PATIENCE_S) == 0, "not all produced"
-    assert read(tail, 10) == [(10 * number + i, value) for i, value in enumerate(sent)]
+    assert read(tail, 10) == [(10 * number + i, value) for i, value in enumerate(values_sent)]
     history = reader(bootstrap, topic, 0)
     offsets = [offset for offset, _ in read(history, int(count))]
     history.close()

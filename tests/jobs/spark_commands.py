@@ -36,9 +36,9 @@ def environment() -> dict[str, str]:
     """Raises PartMissing where setting Spark up would take minutes."""
     if not is_cached(PARTS["spark"]):
         raise PartMissing("spark", "it is not set up", "Run `python -m lab setup spark`.")
-    found = spark_environment()
-    path = os.pathsep.join([str(PROJECT), found.pop("PYTHONPATH")])
-    return {**os.environ, **found, "PYTHONPATH": path, "FETCHPROXY_LOG_LEVEL": "warning"}
+    variables = spark_environment()
+    path = os.pathsep.join([str(PROJECT), variables.pop("PYTHONPATH")])
+    return {**os.environ, **variables, "PYTHONPATH": path, "FETCHPROXY_LOG_LEVEL": "warning"}
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Running:
 
     def kill(self) -> None:
         """SIGKILL to driver, JVM and workers."""
-        while left := [pid for pid in of_session(self._process.pid) if not is_ended(pid)]:
-            for pid in left:
+        while processes_left := [pid for pid in of_session(self._process.pid) if not is_ended(pid)]:
+            for pid in processes_left:
                 send(pid, signal.SIGKILL)
             time.sleep(0.02)
         self._process.wait(ENDS_S)
@@ -132,15 +132,15 @@ def running(*arguments: str) -> Iterator[Running]:
 
 
 def of_session(session: int) -> list[int]:
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue  # ended meanwhile
         if int(fields[3]) == session:
-            found.append(int(stat.parent.name))
-    return found
+            pids.append(int(stat.parent.name))
+    return pids
 
 
 def is_ended(pid: int) -> bool:

@@ -84,8 +84,8 @@ def run(to: Target, range_bytes_max: int = 1_500) -> list[Manifest]:
 
 def rows(out: Path) -> list[dict[str, Any]]:
     """As a reader of partitioned Parquet finds them, by offset."""
-    found = ds.dataset(out, format="parquet", partitioning="hive").to_table()
-    return sorted(found.to_pylist(), key=lambda row: row["offset"])
+    table = ds.dataset(out, format="parquet", partitioning="hive").to_table()
+    return sorted(table.to_pylist(), key=lambda row: row["offset"])
 
 
 def files(out: Path) -> dict[str, bytes]:
@@ -161,10 +161,10 @@ def test_a_run_that_was_killed_anywhere_goes_on(archive: WrittenArchive, tmp_pat
             path.unlink()
     archive.add([b for base in (0, 100, 200) for b in batches(base)])
     planned = plan_backfill(killed, 700)
-    left = planned.tasks
+    tasks_left = planned.tasks
     assert planned.ranges_before == len(tasks[::3])
-    assert {task.range for task in left} == {task.range for i, task in enumerate(tasks) if i % 3}
-    for task in left:
+    assert {task.range for task in tasks_left} == {task.range for i, task in enumerate(tasks) if i % 3}
+    for task in tasks_left:
         backfill_range(killed, task)
     killed.folder.remove_parts()
     assert files(tmp_path / "out") == files(clean)
@@ -214,8 +214,8 @@ def test_read_committed_leaves_out_what_was_aborted(tmp_path: Path) -> None:
     archive.add(log, aborted=[AbortedTxn(0, 10, 7, 11)])
     run(target(archive, tmp_path / "all"))
     run(target(archive, tmp_path / "committed", isolationLevel="read_committed"))
-    seen = [[row["offset"] for row in rows(tmp_path / name)] for name in ("all", "committed")]
-    assert seen == [[*range(10), *range(11, 20)], list(range(11, 20))]
+    offsets_by_run = [[row["offset"] for row in rows(tmp_path / name)] for name in ("all", "committed")]
+    assert offsets_by_run == [[*range(10), *range(11, 20)], list(range(11, 20))]
     with pytest.raises(ConfigError, match="the output was begun with"):
         plan_backfill(target(archive, tmp_path / "committed"), 1_500)
 
@@ -244,8 +244,8 @@ def test_a_corrupt_segment_is_named_and_its_range_has_nothing(
     assert failure.name == broken.range.name
     assert not failure.retriable
     assert path.name in failure.error
-    seen = {row["offset"] for row in rows(tmp_path / "out")}
-    assert seen == set(range(300)) - set(range(broken.range.first, broken.range.end))
+    offsets_written = {row["offset"] for row in rows(tmp_path / "out")}
+    assert offsets_written == set(range(300)) - set(range(broken.range.first, broken.range.end))
     assert not list((tmp_path / "out/_backfill/parts").iterdir())
 
 
@@ -418,8 +418,8 @@ def test_more_dates_at_once_than_files_may_be_open(archive: WrittenArchive, tmp_
     )
     assert len(manifest.files) == 4 * days
     assert len({file.path for file in manifest.files}) == 4 * days
-    found = ds.dataset(tmp_path / "out", format="parquet", partitioning="hive").to_table()
-    assert sorted(found.column("offset").to_pylist()) == sorted([*range(days)] * 4)
+    table = ds.dataset(tmp_path / "out", format="parquet", partitioning="hive").to_table()
+    assert sorted(table.column("offset").to_pylist()) == sorted([*range(days)] * 4)
     assert {path.parent.name for path in (tmp_path / "out").rglob("*.parquet")} == {
         f"date={day_name(19_000 + day)}" for day in range(days)
     }
@@ -456,14 +456,14 @@ def test_a_large_record_is_a_file_of_its_own(
     out = OutputFolder(str(tmp_path))
     range_ = BackfillRange("t", "id", 0, 0, 5)
     manifest = parquet_range.write_range(out, range_, batches, "zstd", SkippedRecords())
-    found = {}
+    packing_by_offsets = {}
     for file in manifest.files:
-        read = pq.ParquetFile(tmp_path / file.path)
-        packing = read.metadata.row_group(0).column(1).compression
-        found[tuple(read.read(["offset"])["offset"].to_pylist())] = packing
-    assert found == {(0, 2, 4): "ZSTD", (1,): "UNCOMPRESSED", (3,): "ZSTD"}
-    kept = {row["offset"]: row["value"] for row in rows(tmp_path)}
-    assert [kept[n] for n in range(5)] == values
+        parquet = pq.ParquetFile(tmp_path / file.path)
+        packing = parquet.metadata.row_group(0).column(1).compression
+        packing_by_offsets[tuple(parquet.read(["offset"])["offset"].to_pylist())] = packing
+    assert packing_by_offsets == {(0, 2, 4): "ZSTD", (1,): "UNCOMPRESSED", (3,): "ZSTD"}
+    values_by_offset = {row["offset"]: row["value"] for row in rows(tmp_path)}
+    assert [values_by_offset[n] for n in range(5)] == values
 
 
 def batch_of(times_ms: list[int]) -> Any:
@@ -483,8 +483,8 @@ def batch_of(times_ms: list[int]) -> Any:
     ],
 )
 def test_days_are_utc(times: list[int], days: dict[int, list[int]]) -> None:
-    found = {day: part.column("offset").to_pylist() for day, part in rows_by_day(batch_of(times))}
-    assert found == days
+    offsets_by_day = {day: part.column("offset").to_pylist() for day, part in rows_by_day(batch_of(times))}
+    assert offsets_by_day == days
 
 
 def test_a_day_that_no_calendar_has() -> None:
@@ -577,17 +577,17 @@ def test_any_timestamp_and_any_header_key(tmp_path: Path) -> None:
 def test_every_legal_log_is_written_whole(
     log: legal_logs.LegalLog, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    kept = [batch for batch in log.batches if batch.last_offset >= log.log_start]
-    if not kept:
+    batches_kept = [batch for batch in log.batches if batch.last_offset >= log.log_start]
+    if not batches_kept:
         return
     folder = tmp_path_factory.mktemp("legal")
     archive = WrittenArchive(folder / "archive")
-    archive.add([batch.content for batch in kept])
+    archive.add([batch.content for batch in batches_kept])
     out = folder / "out"
     run(target(archive, out), 10**12)
     expected_offsets = [
         batch.base_offset + record.offset_delta
-        for batch in kept
+        for batch in batches_kept
         if not batch.is_control
         for record in batch.records
     ]
@@ -595,8 +595,8 @@ def test_every_legal_log_is_written_whole(
     tables = [pq.read_table(path, partitioning=None) for path in files]
     for table in tables:
         table.validate(full=True)
-    found = sorted(o for table in tables for o in table.column("offset").to_pylist())
-    assert found == expected_offsets
+    offsets_written = sorted(o for table in tables for o in table.column("offset").to_pylist())
+    assert offsets_written == expected_offsets
 
 
 def test_a_topic_that_was_made_again_stops_no_other(

@@ -87,8 +87,8 @@ def test_each_archived_offset_is_in_one_range_over_all_runs(
     every = sorted([*done, *second.ranges])
     covered = [o for one in every for o in range(one.first, one.end)]
     assert len(covered) == len(set(covered))
-    held = {o for s in grown.segments for o in range(s.start_offset, s.end_offset + 1)}
-    assert held <= set(covered)
+    offsets_archived = {o for s in grown.segments for o in range(s.start_offset, s.end_offset + 1)}
+    assert offsets_archived <= set(covered)
     again = planned(grown, second, (*done, *second.ranges))
     assert again.ranges == ()
 
@@ -111,11 +111,11 @@ def test_a_topic_that_was_made_again_is_refused() -> None:
     first = planned(build_view(TP, row(4), 0.0))
     other = TopicIdPartition(UUID(int=2), TP.topic, TP.partition)
     view = replace(build_view(TP, row(4, 4), 0.0), tp=other)
-    asked = [(view, whole(view))]
-    (refused,) = of_other_topics(first.ranges, asked)
+    views = [(view, whole(view))]
+    (refused,) = of_other_topics(first.ranges, views)
     assert refused.name == "orders-0"
     assert "another topic orders" in refused.error
-    assert of_other_topics((), asked) == []
+    assert of_other_topics((), views) == []
 
 
 def test_a_plan_is_read_back_and_damage_is_named() -> None:
@@ -134,7 +134,7 @@ def test_a_plan_is_read_back_and_damage_is_named() -> None:
 def test_what_is_left_of_a_span(span: tuple[int, int], ranges: list[tuple[int, int]]) -> None:
     spans = [OffsetSpan(*sorted(one)) for one in ranges]
     taken = sorted((one.start, one.end - 1) for one in spans)
-    left = uncovered(span[0], span[1] - 1, taken)
-    found = [o for first, last in left for o in range(first, last + 1)]
-    wanted = set(range(*span)) - {o for one in spans for o in range(one.start, one.end)}
-    assert found == sorted(wanted)
+    ranges_left = uncovered(span[0], span[1] - 1, taken)
+    offsets_left = [o for first, last in ranges_left for o in range(first, last + 1)]
+    expected = set(range(*span)) - {o for one in spans for o in range(one.start, one.end)}
+    assert offsets_left == sorted(expected)

@@ -145,12 +145,12 @@ def stored(kafka: KafkaServer, topic: str) -> list[Exact]:
     """What the broker's log has, markers left out: no client here gives out any header key."""
     logs = sorted((kafka.data_dir / f"{topic}-0").glob("*.log"))
     rows = ArrowBatches(COLUMNS, topic, 0, exact=True)
-    found: list[Exact] = []
+    records: list[Exact] = []
     for log in logs:
-        for batch in LogDecoder(rows, lambda *said: pytest.fail(str(said))).decode(
+        for batch in LogDecoder(rows, lambda *reported: pytest.fail(str(reported))).decode(
             log.read_bytes(), RowLimits()
         ):
-            found += [
+            records += [
                 (
                     row["timestamp"],
                     row["key"],
@@ -159,7 +159,7 @@ def stored(kafka: KafkaServer, topic: str) -> list[Exact]:
                 )
                 for row in batch.to_pylist()
             ]
-    return found
+    return records
 
 
 def written(records: Iterable[tuple[int, legal_logs.Record]]) -> list[Exact]:
@@ -204,12 +204,12 @@ def test_every_legal_log_is_copied_whole(
     tmp_path_factory: pytest.TempPathFactory,
     kafka_server: KafkaServer,
 ) -> None:
-    kept = [batch for batch in log.batches if batch.last_offset >= log.log_start]
+    batches_kept = [batch for batch in log.batches if batch.last_offset >= log.log_start]
     archive = WrittenArchive(tmp_path_factory.mktemp("legal"))
-    archive.add([batch.content for batch in kept])
+    archive.add([batch.content for batch in batches_kept])
     topic = kafka_server.create_topic(f"legal-{uuid4().hex}", 1, ANY_TIME)
     copied(archive, kafka_server, topic)
-    data = [batch for batch in kept if not batch.is_control]
+    data = [batch for batch in batches_kept if not batch.is_control]
     assert stored(kafka_server, topic) == written(
         (batch.timestamp_of(record), record) for batch in data for record in batch.records
     )
@@ -224,10 +224,10 @@ def test_what_the_target_refuses_is_named_with_the_setting_that_lets_it_in(
     flushes: bool,
 ) -> None:
     def send(self: KafkaProducer, *record: Any, **fields: Any) -> Any:
-        sent = KafkaProducer.send(self, *record, **fields)
+        send_future = KafkaProducer.send(self, *record, **fields)
         if flushes:
             self.flush()
-        return sent
+        return send_future
 
     monkeypatch.setattr(job._Producer, "send", send)
     archive = WrittenArchive(tmp_path / "archive")
@@ -277,9 +277,9 @@ def test_a_target_that_is_deleted_is_noticed(
     monkeypatch.setattr(job, "TRANSACTION_RECORDS_MAX", 100)
     monkeypatch.setattr(job, "LOOK_EVERY_S", 1)
     monkeypatch.setattr(job, "CLOSE_MAX_S", 1)
-    said = f"topic {topic} was deleted and recreated after this backfill had started"
+    message = f"topic {topic} was deleted and recreated after this backfill had started"
     gone_for_good = f"topic {topic} is not there any more: make it again"
-    with pytest.raises(ClusterError, match=said if comes_back else gone_for_good):
+    with pytest.raises(ClusterError, match=message if comes_back else gone_for_good):
         copy_partition(to, task)
     if not comes_back:
         with pytest.raises(ClusterError, match=f"topic {topic} is not there: make it first"):
@@ -287,7 +287,7 @@ def test_a_target_that_is_deleted_is_noticed(
         return
     again, _ = plan_topic(config_of(kafka_server), to)
     # Brokers forget a deleted topic's positions: of this partition one was committed since.
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         copy_partition(to, again[0])
     assert copy_partition(to, again[1]).records == 300
 

@@ -131,14 +131,14 @@ def test_a_topics_folder(archive: WrittenArchive, mounts: Mounts, tmp_path: Path
 async def test_a_backfill(archive: WrittenArchive, mounts: Mounts) -> None:
     options = parse_options({"store": archive.url, "topicPattern": ".*"})
     folder = folder_of(archive, TP)
-    for away, named, left in (
+    for away, named, expected_views in (
         (folder, str(TP), [OTHER, THIRD]),
         (folder.parent, TP.topic, [THIRD]),
         (None, None, [TP, OTHER, THIRD]),
     ):
         mounts.away = away
-        asked, failures = await backfill_input(options)
-        assert sorted(view.tp for view, _ in asked) == sorted(left)
+        views, failures = await backfill_input(options)
+        assert sorted(view.tp for view, _ in views) == sorted(expected_views)
         assert [failure.name for failure in failures] == ([named] if named else [])
 
 

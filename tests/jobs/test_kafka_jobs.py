@@ -175,15 +175,15 @@ def test_topics_are_described_and_the_empty_ones_too(
 
     async def described() -> dict[str, TopicDescription]:
         async with stored_archive(config) as opened:
-            said = await TopicDescriptions(opened.storage.objects).refresh()
-            return {one.topic: one for one in said.values()}
+            descriptions_by_id = await TopicDescriptions(opened.storage.objects).refresh()
+            return {one.topic: one for one in descriptions_by_id.values()}
 
-    said = in_loop(described())
-    assert {name: (one.partitions, one.empty) for name, one in said.items()} == {
+    descriptions = in_loop(described())
+    assert {name: (one.partitions, one.empty) for name, one in descriptions.items()} == {
         some: (PARTITIONS, {1: 0, 2: 0}),
         nothing: (2, {0: 0, 1: 0}),
     }
-    assert said[some].cluster_id
+    assert descriptions[some].cluster_id
 
 
 def test_descriptions_that_cannot_be_written_are_a_failure(
@@ -271,12 +271,12 @@ def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
         done = merge_work(config, MergeOptions(bytes_max=60_000))(tp)
         assert done.merged > 1
         assert len(logs(tmp_path)) == small + done.merged
-        left = small - done.replaced + done.merged
+        logs_expected = small - done.replaced + done.merged
         for _ in range(100):
             assert read_confluent(proxy.bootstrap, data.topic, data.ends(broker)) == data.written
-            if len(logs(tmp_path)) == left:
+            if len(logs(tmp_path)) == logs_expected:
                 break
-        assert len(logs(tmp_path)) == left, "the archiver has not removed what was replaced"
+        assert len(logs(tmp_path)) == logs_expected, "the archiver has not removed what was replaced"
         assert read_confluent(proxy.bootstrap, data.topic, data.ends(broker)) == data.written
     assert verified(config).clean
 

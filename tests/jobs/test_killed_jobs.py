@@ -63,11 +63,11 @@ def test_a_reindex_that_is_killed_ends_as_a_clean_one(
     with runs.running(*reindex(archive)) as job:
         job.wait_until(lambda: sum((archive / index).exists() for index in indexes) > 1)
         job.kill()
-    left = sum(not (archive / index).exists() for index in indexes)
-    assert 0 < left < len(indexes)
+    missing_indexes = sum(not (archive / index).exists() for index in indexes)
+    assert 0 < missing_indexes < len(indexes)
     done = runs(*reindex(archive))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(".index: derived from the log") == left
+    assert done.stdout.count(".index: derived from the log") == missing_indexes
     assert objects(archive) == objects(clean)
     assert runs("verify", "--store", archive.as_uri()).returncode == 0
 
@@ -104,8 +104,8 @@ def test_a_verify_and_a_report_that_are_killed_change_nothing(
 def rows(out: Path) -> list[tuple[object, ...]]:
     """What does not depend on when it was looked at."""
     columns = ("topic", "partition", "segments", "records", "size_bytes", "log_end_offset")
-    found = ds.dataset(out / "partitions", format="parquet").to_table()
-    return sorted(zip(*(found.column(name).to_pylist() for name in columns), strict=True))
+    table = ds.dataset(out / "partitions", format="parquet").to_table()
+    return sorted(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
 
 
 @pytest.mark.parametrize("runs", BOTH)
@@ -177,8 +177,8 @@ def test_an_archive_that_is_killed_ends_as_a_clean_one(
         return ("archive", *store, "--archive", data.topic, *size, *spool)
 
     def finished(name: str) -> int:
-        found = (tmp_path / name).rglob("*.metadata")
-        return sum(b"COPY_SEGMENT_FINISHED" in path.read_bytes() for path in found)
+        paths = (tmp_path / name).rglob("*.metadata")
+        return sum(b"COPY_SEGMENT_FINISHED" in path.read_bytes() for path in paths)
 
     done = ON_SPARK(*archived("clean"))
     assert done.returncode == 0, done.stderr

@@ -77,8 +77,8 @@ def rows_read(folder: Path) -> Rows:
     return [
         row
         for task in tasks
-        for found in read_task(options, task, ["offset", "value"])
-        for row in zip(*(found.column(c).to_pylist() for c in ("offset", "value")), strict=True)
+        for columns in read_task(options, task, ["offset", "value"])
+        for row in zip(*(columns.column(c).to_pylist() for c in ("offset", "value")), strict=True)
     ]
 
 
@@ -132,8 +132,8 @@ def test_a_backfill(copies: Callable[[], Path]) -> None:
 
     for archive in each_kill(copies, lambda archive: [out(archive)], watch, work):
         work(archive)
-        found = ds.dataset(out(archive), format="parquet", partitioning="hive").to_table()
-        rows = zip(*(found.column(c).to_pylist() for c in ("offset", "value")), strict=True)
+        table = ds.dataset(out(archive), format="parquet", partitioning="hive").to_table()
+        rows = zip(*(table.column(c).to_pylist() for c in ("offset", "value")), strict=True)
         assert sorted(rows) == TRUTH
 
 

@@ -115,8 +115,8 @@ async def test_what_is_of_the_place_stays_there(archive: PlantedArchive, a: Path
     (a / PREFIX / "strangers").mkdir()
     (a / PREFIX / "strangers" / "file").write_bytes(b"x")
     mirrored(a, b)
-    left = objects(a).keys() - objects(b).keys()
-    assert {name.partition("/")[0] for name in left} == {
+    keys_left = objects(a).keys() - objects(b).keys()
+    assert {name.partition("/")[0] for name in keys_left} == {
         "archivers",
         "collected-metadata",
         "strangers",
@@ -368,9 +368,9 @@ async def test_notes_come_first_and_segments_in_the_order_of_offsets(
         )
         async with asyncio.timeout(60):
             assert (await mirror.run()).copied == 3
-        notes, shown = store.names[:2], store.names[2:]
+        notes, metadata_names = store.names[:2], store.names[2:]
         assert sorted(notes) == [f"{100:020}-{120:020}.archive-gap", "finished-offsets"]
-        assert [int(name[:20]) for name in shown] == [0, 20, 40]
+        assert [int(name[:20]) for name in metadata_names] == [0, 20, 40]
         await store.close()
     assert objects(b) == objects(a)
 
@@ -443,12 +443,12 @@ async def test_nobody_archives_into_a_mirror(
     archive: PlantedArchive, a: Path, b: Path, manager: str
 ) -> None:
     mirrored(a, b)
-    own = RemoteStorage(FilesystemObjectStore(b), PREFIX, manager=manager)
-    async with own:
+    remote_storage = RemoteStorage(FilesystemObjectStore(b), PREFIX, manager=manager)
+    async with remote_storage:
         with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
-            await own.objects.list_partitions()
+            await remote_storage.objects.list_partitions()
         with pytest.raises(ArchiveMismatch, match="a mirror is at that place"):
-            await own.objects.put_segment_metadata(archive.segments[0], b"{}")
+            await remote_storage.objects.put_segment_metadata(archive.segments[0], b"{}")
     async with RemoteStorage(FilesystemObjectStore(b), PREFIX, must_exist=True) as reader:
         assert await reader.objects.list_partitions() == [TP]
 

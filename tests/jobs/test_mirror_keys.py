@@ -77,9 +77,9 @@ class Encrypted:
         )
 
     def without(self, key_id: str) -> None:
-        said = json.loads(self.ring.read_text())
-        said["keys"] = {name: key for name, key in said["keys"].items() if name != key_id}
-        self.ring.write_text(json.dumps(said))
+        document = json.loads(self.ring.read_text())
+        document["keys"] = {name: key for name, key in document["keys"].items() if name != key_id}
+        self.ring.write_text(json.dumps(document))
 
     def read(self, at: Path) -> bytes:
         """Every record, after a clean verification."""
@@ -166,9 +166,9 @@ def test_the_new_place_knows_the_other_copies(archive: Encrypted, tmp_path: Path
     backup = tmp_path / "backup"
     mirror(Here(), archive.config(archive.a), url_of(backup), MirrorOptions())
     archive.mirrored(cut_over=True)
-    said = archive.dry_run(archive.b).output
-    assert f"the copy at {url_of(backup)} has 3 data keys: old" in said
-    assert url_of(archive.b) not in said
+    output = archive.dry_run(archive.b).output
+    assert f"the copy at {url_of(backup)} has 3 data keys: old" in output
+    assert url_of(archive.b) not in output
     assert archive.deleted().is_complete
     assert objects(archive.a) == {}
 
@@ -256,9 +256,9 @@ def test_a_wrapped_key_that_opens_nothing_does_not_replace_the_other(archive: En
     archive.mirrored()
     before = objects(archive.b)
     for path in (archive.path(archive.a, number, SegmentFile.PACKING) for number in range(3)):
-        said = json.loads(path.read_text())
-        said["key_id"] = "gone"
-        path.write_text(json.dumps(said))
+        document = json.loads(path.read_text())
+        document["key_id"] = "gone"
+        path.write_text(json.dumps(document))
     [done] = archive.mirrored().partitions
     assert whats(done.faults).count("'gone'") == 3
     assert objects(archive.b) == before
@@ -289,9 +289,9 @@ def test_changed_metadata_of_an_encrypted_segment_are_not_taken_over(archive: En
     archive.mirrored()
     before = objects(archive.b)
     path = archive.path(archive.a, 1, SegmentFile.METADATA)
-    said = json.loads(path.read_text())
-    said["max_timestamp_ms"] += 1
-    path.write_text(json.dumps(said))
+    document = json.loads(path.read_text())
+    document["max_timestamp_ms"] += 1
+    path.write_text(json.dumps(document))
     [done] = archive.mirrored().partitions
     assert "max_timestamp_ms" in whats(done.faults)
     assert objects(archive.b) == before

@@ -45,13 +45,13 @@ def contents(url: str) -> dict[str, bytes]:
     async def read() -> dict[str, bytes]:
         store, prefix = open_object_store(url, StoreConfig())
         try:
-            keys = [found.key async for found in store.list(prefix)]
+            keys = [stored_object.key async for stored_object in store.list(prefix)]
             return {key[len(prefix) :]: await store.get(key) for key in keys}
         finally:
             await store.close()
 
-    own = LAYOUT_OBJECT, "mirrors/"
-    return {key: content for key, content in in_loop(read()).items() if not key.startswith(own)}
+    excluded = LAYOUT_OBJECT, "mirrors/"
+    return {key: content for key, content in in_loop(read()).items() if not key.startswith(excluded)}
 
 
 def mirror(source: str, target: str, *more: str, code: int = 0, runs: Runs = HERE) -> str:
@@ -61,9 +61,9 @@ def mirror(source: str, target: str, *more: str, code: int = 0, runs: Runs = HER
 
 
 def copied(output: str) -> int:
-    found = COPIED.search(output)
-    assert found, output
-    return int(found[1])
+    match = COPIED.search(output)
+    assert match, output
+    return int(match[1])
 
 
 @pytest.mark.s3
@@ -189,10 +189,10 @@ def test_a_target_that_pauses_in_the_middle(
             time.sleep(pause_s)
         own_s3_server.resume()
         assert job.ended() == ends, job.error()
-    found = contents(there)
-    whole = {key.removesuffix("metadata") for key in found if key.endswith(".metadata")}
+    contents_there = contents(there)
+    whole = {key.removesuffix("metadata") for key in contents_there if key.endswith(".metadata")}
     here = contents(archive.url)
-    assert all(found[key] == here[key] for key in here if key.rpartition(".")[0] + "." in whole)
+    assert all(contents_there[key] == here[key] for key in here if key.rpartition(".")[0] + "." in whole)
     assert copied(mirror(archive.url, there)) == 2 * SEGMENTS - len(whole)
     assert contents(there) == here
     assert ended("verify", "--store", there).returncode == 0
@@ -341,13 +341,13 @@ def test_records_served_from_the_mirror_are_those_of_the_broker(
 
 def served(bootstrap: str, topic: str, end: int) -> bytes:
     """Every batch of the partition, as it came."""
-    found, offset = b"", 0
+    data, offset = b"", 0
     with RawConnection(bootstrap) as raw:
         topic_id = raw.topic_id(topic)
         while offset < end:
             fetched = raw.fetch_until_data(16, topic, topic_id, offset)
             assert fetched.error == 0
             last = fetched.batches[-1]
-            found += b"".join(fetched.batches)
+            data += b"".join(fetched.batches)
             offset = int.from_bytes(last[:8], "big") + int.from_bytes(last[23:27], "big") + 1
-    return found
+    return data

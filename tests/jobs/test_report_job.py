@@ -60,16 +60,16 @@ def held(*days_ago: float, size: int = 280) -> list[SegmentFigures]:
 def test_each_offset_counts_once() -> None:
     every = [segment(1, 0, 99), segment(2, 80, 179), segment(3, 200, 249)]
     view = build_view(TP, every, 0.0, raised_log_start=50)
-    found = figures_of(view)
-    assert [h.records for h in found] == [50, 80, 50]
-    assert [h.size_bytes for h in found] == [50, 80, 50]
+    figures = figures_of(view)
+    assert [h.records for h in figures] == [50, 80, 50]
+    assert [h.size_bytes for h in figures] == [50, 80, 50]
 
 
 def test_days_are_those_of_the_newest_record() -> None:
-    found = figures_by_day(
+    days = figures_by_day(
         [SegmentFigures(DAY_MS - 1, 5, 1), SegmentFigures(DAY_MS, 6, 2), SegmentFigures(0, 7, 3)]
     )
-    assert found == (Day(0, 12, 4, 2), Day(1, 6, 2, 1))
+    assert days == (Day(0, 12, 4, 2), Day(1, 6, 2, 1))
 
 
 def test_samples_are_spread_over_the_partition() -> None:
@@ -92,8 +92,8 @@ def test_a_batch_that_is_too_large_to_unpack_is_left_out_of_the_sample_and_count
     sampled, too_large = sample_codecs(legal_logs.sealed(one).content + small)
     assert [(f.codec, f.batches) for f in sampled] == [("none", 1)]
     assert too_large == 1
-    found = replace(figures("orders", 0, held(1)), samples_too_large=too_large)
-    assert "1 sampled batches unpack to more than 33.6 MB" in page([found], NOW_MS)
+    topic_figures = replace(figures("orders", 0, held(1)), samples_too_large=too_large)
+    assert "1 sampled batches unpack to more than 33.6 MB" in page([topic_figures], NOW_MS)
 
 
 # --- ahead ---
@@ -124,7 +124,7 @@ def test_hours_of_history_give_no_forecast(days_ago: tuple[float, ...]) -> None:
 def test_a_forecast_says_what_it_stands_on() -> None:
     assert forecast(held(40, 0), Retention(), NOW_MS).history_days == 28
     assert forecast(held(3, 0), Retention(), NOW_MS).history_days == 3
-    for days, said in (
+    for days, reason in (
         ([3, 3], "the growth in the last 3 days"),
         ([3, 40], "the growth in the last 3 to 28 days"),
         ([0.5, 0.25], "No forecast: the archive has 12 hours of history"),
@@ -132,8 +132,8 @@ def test_a_forecast_says_what_it_stands_on() -> None:
     ):
         every = [figures("t", i, held(ago, 0)) for i, ago in enumerate(days)]
         text = page(every, NOW_MS)
-        assert said in text
-        assert ("+30 days" in text) == ("No forecast" not in said)
+        assert reason in text
+        assert ("+30 days" in text) == ("No forecast" not in reason)
 
 
 def test_without_retention_it_only_grows() -> None:
@@ -174,27 +174,27 @@ def archive(tmp_path: Path) -> PlantedArchive:
 
 
 def test_what_an_executor_measures(archive: PlantedArchive, tmp_path: Path) -> None:
-    found = report_work(config_of(tmp_path), NOW_MS)(TP)
-    assert found.records == 40
-    assert found.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
-    assert (found.log_start_offset, found.log_end_offset, found.gap_offsets) == (0, 50, 0)
-    assert (found.missing_offsets, found.not_known_offsets) == (10, 0)
-    assert found.samples_unreadable == 1
-    assert [(c.codec, c.batches) for c in found.codecs] == [("none", 3)]
-    assert found.newest_ms == NOW_MS + DAY_MS + 9
+    measured = report_work(config_of(tmp_path), NOW_MS)(TP)
+    assert measured.records == 40
+    assert measured.size_bytes == sum(s.segment_size_bytes for s in archive.segments)
+    assert (measured.log_start_offset, measured.log_end_offset, measured.gap_offsets) == (0, 50, 0)
+    assert (measured.missing_offsets, measured.not_known_offsets) == (10, 0)
+    assert measured.samples_unreadable == 1
+    assert [(c.codec, c.batches) for c in measured.codecs] == [("none", 3)]
+    assert measured.newest_ms == NOW_MS + DAY_MS + 9
 
 
 def test_rows_fit_their_schemas(archive: PlantedArchive, tmp_path: Path) -> None:
     config = config_of(tmp_path, archive__remote_log_retention_ms=str(DAY_MS))
-    found = report_work(config, NOW_MS)(TP)
-    rows = table_rows([found])
+    measured = report_work(config, NOW_MS)(TP)
+    rows = table_rows([measured])
     for name, schema in SCHEMAS.items():
         assert rows[name]
         assert {len(row) for row in rows[name]} == {len(schema.split(", "))}
     names = [column.split()[0] for column in SCHEMAS["partitions"].split(", ")]
     row = dict(zip(names, rows["partitions"][0], strict=True))
     assert (row["segments"], row["records"], row["missing_offsets"]) == (3, 40, 10)
-    assert row["next_deletion_ms"] == found.oldest_ms + DAY_MS  # type: ignore[operator]
+    assert row["next_deletion_ms"] == measured.oldest_ms + DAY_MS  # type: ignore[operator]
     assert [day[2].isoformat() for day in rows["days"]] == ["2024-10-04", "2024-10-05"]
 
 
@@ -212,18 +212,18 @@ class Links(HTMLParser):
         self.found += [value or "" for name, value in attrs if name in ("href", "src")]
 
 
-def figures(topic: str, partition: int, found: list[SegmentFigures]) -> PartitionFigures:
+def figures(topic: str, partition: int, segments: list[SegmentFigures]) -> PartitionFigures:
     return PartitionFigures(
         TopicIdPartition(UUID(int=1), topic, partition),
         0,
-        10 * len(found),
+        10 * len(segments),
         7,
         3,
         1,
-        tuple(found),
+        tuple(segments),
         (CodecFigures("zstd", 3, 100, 400),),
         1,
-        forecast(found, Retention(), NOW_MS),
+        forecast(segments, Retention(), NOW_MS),
     )
 
 
@@ -247,10 +247,10 @@ def test_the_page_is_whole_and_needs_nothing_else() -> None:
 
 def test_any_timestamp_is_reported(tmp_path: Path) -> None:
     times = [2**63 - 1, -1, NOW_MS, 2**62]
-    found = [SegmentFigures(time, 100, 10) for time in times]
-    ahead = forecast(found, Retention(10 * DAY_MS, -1), NOW_MS)
+    segments = [SegmentFigures(time, 100, 10) for time in times]
+    ahead = forecast(segments, Retention(10 * DAY_MS, -1), NOW_MS)
     assert ahead.next_deletion_ms is None
-    one = replace(figures("orders", 0, found), forecast=ahead)
+    one = replace(figures("orders", 0, segments), forecast=ahead)
     page([one], NOW_MS)
     for name, rows in table_rows([one]).items():
         write_table(rows, SCHEMAS[name], str(tmp_path / name))
@@ -268,9 +268,9 @@ def test_a_bar_is_as_high_as_its_value() -> None:
 
 def test_many_days_share_bars_and_none_is_lost() -> None:
     days = [Day(day, 1, 2, 3) for day in range(0, 1_000, 7)]
-    shown = fewer(days)
-    assert len(shown) <= BARS_MAX
-    assert sum(day.size_bytes for day in shown) == len(days)
+    bars = fewer(days)
+    assert len(bars) <= BARS_MAX
+    assert sum(day.size_bytes for day in bars) == len(days)
     assert fewer([]) == []
     assert fewer(days[:2]) == [Day(0, 1, 2, 3), *(Day(d, 0, 0, 0) for d in range(1, 7)), days[1]]
 
@@ -288,8 +288,8 @@ def test_the_tables_without_spark(archive: PlantedArchive, tmp_path: Path) -> No
     for _ in range(2):
         done.write(tmp_path / "out")
         for name, rows in table_rows(done.figures).items():
-            found = ds.dataset(tmp_path / "out" / name, format="parquet").to_table()
+            table = ds.dataset(tmp_path / "out" / name, format="parquet").to_table()
             names = [column.split()[0] for column in SCHEMAS[name].split(",")]
-            assert found.column_names == names
-            assert [tuple(row.values()) for row in found.to_pylist()] == rows
+            assert table.column_names == names
+            assert [tuple(row.values()) for row in table.to_pylist()] == rows
     assert (tmp_path / "out/report.html").read_text() == done.html

@@ -50,8 +50,8 @@ def bounds(archive: WrittenArchive) -> list[tuple[int, int, int]]:
 
 
 def records(out: Path) -> Records:
-    found = ds.dataset(out, format="parquet", partitioning="hive").to_table()
-    return sorted(zip(*(found.column(c).to_pylist() for c in ("partition", "offset")), strict=True))
+    table = ds.dataset(out, format="parquet", partitioning="hive").to_table()
+    return sorted(zip(*(table.column(c).to_pylist() for c in ("partition", "offset")), strict=True))
 
 
 def are_done(out: Path, ranges: int) -> bool:
@@ -102,9 +102,9 @@ def test_a_backfill_that_is_killed_ends_as_a_clean_one(
     assert "6,000 records" in done.stdout
     assert records(clean) == EVERY_RECORD
     ranges = len(list((clean / "_backfill/done").iterdir()))
-    for wanted in (1, 10):
+    for finished_count in (1, 10):
         with runs.running(*backfill(killed)) as job:
-            job.wait_until(partial(are_done, killed, wanted))
+            job.wait_until(partial(are_done, killed, finished_count))
             job.kill()
         assert not are_done(killed, ranges)
     assert runs(*backfill(killed)).returncode == 0

@@ -82,18 +82,18 @@ def halved(number: int) -> int:
 
 
 def test_what_fails_fails_alone_and_is_named() -> None:
-    seen: list[Progress] = []
+    progress: list[Progress] = []
     work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
-    done = OnSpark(Session(), seen.append).each([2, 3, 4, 5], work)
+    done = OnSpark(Session(), progress.append).each([2, 3, 4, 5], work)
     assert done.results == (1, 2)
     assert [str(f) for f in done.failures] == [
         "number 3: CorruptSegment: three is broken",
         "number 5: StorageUnavailable: away (may be tried again)",
     ]
-    assert seen[-1] == Progress(items_done=4, items=4, size_done=3)
+    assert progress[-1] == Progress(items_done=4, items=4, size_done=3)
 
 
-BOTH = [lambda told: Here(told), lambda told: OnSpark(Session(), told)]
+BOTH = [lambda reported: Here(reported), lambda reported: OnSpark(Session(), reported)]
 
 
 @asynccontextmanager
@@ -111,13 +111,13 @@ async def divided(by: int, number: int, tell: Report) -> int:
 def test_results_come_in_the_order_of_the_items(
     runner: Callable[[Callable[[Progress], None]], Runner],
 ) -> None:
-    seen: list[Progress] = []
+    progress: list[Progress] = []
     early: list[int] = []
     work = StoreWork("divide", opened, divided, name=lambda n: f"number {n}", size=lambda n: n)
-    done = runner(seen.append).each([2, 3, 4, 5, 6, 8], work, early.append)
+    done = runner(progress.append).each([2, 3, 4, 5, 6, 8], work, early.append)
     assert list(done.results) == early == [1, 2, 3, 4]
     assert [failure.name for failure in done.failures] == ["number 3", "number 5"]
-    assert seen[-1] == Progress(items_done=6, items=6, size_done=10)
+    assert progress[-1] == Progress(items_done=6, items=6, size_done=10)
 
 
 @pytest.mark.parametrize("runner", BOTH)
@@ -137,11 +137,11 @@ def test_what_cannot_be_opened_fails_each_item(
 
 
 def test_a_part_of_an_item_is_progress() -> None:
-    seen: list[Progress] = []
+    progress_steps: list[Progress] = []
     is_seen = threading.Event()
 
     def look(progress: Progress) -> None:
-        seen.append(progress)
+        progress_steps.append(progress)
         if progress.begun:
             is_seen.set()
 
@@ -151,17 +151,17 @@ def test_a_part_of_an_item_is_progress() -> None:
         return number
 
     Here(look).each([7], StoreWork("tell", opened, told, size=lambda n: 100))
-    assert Progress(items_done=0, items=1, size_done=25, begun=0.25) in seen
-    assert seen[-1] == Progress(items_done=1, items=1, size_done=100)
+    assert Progress(items_done=0, items=1, size_done=25, begun=0.25) in progress_steps
+    assert progress_steps[-1] == Progress(items_done=1, items=1, size_done=100)
 
 
 def test_work_here_is_spread_over_processes() -> None:
-    seen: list[Progress] = []
+    progress: list[Progress] = []
     work = Work("halve", halved, name=lambda n: f"number {n}", size=lambda half: half)
-    done = Here(seen.append).each([2, 3, 4, 5], work)
+    done = Here(progress.append).each([2, 3, 4, 5], work)
     assert done.results == (1, 2)
     assert [failure.name for failure in done.failures] == ["number 3", "number 5"]
-    assert seen[-1] == Progress(items_done=4, items=4, size_done=3)
+    assert progress[-1] == Progress(items_done=4, items=4, size_done=3)
 
 
 def test_a_worker_process_that_dies_is_named_by_what_it_had() -> None:

@@ -44,21 +44,21 @@ def test_partition_by_partition_finds_what_the_whole_run_finds(
     whole = asyncio.run(archive.verify())
     assert len(whole.faults) == 2
     config = config_of(tmp_path)
-    found = together(map(verify_work(config), (TP, OTHER)))
+    report_together = together(map(verify_work(config), (TP, OTHER)))
     # The archive is opened at its folder here, there as a prefix of the store.
-    faults = [replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in found.faults]
-    assert replace(found, faults=faults) == whole
+    faults = [replace(f, object_key=f"{PREFIX}/{f.object_key}") for f in report_together.faults]
+    assert replace(report_together, faults=faults) == whole
 
 
 def test_both_runners_find_the_same_in_the_same_order(
     archive: PlantedArchive, tmp_path: Path
 ) -> None:
-    found: list[list[Condition]] = [[], []]
-    here = verify(Here(), config_of(tmp_path), on_fault=found[0].append)
-    there = verify(OnSpark(Session()), config_of(tmp_path), on_fault=found[1].append)
+    conditions: list[list[Condition]] = [[], []]
+    here = verify(Here(), config_of(tmp_path), on_fault=conditions[0].append)
+    there = verify(OnSpark(Session()), config_of(tmp_path), on_fault=conditions[1].append)
     assert here == there
-    assert len(found[0]) == 2
-    assert found[0] == found[1]
+    assert len(conditions[0]) == 2
+    assert conditions[0] == conditions[1]
 
 
 def test_both_runners_repair_the_same(archive: PlantedArchive, tmp_path: Path) -> None:
@@ -71,8 +71,8 @@ def test_both_runners_repair_the_same(archive: PlantedArchive, tmp_path: Path) -
     done = repair(Here(), config, faults)
     assert done == planned[0]
     assert sum(len(partition.repairs) for partition in done[0].results) == 1
-    (left,) = verify(Here(), config).report.faults
-    assert left.partition == 0
+    (fault_left,) = verify(Here(), config).report.faults
+    assert fault_left.partition == 0
 
 
 def test_a_fault_is_a_row_that_says_where(archive: PlantedArchive, tmp_path: Path) -> None:

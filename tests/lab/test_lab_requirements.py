@@ -25,10 +25,10 @@ def names(requirements: list[str]) -> set[str]:
 
 @pytest.mark.parametrize("lock", ["base.txt", "dev.txt"])
 def test_every_direct_dependency_is_pinned(lock: str) -> None:
-    wanted = names(PROJECT["dependencies"])
+    requirements = names(PROJECT["dependencies"])
     if lock == "dev.txt":
-        wanted |= names(PROJECT["optional-dependencies"]["dev"])
-    assert wanted - pinned(lock).keys() == set()
+        requirements |= names(PROJECT["optional-dependencies"]["dev"])
+    assert requirements - pinned(lock).keys() == set()
 
 
 def test_dev_pins_what_base_pins() -> None:

@@ -62,13 +62,13 @@ class Ask:
 
 def runs(lines: list[Line]) -> list[tuple[int, int]]:
     """(first, last) of each run of offsets that follow each other, in the order of reading."""
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for _, offset, _, _ in lines:
-        if found and found[-1][1] + 1 == offset:
-            found[-1] = found[-1][0], offset
+        if ranges and ranges[-1][1] + 1 == offset:
+            ranges[-1] = ranges[-1][0], offset
         else:
-            found.append((offset, offset))
-    return found
+            ranges.append((offset, offset))
+    return ranges
 
 
 class Lines:
@@ -93,8 +93,8 @@ class Lines:
         return self._done is None or now < self._done
 
 
-def read_confluent(ask: Ask, got: Lines | None = None) -> list[Line]:
-    got = got or Lines(ask.count)
+def read_confluent(ask: Ask, lines: Lines | None = None) -> list[Line]:
+    lines = lines or Lines(ask.count)
     settings = {
         "bootstrap.servers": ask.bootstrap,
         "group.id": "unused",
@@ -105,17 +105,17 @@ def read_confluent(ask: Ask, got: Lines | None = None) -> list[Line]:
     start = confluent_kafka.OFFSET_BEGINNING if ask.from_start else 0
     consumer.assign([confluent_kafka.TopicPartition(ask.topic, 0, start)])
     try:
-        while got.wanted:
+        while lines.wanted:
             for message in consumer.consume(500, timeout=0.2):
                 assert message.error() is None, message.error()
-                got.add(message.partition(), message.offset(), message.key(), message.value())
+                lines.add(message.partition(), message.offset(), message.key(), message.value())
     finally:
         consumer.close()
-    return got.lines
+    return lines.lines
 
 
-def read_kafka_python(ask: Ask, got: Lines | None = None) -> list[Line]:
-    got = got or Lines(ask.count)
+def read_kafka_python(ask: Ask, lines: Lines | None = None) -> list[Line]:
+    lines = lines or Lines(ask.count)
     consumer = kafka.KafkaConsumer(
         bootstrap_servers=ask.bootstrap, auto_offset_reset=ask.reset, enable_auto_commit=False
     )
@@ -126,16 +126,16 @@ def read_kafka_python(ask: Ask, got: Lines | None = None) -> list[Line]:
     else:
         consumer.seek(tp, 0)
     try:
-        while got.wanted:
+        while lines.wanted:
             for record in consumer.poll(timeout_ms=200, max_records=5000).get(tp, []):
-                got.add(record.partition, record.offset, record.key, record.value)
+                lines.add(record.partition, record.offset, record.key, record.value)
     finally:
         consumer.close()
-    return got.lines
+    return lines.lines
 
 
-def read_aiokafka(ask: Ask, got: Lines | None = None) -> list[Line]:
-    got = got or Lines(ask.count)
+def read_aiokafka(ask: Ask, lines: Lines | None = None) -> list[Line]:
+    lines = lines or Lines(ask.count)
 
     async def read() -> list[Line]:
         async with aiokafka.AIOKafkaConsumer(
@@ -147,10 +147,10 @@ def read_aiokafka(ask: Ask, got: Lines | None = None) -> list[Line]:
                 await consumer.seek_to_beginning(tp)
             else:
                 consumer.seek(tp, 0)
-            while got.wanted:
+            while lines.wanted:
                 for record in (await consumer.getmany(timeout_ms=200)).get(tp, []):
-                    got.add(record.partition, record.offset, record.key, record.value)
-        return got.lines
+                    lines.add(record.partition, record.offset, record.key, record.value)
+        return lines.lines
 
     return asyncio.run(read())
 
@@ -259,10 +259,10 @@ def read_until_stopped(name: str, ask: Ask) -> list[Line]:
         "kafka-python": read_kafka_python,
         "aiokafka": read_aiokafka,
     }
-    got = Lines(ask.count, STOP_S)
+    lines = Lines(ask.count, STOP_S)
     with contextlib.suppress(*STOPPED):
-        readers[name](ask, got)
-    return got.lines
+        readers[name](ask, lines)
+    return lines.lines
 
 
 _BY_NAME = {client.name: client for client in CLIENTS}

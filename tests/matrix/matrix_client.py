@@ -59,10 +59,10 @@ class MatrixClient:
 def as_client(client: MatrixClient, lines: list[Line]) -> list[Line]:
     """The lines in the form in which this client shows them."""
 
-    def shown(line: Line) -> Line:
+    def shown_line(line: Line) -> Line:
         p, offset, key, value = line
         if client.in_crc32:
             key, value = crc32(key), crc32(value)
         return p, offset if client.sees_offsets else -1, key if client.sees_keys else "", value
 
-    return [shown(line) for line in lines]
+    return [shown_line(line) for line in lines]

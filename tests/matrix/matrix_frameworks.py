@@ -61,10 +61,10 @@ def until_there(
 ) -> list[Line]:
     """What `lines` has when there are `count` and no more have come for `linger_s`."""
     deadline = time.monotonic() + WORKER_S
-    while len(found := lines()) < count:
+    while len(lines_now := lines()) < count:
         failures = worker.failures()
         assert not failures, failures[0]
-        assert time.monotonic() < deadline, f"{len(found)} of {count}: {worker.log_tail()}"
+        assert time.monotonic() < deadline, f"{len(lines_now)} of {count}: {worker.log_tail()}"
         time.sleep(0.2)
     time.sleep(linger_s)
     return lines()

@@ -106,16 +106,16 @@ def kcat_transact(bootstrap: str, topic: str, count: int) -> None:
 
 
 def kcat_times(bootstrap: str, topic: str, partition: int, timestamp: int) -> int:
-    told = kcat("-Q", "-b", bootstrap, "-t", f"{topic}:{partition}:{timestamp}")
-    found = re.search(r"offset (-?\d+)", told)
-    assert found, told
-    return int(found[1])
+    output = kcat("-Q", "-b", bootstrap, "-t", f"{topic}:{partition}:{timestamp}")
+    match = re.search(r"offset (-?\d+)", output)
+    assert match, output
+    return int(match[1])
 
 
 def kcat_version() -> str:
-    found = re.search(r"Version (\S+).*librdkafka (\S+)", run([str(find_kcat()), "-V"]))
-    assert found
-    return f"{found[1]} (librdkafka {found[2]})"
+    match = re.search(r"Version (\S+).*librdkafka (\S+)", run([str(find_kcat()), "-V"]))
+    assert match
+    return f"{match[1]} (librdkafka {match[2]})"
 
 
 def java_console(

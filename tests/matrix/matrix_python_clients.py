@@ -85,8 +85,8 @@ def confluent_transact(bootstrap: str, topic: str, count: int) -> None:
 def confluent_times(bootstrap: str, topic: str, partition: int, timestamp: int) -> int:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     tp = confluent_kafka.TopicPartition(topic, partition)
-    asked = admin.list_offsets({tp: OffsetSpec.for_timestamp(timestamp)})
-    return int(asked[tp].result(timeout=READ_S).offset)
+    futures = admin.list_offsets({tp: OffsetSpec.for_timestamp(timestamp)})
+    return int(futures[tp].result(timeout=READ_S).offset)
 
 
 def kafka_python_assign(bootstrap: str, topic: str, ends: dict[int, int], level: str) -> list[Line]:
@@ -109,8 +109,8 @@ def kafka_python_group(
     try:
         while len(lines) < count:
             assert time.monotonic() < deadline, f"{len(lines)} of {count} records"
-            found = consumer.poll(timeout_ms=500, max_records=count - len(lines))
-            for records in found.values():
+            polled = consumer.poll(timeout_ms=500, max_records=count - len(lines))
+            for records in polled.values():
                 lines += [
                     (r.partition, r.offset, r.key.decode(), r.value.decode()) for r in records
                 ]
@@ -122,8 +122,8 @@ def kafka_python_group(
 
 def kafka_python_produce(bootstrap: str, topic: str, count: int) -> None:
     producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True)
-    sent = [producer.send(topic, value, key, partition=0) for key, value in records_of(count)]
-    for future in sent:
+    futures = [producer.send(topic, value, key, partition=0) for key, value in records_of(count)]
+    for future in futures:
         future.get(timeout=READ_S)
     producer.close()
 
@@ -147,8 +147,8 @@ def kafka_python_times(bootstrap: str, topic: str, partition: int, timestamp: in
     consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap)
     try:
         tp = kafka.TopicPartition(topic, partition)
-        found = consumer.offsets_for_times({tp: timestamp})[tp]
-        return -1 if found is None else int(found.offset)
+        offset = consumer.offsets_for_times({tp: timestamp})[tp]
+        return -1 if offset is None else int(offset.offset)
     finally:
         consumer.close()
 
@@ -172,8 +172,8 @@ def aiokafka_group(bootstrap: str, topic: str, group: str, count: int, level: st
             ) as consumer,
         ):
             while len(lines) < count:
-                found = await consumer.getmany(timeout_ms=500, max_records=count - len(lines))
-                for records in found.values():
+                polled = await consumer.getmany(timeout_ms=500, max_records=count - len(lines))
+                for records in polled.values():
                     lines.extend(
                         (r.partition, r.offset, r.key.decode(), r.value.decode()) for r in records
                     )
@@ -213,8 +213,8 @@ def aiokafka_times(bootstrap: str, topic: str, partition: int, timestamp: int) -
     async def ask() -> int:
         async with aiokafka.AIOKafkaConsumer(bootstrap_servers=bootstrap) as consumer:
             tp = aiokafka.TopicPartition(topic, partition)
-            found = (await consumer.offsets_for_times({tp: timestamp}))[tp]
-            return -1 if found is None else int(found.offset)
+            offset = (await consumer.offsets_for_times({tp: timestamp}))[tp]
+            return -1 if offset is None else int(offset.offset)
 
     return asyncio.run(ask())
 

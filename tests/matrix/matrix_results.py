@@ -48,11 +48,11 @@ class MatrixResults:
             PAGE.write_text(document(RESULTS.parent), encoding="utf-8")
 
     def _table(self, client: MatrixClient, broker: str, row: Mapping[str, str]) -> str:
-        found = self._cells.get((client.name, broker), {})
-        version = client.version() if found else row.get("version", "")
+        cells_found = self._cells.get((client.name, broker), {})
+        version = client.version() if cells_found else row.get("version", "")
         # What another version of the client has shown says nothing about this one.
-        kept = row if row.get("version") == version else {}
-        cells = {case: found.get(case, kept.get(case, "not run")) for case in CASES}
+        cells_kept = row if row.get("version") == version else {}
+        cells = {case: cells_found.get(case, cells_kept.get(case, "not run")) for case in CASES}
         lines = [
             "\n[[result]]",
             f'client = "{client.name}"',

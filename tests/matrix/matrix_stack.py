@@ -77,15 +77,15 @@ class MatrixStack:
         """The group's committed offset is 0: its readers need no reset, and so can forbid one."""
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
         zero = [confluent_kafka.TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)]
-        asked = confluent_kafka.ConsumerGroupTopicPartitions(group, zero)
-        for done in admin.alter_consumer_group_offsets([asked]).values():
+        group_offsets = confluent_kafka.ConsumerGroupTopicPartitions(group, zero)
+        for done in admin.alter_consumer_group_offsets([group_offsets]).values():
             done.result(timeout=60)
 
     def committed(self, group: str) -> dict[int, int]:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap})
-        asked = confluent_kafka.ConsumerGroupTopicPartitions(group)
-        found = admin.list_consumer_group_offsets([asked])[group].result(timeout=60)
-        return {tp.partition: tp.offset for tp in found.topic_partitions}
+        group_query = confluent_kafka.ConsumerGroupTopicPartitions(group)
+        result = admin.list_consumer_group_offsets([group_query])[group].result(timeout=60)
+        return {tp.partition: tp.offset for tp in result.topic_partitions}
 
     def counts(self, level: str) -> dict[int, int]:
         lines = self.expected[level]
@@ -134,8 +134,8 @@ class MatrixStack:
 
         def ends(isolation: confluent_kafka.IsolationLevel) -> list[int]:
             latest = dict.fromkeys(partitions, OffsetSpec.latest())
-            found = admin.list_offsets(latest, isolation_level=isolation)
-            return [found[tp].result(timeout=60).offset for tp in partitions]
+            futures = admin.list_offsets(latest, isolation_level=isolation)
+            return [futures[tp].result(timeout=60).offset for tp in partitions]
 
         levels = confluent_kafka.IsolationLevel
         return ends(levels.READ_COMMITTED) == ends(levels.READ_UNCOMMITTED)
@@ -150,15 +150,15 @@ class MatrixStack:
 
 def read_log(bootstrap: str, topic: str, end: int) -> bytes:
     """The bytes of partition 0 up to the offset `end`."""
-    read, offset = b"", 0
+    data, offset = b"", 0
     with RawConnection(bootstrap) as connection:
         while offset < end:
             fetched = connection.fetch_until_data(11, topic, None, offset)
             assert fetched.error == 0
             *_, last = walk(fetched.records)
-            read += fetched.records[: last.end]
+            data += fetched.records[: last.end]
             offset = last.last_offset + 1
-    return read
+    return data
 
 
 StackOf = Callable[[str], MatrixStack]  # by the version of the broker

@@ -116,9 +116,9 @@ def test_streams_reads_an_archive_and_writes_nothing_to_it(
 ) -> None:
     """An application without a state or a sink runs; one that needs topics is told the reason."""
     find_part("frameworks", frameworks_jars)
-    asked = ("app-that-reads", str(COUNT), "read_committed", "earliest", "0")
-    read = parsed(run(streams_command("read", node.bootstrap, TOPIC, *asked)))
-    assert [offset for _, offset, _, _ in read] == list(range(COUNT))
+    options = ("app-that-reads", str(COUNT), "read_committed", "earliest", "0")
+    records = parsed(run(streams_command("read", node.bootstrap, TOPIC, *options)))
+    assert [offset for _, offset, _, _ in records] == list(range(COUNT))
     consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": "app-that-reads"})
     with closing(consumer):
         (committed,) = consumer.committed([TopicPartition(TOPIC, 0)], timeout=30)

@@ -39,14 +39,14 @@ def read_all(client: MatrixClient, stack: MatrixStack, level: str, group: str) -
 
 
 def assign(client: MatrixClient, stack: MatrixStack) -> None:
-    read = read_all(client, stack, UNCOMMITTED, f"{client.name}-assign")
-    assert by_partition(read) == as_client(client, stack.expected[UNCOMMITTED])
+    lines = read_all(client, stack, UNCOMMITTED, f"{client.name}-assign")
+    assert by_partition(lines) == as_client(client, stack.expected[UNCOMMITTED])
 
 
 def read_committed(client: MatrixClient, stack: MatrixStack) -> None:
     assert len(stack.expected[COMMITTED]) < len(stack.expected[UNCOMMITTED])
-    read = read_all(client, stack, COMMITTED, f"{client.name}-committed")
-    assert by_partition(read) == as_client(client, stack.expected[COMMITTED])
+    lines = read_all(client, stack, COMMITTED, f"{client.name}-committed")
+    assert by_partition(lines) == as_client(client, stack.expected[COMMITTED])
 
 
 def group(client: MatrixClient, stack: MatrixStack) -> None:
@@ -94,10 +94,10 @@ def times(client: MatrixClient, stack: MatrixStack) -> None:
     assert client.times is not None
     first = stack.first_timestamp
     last = first + 1000 * (len(stack.expected[UNCOMMITTED]) // PARTITIONS - 1)
-    asked = (first - 1, first + 100_500, first + 101_000, last - 5_000)
-    oracle = [confluent_times(stack.kafka.bootstrap, TWIN, 1, timestamp) for timestamp in asked]
+    times_asked = (first - 1, first + 100_500, first + 101_000, last - 5_000)
+    oracle = [confluent_times(stack.kafka.bootstrap, TWIN, 1, timestamp) for timestamp in times_asked]
     assert oracle[0] == 0 < oracle[1] == oracle[2] < oracle[3]
-    assert [client.times(stack.proxy.bootstrap, TOPIC, 1, t) for t in asked] == oracle
+    assert [client.times(stack.proxy.bootstrap, TOPIC, 1, t) for t in times_asked] == oracle
 
 
 CASE_OF = {

@@ -116,8 +116,8 @@ def test_a_client_goes_on_from_the_archive(
         with ProxyProcess(kafka_server.bootstrap, store, tmp_path) as proxy:
             port = node_port(proxy)
             relayed = proxy.metric("fetchproxy_relayed_bytes_total", "client")
-            read = partial(assign, proxy.bootstrap, topic, {0: COUNT}, "read_uncommitted")
-            reading = reader.submit(read)
+            read_once = partial(assign, proxy.bootstrap, topic, {0: COUNT}, "read_uncommitted")
+            reading = reader.submit(read_once)
             wait_for(
                 "the first part",
                 lambda: (
@@ -149,23 +149,23 @@ GROUPS = {
 def test_a_groups_commits_go_there_and_back(
     kafka_server: KafkaServer, tmp_path: Path, client: str
 ) -> None:
-    read = GROUPS[client]
-    assert read is not None
+    read_group = GROUPS[client]
+    assert read_group is not None
     topic = kafka_server.create_topic(named("commits", client), 1)
     group = f"of-{topic}"
     produce(kafka_server.bootstrap, TopicData(topic), COUNT)
     commit(kafka_server.bootstrap, group, topic, 0)
     store, file = (tmp_path / "store").as_uri(), tmp_path / "offsets.json"
     archive(kafka_server, store, topic)
-    lines = read(kafka_server.bootstrap, topic, group, BEFORE, "read_uncommitted")
-    said = groups("export", kafka_server.bootstrap, file)
-    assert f"written to {file}" in said
+    lines = read_group(kafka_server.bootstrap, topic, group, BEFORE, "read_uncommitted")
+    output = groups("export", kafka_server.bootstrap, file)
+    assert f"written to {file}" in output
     with ArchiveOnlyProcess(store, tmp_path) as node:
-        lines += read(node.bootstrap, topic, group, 300, "read_uncommitted")
+        lines += read_group(node.bootstrap, topic, group, 300, "read_uncommitted")
         node.assert_sound()
     groups("import", kafka_server.bootstrap, file)
     rest = COUNT - BEFORE - 300
-    lines += read(kafka_server.bootstrap, topic, group, rest, "read_uncommitted")
+    lines += read_group(kafka_server.bootstrap, topic, group, rest, "read_uncommitted")
     assert [offset for _, offset, _, _ in lines] == list(range(COUNT))
 
 
@@ -210,23 +210,23 @@ def test_what_cannot_be_committed_is_named_and_the_rest_is(
         assert busy.poll(60) is not None  # it is a member now
         groups("export", bootstrap, file)
         content = json.loads(file.read_text())
-        ours = [row for row in content["offsets"] if row[0].endswith(f"-{topic}")]
-        assert [row[:3] + row[4:5] for row in ours] == [
+        own_rows = [row for row in content["offsets"] if row[0].endswith(f"-{topic}")]
+        assert [row[:3] + row[4:5] for row in own_rows] == [
             [f"busy-{topic}", topic, 0, 4],
             [f"idle-{topic}", topic, 0, 4],
             [f"other-{topic}", gone, 0, 0],
         ]
-        for row in ours:
+        for row in own_rows:
             row[4] = 6
-        ours[2][3] = "00000000-0000-0000-0000-000000000001"  # another topic of this name
-        file.write_text(json.dumps({**content, "offsets": ours}))
-        said = groups("import", bootstrap, file, code=1)
+        own_rows[2][3] = "00000000-0000-0000-0000-000000000001"  # another topic of this name
+        file.write_text(json.dumps({**content, "offsets": own_rows}))
+        output = groups("import", bootstrap, file, code=1)
     finally:
         busy.close()
-    assert "offsets of 1 group committed" in said
-    assert f"group busy-{topic}:" in said
-    assert "stop them first" in said
-    assert f"{gone}: the cluster does not have the topic with this id" in said
+    assert "offsets of 1 group committed" in output
+    assert f"group busy-{topic}:" in output
+    assert "stop them first" in output
+    assert f"{gone}: the cluster does not have the topic with this id" in output
     groups("export", bootstrap, file)
     after = {row[0]: row[4] for row in json.loads(file.read_text())["offsets"]}
     assert after[f"idle-{topic}"] == 6

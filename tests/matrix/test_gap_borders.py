@@ -98,8 +98,8 @@ class Log:
         trim(self.kafka.bootstrap, self.topic, {0: self.archived_to})
 
     def expected(self, mode: str, isolation: str) -> list[int]:
-        seen = self.committed & self.offsets if isolation == "read_committed" else self.offsets
-        return sorted(offset for offset in seen if offset < self.end_in(mode))
+        readable = self.committed & self.offsets if isolation == "read_committed" else self.offsets
+        return sorted(offset for offset in readable if offset < self.end_in(mode))
 
     def end_in(self, mode: str) -> int:
         return self.archived_to if mode == ARCHIVE_ONLY else self.end
@@ -214,9 +214,9 @@ def test_each_record_that_counts_comes_once(
     if client == "confluent-kafka":
         setting = "isolation.level"
     more = {setting: isolation}
-    read = PYTHON_CLIENTS[client](served[mode].bootstrap, name, {0: log.end_in(mode)}, **more)
-    assert [offset for offset, _, _ in read[0]] == log.expected(mode, isolation)
-    assert [int(key) for _, key, _ in read[0]] == log.expected(mode, isolation)
+    records = PYTHON_CLIENTS[client](served[mode].bootstrap, name, {0: log.end_in(mode)}, **more)
+    assert [offset for offset, _, _ in records[0]] == log.expected(mode, isolation)
+    assert [int(key) for _, key, _ in records[0]] == log.expected(mode, isolation)
 
 
 @pytest.mark.parametrize("name", [LOGS[0], pytest.param(LOGS[1], marks=pytest.mark.slow)])
@@ -232,11 +232,11 @@ def test_a_time_is_found_at_the_first_record_behind_it_that_some_tier_has(
                 for around_ms in (-1, 0, 1):
                     time_ms = log.begin_ms + STEP_MS * at + around_ms
                     first = at if around_ms <= 0 else at + 1
-                    found = next((o for o in offsets if o >= first), None)
-                    wanted = (
-                        (0, -1, -1) if found is None else (0, log.begin_ms + STEP_MS * found, found)
+                    first_behind = next((o for o in offsets if o >= first), None)
+                    expected = (
+                        (0, -1, -1) if first_behind is None else (0, log.begin_ms + STEP_MS * first_behind, first_behind)
                     )
-                    assert raw.list_offset(version, name, time_ms) == wanted
+                    assert raw.list_offset(version, name, time_ms) == expected
             wanted_at = {-1: log.end_in(mode), -2: offsets[0], -3: offsets[-1]}
             for special, from_version in SPECIAL_FROM.items():
                 if version >= from_version:

@@ -69,9 +69,9 @@ def test_a_reader_crosses_the_gap(
     if reader.stores_last and policy != "earliest":
         expected = expected[1:]
     count = len(case.expected)
-    read = reader.read(Ask(case.bootstrap, case.broker, topic, count, policy))
-    assert runs(read) == runs(expected)
-    assert read == expected
+    lines = reader.read(Ask(case.bootstrap, case.broker, topic, count, policy))
+    assert runs(lines) == runs(expected)
+    assert lines == expected
 
 
 STOPS = [
@@ -95,8 +95,8 @@ def test_where_gaps_are_errors_a_reader_stops_in_front_of_it(
 ) -> None:
     case = gap_stack.case(mode, topic)
     ask = Ask(case.bootstrap, case.broker, topic, FIRST_LOST, policy)
-    read = read_until_stopped(name, ask)
-    assert runs(read) == [(0, FIRST_LOST - 1)]
+    lines = read_until_stopped(name, ask)
+    assert runs(lines) == [(0, FIRST_LOST - 1)]
 
 
 @pytest.mark.slow
@@ -120,8 +120,8 @@ def test_who_asks_again_at_a_gap_is_answered_at_its_own_deadline(
     case = gap_stack.case(mode, MIDDLE)
     ask = Ask(case.bootstrap, case.broker, MIDDLE, FIRST_LOST, "earliest")
     assert runs(read_until_stopped("aiokafka", ask)) == [(0, FIRST_LOST - 1)]
-    asked = [each for each in caplog.records if "while fetching data" in each.getMessage()]
-    assert 1 <= len(asked) <= 2 * STOP_S / AIOKAFKA_WAIT_S
+    warnings_logged = [each for each in caplog.records if "while fetching data" in each.getMessage()]
+    assert 1 <= len(warnings_logged) <= 2 * STOP_S / AIOKAFKA_WAIT_S
 
 
 def test_the_loss_is_told_once(gap_stack: GapStack) -> None:
@@ -130,8 +130,8 @@ def test_the_loss_is_told_once(gap_stack: GapStack) -> None:
     for policy in confluent.policies[:2]:
         ask = Ask(case.bootstrap, case.broker, MIDDLE, len(case.expected), policy)
         assert len(confluent.read(ask)) == len(case.expected)
-    told = gap_stack.proxies[SERVE].logged("lost_offsets_skipped")
-    of_topic = [line for line in told if line["topic"] == MIDDLE]
+    skips_logged = gap_stack.proxies[SERVE].logged("lost_offsets_skipped")
+    of_topic = [line for line in skips_logged if line["topic"] == MIDDLE]
     assert [line["last_lost_offset"] for line in of_topic] == [FIRST_KEPT - 1]
     assert of_topic[0]["first_lost_offset"] >= FIRST_LOST
 

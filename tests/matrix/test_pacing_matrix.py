@@ -90,8 +90,8 @@ def read_kafka_python(pacing: Pacing) -> int:
     deadline = time.monotonic() + PROGRAM_S
     try:
         while count < RECORDS and time.monotonic() < deadline:
-            found = consumer.poll(timeout_ms=500, max_records=50_000)
-            count += sum(map(len, found.values()))
+            polled = consumer.poll(timeout_ms=500, max_records=50_000)
+            count += sum(map(len, polled.values()))
             if count - behind_pause >= 2 * QUEUE_RECORDS:
                 behind_pause = count
                 time.sleep(PAUSE_S)

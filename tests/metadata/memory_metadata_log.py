@@ -31,12 +31,12 @@ class MemoryMetadataLog:
         return offset
 
     async def bounds(self, partition: int) -> tuple[int, int]:
-        seen = self.starts[partition], len(self.logs[partition])
+        bounds_read = self.starts[partition], len(self.logs[partition])
         await asyncio.sleep(0)
-        return seen
+        return bounds_read
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
         await asyncio.sleep(0)
         end = min(from_offset + self._values_per_read, len(self.logs[partition]))
-        found = self.logs[partition][from_offset:end]
-        return LogChunk(tuple(enumerate(found, from_offset)), max(end, from_offset))
+        values_read = self.logs[partition][from_offset:end]
+        return LogChunk(tuple(enumerate(values_read, from_offset)), max(end, from_offset))

@@ -183,10 +183,10 @@ class MetadataContract:
 
     async def test_partitions_are_apart(self, backing: Backing) -> None:
         async with backing.manager() as manager:
-            mine = await copied(manager, segment(1, 0, 9))
-            theirs = await copied(manager, segment(2, 0, 5, tp=OTHER))
-            assert (await manager.refresh(TP, now())).segments == (mine,)
-            assert (await manager.refresh(OTHER, now())).segments == (theirs,)
+            own_segment = await copied(manager, segment(1, 0, 9))
+            other_segment = await copied(manager, segment(2, 0, 5, tp=OTHER))
+            assert (await manager.refresh(TP, now())).segments == (own_segment,)
+            assert (await manager.refresh(OTHER, now())).segments == (other_segment,)
             assert list(await manager.list_partitions()) == [TP, OTHER]
         async with backing.manager() as fresh:
             assert list(await fresh.list_partitions()) == [TP, OTHER]
@@ -346,7 +346,7 @@ class MetadataContract:
     ) -> None:
         async with backing.manager() as manager, backing.manager() as other:
             await copied(manager, segment(1, 0, 9))
-            kept = await copied(manager, segment(2, 10, 19))
+            segment_kept = await copied(manager, segment(2, 10, 19))
             await other.refresh(TP, now())
             raised = await manager.raise_log_start_offset(TP, 12)
             assert manager.view(TP) == raised
@@ -354,7 +354,7 @@ class MetadataContract:
             assert lower.raised_log_start in (3, 12)
             for reader in (manager, other):
                 view = await reader.refresh(TP, now())
-                assert (tuple(view.segments), view.raised_log_start) == ((kept,), 12)
+                assert (tuple(view.segments), view.raised_log_start) == ((segment_kept,), 12)
                 assert view.log_start_offset == 12
             assert len(manager.list_remote_log_segments(TP)) == 2
 
@@ -368,14 +368,14 @@ class MetadataContract:
             return replace(segment(number, first, last), segment_leader_epochs=epochs)
 
         new = LogHistory(after_epoch=3, earlier=(0, 1))
-        kept = LogHistory(-1, kept_below=20, kept_epoch=3)
+        history = LogHistory(-1, kept_below=20, kept_epoch=3)
         async with backing.manager() as manager, backing.manager() as other:
             below = await copied(manager, of_epoch(1, 0, 9, 2))
             old = await copied(manager, of_epoch(2, 10, 19, 3))
             await manager.raise_log_start_offset(TP, 10)
             await other.refresh(TP, now())
-            said = await manager.put_log_history(TP, new)
-            assert (said.history, tuple(said.segments), said.raised_log_start) == (new, (), 0)
+            changed_view = await manager.put_log_history(TP, new)
+            assert (changed_view.history, tuple(changed_view.segments), changed_view.raised_log_start) == (new, (), 0)
             first = await copied(manager, of_epoch(3, 0, 7, 5))
             over = await copied(manager, of_epoch(4, 8, 25, 6))
             for reader in (manager, other):
@@ -384,10 +384,10 @@ class MetadataContract:
             for reader in (manager, other):
                 view = await reader.refresh(TP, now())
                 assert (tuple(view.segments), view.log_start_offset) == ((over,), 8)
-            await manager.put_log_history(TP, kept)
+            await manager.put_log_history(TP, history)
             for reader in (manager, other):
                 view = await reader.refresh(TP, now())
-                assert (view.history, view.log_start_offset) == (kept, 10)
+                assert (view.history, view.log_start_offset) == (history, 10)
                 assert tuple(view.segments) == (old, over), "the old one below 20, then the new one"
                 assert view.segment_at_or_after(19) == old
                 assert view.segment_at_or_after(20) == over
@@ -409,8 +409,8 @@ class MetadataContract:
                 await manager.put_partition_deletion(deletion(state, int(state)))
                 await other.put_partition_deletion(deletion(state, 7))  # a repeat
                 for reader in (manager, other):
-                    found = await reader.partition_deletion(TP, now())
-                    assert found == deletion(state, 7)
+                    deletion_read = await reader.partition_deletion(TP, now())
+                    assert deletion_read == deletion(state, 7)
             deleting = finished.with_state(State.DELETE_SEGMENT_STARTED, 1)
             await manager.put(deleting)
             await self.delete_data(backing, deleting)
@@ -480,8 +480,8 @@ class MetadataContract:
                 await writer.put_partition_deletion(deletion(state))
             with pytest.raises(ValueError, match="STARTED to DELETE_PARTITION_MARKED"):
                 await other.put_partition_deletion(deletion(DeleteState.DELETE_PARTITION_MARKED))
-            found = await other.partition_deletion(TP, now())
-            assert found == deletion(DeleteState.DELETE_PARTITION_STARTED)
+            deletion_read = await other.partition_deletion(TP, now())
+            assert deletion_read == deletion(DeleteState.DELETE_PARTITION_STARTED)
 
     async def test_an_outage_says_nothing_of_deletions(self, backing: Backing) -> None:
         async with backing.manager() as manager:

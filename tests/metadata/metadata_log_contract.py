@@ -10,15 +10,15 @@ from fetchproxy.metadata.metadata_topic import KafkaMetadataLog as MetadataLog
 async def read_all(metadata_log: MetadataLog, partition: int, from_offset: int = 0) -> list[bytes]:
     """Read up to the present end."""
     _, end = await metadata_log.bounds(partition)
-    found: list[bytes] = []
+    values_read: list[bytes] = []
     position = from_offset
     while position < end:
         chunk = await metadata_log.read(partition, position)
         assert [offset for offset, _ in chunk.values] == sorted({o for o, _ in chunk.values})
         assert all(position <= offset < chunk.next_offset for offset, _ in chunk.values)
-        found += [value for _, value in chunk.values]
+        values_read += [value for _, value in chunk.values]
         position = chunk.next_offset
-    return found
+    return values_read
 
 
 class MetadataLogContract:

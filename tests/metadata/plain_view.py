@@ -38,14 +38,14 @@ def plain_view(
         and history.shows(s)
     ]
     finished.sort(key=lambda s: (history.counts_from(s), s.event_timestamp_ms, s.segment_id.id))
-    kept: list[RemoteLogSegmentMetadata] = []
+    segments_kept: list[RemoteLogSegmentMetadata] = []
     for segment in finished:
-        add_in_order(kept, segment, history.kept_below)
+        add_in_order(segments_kept, segment, history.kept_below)
     hidden = tuple(sorted(unreadable))
     copying = any(s.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED for s in every)
     return PartitionView(
         tp=tp,
-        segments=SegmentRows.of(tp, kept),
+        segments=SegmentRows.of(tp, segments_kept),
         copies_started=copying or bool(hidden),
         read_at=read_at,
         unreadable=hidden,

@@ -70,10 +70,10 @@ class ScriptedMetadataLog:
         self._script.bounds_asked.append(partition)
         self._script.check()
         # The answer is as of the request, however late it arrives.
-        seen = await self._inner.bounds(partition)
+        bounds_read = await self._inner.bounds(partition)
         await self._script.door.wait()
         self._script.check()
-        return seen
+        return bounds_read
 
     async def read(self, partition: int, from_offset: int) -> LogChunk:
         self._script.check()

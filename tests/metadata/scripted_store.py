@@ -72,14 +72,14 @@ class ScriptedStore(ObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         # The listing is as of its beginning, however late it arrives.
-        seen = [found async for found in self.inner.list(prefix, start_after)]
+        objects = [stored_object async for stored_object in self.inner.list(prefix, start_after)]
         await self._pass("list", prefix)
         if self.unlisted and (prefix.startswith(self.unlisted) or self.unlisted.startswith(prefix)):
             error = StorageUnavailable(f"the folder {self.unlisted}: Input/output error")
             error.may_be_of_object = True
             raise error
-        for found in seen:
-            yield found
+        for stored_object in objects:
+            yield stored_object
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         await self._pass("list_folders", prefix)

@@ -34,14 +34,14 @@ async def other_archive() -> PlantedArchive:
     return archive
 
 
-def attached_to(own: PlantedArchive, *attached: AttachedTopic) -> RemoteStorage:
-    return RemoteStorage(AttachedObjectStore(own.store, "archive/", attached), "archive")
+def attached_to(planted: PlantedArchive, *attached: AttachedTopic) -> RemoteStorage:
+    return RemoteStorage(AttachedObjectStore(planted.store, "archive/", attached), "archive")
 
 
 async def one_attached(name: str = "orders-old") -> tuple[PlantedArchive, RemoteStorage]:
-    other, own = await other_archive(), PlantedArchive()
-    await own.add((batch(base) for base in (500, 510)), start=500)
-    return other, attached_to(own, AttachedTopic(name, other.store, "archive/", "orders"))
+    other, own_archive = await other_archive(), PlantedArchive()
+    await own_archive.add((batch(base) for base in (500, 510)), start=500)
+    return other, attached_to(own_archive, AttachedTopic(name, other.store, "archive/", "orders"))
 
 
 async def attached_tps(storage: RemoteStorage) -> list[TopicIdPartition]:
@@ -50,13 +50,13 @@ async def attached_tps(storage: RemoteStorage) -> list[TopicIdPartition]:
 
 async def test_an_attached_topic_has_its_description_under_its_own_name() -> None:
     other, storage = await one_attached()
-    said = TopicDescription(TP.topic_id, TP.topic, 12, "elsewhere", {11: 500})
-    await other.storage.objects.put_topic_description(TP.topic_id, encode_topic_description(said))
+    description = TopicDescription(TP.topic_id, TP.topic, 12, "elsewhere", {11: 500})
+    await other.storage.objects.put_topic_description(TP.topic_id, encode_topic_description(description))
     async with storage:
         (first, _) = await attached_tps(storage)
         descriptions = TopicDescriptions(storage.objects)
-        shown = (await descriptions.refresh())[first.topic_id]
-        assert shown == replace(said, topic_id=first.topic_id, topic="orders-old")
+        shown_description = (await descriptions.refresh())[first.topic_id]
+        assert shown_description == replace(description, topic_id=first.topic_id, topic="orders-old")
         assert descriptions.log_start(first._replace(partition=11)) == 500
         with pytest.raises(StorageDenied):
             await storage.objects.put_topic_description(first.topic_id, b"")
@@ -119,23 +119,23 @@ async def test_what_the_other_cluster_said_of_its_topic_does_not_count_here() ->
 async def test_an_own_topic_of_that_name_is_not_shown() -> None:
     _, storage = await one_attached("orders")
     async with storage:
-        found = await storage.objects.list_partitions()
-    assert [(tp.topic, tp.partition) for tp in found] == [("orders", 0), ("orders", 1)]
-    assert TP not in found
+        partitions = await storage.objects.list_partitions()
+    assert [(tp.topic, tp.partition) for tp in partitions] == [("orders", 0), ("orders", 1)]
+    assert TP not in partitions
 
 
 async def test_an_archive_beside_itself() -> None:
-    own = await other_archive()
-    storage = attached_to(own, AttachedTopic("again", own.store, "archive/", "orders"))
+    own_archive = await other_archive()
+    storage = attached_to(own_archive, AttachedTopic("again", own_archive.store, "archive/", "orders"))
     async with storage:
-        found = await storage.objects.list_partitions()
-    assert sorted({tp.topic for tp in found}) == ["again", "orders"]
-    assert len({tp.topic_id for tp in found}) == 2
+        partitions = await storage.objects.list_partitions()
+    assert sorted({tp.topic for tp in partitions}) == ["again", "orders"]
+    assert len({tp.topic_id for tp in partitions}) == 2
 
 
 async def test_a_topic_that_is_not_there_is_said_once() -> None:
-    other, own = await other_archive(), PlantedArchive()
-    storage = attached_to(own, AttachedTopic("x", other.store, "archive/", "typo"))
+    other, own_archive = await other_archive(), PlantedArchive()
+    storage = attached_to(own_archive, AttachedTopic("x", other.store, "archive/", "typo"))
     async with storage:
         with capture_logs() as logs:
             assert await storage.objects.list_partitions() == []

@@ -171,7 +171,7 @@ def test_killed_at_each_step_of_a_compaction(
     written: CacheFile, tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = path.read_bytes()
-    seen = []
+    steps_taken = []
     for step in range(20):
         path.write_bytes(before)
         written.load()
@@ -179,14 +179,14 @@ def test_killed_at_each_step_of_a_compaction(
             try:
                 written.compact()
             except Killed as at:
-                seen.append(str(at))
+                steps_taken.append(str(at))
             else:
                 break
         cached = file_at(tmp_path).load()
         assert known(cached) == [segment(2, 10, 19)]
         assert (cached.metadata_topic_offset, cached.damaged) == (300, False)
         assert path.read_bytes() == before or "replace" in done
-    assert seen == ["open", "mkdir", "open", "write", "fsync", "replace", "fsync"]
+    assert steps_taken == ["open", "mkdir", "open", "write", "fsync", "replace", "fsync"]
     assert len(path.read_bytes()) < len(before)
     assert known(file_at(tmp_path).load()) == [segment(2, 10, 19)]
     written.append([segment(3, 20, 29, STARTED)], 400)

@@ -97,9 +97,9 @@ async def archive() -> AsyncIterator[Archive]:
 async def test_a_process_that_begins_reads_one_object_in_place_of_each(archive: Archive) -> None:
     await archive.collected()
     assert archive.reads == PARTITIONS
-    wanted = await archive.shown(collects=False)
+    expected = await archive.shown(collects=False)
     assert archive.reads == PARTITIONS
-    assert await archive.shown() == wanted
+    assert await archive.shown() == expected
     assert archive.reads == 0
     assert archive.store.count("get", KEY) == 1
     assert archive.store.count("put") == 0  # it is up to date
@@ -136,13 +136,13 @@ async def test_what_has_changed_since_is_read_from_where_it_stands(archive: Arch
 async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_nothing(
     archive: Archive,
 ) -> None:
-    wanted = await archive.shown(collects=False)
+    expected = await archive.shown(collects=False)
     await archive.collected()
     async with archive.process(collects=False) as writer:
         await writer.refresh_topic(TOPIC_ID, now())
         old = writer.list_remote_log_segments(tp_of(3))[0]
         await writer.put(old.with_state(State.DELETE_SEGMENT_STARTED, 1))
-        await archive.storage.rsm.delete_log_segment_data(wanted[4][0])
+        await archive.storage.rsm.delete_log_segment_data(expected[4][0])
         await copied(writer, segment(500, 100, 109, tp=tp_of(5)))
         await writer.raise_log_start_offset(tp_of(6), 7)
     async with archive.planner() as planner:
@@ -154,7 +154,7 @@ async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_
         assert not views[4].segments
         assert [s.start_offset for s in views[5].segments] == [5, 100]
         assert views[6].log_start_offset == 7
-        assert all(list(views[n].segments) == wanted[n] for n in range(7, PARTITIONS))
+        assert all(list(views[n].segments) == expected[n] for n in range(7, PARTITIONS))
         await asyncio.gather(*[planner.refresh(tp_of(n), now()) for n in range(PARTITIONS)])
         assert archive.store.count("get", KEY) == 1  # a second look finds it in memory
         assert archive.store.count("put") == 0
@@ -163,10 +163,10 @@ async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_
 async def test_who_plans_reads_each_by_itself_where_nothing_was_collected(
     archive: Archive,
 ) -> None:
-    wanted = await archive.shown(collects=False)
+    expected = await archive.shown(collects=False)
     async with archive.planner() as planner:
         views = [await planner.refresh(tp_of(n), now()) for n in range(PARTITIONS)]
-        assert [list(view.segments) for view in views] == [wanted[n] for n in range(PARTITIONS)]
+        assert [list(view.segments) for view in views] == [expected[n] for n in range(PARTITIONS)]
         assert archive.reads == PARTITIONS
         assert archive.store.count("get", KEY) == 1
         assert archive.store.count("put") == 0
@@ -220,13 +220,13 @@ async def test_a_damaged_one_is_not_believed(
     archive: Archive, damage: Callable[[bytes], bytes]
 ) -> None:
     await archive.collected()
-    wanted = await archive.shown(collects=False)
+    expected = await archive.shown(collects=False)
     raw = await archive.store.inner.get(KEY)
     damaged = damage(raw)
     await archive.store.inner.put(KEY, damaged)
     with pytest.raises(CorruptSegment):
         await decode_collected(damaged)
-    assert await archive.shown() == wanted
+    assert await archive.shown() == expected
     assert archive.reads == PARTITIONS
     async with archive.process() as manager:
         await manager.refresh_topic(TOPIC_ID, now())
@@ -234,24 +234,24 @@ async def test_a_damaged_one_is_not_believed(
 
 
 async def test_an_entry_counts_for_its_own_version_and_segment_alone(archive: Archive) -> None:
-    wanted = await archive.shown(collects=False)
+    expected = await archive.shown(collects=False)
     stored = {
         one.key: one.version
         async for one in archive.store.inner.list("archive/orders")
         if one.key.endswith(".metadata")
     }
-    said = {n: segments[0] for n, segments in wanted.items()}
-    key = {n: archive.storage.rsm.object_key(one, SegmentFile.METADATA) for n, one in said.items()}
+    first_segments = {n: segments[0] for n, segments in expected.items()}
+    key = {n: archive.storage.rsm.object_key(one, SegmentFile.METADATA) for n, one in first_segments.items()}
     content = await encode_collected(
         [
-            (key[0], stored[key[0]], said[0]),
-            (key[1], stored[key[1]], said[2]),  # another segment's
-            (key[3], "another version", said[3]),
-            ("archive/nowhere.metadata", "1", said[4]),
+            (key[0], stored[key[0]], first_segments[0]),
+            (key[1], stored[key[1]], first_segments[2]),  # another segment's
+            (key[3], "another version", first_segments[3]),
+            ("archive/nowhere.metadata", "1", first_segments[4]),
         ]
     )
     await archive.store.inner.put(KEY, content)
-    assert await archive.shown() == wanted
+    assert await archive.shown() == expected
     assert archive.reads == PARTITIONS - 1
 
 
@@ -270,11 +270,11 @@ async def test_nothing_is_lost_on_the_way() -> None:
         replace(plain, segment_leader_epochs=(), max_timestamp_ms=-1),
     ]
     content = await encode_collected([(f"é{n}", f'"{n}"', one) for n, one in enumerate(every)])
-    found = await decode_collected(content)
-    assert list(found) == [f"é{n}" for n in range(len(every))]
+    collected = await decode_collected(content)
+    assert list(collected) == [f"é{n}" for n in range(len(every))]
     tp = plain.topic_id_partition
-    assert [decode_entry(entry, tp, "") for _, entry in found.values()] == every
-    assert [version for version, _ in found.values()] == [f'"{n}"' for n in range(len(every))]
+    assert [decode_entry(entry, tp, "") for _, entry in collected.values()] == every
+    assert [version for version, _ in collected.values()] == [f'"{n}"' for n in range(len(every))]
     assert await decode_collected(await encode_collected([])) == {}
 
 
@@ -328,8 +328,8 @@ async def test_no_more_than_so_many_are_collected(
 ) -> None:
     monkeypatch.setattr(collecting, "COLLECTED_MAX", 10)
     await archive.collected()
-    wanted = await archive.shown(collects=False)
-    assert await archive.shown() == wanted
+    expected = await archive.shown(collects=False)
+    assert await archive.shown() == expected
     assert archive.reads == PARTITIONS - 10
 
 
@@ -340,10 +340,10 @@ async def test_on_files(tmp_path: Path) -> None:
         for number in range(PARTITIONS):
             await copied(writer, segment(number + 1, 5, 9, tp=tp_of(number)))
     await archive.collected()
-    wanted = await archive.shown(collects=False)
-    assert await archive.shown() == wanted
+    expected = await archive.shown(collects=False)
+    assert await archive.shown() == expected
     assert archive.reads == 0
-    changed = wanted[0][0].with_state(State.DELETE_SEGMENT_STARTED, 5)
+    changed = expected[0][0].with_state(State.DELETE_SEGMENT_STARTED, 5)
     await archive.storage.objects.put_segment_metadata(changed, encode_segment(changed))
     assert (await archive.shown())[0] == []
     assert archive.reads == 1

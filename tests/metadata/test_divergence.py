@@ -36,10 +36,10 @@ class Leader:
             starts.append(EpochStart(epoch, len(epochs)))
         self.end = len(epochs)
         gone = [entry for entry in starts if entry.start_offset <= log_start]
-        kept = [entry for entry in starts if entry.start_offset > log_start]
+        starts_kept = [entry for entry in starts if entry.start_offset > log_start]
         if gone:
-            kept.insert(0, EpochStart(gone[-1].epoch, log_start))
-        self.lineage = kept
+            starts_kept.insert(0, EpochStart(gone[-1].epoch, log_start))
+        self.lineage = starts_kept
 
     def compare(
         self, lineage: Sequence[EpochStart], end: int, joints: Sequence[Joint] = ()
@@ -47,15 +47,15 @@ class Leader:
         ends: dict[int, EpochEnd] = {}
         start_epoch = None
         for _ in range(20):
-            found = compare(lineage, end, LeaderKnowledge(ends, start_epoch), joints)
-            if isinstance(found, AskEpoch):
-                assert found.epoch not in ends, "it asks for nothing twice"
-                ends[found.epoch] = end_offset_for(self.lineage, found.epoch, self.end)
-            elif isinstance(found, AskLogStart):
+            comparison = compare(lineage, end, LeaderKnowledge(ends, start_epoch), joints)
+            if isinstance(comparison, AskEpoch):
+                assert comparison.epoch not in ends, "it asks for nothing twice"
+                ends[comparison.epoch] = end_offset_for(self.lineage, comparison.epoch, self.end)
+            elif isinstance(comparison, AskLogStart):
                 assert start_epoch is None
                 start_epoch = self.lineage[0].epoch
             else:
-                return found
+                return comparison
         raise AssertionError("it never ends")
 
 
@@ -75,19 +75,19 @@ def histories(draw: st.DrawFn) -> tuple[list[list[int]], list[int], int]:
     they share with it and then copy some more, or they are away and keep their log.
     """
     replicas: list[list[int]] = [[], [], []]
-    seen: list[list[int]] = []
+    logs_seen: list[list[int]] = []
     leader, epoch = 0, 0
     for epoch in range(1, draw(st.integers(2, 6))):
         leader = draw(st.integers(0, 2))
         log = replicas[leader]
         log += [epoch] * draw(st.integers(0, 5))
-        seen.append(list(log))
+        logs_seen.append(list(log))
         for other in range(3):
             if other != leader and draw(st.booleans()):
-                theirs = replicas[other]
-                shared = common(theirs, log)
+                other_log = replicas[other]
+                shared = common(other_log, log)
                 replicas[other] = log[: max(shared, draw(st.integers(0, len(log))))]
-    return seen, replicas[leader], epoch
+    return logs_seen, replicas[leader], epoch
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:
@@ -99,14 +99,14 @@ def common(one: Sequence[int], other: Sequence[int]) -> int:
 def test_the_place_is_found_wherever_the_copy_comes_from(
     history: tuple[list[list[int]], list[int], int], data: st.DataObject
 ) -> None:
-    seen, log, epoch = history
-    source = data.draw(st.sampled_from(seen))
+    logs_seen, log, epoch = history
+    source = data.draw(st.sampled_from(logs_seen))
     end = data.draw(st.integers(0, len(source)))
     start = data.draw(st.integers(0, end))
     copy = source[:end]
-    found = Leader(log, epoch).compare(lineage_of(copy, start), end)
+    comparison = Leader(log, epoch).compare(lineage_of(copy, start), end)
     parted = common(copy, log)
-    assert found == Shared(max(parted, start) if start < end else end)
+    assert comparison == Shared(max(parted, start) if start < end else end)
 
 
 @given(histories(), st.data())
@@ -117,20 +117,20 @@ def test_a_leader_that_has_deleted_its_beginning_is_never_misread(
 
     If it names a place to cut, that place is right.
     """
-    seen, log, epoch = history
-    copy = data.draw(st.sampled_from(seen))
+    logs_seen, log, epoch = history
+    copy = data.draw(st.sampled_from(logs_seen))
     copy = copy[: data.draw(st.integers(0, len(copy)))]
     log_start = data.draw(st.integers(0, len(log)))
-    found = Leader(log, epoch, log_start).compare(lineage_of(copy), len(copy))
+    comparison = Leader(log, epoch, log_start).compare(lineage_of(copy), len(copy))
     parted = common(copy, log)
-    if isinstance(found, Undecided):
+    if isinstance(comparison, Undecided):
         assert parted < len(copy), "a sound copy is always decided"
         assert parted <= log_start
         given_up = from_log_start(lineage_of(copy), log_start)
-        found = Leader(log, epoch, log_start).compare(given_up, len(copy))
-        assert found == Shared(log_start), "what is left after DeleteRecords is decided"
-    elif found.end_offset != parted:
-        assert found == Shared(len(copy)), "nothing contradicts it"
+        comparison = Leader(log, epoch, log_start).compare(given_up, len(copy))
+        assert comparison == Shared(log_start), "what is left after DeleteRecords is decided"
+    elif comparison.end_offset != parted:
+        assert comparison == Shared(len(copy)), "nothing contradicts it"
         assert len(copy) <= log_start
 
 
@@ -139,8 +139,8 @@ def test_a_copy_put_together_from_two_leaders_is_cut_at_its_joint(
     history: tuple[list[list[int]], list[int], int], data: st.DataObject
 ) -> None:
     """Read from one leader to some offset, then from the last: the last epoch alone looks sound."""
-    seen, log, epoch = history
-    first = data.draw(st.sampled_from(seen))
+    logs_seen, log, epoch = history
+    first = data.draw(st.sampled_from(logs_seen))
     joint_at = data.draw(st.integers(0, min(len(first), len(log))))
     copy = first[:joint_at] + log[joint_at:]
     lineage = lineage_of(copy)
@@ -196,8 +196,8 @@ def test_a_log_that_begins_again_has_nothing_of_the_copy(
 def test_what_shares_anything_never_begins_again(
     history: tuple[list[list[int]], list[int], int], data: st.DataObject
 ) -> None:
-    seen, log, epoch = history
-    copy = data.draw(st.sampled_from(seen))
+    logs_seen, log, epoch = history
+    copy = data.draw(st.sampled_from(logs_seen))
     lineage = lineage_of(copy)
-    found = Leader(log, epoch).compare(lineage, len(copy))
-    assert begins_again(lineage, len(copy), found) is (bool(copy) and common(copy, log) == 0)
+    comparison = Leader(log, epoch).compare(lineage, len(copy))
+    assert begins_again(lineage, len(copy), comparison) is (bool(copy) and common(copy, log) == 0)

@@ -42,16 +42,16 @@ from fetchproxy.segments.records import (
 
 
 def one_by_one(entries: bytes) -> list[MetadataEvent]:
-    found, at = [], 0
+    entries_found, at = [], 0
     while at < len(entries):
         length, body = decode_uvarint(entries, at)
         at = body + length
-        found.append(decode_entry(entries[body:at], TP, "a file"))
-    return found
+        entries_found.append(decode_entry(entries[body:at], TP, "a file"))
+    return entries_found
 
 
 def walked(entries: bytes) -> list[MetadataEvent]:
-    found: list[MetadataEvent] = []
+    events: list[MetadataEvent] = []
     for _, body, end, epochs in walk_entries(entries, "a file"):
         event = decode_entry(entries[body:end], TP, "a file")
         if isinstance(event, RemoteLogSegmentMetadata):
@@ -60,16 +60,16 @@ def walked(entries: bytes) -> list[MetadataEvent]:
             tail_at = end - packed.size
             head = SEGMENT_HEAD.unpack_from(entries, body + 2)
             tail = packed.unpack_from(entries, tail_at) + absent
-            said = dict(zip(HEAD_FIELDS + TAIL_FIELDS, head + tail, strict=True))
-            assert said["start_offset"] == event.start_offset
-            assert said["segment_size_bytes"] == event.segment_size_bytes
-            assert said["state"] == event.state
+            fields = dict(zip(HEAD_FIELDS + TAIL_FIELDS, head + tail, strict=True))
+            assert fields["start_offset"] == event.start_offset
+            assert fields["segment_size_bytes"] == event.segment_size_bytes
+            assert fields["state"] == event.state
             stated = SEGMENT_EPOCH.iter_unpack(entries[body + EPOCHS_AT : tail_at])
             assert [EpochStart(*each) for each in stated] == [*event.segment_leader_epochs]
         else:
             assert epochs == -1
-        found.append(event)
-    return found
+        events.append(event)
+    return events
 
 
 @given(st.lists(any_events(), max_size=12))
@@ -131,8 +131,8 @@ def test_the_highest_log_start_and_the_last_deletion_are_kept() -> None:
     )
     starts = [LogStartOffset(TP, offset, 0) for offset in (5, 9, 7)]
     entries = written(starts[0], marked, starts[1], segment(1, 9, 12), started, starts[2])
-    kept = [starts[1], started, segment(1, 9, 12)]
-    assert one_by_one(compact(entries, TP, "a file")) == kept
+    events_kept = [starts[1], started, segment(1, 9, 12)]
+    assert one_by_one(compact(entries, TP, "a file")) == events_kept
     assert compact(entries + written(deleted), TP, "a file") == b""
     later = written(segment(2, 0, 3))
     assert compact(entries + written(deleted) + later, TP, "a file") == later

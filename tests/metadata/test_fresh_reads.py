@@ -43,7 +43,7 @@ async def test_an_error_of_the_owner_passes_through_unwrapped() -> None:
         with pytest.raises(StorageUnavailable, match="closed"):
             await reads.get("key", 0.0)
 
-    async def own(group: asyncio.TaskGroup) -> None:
+    async def owner_task(group: asyncio.TaskGroup) -> None:
         async with FreshReads(read) as reads:
             group.create_task(wait(reads))
             while "key" not in reads._running:  # noqa: ASYNC110 - one turn of the loop
@@ -52,7 +52,7 @@ async def test_an_error_of_the_owner_passes_through_unwrapped() -> None:
 
     async with asyncio.TaskGroup() as group:
         with pytest.raises(RuntimeError, match="the owner's own"):
-            await own(group)
+            await owner_task(group)
 
 
 async def test_keys_do_not_wait_for_each_other() -> None:

@@ -109,45 +109,45 @@ BEYOND = {
 }
 
 
-def as_message(said: RemoteLogSegmentMetadata) -> object:
-    return decode_message(encode_message(said), WHERE)
+def as_message(segment_metadata: RemoteLogSegmentMetadata) -> object:
+    return decode_message(encode_message(segment_metadata), WHERE)
 
 
-def as_object(said: RemoteLogSegmentMetadata) -> object:
-    return decode_segment(encode_segment(said), WHERE)
+def as_object(segment_metadata: RemoteLogSegmentMetadata) -> object:
+    return decode_segment(encode_segment(segment_metadata), WHERE)
 
 
-def as_entry(said: RemoteLogSegmentMetadata) -> object:
-    entry = encode_cache_entry(said)
+def as_entry(segment_metadata: RemoteLogSegmentMetadata) -> object:
+    entry = encode_cache_entry(segment_metadata)
     return decode_entry(entry[decode_uvarint(entry, 0)[1] :], TP, WHERE)
 
 
-def as_cache_file(said: RemoteLogSegmentMetadata) -> object:
+def as_cache_file(segment_metadata: RemoteLogSegmentMetadata) -> object:
     """Many entries of a file are read at once."""
-    entries = encode_cache_entry(segment(2, 0, 9)) + encode_cache_entry(said)
+    entries = encode_cache_entry(segment(2, 0, 9)) + encode_cache_entry(segment_metadata)
     return list(PartitionTable.load(TP, entries).segments())[-1]
 
 
 READERS = [as_message, as_object, as_entry, as_cache_file]
 
 
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("round_trip", READERS)
 def test_the_limits_themselves_are_possible(
-    read: Callable[[RemoteLogSegmentMetadata], object],
+    round_trip: Callable[[RemoteLogSegmentMetadata], object],
 ) -> None:
-    assert read(LAST) == LAST
-    assert read(LARGEST) == LARGEST
+    assert round_trip(LAST) == LAST
+    assert round_trip(LARGEST) == LARGEST
 
 
-@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize("round_trip", READERS)
 @pytest.mark.parametrize("field", sorted(BEYOND))
 def test_no_value_beyond_the_limits(
-    read: Callable[[RemoteLogSegmentMetadata], object], field: str
+    round_trip: Callable[[RemoteLogSegmentMetadata], object], field: str
 ) -> None:
-    if read is as_cache_file and field == "leader epoch":
+    if round_trip is as_cache_file and field == "leader epoch":
         return  # its epochs are checked at use; `as_message` has the case
     with pytest.raises(CorruptSegment, match=field):
-        read(BEYOND[field])
+        round_trip(BEYOND[field])
 
 
 def test_no_partition_below_zero() -> None:
@@ -192,6 +192,6 @@ async def test_of_many_such_events_few_are_kept_and_all_counted() -> None:
                 await manager.list_partitions()
                 assert len(manager.problems(TP)) == PROBLEMS_KEPT_MAX
         assert METADATA_UNREADABLE._value.get() == unreadable + PROBLEMS_KEPT_MAX + 7
-        told = [line["event"] for line in logs]
-        assert told.count("metadata_event_unreadable") == PROBLEMS_KEPT_MAX
-        assert told.count("more_metadata_events_unreadable") == 1
+        events = [line["event"] for line in logs]
+        assert events.count("metadata_event_unreadable") == PROBLEMS_KEPT_MAX
+        assert events.count("more_metadata_events_unreadable") == 1

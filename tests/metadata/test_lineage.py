@@ -47,11 +47,11 @@ class Log:
 
         An empty log keeps its current epoch.
         """
-        found: list[tuple[int, int]] = []
+        epoch_starts: list[tuple[int, int]] = []
         for offset in range(start, self.end):
-            if not found or found[-1][0] != self.epochs[offset]:
-                found.append((self.epochs[offset], offset))
-        return found or [(self.epochs[-1], self.end)]
+            if not epoch_starts or epoch_starts[-1][0] != self.epochs[offset]:
+                epoch_starts.append((self.epochs[offset], offset))
+        return epoch_starts or [(self.epochs[-1], self.end)]
 
     def view(self) -> PartitionView:
         segments = []
@@ -108,11 +108,11 @@ def test_the_merged_answer_is_that_of_a_kafka_with_tiered_storage(
     broker_cache = log.cache(log.local_start)
     broker = EpochEnd(*kafka_response(broker_cache, requested, log.end))
     local_epoch = broker_cache[0][0] if local_epoch_known else None
-    wanted = kafka_response(log.cache(log.start), requested, log.end)
+    expected = kafka_response(log.cache(log.start), requested, log.end)
     merged = merged_end_offset(lineage_of(log.view()), requested, broker, local_epoch)
-    assert merged.end_offset == wanted[1]
+    assert merged.end_offset == expected[1]
     if local_epoch_known and log.start < log.borders[-1]:
-        assert merged == wanted
+        assert merged == expected
 
 
 @given(logs(tiers_meet=False), st.data())
@@ -120,13 +120,13 @@ def test_no_consumer_is_told_that_its_log_was_truncated(log: Log, data: st.DataO
     """This holds with gaps between the tiers, and with an outdated view."""
     assume(log.start < log.end)
     stale = data.draw(st.integers(1, len(log.borders)))
-    seen = Log(log.epochs, log.start, log.local_start, log.borders[:stale])
+    stale_log = Log(log.epochs, log.start, log.local_start, log.borders[:stale])
     position = data.draw(st.integers(log.start + 1, log.end))
     epoch = log.epochs[position - 1]  # of the consumer's last record
     broker_cache = log.cache(log.local_start)
     broker = EpochEnd(*kafka_response(broker_cache, epoch, log.end))
     local_epoch = data.draw(st.sampled_from([None, broker_cache[0][0]]))
-    merged = merged_end_offset(lineage_of(seen.view()), epoch, broker, local_epoch)
+    merged = merged_end_offset(lineage_of(stale_log.view()), epoch, broker, local_epoch)
     assert merged.epoch >= 0
     assert merged.end_offset >= position
 
@@ -138,10 +138,10 @@ def test_the_archives_own_answer_is_kafkas(log: Log, requested: int) -> None:
         assert lineage_of(log.view()) == ()
         return
     archive = Log(log.epochs[:archive_end], log.start, 0, [])
-    wanted = kafka_response(archive.cache(log.start), requested, archive_end)
+    expected = kafka_response(archive.cache(log.start), requested, archive_end)
     lineage = lineage_of(log.view())
     assert [(e.epoch, e.start_offset) for e in lineage] == archive.cache(log.start)
-    assert end_offset_for(lineage, requested, archive_end) == wanted
+    assert end_offset_for(lineage, requested, archive_end) == expected
     for offset in range(log.start, archive_end):
         assert epoch_of(log.view(), offset) == log.epochs[offset]
     assert epoch_of(log.view(), log.start - 1) == -1
@@ -161,9 +161,9 @@ def test_errors_and_unknown_epochs_stay_the_brokers() -> None:
 
 
 def test_an_overlap_does_not_turn_the_lineage_back() -> None:
-    mine = segment(1, 0, 9, EpochStart(0, 0), EpochStart(2, 5))
-    theirs = segment(2, 7, 19, EpochStart(2, 7), EpochStart(3, 15))
-    view = build_view(TP, [mine, theirs], 0.0)
+    older = segment(1, 0, 9, EpochStart(0, 0), EpochStart(2, 5))
+    newer = segment(2, 7, 19, EpochStart(2, 7), EpochStart(3, 15))
+    view = build_view(TP, [older, newer], 0.0)
     assert lineage_of(view) == (EpochStart(0, 0), EpochStart(2, 5), EpochStart(3, 15))
 
 

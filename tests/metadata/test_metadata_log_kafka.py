@@ -84,12 +84,12 @@ async def test_settings_that_lose_events_are_refused_with_the_command(
     async with log_on(kafka_server, name) as metadata_log:
         with pytest.raises(ConfigError) as refused:
             await metadata_log.open()
-        told = str(refused.value)
-        assert f"kafka-configs.sh --alter --entity-type topics --entity-name {name}" in told
-        assert told.endswith(f"--bootstrap-server {kafka_server.bootstrap}")
+        message = str(refused.value)
+        assert f"kafka-configs.sh --alter --entity-type topics --entity-name {name}" in message
+        assert message.endswith(f"--bootstrap-server {kafka_server.bootstrap}")
         bad = {key for key, right in SETTINGS.items() if wrong.get(key, right) != right}
         for key in bad:
-            assert f"{key}={SETTINGS[key]}" in told
+            assert f"{key}={SETTINGS[key]}" in message
         with pytest.raises(StorageUnavailable, match="not opened"):
             await metadata_log.append(0, b"never")
 

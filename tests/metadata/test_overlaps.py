@@ -86,8 +86,8 @@ def test_of_two_logs_the_later_one_is_shown_from_where_they_part(data: st.DataOb
     assert [end for _, end in bounds] == sorted({end for _, end in bounds}), "ends rise"
     alive = set()  # offsets known to be of the new log: from its copies' own epochs on
     for s in copies:
-        own = [e.start_offset for e in s.segment_leader_epochs if e.epoch > 1]
-        alive.update(range(min(own, default=s.end_offset + 1), s.end_offset + 1))
+        newer_starts = [e.start_offset for e in s.segment_leader_epochs if e.epoch > 1]
+        alive.update(range(min(newer_starts, default=s.end_offset + 1), s.end_offset + 1))
     for one, other in zip(view.segments, view.segments[1:], strict=False):
         assert first_difference(one, other) is None
     for s in view.segments:

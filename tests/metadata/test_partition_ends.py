@@ -52,11 +52,11 @@ class CountingStore(MemoryObjectStore):
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         number = 0
         try:
-            async for found in super().list(prefix, start_after):
+            async for stored_object in super().list(prefix, start_after):
                 if self.silent_after_keys and start_after:
                     break
                 number += 1
-                yield found
+                yield stored_object
         finally:
             if prefix == partition_folder("archive/", TP):
                 self.listed.append((start_after, number))
@@ -119,13 +119,13 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def assert_same(mine: PartitionView, expected: PartitionView) -> None:
-    assert list(mine.segments) == list(expected.segments)
-    assert sorted(mine.unfinished, key=str) == sorted(expected.unfinished, key=str)
+def assert_same(actual: PartitionView, expected: PartitionView) -> None:
+    assert list(actual.segments) == list(expected.segments)
+    assert sorted(actual.unfinished, key=str) == sorted(expected.unfinished, key=str)
     for name in ("raised_log_start", "history", "unreadable", "copies_started"):
-        assert getattr(mine, name) == getattr(expected, name), name
+        assert getattr(actual, name) == getattr(expected, name), name
     for name in ("log_start_offset", "log_end_offset"):
-        assert getattr(mine, name) == getattr(expected, name), name
+        assert getattr(actual, name) == getattr(expected, name), name
 
 
 # --- what happens to a partition --------------------------------------------------------------

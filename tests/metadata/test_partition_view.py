@@ -61,16 +61,16 @@ def test_every_finished_offset_is_covered_and_no_other(
         assert view.covers(offset) == (offset in archived)
         inside = bool(archived) and min(archived) < offset < max(archived)
         assert view.gap_at(offset) == (inside and offset not in archived)
-        found = view.segment_at_or_after(offset)
+        covering = view.segment_at_or_after(offset)
         if offset in archived:
-            assert found is not None
-            assert found in finished
-            assert found.start_offset <= offset <= found.end_offset
+            assert covering is not None
+            assert covering in finished
+            assert covering.start_offset <= offset <= covering.end_offset
         elif later := [o for o in archived if o > offset]:
-            assert found is not None
-            assert found.start_offset == min(later)
+            assert covering is not None
+            assert covering.start_offset == min(later)
         else:
-            assert found is None
+            assert covering is None
     assert view.log_start_offset == (min(archived) if archived else None)
     assert view.log_end_offset == (max(archived) + 1 if archived else None)
     in_gaps = {o for first, last in view.gaps() for o in range(first, last + 1)}
@@ -96,9 +96,9 @@ def test_of_two_copies_of_a_range_the_first_finished_is_served() -> None:
 
 def test_a_hand_over_with_other_cuts_leaves_no_gap() -> None:
     """One archiver cut at each 100 and stopped, the other cut at each 150 and continued."""
-    mine = [segment(1, 0, 99), segment(2, 100, 199)]
-    theirs = [segment(3, 0, 149), segment(4, 150, 299), segment(5, 300, 449)]
-    view = build_view(TP, [*mine, *theirs], 1.0)
+    older_cuts = [segment(1, 0, 99), segment(2, 100, 199)]
+    newer_cuts = [segment(3, 0, 149), segment(4, 150, 299), segment(5, 300, 449)]
+    view = build_view(TP, [*older_cuts, *newer_cuts], 1.0)
     assert view.gaps() == []
     assert all(view.covers(offset) for offset in range(450))
 

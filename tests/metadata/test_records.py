@@ -141,13 +141,13 @@ def test_what_is_cut_short_or_too_long_is_refused(
 
 @given(st.binary(max_size=200))
 def test_no_bytes_bring_another_error(raw: bytes) -> None:
-    for read in (
+    for decode in (
         lambda: decode_message(raw, WHERE),
         lambda: decode_entry(raw, TP, WHERE),
         lambda: decode_entry(b"\x00\x01" + raw, TP, WHERE),
     ):
         with suppress(CorruptSegment):
-            read()
+            decode()
 
 
 def changed(at: int, to: str) -> bytes:

@@ -16,16 +16,16 @@ from fetchproxy.model import EpochStart, RemoteLogSegmentMetadata, SegmentRef
 @st.composite
 def disjoint(draw: st.DrawFn, most: int = 30, after: int = 0) -> list[RemoteLogSegmentMetadata]:
     """Segments without overlap; their ids are numbers above `after`."""
-    found = []
+    segments_made = []
     position = draw(st.integers(0, 5))
     for number in range(after + 1, after + 1 + draw(st.integers(0, most))):
         start = position + draw(st.sampled_from([0, 0, 3]))
         end = start + draw(st.integers(0, 6))
         copied = draw(st.sampled_from([None, None, end + 9]))
         times = {"max_timestamp_ms": draw(st.integers(-1, 40)), "event_timestamp_ms": number}
-        found.append(segment(number, start, end, copied_end_offset=copied, **times))
+        segments_made.append(segment(number, start, end, copied_end_offset=copied, **times))
         position = end + 1
-    return found
+    return segments_made
 
 
 @given(any_segments())
@@ -89,8 +89,8 @@ def test_questions_of_offset_and_time(plain: list[RemoteLogSegmentMetadata]) -> 
     for timestamp in range(-2, 42):
         for index in range(len(plain) + 1):
             late = [i for i, s in enumerate(plain) if s.max_timestamp_ms >= timestamp]
-            wanted = ([i for i in late if i >= index] or [len(plain)])[0]
-            assert rows.index_at_or_after_timestamp(timestamp, index) == wanted
+            index_expected = ([i for i in late if i >= index] or [len(plain)])[0]
+            assert rows.index_at_or_after_timestamp(timestamp, index) == index_expected
         below = [s.max_timestamp_ms for s in plain if s.max_timestamp_ms < timestamp]
         assert rows.max_timestamp_ms(below=timestamp) == max(below, default=None)
     assert rows.max_timestamp_ms() == max((s.max_timestamp_ms for s in plain), default=None)
@@ -125,8 +125,8 @@ def test_a_change_leaves_the_old_sequence_alone(
         assert list(rows) == plain
         peaks = [max(s.max_timestamp_ms for s in plain[: i + 1]) for i in range(len(plain))]
         for timestamp in (-1, 5, 40):
-            wanted = ([i for i, peak in enumerate(peaks) if peak >= timestamp] or [len(plain)])[0]
-            assert rows.index_at_or_after_timestamp(timestamp) == wanted
+            expected = ([i for i, peak in enumerate(peaks) if peak >= timestamp] or [len(plain)])[0]
+            assert rows.index_at_or_after_timestamp(timestamp) == expected
     assert list(SegmentRows.of(TP, old)) == old
 
 
@@ -151,11 +151,11 @@ def test_leader_epochs_in_the_order_of_the_log(plain: list[RemoteLogSegmentMetad
     """Only repeated epochs are left out, so the lineage is the same."""
 
     def newer(epochs: Iterable[EpochStart]) -> list[EpochStart]:
-        found: list[EpochStart] = []
+        epoch_starts: list[EpochStart] = []
         for entry in epochs:
-            if not found or entry.epoch > found[-1].epoch:
-                found.append(entry)
-        return found
+            if not epoch_starts or entry.epoch > epoch_starts[-1].epoch:
+                epoch_starts.append(entry)
+        return epoch_starts
 
     every = [entry for s in plain for entry in s.segment_leader_epochs]
     taken = list(SegmentRows.of(TP, plain).leader_epochs())

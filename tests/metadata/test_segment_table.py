@@ -54,12 +54,12 @@ def check_same(table: PartitionTable, plain: PlainTable) -> None:
     assert_same_view(table.view(4.0, {7}), plain_view(TP, known, 4.0, {7}, plain.raised_log_start))
 
 
-def assert_same_view(mine: PartitionView, expected: PartitionView) -> None:
-    assert list(mine.segments) == list(expected.segments)
-    assert set(mine.unfinished) == set(expected.unfinished)
-    assert len(mine.unfinished) == len(expected.unfinished)
+def assert_same_view(actual: PartitionView, expected: PartitionView) -> None:
+    assert list(actual.segments) == list(expected.segments)
+    assert set(actual.unfinished) == set(expected.unfinished)
+    assert len(actual.unfinished) == len(expected.unfinished)
     for name in ("tp", "copies_started", "read_at", "unreadable", "raised_log_start"):
-        assert getattr(mine, name) == getattr(expected, name)
+        assert getattr(actual, name) == getattr(expected, name)
 
 
 @given(histories(), log_histories, st.integers(0, 90), st.sets(st.integers(0, 90), max_size=2))
@@ -70,8 +70,8 @@ def test_a_view_of_what_a_person_has_said(
     for event in events:
         plain.apply(event)
     known = [*plain.segments.values()]
-    mine = build_view(TP, known, 4.0, unreadable, start, history)
-    assert_same_view(mine, plain_view(TP, known, 4.0, unreadable, start, history))
+    view = build_view(TP, known, 4.0, unreadable, start, history)
+    assert_same_view(view, plain_view(TP, known, 4.0, unreadable, start, history))
 
 
 def written(events: list[MetadataEvent]) -> bytes:

@@ -299,7 +299,7 @@ async def test_put_shows_in_its_own_view_without_a_read(memory: StoreBacking) ->
 
 async def test_what_is_put_during_a_read_is_not_lost_by_it(memory: StoreBacking) -> None:
     async with memory.manager() as manager:
-        kept = await copied(manager, segment(1, 0, 9))
+        first_segment = await copied(manager, segment(1, 0, 9))
         gone = await copied(manager, segment(2, 10, 19))
         deleting = gone.with_state(State.DELETE_SEGMENT_STARTED, 1)
         memory.hold()
@@ -311,10 +311,10 @@ async def test_what_is_put_during_a_read_is_not_lost_by_it(memory: StoreBacking)
             finished = await copied(manager, segment(3, 20, 29))
             await manager.put(deleting)
             memory.release()
-        assert reading.result().segments == (kept, finished)
+        assert reading.result().segments == (first_segment, finished)
         assert manager.view(TP) is reading.result()
         view = await manager.refresh(TP, now())
-        assert view.segments == (kept, finished)
+        assert view.segments == (first_segment, finished)
 
 
 # --- whole topics ---
@@ -422,9 +422,9 @@ async def test_a_folder_that_is_not_there_is_never_an_empty_archive(tmp_path: Pa
 async def test_a_folder_that_was_there_and_is_gone_is_an_outage(tmp_path: Path) -> None:
     root = tmp_path / "archive"
     async with (
-        ScriptedStore(FilesystemObjectStore(root, create=True)) as own,
+        ScriptedStore(FilesystemObjectStore(root, create=True)) as own_store,
         ScriptedStore(FilesystemObjectStore(root)) as store,
-        StoreBacking(own).manager() as writer,
+        StoreBacking(own_store).manager() as writer,
         StoreBacking(store).manager() as reader,
     ):
         await copied(writer, segment(1, 0, 9))

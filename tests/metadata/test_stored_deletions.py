@@ -42,8 +42,8 @@ def test_the_document_is_what_the_docs_say() -> None:
         st.integers(-1, 2**31 - 1),
     )
 )
-def test_round_trip(found: RemotePartitionDeleteMetadata) -> None:
-    assert decode_partition_deletion(encode_partition_deletion(found), "key") == found
+def test_round_trip(delete_metadata: RemotePartitionDeleteMetadata) -> None:
+    assert decode_partition_deletion(encode_partition_deletion(delete_metadata), "key") == delete_metadata
 
 
 @pytest.mark.parametrize("name", sorted(json.loads(encode_partition_deletion(MARKED))))

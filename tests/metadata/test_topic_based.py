@@ -175,14 +175,14 @@ async def test_the_store_has_all_that_the_topic_says(backing: TopicBacking) -> N
         await manager.raise_log_start_offset(TP, 4)
         marked = deletion(DeleteState.DELETE_PARTITION_MARKED)
         await manager.put_partition_deletion(marked)
-        shown, listed = await manager.refresh(TP, now()), await store.refresh(TP, now())
-        assert tuple(listed.segments) == tuple(shown.segments) == (finished,)
-        assert listed.raised_log_start == shown.raised_log_start == 4
+        view_of_topic, listed = await manager.refresh(TP, now()), await store.refresh(TP, now())
+        assert tuple(listed.segments) == tuple(view_of_topic.segments) == (finished,)
+        assert listed.raised_log_start == view_of_topic.raised_log_start == 4
         known = manager.list_remote_log_segments(TP)
         assert known == store.list_remote_log_segments(TP)
         assert await store.partition_deletion(TP, now()) == marked
         lower = log_start_key("archive/", TP, 3)
-        assert lower not in [found.key async for found in backing.store.inner.list("archive/")]
+        assert lower not in [stored_object.key async for stored_object in backing.store.inner.list("archive/")]
 
 
 @pytest.mark.parametrize(
@@ -201,12 +201,12 @@ async def test_a_crash_between_topic_and_store_leaves_what_is_repeated(
         for earlier in range(state):
             await manager.put(segment(1, 0, 9, State(earlier)))
         await manager.refresh(TP, now())
-        wanted = segment(1, 0, 9, state)
+        expected = segment(1, 0, 9, state)
         appended = len(backing.log.logs[backing.number(TP)])
         if store_first:
             backing.script.append_error = StorageUnavailable("the brokers are away")
             with pytest.raises(StorageUnavailable):
-                await manager.put(wanted)
+                await manager.put(expected)
             backing.script.append_error = None
             assert len(backing.log.logs[backing.number(TP)]) == appended
             # Readers see a copy in progress, until it is repeated or removed.
@@ -215,15 +215,15 @@ async def test_a_crash_between_topic_and_store_leaves_what_is_repeated(
         else:
             backing.store.error = StorageUnavailable("the store is away")
             with pytest.raises(StorageUnavailable):
-                await manager.put(wanted)
+                await manager.put(expected)
             backing.store.error = None
             view = await manager.refresh(TP, now())
-            assert (tuple(view.segments), view.unfinished) == ((), (wanted,))
-        await manager.put(wanted)
+            assert (tuple(view.segments), view.unfinished) == ((), (expected,))
+        await manager.put(expected)
         async with backing.in_store() as store:
             await store.refresh(TP, now())
-            assert store.list_remote_log_segments(TP) == (wanted,)
-        assert manager.list_remote_log_segments(TP) == (wanted,)
+            assert store.list_remote_log_segments(TP) == (expected,)
+        assert manager.list_remote_log_segments(TP) == (expected,)
 
 
 async def test_segments_that_the_topic_does_not_know_are_no_empty_archive(
@@ -320,11 +320,11 @@ async def test_a_topic_that_has_lost_events_is_not_read_on(
     number = backing.number(TP)
     async with backing.cached(tmp_path) as manager:
         finished = await copied(manager, segment(1, 0, 9))
-        kept = backing.log.logs[number]
-        backing.log.logs[number] = kept[:1]
+        events_kept = backing.log.logs[number]
+        backing.log.logs[number] = events_kept[:1]
         with pytest.raises(RemoteStorageError, match=r"lost events.*fetchproxy restore"):
             await manager.refresh(TP, now())
-        backing.log.logs[number] = kept
+        backing.log.logs[number] = events_kept
         assert tuple((await manager.refresh(TP, now())).segments) == (finished,)
     backing.log.starts[number] = 1
     async with backing.manager() as fresh:
@@ -416,10 +416,10 @@ async def test_a_restart_reads_only_what_is_new(backing: TopicBacking, tmp_path:
         async with backing.cached(tmp_path) as manager:
             await fill(manager)
         await copied(other, segment(6, 60, 69))
-        read = backing.script.values_read
+        read_before = backing.script.values_read
         async with backing.cached(tmp_path) as again:
             assert list(await again.list_partitions()) == [TP, OTHER]
-            assert backing.script.values_read == read + 2
+            assert backing.script.values_read == read_before + 2
             assert again.list_remote_log_segments(OTHER) == ()  # its file was not opened yet
             await same(other, again)
 
@@ -430,7 +430,7 @@ async def test_a_cache_that_is_lost_costs_a_read_of_the_topic(
     async with backing.manager() as other:
         async with backing.cached(tmp_path) as manager:
             await fill(manager)
-        for file in [found for found in tmp_path.rglob("*") if found.is_file()]:
+        for file in [path for path in tmp_path.rglob("*") if path.is_file()]:
             file.unlink()
         async with backing.cached(tmp_path) as again:
             await same(other, again)
@@ -442,7 +442,7 @@ async def test_a_torn_file_is_read_again_from_the_topic(
     async with backing.manager() as other:
         async with backing.cached(tmp_path) as manager:
             await fill(manager)
-        files = [found for found in tmp_path.rglob("*.remote-log-metadata")]
+        files = [path for path in tmp_path.rglob("*.remote-log-metadata")]
         assert len(files) == 2
         for number, file in enumerate(files):
             content = file.read_bytes()

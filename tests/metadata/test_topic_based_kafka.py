@@ -104,11 +104,11 @@ async def test_a_restart_with_a_cache_reads_only_what_is_new(
             if torn:
                 (file,) = tmp_path.rglob("0-*.remote-log-metadata")
                 file.write_bytes(file.read_bytes()[:-5])
-            read = backing.script.values_read
+            read_before = backing.script.values_read
             async with backing.cached(tmp_path) as again:
                 view = await again.refresh(TP, now())
                 assert tuple(view.segments) == tuple((await other.refresh(TP, now())).segments)
                 assert len(view.segments) == 6
                 # The two events of `other`: first they are new, then they are in the torn write.
-                assert backing.script.values_read == read + 2
+                assert backing.script.values_read == read_before + 2
             assert (await other.refresh(OTHER, now())).log_end_offset == 10

@@ -38,13 +38,13 @@ TPS = (TP, OTHER)
 
 def events(rng: random.Random) -> Iterator[MetadataEvent]:
     """Few segments and many events, so that events meet the same segment in every state."""
-    sent: list[MetadataEvent] = []
+    events_sent: list[MetadataEvent] = []
     while True:
         tp = rng.choice(TPS)
         kind = rng.random()
         event: MetadataEvent
-        if sent and kind < 0.15:
-            event = rng.choice(sent)  # a late repeat
+        if events_sent and kind < 0.15:
+            event = rng.choice(events_sent)  # a late repeat
         elif kind < 0.25:
             event = LogStartOffset(tp, rng.randrange(60), rng.randrange(9))
         elif kind < 0.32:
@@ -52,7 +52,7 @@ def events(rng: random.Random) -> Iterator[MetadataEvent]:
             event = RemotePartitionDeleteMetadata(tp, state, rng.randrange(9), rng.randrange(3))
         else:
             event = _segment(rng, tp)
-        sent.append(event)
+        events_sent.append(event)
         yield event
 
 
@@ -67,10 +67,10 @@ def _segment(rng: random.Random, tp: TopicIdPartition) -> RemoteLogSegmentMetada
     return metadata
 
 
-def replayed(sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
+def replayed(events_sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
     """The result of the tables alone, from the first event on."""
     tables = {tp: PartitionTable(tp) for tp in TPS}
-    for event in sent:
+    for event in events_sent:
         tables[event.topic_id_partition].apply(event)
     return {
         tp: (tuple(table.segments()), table.raised_log_start, table.deletion)
@@ -79,12 +79,12 @@ def replayed(sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]:
 
 
 async def seen(manager: Manager) -> dict[TopicIdPartition, object]:
-    found: dict[TopicIdPartition, object] = {}
+    states: dict[TopicIdPartition, object] = {}
     for tp in TPS:
         view = await manager.refresh(tp, now())
         deletion = await manager.partition_deletion(tp, now())
-        found[tp] = (manager.list_remote_log_segments(tp), view.raised_log_start, deletion)
-    return found
+        states[tp] = (manager.list_remote_log_segments(tp), view.raised_log_start, deletion)
+    return states
 
 
 def names(cache: Path) -> set[str]:
@@ -118,7 +118,7 @@ async def test_all_readers_agree(
     cache, snapshot = tmp_path / "cache", tmp_path / "snapshot"
     cache.mkdir()
     snapshot.mkdir()
-    coming, sent = events(rng), list[MetadataEvent]()
+    coming, events_sent = events(rng), list[MetadataEvent]()
 
     def manager(cache_dir: Path | None = None) -> Manager:
         storage = RemoteStorage(MemoryObjectStore(), "archive")
@@ -127,7 +127,7 @@ async def test_all_readers_agree(
     async def write_some() -> None:
         for _ in range(rng.randrange(25)):
             event = next(coming)
-            sent.append(event)
+            events_sent.append(event)
             number = metadata_partition(event.topic_id_partition, PARTITIONS)
             await log.append(number, encode_message(event))
 
@@ -137,7 +137,7 @@ async def test_all_readers_agree(
             async with manager(cache) as restarted:
                 for _ in range(rng.randrange(3)):
                     await write_some()
-                    expected = replayed(sent)
+                    expected = replayed(events_sent)
                     assert await seen(restarted) == expected
                     assert await seen(steady) == expected
                     if rng.random() < 0.4:
@@ -148,4 +148,4 @@ async def test_all_readers_agree(
                 crash(rng, cache, snapshot)
         async with manager(cache) as last, manager() as fresh:
             assert await seen(last) == await seen(steady) == await seen(fresh)
-            assert await seen(fresh) == replayed(sent)
+            assert await seen(fresh) == replayed(events_sent)

@@ -79,13 +79,13 @@ def _series(name: str, labels: dict[str, str]) -> str:
 
 def timeline(scrapes: Sequence[Scrape], after_min: int) -> Timeline:
     """At least two scrapes, of one process. A second that is not `up` is a process that is away."""
-    found = Timeline()
+    joined = Timeline()
     for one in [*[scrapes[0]] * BEFORE_MIN, *scrapes[1:]]:
-        found.add(_with_up(one, one.values))
+        joined.add(_with_up(one, one.values))
     *_, before, last = scrapes
     for minute in range(1, after_min + 1):
-        found.add(_with_up(last, _later(before, last, minute)))
-    return found
+        joined.add(_with_up(last, _later(before, last, minute)))
+    return joined
 
 
 def _with_up(one: Scrape, values: dict[str, float] | None) -> dict[str, float]:
@@ -167,8 +167,8 @@ class Watched:
         self.look()
 
     def value(self, name: str, labels: str = "") -> float:
-        found = scrape(self.console_port).values or {}
-        return sum(v for key, v in found.items() if key.startswith(name + "{") and labels in key)
+        series = scrape(self.console_port).values or {}
+        return sum(v for key, v in series.items() if key.startswith(name + "{") and labels in key)
 
     def above(self, name: str, limit: float, labels: str = "") -> Callable[[], bool]:
         return lambda: self.value(name, labels) > limit

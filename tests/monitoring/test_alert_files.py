@@ -26,11 +26,11 @@ NAME = r"\b(?:fetchproxy|kafka|process)_[a-z_0-9]+|\bup\b"
 
 
 def known_names() -> set[str]:
-    found = set(OTHERS)
+    names = set(OTHERS)
     for family in metrics.BY_TOPIC.collect():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
-        found |= {family.name + suffix for suffix in suffixes.get(family.type, [""])}
-    return found
+        names |= {family.name + suffix for suffix in suffixes.get(family.type, [""])}
+    return names
 
 
 def names_in(query: str) -> set[str]:

@@ -53,8 +53,8 @@ def test_an_archiver_that_is_killed(kafka_server: KafkaServer, tmp_path: Path) -
 
 def has_said_its_partitions(store: Path) -> bool:
     """An archiver that is killed before nobody misses."""
-    said = [decode_positions(path.read_bytes(), "")[0] for path in store.glob("archivers/*")]
-    return any(said)
+    has_positions = [decode_positions(path.read_bytes(), "")[0] for path in store.glob("archivers/*")]
+    return any(has_positions)
 
 
 def test_a_full_disk(own_kafka_server: KafkaServer, small_disk: SmallDisk, tmp_path: Path) -> None:

@@ -102,9 +102,9 @@ def test_clients_come_on_above_a_limit(
     with ProxyProcess(kafka_server.bootstrap, store, tmp_path, settings=settings) as proxy:
         watched = Watched(proxy.console_port)
         watched.look()
-        with ExitStack() as held:
+        with ExitStack() as connections:
             for _ in range(2):
-                held.enter_context(socket.create_connection(("127.0.0.1", proxy.port)))
+                connections.enter_context(socket.create_connection(("127.0.0.1", proxy.port)))
             for _ in range(2):
                 wait_for("a refusal", lambda: is_refused(proxy.port))
                 watched.look()

@@ -5,13 +5,13 @@ from fetchproxy.observability.metrics import LAST_SUCCESS_AGE_SECONDS, series_of
 
 
 def age(activity: Activity) -> float:
-    [found] = [
+    [sample_value] = [
         sample.value
         for family in LAST_SUCCESS_AGE_SECONDS.collect()
         for sample in family.samples
         if sample.labels["activity"] == activity
     ]
-    return found
+    return sample_value
 
 
 def test_an_age_grows_until_the_next_success() -> None:

@@ -110,11 +110,11 @@ def calls_in(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def assignments(nodes: Iterable[ast.AST]) -> Mapping[str, list[ast.expr]]:
-    found = defaultdict(list)
+    values_by_name = defaultdict(list)
     for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found[node.targets[0].id].append(node.value)
-    return found
+            values_by_name[node.targets[0].id].append(node.value)
+    return values_by_name
 
 
 def possible(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> Iterator[ast.expr]:
@@ -164,25 +164,25 @@ def logged() -> tuple[Logged, ...]:
 
 
 def test_each_event_of_the_code_is_in_the_table_with_its_levels() -> None:
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    levels: defaultdict[str, set[str]] = defaultdict(set)
     for one in logged():
         if one.level != "debug":  # for developers
-            found[one.event].add(one.level)
-    assert LIBRARY not in found
-    found[LIBRARY] = {"error", "warning"}
-    assert {name: set(one.levels) for name, one in EVENTS.items()} == found
+            levels[one.event].add(one.level)
+    assert LIBRARY not in levels
+    levels[LIBRARY] = {"error", "warning"}
+    assert {name: set(one.levels) for name, one in EVENTS.items()} == levels
 
 
 def test_no_use_of_a_logger_is_missed() -> None:
     """Each is a call of which the test knows the event, or a level that is chosen for one."""
-    found = {one.place for one in logged()}
+    places = {one.place for one in logged()}
     for module in modules():
-        found |= {place for _, place in module.helpers.values()}
+        places |= {place for _, place in module.helpers.values()}
         nodes = list(ast.walk(module.tree))
         calls = [
             node for node in nodes if isinstance(node, ast.Call) and set(levels_of(node.func, {}))
         ]
-        assert {module.place(call) for call in calls} <= found
+        assert {module.place(call) for call in calls} <= places
         chosen = [
             choice for node in nodes if isinstance(node, ast.IfExp) for choice in ast.walk(node)
         ]
@@ -225,7 +225,7 @@ def test_a_line_with_a_traceback_is_a_defect() -> None:
 
 
 def test_each_reason_to_close_a_connection_is_explained() -> None:
-    found = {
+    reasons = {
         text
         for module in modules()
         if "serving" in module.path.parts
@@ -235,7 +235,7 @@ def test_each_reason_to_close_a_connection_is_explained() -> None:
         for argument in call.args
         for text in texts(argument, {})
     }
-    assert set(CLOSE_REASONS) == found | REASONS_BY_LIMIT
+    assert set(CLOSE_REASONS) == reasons | REASONS_BY_LIMIT
 
 
 def test_the_page_on_disk_is_the_generated_one(tmp_path: Path) -> None:

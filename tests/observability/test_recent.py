@@ -26,8 +26,8 @@ def test_alike_events_in_a_row_are_counted(events: RecentEvents) -> None:
     events.note("catch", topic="a")
     events.note("catch", topic="b")
     events.note("catch", topic="a")
-    shown = [(e.at, e.details["topic"], e.count) for e in events.newest_first()]
-    assert shown == [("t3", "a", 1), ("t2", "b", 1), ("t1", "a", 2)]
+    events_shown = [(e.at, e.details["topic"], e.count) for e in events.newest_first()]
+    assert events_shown == [("t3", "a", 1), ("t2", "b", 1), ("t1", "a", 2)]
 
 
 def test_the_oldest_are_forgotten(events: RecentEvents) -> None:

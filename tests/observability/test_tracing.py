@@ -56,14 +56,14 @@ async def test_a_fetch_is_the_parent_of_all_that_is_read_for_it() -> None:
         for _ in ("from the store", "from memory"):
             fetch = await fetched(side, 15)
             assert fetch.reason is CompletionReason.DATA
-    found = spans.get_finished_spans()
-    assert FETCH_TREE.items() <= tree(found).items()
-    first, second = (each.attributes or {} for each in named(found, "archived fetch"))
+    finished_spans = spans.get_finished_spans()
+    assert FETCH_TREE.items() <= tree(finished_spans).items()
+    first, second = (each.attributes or {} for each in named(finished_spans, "archived fetch"))
     assert (first["partitions"], first["reason"], first["bytes"]) == (1, "data", 3_000)
     assert second["bytes"] == 3_000
-    (read,) = named(found, "remote read")
+    (read,) = named(finished_spans, "remote read")
     assert (read.attributes or {})["offset"] == 15
-    keys = {str((each.attributes or {})["key"])[-4:] for each in named(found, "store read")}
+    keys = {str((each.attributes or {})["key"])[-4:] for each in named(finished_spans, "store read")}
     assert ".log" in keys
 
 

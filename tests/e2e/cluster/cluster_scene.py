@@ -90,16 +90,16 @@ class ClusterScene:
 
     def wait_until_read(self, count: int | None = None) -> None:
         """Wait until all readers have `count` records a partition; None: all written so far."""
-        wanted = min(self.producer.counts.values()) if count is None else count
+        count_expected = min(self.producer.counts.values()) if count is None else count
 
         def read() -> bool:
             for reader in self.readers:
                 assert not reader.errors, reader.errors
-                if min(len(records) for records in reader.read.values()) < wanted:
+                if min(len(records) for records in reader.read.values()) < count_expected:
                     return False
-            return self.java is None or self.java.has(wanted)
+            return self.java is None or self.java.has(count_expected)
 
-        wait_for(f"{wanted} records of {self.topic} read", read, timeout_s=120.0)
+        wait_for(f"{count_expected} records of {self.topic} read", read, timeout_s=120.0)
 
     def finish(self) -> None:
         """Check that all was read once and in order, is archived and readable from the archive."""

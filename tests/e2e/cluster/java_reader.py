@@ -89,9 +89,9 @@ class JavaReader:
 
     def has(self, count: int) -> bool:
         """Whether it has read `count` records. It must still be running."""
-        read = self.read()
-        assert self._process.running, read[-1500:] + self.log()[-1500:]
-        return len(RECORD.findall(read)) >= count
+        output = self.read()
+        assert self._process.running, output[-1500:] + self.log()[-1500:]
+        return len(RECORD.findall(output)) >= count
 
     def read(self) -> str:
         """The records as it printed them, and its other output apart from the log."""
@@ -107,12 +107,12 @@ class JavaReader:
         except AssertionError as error:
             error.add_note(self.read()[-1000:] + self.log()[-3000:])
             raise
-        told = self.log() + self.read()
-        lost = [line for line in told.splitlines() if any(word in line for word in _LOST)]
+        output = self.log() + self.read()
+        lost = [line for line in output.splitlines() if any(word in line for word in _LOST)]
         assert not lost, lost[:5]
-        found = RECORD.findall(self.read())
-        assert {partition for partition, *_ in found} == {"0"}
-        return [(int(offset), key.encode(), value.encode()) for _, offset, key, value in found]
+        records = RECORD.findall(self.read())
+        assert {partition for partition, *_ in records} == {"0"}
+        return [(int(offset), key.encode(), value.encode()) for _, offset, key, value in records]
 
     def sent(self, api: str) -> int:
         """The number of requests of this API, such as FETCH, that it has sent."""

@@ -71,9 +71,9 @@ class SteadyProducer:
         assert self._producer.flush(120) == 0
         assert not self.errors, self.errors[:3]
         starts, ends = self._edges()
-        read = read_confluent(self._bootstrap, self._topic, ends, starts, log_level=0)
+        records_read = read_confluent(self._bootstrap, self._topic, ends, starts, log_level=0)
         written = self.expected()
-        for partition, records in read.items():
+        for partition, records in records_read.items():
             forgotten = written[partition][: starts[partition]]
             first = dict[bytes, bytes]()
             for _, key, value in [*forgotten, *records]:

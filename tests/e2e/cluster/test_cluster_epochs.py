@@ -88,8 +88,8 @@ async def test_segments_have_the_brokers_epochs(
         first, last = segment.start_offset, segment.end_offset
         inside = [(e, s) for e, s in expected if first < s <= last]
         before = [e for e, s in expected if s <= first][-1]
-        found = [(entry.epoch, entry.start_offset) for entry in segment.segment_leader_epochs]
-        assert found == [(before, first), *inside]
+        epochs_found = [(entry.epoch, entry.start_offset) for entry in segment.segment_leader_epochs]
+        assert epochs_found == [(before, first), *inside]
 
 
 def test_a_timestamp_is_found_with_the_epoch_of_its_leader(
@@ -100,10 +100,10 @@ def test_a_timestamp_is_found_with_the_epoch_of_its_leader(
     try:
         for epoch, start in many_leaders.epochs:
             for offset in (start, start + 1, start + EACH - 1):
-                asked = many_leaders.producer.first_ms + offset
-                found = consumer.offsets_for_times({where: asked})[where]
-                assert (found.offset, found.timestamp) == (offset, asked)
-                assert found.leader_epoch == epoch
+                time_ms = many_leaders.producer.first_ms + offset
+                offset_and_time = consumer.offsets_for_times({where: time_ms})[where]
+                assert (offset_and_time.offset, offset_and_time.timestamp) == (offset, time_ms)
+                assert offset_and_time.leader_epoch == epoch
     finally:
         consumer.close()
 
@@ -126,15 +126,15 @@ def test_java_goes_on_inside_the_archive_at_an_epoch_that_brokers_forgot(
         java.records(producer.counts[0] - offset)
         assert java.sent("OFFSET_FOR_LEADER_EPOCH") > 0, "it has not looked at its epoch"
         for leader in (3, 1):
-            asked = java.sent("OFFSET_FOR_LEADER_EPOCH")
+            sent_before = java.sent("OFFSET_FOR_LEADER_EPOCH")
             three_brokers.move_leaders(TOPIC, {0: leader})
             wait_for(
                 "a check of the position with the new leader",
-                lambda asked=asked: java.sent("OFFSET_FOR_LEADER_EPOCH") > asked,
+                lambda sent_before=sent_before: java.sent("OFFSET_FOR_LEADER_EPOCH") > sent_before,
             )
             producer.produce(30)
-            read = java.records(producer.counts[0] - offset)
-        assert read == producer.expected()[0][offset:]
+            records = java.records(producer.counts[0] - offset)
+        assert records == producer.expected()[0][offset:]
 
 
 def commit(bootstrap: str, group: str, offset: int, epoch: int) -> None:

@@ -49,9 +49,9 @@ def test_java_reads_from_the_replica_in_its_rack(scene: MakeScene, tmp_path: Pat
         JavaReader(served.proxy.bootstrap, served.topic, tmp_path, client_rack=RACK) as java,
     ):
         count = served.producer.counts[0] + 50
-        read = java.records(count)
-        assert read == served.producer.expected()[0][: len(read)]
-        java.records(len(read) + 50)
+        records = java.records(count)
+        assert records == served.producer.expected()[0][: len(records)]
+        java.records(len(records) + 50)
         fetches = [line for line in java.log().splitlines() if "Sending FETCH request" in line]
         assert " to node 2: " in fetches[-1], fetches[-1]
         assert any(" to node 1: " in line for line in fetches), "nobody has sent it there"

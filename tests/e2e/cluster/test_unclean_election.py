@@ -97,10 +97,10 @@ def elect_lagging(cluster: KafkaCluster, topic: str) -> None:
 
 def read_everywhere(proxy: ProxyProcess, topic: str, end: int) -> dict[tuple[str, str], list]:
     return {
-        (name, isolation): read(
+        (name, isolation): read_all(
             proxy.bootstrap, topic, {0: end}, **more, **isolation_of(name, isolation)
         )[0]
-        for name, (read, more) in CLIENTS.items()
+        for name, (read_all, more) in CLIENTS.items()
         for isolation in ("read_committed", "read_uncommitted")
     }
 
@@ -154,23 +154,23 @@ def election(
         wait_for("the archive", lambda: archived_ends(store, topic) == {0: DEAD_END})
         dead_epoch = archive_end(store)[1]
         trim(cluster.bootstrap, topic, {0: DEAD_END - 50})
-        held = hold(stack, proxy, topic)
-        found = Election(topic, proxy, store, cluster.bootstrap, alive, held)
+        held_readers = hold(stack, proxy, topic)
+        scene = Election(topic, proxy, store, cluster.bootstrap, alive, held_readers)
         if alone:
             archiver.stop()
         elect_lagging(cluster, topic)
-        found.seen = read_everywhere(proxy, topic, SHARED)
-        found.watermarks = watermarks(proxy.bootstrap, topic)
-        for reader in held.values():
+        scene.seen = read_everywhere(proxy, topic, SHARED)
+        scene.watermarks = watermarks(proxy.bootstrap, topic)
+        for reader in held_readers.values():
             reader.go_on()
-        wait_for("both to hear of it", lambda: all(r.finished for r in held.values()))
+        wait_for("both to hear of it", lambda: all(r.finished for r in held_readers.values()))
         produce(cluster.bootstrap, alive, NEW_END - SHARED, size=310)
         if alone:
             archiver.start()
         wait_for("the archive", lambda: goes_on(store, dead_epoch))
-        found.archive_log = (folder / "archive.log").read_text() if alone else proxy.log_text()
-        found.segments = asyncio.run(archived_segments(store))
-        yield found
+        scene.archive_log = (folder / "archive.log").read_text() if alone else proxy.log_text()
+        scene.segments = asyncio.run(archived_segments(store))
+        yield scene
 
 
 def restore(cluster: KafkaCluster) -> None:
@@ -181,8 +181,8 @@ def restore(cluster: KafkaCluster) -> None:
 
 
 def test_before_the_archive_is_truncated_nobody_reads_a_dead_record(election: Election) -> None:
-    for reader, read in election.seen.items():
-        assert read == election.alive.written[0][:SHARED], reader
+    for reader, records in election.seen.items():
+        assert records == election.alive.written[0][:SHARED], reader
     assert election.watermarks == (0, SHARED)
 
 
@@ -211,10 +211,10 @@ def test_the_new_log_is_read_from_both_tiers_and_from_the_archive_alone(
 ) -> None:
     expected = election.alive.written[0]
     assert len(expected) == NEW_END
-    for reader, read in read_everywhere(election.proxy, election.topic, NEW_END).items():
-        assert read == expected, reader
+    for reader, records in read_everywhere(election.proxy, election.topic, NEW_END).items():
+        assert records == expected, reader
     direct = read_confluent(election.bootstrap, election.topic, {0: NEW_END}, **QUIET)[0]
     assert direct == expected[-len(direct) :]
     trim(election.bootstrap, election.topic, {0: NEW_END})
-    for reader, read in read_everywhere(election.proxy, election.topic, NEW_END).items():
-        assert read == expected, reader
+    for reader, records in read_everywhere(election.proxy, election.topic, NEW_END).items():
+        assert records == expected, reader
