@@ -147,7 +147,9 @@ def _require_archived(store: Path, shape: Shape, records: int) -> None:
         stored = sum(log.stat().st_size for log in store.rglob("*.log"))
         bytes_expected = shape.record_bytes * records
         if stored < bytes_expected:
-            raise PartFailed(f"{stored} bytes of {_topic(shape)} were archived, it has {bytes_expected}")
+            raise PartFailed(
+                f"{stored} bytes of {_topic(shape)} were archived, it has {bytes_expected}"
+            )
 
 
 def rows_of(runs: Runs) -> list[Row]:

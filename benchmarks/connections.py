@@ -109,7 +109,11 @@ def small_fetch_rows(requests: dict[tuple[str, int], list[float]]) -> list[Row]:
         for way, baseline in ((BARE_RELAY, DIRECT), (FETCHPROXY, BARE_RELAY)):
             request_ratios = ratios(requests[way, count], requests[baseline, count])
             rows.append(
-                row(f"small fetches over {count} connections, {way} : {baseline}", "x", request_ratios)
+                row(
+                    f"small fetches over {count} connections, {way} : {baseline}",
+                    "x",
+                    request_ratios,
+                )
             )
     return rows
 

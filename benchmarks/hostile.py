@@ -64,7 +64,9 @@ def rows_of(measured: Measured) -> list[Row]:
     def p99s(listener: str, how: str) -> list[float]:
         return [percentile(samples, 99) for samples in measured.latencies[listener, how]]
 
-    ratios_by_listener = {each: ratios(p99s(each, HOSTILE), p99s(each, CALM)) for each in (STRANGERS, OPEN)}
+    ratios_by_listener = {
+        each: ratios(p99s(each, HOSTILE), p99s(each, CALM)) for each in (STRANGERS, OPEN)
+    }
     shares = {
         listener: [most / plan for most, plan in rounds]
         for listener, rounds in measured.memory_mib.items()

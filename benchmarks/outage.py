@@ -199,7 +199,9 @@ class Bench:
                 for phase in in_turn(PHASES, number):
                     proxy, load = phases[phase]
                     latencies = self._timed(proxy, phase, load(), counts=number > 0)
-                    figures = (f"{percentile(latencies[way], 99):.2f}" for way in (DIRECT, FETCHPROXY))
+                    figures = (
+                        f"{percentile(latencies[way], 99):.2f}" for way in (DIRECT, FETCHPROXY)
+                    )
                     self.console.print(f"  {phase}: {', '.join(figures)}")
 
     def _timed(
@@ -213,7 +215,9 @@ class Bench:
         """Times the tail beside `load`: milliseconds by way."""
         with load as replaying:
             before = replaying.latest() if replaying else None
-            latencies = latencies_ms(self.kafka, proxy, self.samples if counts else _WARM_UP_SAMPLES)
+            latencies = latencies_ms(
+                self.kafka, proxy, self.samples if counts else _WARM_UP_SAMPLES
+            )
             after = replaying.latest() if replaying else None
         if counts:
             self.measured.add(phase, latencies)

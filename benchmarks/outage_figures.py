@@ -101,6 +101,11 @@ def _fault_rows(name: str, recovery: Recovery) -> list[Row]:
     latencies = recovery.latencies_ms[FETCHPROXY]
     return [
         row(f"tail p99 while the store is {name}", "ms", [percentile(latencies, 99)]),
-        row(f"longest wait while the store is {name}", "ms", [max(latencies)], at_most=LONGEST_MS_MAX),
+        row(
+            f"longest wait while the store is {name}",
+            "ms",
+            [max(latencies)],
+            at_most=LONGEST_MS_MAX,
+        ),
         row(f"archived reads back after the store was {name}", "s", [recovery.back_s]),
     ]

@@ -58,7 +58,10 @@ def request(topic: str, offsets: Sequence[tuple[int, int]], correlation: int) ->
         _LIMITS.pack(-1, _WAIT_MS, 1, _FETCH_BYTES_MAX, 0, 0, -1),
         (1).to_bytes(4, "big") + len(name).to_bytes(2, "big") + name,
         len(offsets).to_bytes(4, "big"),
-        *(_PARTITION_REQUEST.pack(each, -1, offset, -1, _PARTITION_BYTES_MAX) for each, offset in offsets),
+        *(
+            _PARTITION_REQUEST.pack(each, -1, offset, -1, _PARTITION_BYTES_MAX)
+            for each, offset in offsets
+        ),
         bytes(4) + bytes(2),  # no topic forgotten, no rack
     ]
     body = b"".join(parts)
@@ -164,7 +167,9 @@ def drain(
     progress_at = time.monotonic()
     with RawConnection(bootstrap) as connection:
         while offsets_left:
-            fetch_result = connection.fetch(topic, list(islice(offsets_left.items(), partitions_max)))
+            fetch_result = connection.fetch(
+                topic, list(islice(offsets_left.items(), partitions_max))
+            )
             fetches += 1
             if fetch_result.errors:
                 raise FetchFailed(f"{topic}: errors by partition {fetch_result.errors}")

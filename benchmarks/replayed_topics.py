@@ -180,7 +180,9 @@ def move_to_archive(
     if done.returncode:
         raise PartFailed(f"{name} could not be archived\n{done.stderr[-2000:]}")
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    offsets_to_delete = [TopicPartition(name, partition, start) for partition, start in enumerate(local_starts)]
+    offsets_to_delete = [
+        TopicPartition(name, partition, start) for partition, start in enumerate(local_starts)
+    ]
     for future in admin.delete_records(offsets_to_delete).values():
         future.result(timeout=60.0)
 

@@ -182,7 +182,9 @@ def _ratio_rows(measured: Measured, consumer: str) -> list[Row]:
     for figure, unit in (("mb_per_s", "throughput"), ("proxy_cpu", "CPU of the proxy")):
         proxy_figures = [getattr(each, figure) for each in measured.drains[consumer, FETCHPROXY]]
         for other in (DIRECT, KROXYLICIOUS):
-            other_figures = [getattr(each, figure) for each in measured.drains.get((consumer, other), ())]
+            other_figures = [
+                getattr(each, figure) for each in measured.drains.get((consumer, other), ())
+            ]
             if other_figures and None not in other_figures:
                 name = f"{unit}, {consumer} consumer, {FETCHPROXY} / {other}"
                 rows.append(row(name, "x", ratios(proxy_figures, other_figures)))

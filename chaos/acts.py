@@ -222,7 +222,9 @@ class Stage:
         old_values = {offset: value for offset, value in begun.old.items() if offset < end}
         faults = []
         if not set(old_values) <= archived:
-            faults.append(f"{log.name}: {len(set(old_values) - archived)} archived offsets have gone")
+            faults.append(
+                f"{log.name}: {len(set(old_values) - archived)} archived offsets have gone"
+            )
         self.parts.resolve(log, begun.response)
         if begun.response == "new-history":
             aside = [row for row in self.parts.rows(log.topic)[0] if row["put_aside"]]

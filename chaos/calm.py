@@ -192,7 +192,9 @@ class Calm:
         faults = [] if verified.clean else [f"verify: {verified.output.strip()[-1500:]}"]
         for log in self.logs:
             gaps = verified.gaps.get(log.name, [])
-            reported_gaps = ranges({offset for first, last in gaps for offset in range(first, last + 1)})
+            reported_gaps = ranges(
+                {offset for first, last in gaps for offset in range(first, last + 1)}
+            )
             lost = ranges({offset for each in log.lost for offset in each})
             if reported_gaps != lost:
                 faults.append(f"{log.name}: verify shows {reported_gaps} as lost, which is {lost}")

@@ -295,7 +295,9 @@ class Parts:
         for row in self.rows(topic)[0]:
             if row["state"] == FINISHED and not row["put_aside"]:
                 offsets = range(row["base_offset"], row["last_offset"] + 1)
-                offsets_by_partition.setdefault(f"{row['topic']}-{row['partition']}", set()).update(offsets)
+                offsets_by_partition.setdefault(f"{row['topic']}-{row['partition']}", set()).update(
+                    offsets
+                )
         return offsets_by_partition
 
     def archived_end(self, log: Log) -> int:

@@ -125,4 +125,6 @@ class Progress:
             faults = self.faults.now()
             # If the whole machine stood still, that time says nothing about readers.
             passed_s, before = min(now - before, 2 * LOOK_INTERVAL_S), now
-            self.told += [complaint for place in places if (complaint := place.look(passed_s, faults))]
+            self.told += [
+                complaint for place in places if (complaint := place.look(passed_s, faults))
+            ]

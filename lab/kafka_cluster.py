@@ -143,7 +143,9 @@ class KafkaCluster(StartedServer):
         """The view of the given broker, or of any living one, which may be slightly behind. It is
         empty if the broker does not know the topic. Raises confluent_kafka.KafkaException if no
         broker answers."""
-        partitions_by_id = self._admin(node_id).list_topics(topic, timeout=20.0).topics[topic].partitions
+        partitions_by_id = (
+            self._admin(node_id).list_topics(topic, timeout=20.0).topics[topic].partitions
+        )
         return {
             p: PartitionState(state.leader, tuple(state.replicas), frozenset(state.isrs))
             for p, state in partitions_by_id.items()
@@ -172,7 +174,9 @@ class KafkaCluster(StartedServer):
         are in sync. A leader that is among the new replicas stays leader: see `move_leaders`."""
         from kafka import TopicPartition
 
-        assignments = {TopicPartition(topic, p): list(replicas) for p, replicas in assignment.items()}
+        assignments = {
+            TopicPartition(topic, p): list(replicas) for p, replicas in assignment.items()
+        }
         with _Admin(self.bootstrap) as admin:
             refused = admin.alter_partition_reassignments(assignments)
         for partition, error in refused.items():
@@ -226,7 +230,9 @@ class KafkaCluster(StartedServer):
             if self.partitions(topic)[partition].leader in self.brokers():
                 return True
             try:
-                done = self._admin().elect_leaders(ElectionType.UNCLEAN, [to_elect]).result(timeout=30)
+                done = (
+                    self._admin().elect_leaders(ElectionType.UNCLEAN, [to_elect]).result(timeout=30)
+                )
             except KafkaException:
                 return False  # the controllers elect one of their own first
             refused = [e.code() for e in done.values() if e is not None]

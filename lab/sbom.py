@@ -70,7 +70,8 @@ def bill_of_materials(lock: str, project: dict[str, Any]) -> dict[str, Any]:
         },
         "components": [_component(package) for package in packages],
         "dependencies": [
-            {"ref": purl, "dependsOn": sorted(set(requirements))} for purl, requirements in sorted(needs.items())
+            {"ref": purl, "dependsOn": sorted(set(requirements))}
+            for purl, requirements in sorted(needs.items())
         ],
     }
 

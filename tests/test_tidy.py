@@ -60,13 +60,13 @@ def test_nothing_is_left_for_later_in_a_comment() -> None:
     marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3)) + r")\b")
     roots = [ROOT / name for name in (*PACKAGES, *PYTHON_OUTSIDE, "docs")]
     files = [path for root in roots for path in root.rglob("*") if path.suffix in (".py", ".md")]
-    found = [
+    places = [
         f"{name_of(path)}:{number}"
         for path in files
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if marks.search(line)
     ]
-    assert not found
+    assert not places
 
 
 def test_nothing_is_left_of_a_merge() -> None:

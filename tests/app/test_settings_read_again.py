@@ -132,7 +132,9 @@ def test_what_is_changed_counts_and_clients_stay(scene: Scene) -> None:
     assert row["storage_usd_per_month"] > 0
     [reader_row] = json.loads(scene.ask("/api/readers")[1])["items"][-1:]
     requests = reader_row["gets"] + 2 * (reader_row["lists"] + reader_row["puts"])
-    assert reader_row["usd"] == pytest.approx(requests / 1000 + 3 * reader_row["store_bytes"] / 1e9, abs=1e-5)
+    assert reader_row["usd"] == pytest.approx(
+        requests / 1000 + 3 * reader_row["store_bytes"] / 1e9, abs=1e-5
+    )
     settings = json.loads(scene.ask("/api/process")[1])["items"][0]["settings"]
     assert "prices.egress_usd_per_gb = 3.0" in settings
     wait_for("news", lambda: "news" in topics_assigned(scene))

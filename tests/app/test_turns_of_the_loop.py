@@ -89,7 +89,9 @@ def test_one_connection_ends_in_each_turn(
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        transports = [(await loop.create_connection(Ending, sock=near_end))[0] for near_end, _ in pairs]
+        transports = [
+            (await loop.create_connection(Ending, sock=near_end))[0] for near_end, _ in pairs
+        ]
         for transport in transports:
             transport.close()
         await all_ended.wait()

@@ -189,7 +189,9 @@ async def test_api_versions_of_the_future(client: Client) -> None:
 async def test_metadata(client: Client, version: int, served: ServedArchive) -> None:
     response = await client.ask(MetadataRequest(topics=None), MetadataResponse, version)
     assert [(b.host, b.port) for b in response.brokers] == [("127.0.0.1", served.server.port)]
-    partitions_by_topic = {t.name: [p.partition_index for p in t.partitions] for t in response.topics}
+    partitions_by_topic = {
+        t.name: [p.partition_index for p in t.partitions] for t in response.topics
+    }
     assert partitions_by_topic == {"orders": [0], "again": [0], "holed": [0, 1, 2]}
     if version >= 10:
         ids = {t.name: t.topic_id for t in response.topics}
@@ -206,7 +208,9 @@ async def test_metadata(client: Client, version: int, served: ServedArchive) -> 
 @pytest.mark.parametrize("version", [12, 13])
 async def test_metadata_by_id(client: Client, version: int) -> None:
     request_topic = MetadataRequest.MetadataRequestTopic
-    topics = [request_topic(name=None, topic_id=i) for i in (OLD.topic_id, NEW.topic_id, UUID(int=99))]
+    topics = [
+        request_topic(name=None, topic_id=i) for i in (OLD.topic_id, NEW.topic_id, UUID(int=99))
+    ]
     response = await client.ask(MetadataRequest(topics=topics), MetadataResponse, version)
     assert [(t.name, t.error_code) for t in response.topics] == [
         ("again", 0),
@@ -396,7 +400,9 @@ async def test_describe_configs(client: Client, version: int) -> None:
         DescribeConfigsRequest(resources=resources), DescribeConfigsResponse, version
     )
     described, missing = response.results
-    assert [(c.name, c.value, c.read_only) for c in described.configs] == [("retention.ms", "-1", True)]
+    assert [(c.name, c.value, c.read_only) for c in described.configs] == [
+        ("retention.ms", "-1", True)
+    ]
     assert missing.error_code == 3
 
 

@@ -51,7 +51,9 @@ def test_python_clients(archived: Archived, node: ArchiveOnlyProcess, client: st
     ends = dict.fromkeys(range(PARTITIONS), RECORDS)
     assert read_all(node.bootstrap, "ao-plain", ends) == archived.plain.written
     for isolation in ISOLATIONS:
-        records = read_all(node.bootstrap, "ao-txn", {0: archived.ends}, **{isolation_key: isolation})
+        records = read_all(
+            node.bootstrap, "ao-txn", {0: archived.ends}, **{isolation_key: isolation}
+        )
         assert records == archived.oracle[isolation]
 
 

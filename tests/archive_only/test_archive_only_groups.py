@@ -179,7 +179,9 @@ async def fetched(client: Client, version: int, *, every: bool = False) -> list[
         request = OffsetFetchRequest(groups=[one], require_stable=True)
         response = (await client.ask(request, OffsetFetchResponse, version)).groups[0]
     else:
-        topic_wanted = OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
+        topic_wanted = OffsetFetchRequest.OffsetFetchRequestTopic(
+            name="orders", partition_indexes=[0]
+        )
         topics = None if every else [topic_wanted]
         request = OffsetFetchRequest(group_id="g", topics=topics, require_stable=True)
         response = await client.ask(request, OffsetFetchResponse, version)
@@ -217,7 +219,10 @@ async def test_describe_groups(client: Client, version: int) -> None:
         "range",
     )
     described_member = group.members[0]
-    assert (described_member.member_id, bytes(described_member.member_assignment)) == (me.member_id, b"mine")
+    assert (described_member.member_id, bytes(described_member.member_assignment)) == (
+        me.member_id,
+        b"mine",
+    )
     assert (described_member.client_id, described_member.client_host) == ("test", "/127.0.0.1")
     assert (other.group_state, other.error_code) == ("Dead", 69 if version >= 6 else 0)
 

@@ -32,7 +32,11 @@ def test_what_waits_is_answered_first(archived: Archived, tmp_path: Path) -> Non
             ask_to_end(node)
             assert_lets_nobody_in(node)
             metadata_response = metadata(is_told, 13)
-            assert (metadata_response.error_code, metadata_response.brokers, metadata_response.topics) == (REBOOTSTRAP_REQUIRED, [], [])
+            assert (
+                metadata_response.error_code,
+                metadata_response.brokers,
+                metadata_response.topics,
+            ) == (REBOOTSTRAP_REQUIRED, [], [])
             assert_ended(is_told)
         (answer,) = responses
         assert (answer.error, answer.records) == (0, b"")

@@ -126,7 +126,9 @@ async def test_the_members_of_a_large_group_get_their_replies_in_turns_of_their_
         limits, groups.GroupMemory(1 << 24), lambda prefix: f"{prefix}-{next(numbers)}"
     )
     numbers, members = itertools.count(), 300
-    join_request = JoinRequest("", None, "c", "h", 30.0, 30.0, "consumer", (("p", b""),), False, False)
+    join_request = JoinRequest(
+        "", None, "c", "h", 30.0, 30.0, "consumer", (("p", b""),), False, False
+    )
     joined_in, synced_in = Counter[int](), Counter[int]()
 
     async def member() -> None:

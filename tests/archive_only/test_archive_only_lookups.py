@@ -54,7 +54,10 @@ def next_message(consumer: confluent_kafka.Consumer) -> confluent_kafka.Message:
 def test_times_are_where_the_broker_had_them(
     archived: Archived, node: ArchiveOnlyProcess, kafka_server: KafkaServer
 ) -> None:
-    broker_consumer, node_consumer = consumer_of(kafka_server.bootstrap), consumer_of(node.bootstrap)
+    broker_consumer, node_consumer = (
+        consumer_of(kafka_server.bootstrap),
+        consumer_of(node.bootstrap),
+    )
     times = [TIMES[0] - 1000, *TIMES[::29], TIMES[60] + 5, TIMES[-1] + 1]
     offsets = []
     for at in (*times, max(TIMES), max(TIMES) + 1):

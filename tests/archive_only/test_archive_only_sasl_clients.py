@@ -190,7 +190,9 @@ def test_the_java_consumer(
 ) -> None:
     right = java_properties(tmp_path / "right", mechanism, "reader", "pass, w\\u00f6rd=")
     lines, output = console_consumer(closed_node.bootstrap, "ao-plain", right)
-    values = sorted(v.decode() for values_of_key in archived.plain.written.values() for _, _, v in values_of_key)
+    values = sorted(
+        v.decode() for values_of_key in archived.plain.written.values() for _, _, v in values_of_key
+    )
     assert sorted(lines) == values, output[-2000:]
     lines, output = console_consumer(closed_node.bootstrap, "ao-txn", right)
     assert not lines

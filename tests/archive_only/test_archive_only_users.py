@@ -264,7 +264,9 @@ async def test_a_user_reads_what_is_his(served: ServedArchive) -> None:
         (TOPIC_REFUSED, "again", []), (TOPIC_REFUSED, "nowhere", []), (TOPIC_REFUSED, None, []),
     ]  # fmt: skip
     for version in (12, 16):
-        fetch_response_of_user = await client.ask(fetch_request(version, {ORDERS: 0}), FetchResponse, version)
+        fetch_response_of_user = await client.ask(
+            fetch_request(version, {ORDERS: 0}), FetchResponse, version
+        )
         assert one(fetch_response_of_user).error_code == NONE
         assert one(fetch_response_of_user).records
     again = ("again", OLD.topic_id, 0)

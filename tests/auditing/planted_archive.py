@@ -131,7 +131,9 @@ class PlantedArchive:
             tp,
             recorded_from=min(s.start_offset for s in own_segments),
             end_offset=last.end_offset,
-            leader_epoch=max((e.epoch for s in own_segments for e in s.segment_leader_epochs), default=-1),
+            leader_epoch=max(
+                (e.epoch for s in own_segments for e in s.segment_leader_epochs), default=-1
+            ),
         )
         await self.storage.objects.put_finished_offsets(
             tp, encode_finished_offsets(replace(stated, **changes))

@@ -100,7 +100,9 @@ class Trial:
                 # What it had told is not known now, or taken for lost.
                 is_reported = bool(report.not_known or named) or not report.partitions
             else:
-                is_reported = parsed.segment_id.id in self.twins or self.is_told(key, objects, report)
+                is_reported = parsed.segment_id.id in self.twins or self.is_told(
+                    key, objects, report
+                )
             assert is_reported, f"{self.what}\n{key} is not named: {report}"
 
     def is_told(self, key: str, objects: Objects, report: VerifyReport) -> bool:
@@ -109,7 +111,9 @@ class Trial:
         stem = key.rpartition(".")[0]
         if any(name.rpartition(".")[0] == stem for name in named):
             return True  # after the worst of it little more can be told
-        (own_segment,) = (s for s in self.archive.segments if self.archive.key(s, LOG).startswith(stem))
+        (own_segment,) = (
+            s for s in self.archive.segments if self.archive.key(s, LOG).startswith(stem)
+        )
         finished = self.finished(objects)
         if own_segment.segment_id not in {segment.segment_id for segment in finished}:
             log_start = self.log_start(objects)

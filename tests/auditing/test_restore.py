@@ -93,7 +93,10 @@ async def same_view_of_both(archive: PlantedArchive, log: MemoryMetadataLog) -> 
         every = list(await stored.list_partitions())
         assert list(await rlmm.list_partitions()) == every
         for tp in every:
-            view_of_store, view_of_topic = await stored.refresh(tp, now), await rlmm.refresh(tp, now)
+            view_of_store, view_of_topic = (
+                await stored.refresh(tp, now),
+                await rlmm.refresh(tp, now),
+            )
             assert tuple(view_of_topic.segments) == tuple(view_of_store.segments)
             assert view_of_topic.raised_log_start == view_of_store.raised_log_start
             assert rlmm.list_remote_log_segments(tp) == stored.list_remote_log_segments(tp)
@@ -160,7 +163,11 @@ async def test_what_the_topic_knows_is_left_as_it_is() -> None:
     written = events_in(log)
     [partition_report] = await restore(archive, log)
     assert events_in(log) == written
-    assert (partition_report.segments, partition_report.restored, partition_report.not_in_store) == (1, 0, 1)
+    assert (
+        partition_report.segments,
+        partition_report.restored,
+        partition_report.not_in_store,
+    ) == (1, 0, 1)
 
 
 async def test_a_topic_deletion_goes_on_where_it_was() -> None:
@@ -180,7 +187,11 @@ async def test_unreadable_metadata_are_counted() -> None:
     key = archive.storage.rsm.object_key(archive.segments[0], METADATA)
     await archive.store.put(key, b"damaged")
     [partition_report] = await restore(archive, log)
-    assert (partition_report.segments, partition_report.restored, partition_report.unreadable) == (1, 1, 1)
+    assert (partition_report.segments, partition_report.restored, partition_report.unreadable) == (
+        1,
+        1,
+        1,
+    )
 
 
 @given(st.sampled_from(State), st.sampled_from((None, *State)))

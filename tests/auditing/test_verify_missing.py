@@ -171,7 +171,9 @@ def test_each_offset_is_judged_by_itself(
     log_start: int,
     stated_range: tuple[int, int] | None,
 ) -> None:
-    stated = None if stated_range is None else FinishedOffsets(TP, stated_range[0], stated_range[1], 0)
+    stated = (
+        None if stated_range is None else FinishedOffsets(TP, stated_range[0], stated_range[1], 0)
+    )
     result = missing_offsets(Coverage(segments, (), log_start, 0), stated, gaps)
     every = range(60)
     offsets_held = _offsets(segments)

@@ -332,9 +332,13 @@ def measured_replay(proxy_seconds: list[float], tiered_seconds: list[float]) -> 
     for shape in shapes:
         for reader in replay.readers_of(shape):
             cpu = {"proxy": 0.5, "broker": 0.1, "client": 1.0}
-            measured.runs[shape, reader, FETCHPROXY] = [replay.Run(s, 10**9, cpu) for s in proxy_seconds]
+            measured.runs[shape, reader, FETCHPROXY] = [
+                replay.Run(s, 10**9, cpu) for s in proxy_seconds
+            ]
             cpu = {"broker": 2.0, "client": 1.0}
-            measured.runs[shape, reader, replay.TIERED] = [replay.Run(s, 10**9, cpu) for s in tiered_seconds]
+            measured.runs[shape, reader, replay.TIERED] = [
+                replay.Run(s, 10**9, cpu) for s in tiered_seconds
+            ]
     return measured
 
 

@@ -67,7 +67,13 @@ def test_a_row_says_whether_its_goal_is_met() -> None:
     assert row("r", "ms", [0.3, 0.1, 0.2], at_most=0.2).met is True
     assert row("r", "ms", [0.3, 0.1, 0.3], at_most=0.2).met is False
     measured_row = row("r", "ms", [0.3, 0.1, 0.2])
-    assert (measured_row.value, measured_row.min, measured_row.max, measured_row.goal, measured_row.met) == (0.2, 0.1, 0.3, None, None)
+    assert (
+        measured_row.value,
+        measured_row.min,
+        measured_row.max,
+        measured_row.goal,
+        measured_row.met,
+    ) == (0.2, 0.1, 0.3, None, None)
 
 
 def test_ratios_are_of_the_same_round() -> None:

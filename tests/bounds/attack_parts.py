@@ -78,7 +78,9 @@ async def opened(victim: Victim) -> Connection | None:
 async def open_many(victim: Victim, count: int) -> list[Connection]:
     connections: list[Connection] = []
     for _ in range(0, count, 100):
-        made = await asyncio.gather(*(opened(victim) for _ in range(min(100, count - len(connections)))))
+        made = await asyncio.gather(
+            *(opened(victim) for _ in range(min(100, count - len(connections))))
+        )
         connections += [each for each in made if each is not None]
     return connections
 

@@ -76,7 +76,9 @@ class HostileBroker:
         head = peek_request_header(frame)
         if key not in blown_messages.described() or key == ApiKey.DESCRIBE_QUORUM:
             return struct.pack(">iihh", 8, correlation, 0, 0)
-        request_fields = at_once(read_request(request_of(key), frame, head.body_position, key, version))
+        request_fields = at_once(
+            read_request(request_of(key), frame, head.body_position, key, version)
+        )
         if key == ApiKey.PRODUCE and not request_fields["acks"]:
             return b""
         if key in (ApiKey.FETCH, ApiKey.LIST_OFFSETS):
@@ -117,8 +119,14 @@ def _offered() -> list[dict[str, int]]:
 def _described(topic_fields: dict[str, Any]) -> dict[str, Any]:
     """`{}` asks for all topics."""
     by_id = topic_fields.get("name") is None and topic_fields
-    if topic_fields and (topic_fields["topic_id"] != TOPIC_ID if by_id else topic_fields["name"] != TOPIC):
-        return {"error_code": _UNKNOWN_ID if by_id else _UNKNOWN_TOPIC, **topic_fields, "partitions": ()}
+    if topic_fields and (
+        topic_fields["topic_id"] != TOPIC_ID if by_id else topic_fields["name"] != TOPIC
+    ):
+        return {
+            "error_code": _UNKNOWN_ID if by_id else _UNKNOWN_TOPIC,
+            **topic_fields,
+            "partitions": (),
+        }
     place = {"leader_id": NODE, "leader_epoch": 0, "replica_nodes": [NODE], "isr_nodes": [NODE]}
     every = [place | {"partition_index": number} for number in range(PARTITIONS)]
     return {"name": TOPIC, "topic_id": TOPIC_ID, "partitions": every}
@@ -134,7 +142,11 @@ def _fetched(partition_fields: dict[str, Any], version: int) -> dict[str, Any]:
         marks = dict.fromkeys(("high_watermark", "last_stable_offset"), LOG_END)
         marks |= {"log_start_offset": LOG_START, "preferred_read_replica": -1, "records": b""}
         partitions.append({"partition_index": one["partition"], "error_code": error, **marks})
-    return {"topic": partition_fields["topic"], "topic_id": partition_fields["topic_id"], "partitions": partitions}
+    return {
+        "topic": partition_fields["topic"],
+        "topic_id": partition_fields["topic_id"],
+        "partitions": partitions,
+    }
 
 
 def _listed(partition_fields: dict[str, Any]) -> dict[str, Any]:

@@ -207,7 +207,9 @@ async def field_of_victims(folder: Path, names: set[str]) -> AsyncIterator[dict[
             if name == "tls":
                 options += ["--set", f"gateway.tls_certificate_file={certificate}"]
                 options += ["--set", f"gateway.proxy_protocol_from={BALANCER}"]
-            victim = Victim(name, options, victim_folder, broker, tls=name == "tls", login=name == "login")
+            victim = Victim(
+                name, options, victim_folder, broker, tls=name == "tls", login=name == "login"
+            )
             victim.archive = archive
             stack.push_async_callback(victim.stop)
             await victim.start()

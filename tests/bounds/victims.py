@@ -187,7 +187,9 @@ class Victim:
 
     def _bad_lines(self) -> tuple[str, ...]:
         text = self.log_text()
-        bad_lines = [line for line in text.splitlines() if not line.startswith("{") and line.strip()]
+        bad_lines = [
+            line for line in text.splitlines() if not line.startswith("{") and line.strip()
+        ]
         for line in _LOG_LINE.findall(text):
             if "Traceback" in line or json.loads(line)["event"] in _BAD_EVENTS:
                 bad_lines.append(line)

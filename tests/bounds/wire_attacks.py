@@ -93,12 +93,16 @@ def requests(rng: random.Random, victim: Victim) -> Attack:
     return Attack(f"{what}; answered {responses and responses.long}", run)
 
 
-def _response_shape(rng: random.Random, key: int, version: int, expected_shape: Shape) -> Shape | None:
+def _response_shape(
+    rng: random.Random, key: int, version: int, expected_shape: Shape
+) -> Shape | None:
     """None: a good broker's response."""
     paths = blown_messages.arrays_of(blown_messages.message_name(key, "Response"), version)
     if not paths or rng.random() < 0.2:
         return None
-    like = [path for path in paths if expected_shape.long and len(path) == len(expected_shape.long)] or paths
+    like = [
+        path for path in paths if expected_shape.long and len(path) == len(expected_shape.long)
+    ] or paths
     return Shape(
         long=rng.choice(like),
         names=expected_shape.names,

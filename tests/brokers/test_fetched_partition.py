@@ -89,7 +89,11 @@ def test_records_are_not_copied(version: int) -> None:
 def test_errors_are_raised_but_for_out_of_range(version: int) -> None:
     out_of_range = payload_of(version, error_code=1, high_watermark=-1, records=None)
     partition = decode_fetch(out_of_range, version, TP)
-    assert (partition.error_code, partition.high_watermark, bytes(partition.records)) == (1, -1, b"")
+    assert (partition.error_code, partition.high_watermark, bytes(partition.records)) == (
+        1,
+        -1,
+        b"",
+    )
     with pytest.raises(ClusterError, match=r"orders.*error 56") as raised:
         decode_fetch(payload_of(version, error_code=56), version, TP)
     assert raised.value.error_code == 56

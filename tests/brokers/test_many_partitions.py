@@ -101,7 +101,9 @@ class Fleet:
 
     def offsets(self, node: int, request: Any) -> Any:
         """The log of partition n begins at n and ends at 10 n; the last stable offset is 9 n."""
-        factor = 1 if request.topics[0].partitions[0].timestamp == -2 else 10 - request.isolation_level
+        factor = (
+            1 if request.topics[0].partitions[0].timestamp == -2 else 10 - request.isolation_level
+        )
         responded = ListOffsetsResponse.ListOffsetsTopicResponse
         place = responded.ListOffsetsPartitionResponse
 
@@ -200,7 +202,9 @@ async def running(fleet: Fleet, request_max_ms: int = 5_000) -> AsyncIterator[Cl
 
 def metadata_request(*names: str) -> Any:
     request_topic = MetadataRequest.MetadataRequestTopic
-    return MetadataRequest(topics=[request_topic(name=name, topic_id=UUID(int=0)) for name in names])
+    return MetadataRequest(
+        topics=[request_topic(name=name, topic_id=UUID(int=0)) for name in names]
+    )
 
 
 def tps_of(name: str, partitions: int = PARTITIONS) -> list[TopicIdPartition]:
@@ -333,7 +337,9 @@ async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
     absent = TopicIdPartition(TOPICS["topic-0"], "topic-0", PARTITIONS)
     async with running(fleet, request_max_ms=1_500) as cluster:
         tps_and_absent = [*tps, absent]
-        asking = asyncio.ensure_future(cluster.fetch_log_offsets(tps_and_absent, not_older_than=now()))
+        asking = asyncio.ensure_future(
+            cluster.fetch_log_offsets(tps_and_absent, not_older_than=now())
+        )
         while cluster.cached_log_offsets(tps[3]) is None:  # noqa: ASYNC110 - a broker's response
             await asyncio.sleep(0.001)
         assert not asking.done()  # known although the whole is not
@@ -341,7 +347,9 @@ async def test_a_partition_that_cannot_be_asked_about_harms_no_other() -> None:
         assert {t: e for t, e in results.items() if isinstance(e, LogOffsets)} == {
             tp: log_offsets_of(tp) for tp in tps if tp.partition != 4
         }
-        codes = {t.partition: e.error_code for t, e in results.items() if isinstance(e, ClusterError)}
+        codes = {
+            t.partition: e.error_code for t, e in results.items() if isinstance(e, ClusterError)
+        }
         assert codes == {4: BROKEN_DISK, PARTITIONS: UNKNOWN_TOPIC}
 
 

@@ -72,7 +72,10 @@ def test_a_console_with_a_token_gets_it(tmp_path: Path) -> None:
         refused = fetchproxy(*command, *console)
         assert refused.returncode == 2
         assert "give --token-file" in refused.stderr
-        for token_options in (("--token-file", str(token)), ("--set", f"console.token_file={token}")):
+        for token_options in (
+            ("--token-file", str(token)),
+            ("--set", f"console.token_file={token}"),
+        ):
             done = fetchproxy(*command, *console, *token_options)
             assert done.returncode == 0, done.stderr
             assert "store-slow is over" in done.stdout

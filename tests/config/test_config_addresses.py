@@ -107,7 +107,9 @@ def test_a_host_that_clients_cannot_be_told_is_refused_by_its_key_with_the_reaso
     with pytest.raises(ConfigError) as refused:
         load_config(None, {"FETCHPROXY_GATEWAY_ADVERTISE_HOST": text})
     message = str(refused.value)
-    assert message.startswith(f"gateway.advertise_host = {text!r} (FETCHPROXY_GATEWAY_ADVERTISE_HOST)")
+    assert message.startswith(
+        f"gateway.advertise_host = {text!r} (FETCHPROXY_GATEWAY_ADVERTISE_HOST)"
+    )
     for words in ("without a port", "gateway.node_map", "sni_node_pattern", "0.0.0.0"):
         assert words in message
 

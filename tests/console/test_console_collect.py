@@ -275,7 +275,10 @@ async def test_an_archive_that_is_gone_from_a_sound_store_is_named_until_it_is_b
     await process.archive(segment(0, 9))
     await process.collector.look()
     assert (await process.collector()).conditions == ()
-    gone = {stored_object.key: await process.store.get(stored_object.key) async for stored_object in process.store.list("")}
+    gone = {
+        stored_object.key: await process.store.get(stored_object.key)
+        async for stored_object in process.store.list("")
+    }
     for key in gone:
         await process.store.delete(key)
     await asyncio.sleep(LOOK_AGE_MAX_S)

@@ -103,7 +103,11 @@ def test_the_worst_problem_comes_first_and_the_most_urgent_of_a_kind_speaks() ->
     gap = of_partition(Kind.ARCHIVE_GAP, tp("a", 9), "lost")
     stopped = Condition(Kind.STORE_FAILING, "it fails", "write")
     conditions = said_of(gap, *small, stopped)
-    assert [one.kind for one in conditions] == ["store_failing", "archive_margin_small", "archive_gap"]
+    assert [one.kind for one in conditions] == [
+        "store_failing",
+        "archive_margin_small",
+        "archive_gap",
+    ]
     assert (conditions[1].what, conditions[1].since_s) == ("a-1", 12.0)
 
 

@@ -50,7 +50,15 @@ async def console(planted: PlantedArchive) -> AsyncIterator[tuple[Parts, aiohttp
         own_archive = OwnArchive(CONFIG, planted.storage, rlmm, cluster, uuid4, archives=False)
         rng = random.Random(1)
         parts = Parts(
-            CONFIG, Limits(), planted.storage, rlmm, cluster, own_archive, Health(), rng, serves=True
+            CONFIG,
+            Limits(),
+            planted.storage,
+            rlmm,
+            cluster,
+            own_archive,
+            Health(),
+            rng,
+            serves=True,
         )
         published_conditions = PublishedConditions(planted.storage.objects)
         published_conditions.hold(Kind.PARTITION_STOPPED, TP, f"{TP}: it begins again")
@@ -118,7 +126,9 @@ async def test_all_places_name_the_same_conditions() -> None:
         Kind.GATEWAY_NOT_LISTENING,
         Kind.ARCHIVE_GAP,
     ], "the worst first"
-    assert [(one["kind"], one["level"]) for one in conditions] == [(k, MEANINGS[k].level) for k in kinds]
+    assert [(one["kind"], one["level"]) for one in conditions] == [
+        (k, MEANINGS[k].level) for k in kinds
+    ]
     # The process itself, metrics, counts and API.
     assert [one.kind for one in own_words] == kinds
     assert metrics == {(one["kind"], one["level"]): 1 for one in conditions}
@@ -134,7 +144,9 @@ async def test_all_places_name_the_same_conditions() -> None:
     assert [one["kind"] for one in waiting] == kinds[:3]
     assert all(one["remedy"] and "`" not in one["remedy"] for one in waiting)
     # Since when: the outage of the store began before anybody asked.
-    assert 60 <= next(one["since_s"] for one in conditions if one["kind"] == Kind.STORE_FAILING) < 90
+    assert (
+        60 <= next(one["since_s"] for one in conditions if one["kind"] == Kind.STORE_FAILING) < 90
+    )
     # The log has each that begins here, once, by its name; a gap is logged by who finds it.
     logged = {e["event"]: e for e in logs if e["event"] in kinds}
     assert logged.keys() == set(kinds) - {Kind.GATEWAY_NOT_LISTENING, Kind.ARCHIVE_GAP}

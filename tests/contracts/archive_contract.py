@@ -97,7 +97,9 @@ class ArchiveContract(RemoteStorageManagerContract):
         await storage.objects.put_segment_metadata(whole, b"{}")
         await storage.rsm.copy_log_segment_data(half_copied, data)
         await storage.objects.put_log_start_offset(whole.topic_id_partition, 3, b"3")
-        segment_objects = [f async for f in storage.objects.list_segment_objects(whole.topic_id_partition)]
+        segment_objects = [
+            f async for f in storage.objects.list_segment_objects(whole.topic_id_partition)
+        ]
         assert [(key.base_offset, stored.key) for key, stored in segment_objects] == sorted(
             (metadata.start_offset, storage.rsm.object_key(metadata, file))
             for metadata in (whole, half_copied)
@@ -140,11 +142,16 @@ class ArchiveContract(RemoteStorageManagerContract):
         await storage.objects.put_log_start_offset(raised, 5, b"")
         await store.put("team/archive/stranger/0/x", b"")
         assert sorted(await storage.objects.list_topics()) == sorted(
-            {(m.topic_id_partition.topic, m.topic_id_partition.topic_id) for m in (*own_segments, *others)}
+            {
+                (m.topic_id_partition.topic, m.topic_id_partition.topic_id)
+                for m in (*own_segments, *others)
+            }
         )
         topic_contents = await topic_objects(storage, "weather-eu.v1_raw")
         segments = {
-            (tp, one.segment_id) for tp, one in topic_contents if isinstance(one, SegmentMetadataObject)
+            (tp, one.segment_id)
+            for tp, one in topic_contents
+            if isinstance(one, SegmentMetadataObject)
         }
         assert segments == {(m.topic_id_partition, m.segment_id) for m in own_segments}
         starts = [(tp, one.offset) for tp, one in topic_contents if isinstance(one, LogStartObject)]

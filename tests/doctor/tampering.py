@@ -93,5 +93,7 @@ def _response(
     if how.date is not None:
         headers_kept["Date"] = how.date
     return web.Response(
-        status=how.statuses.get(status, status), headers=headers_kept, body=None if is_head else content
+        status=how.statuses.get(status, status),
+        headers=headers_kept,
+        body=None if is_head else content,
     )

@@ -193,7 +193,10 @@ async def _one_bootstrap_address_is_away(setup: SetUp, _: object) -> AsyncIterat
 
 @broken("FP0103", "openssl s_client -connect")
 async def _a_broker_of_another_authority(setup: SetUp, _: object) -> AsyncIterator[SetUp]:
-    foreign_authority, own_authority = Authority(setup.folder / "theirs"), Authority(setup.folder / "ours")
+    foreign_authority, own_authority = (
+        Authority(setup.folder / "theirs"),
+        Authority(setup.folder / "ours"),
+    )
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(foreign_authority.issue("broker"))
     async with a_server(None, context) as port:

@@ -32,7 +32,9 @@ class Ports:
         """The text of a file of `deploy/` for the process with the address `host`."""
         text = (PROJECT / "deploy" / file).read_text("utf-8")
         text = re.sub(
-            r"\b(\d{4})\b", lambda lines_found: str(self._of.get(int(lines_found[1]), lines_found[1])), text
+            r"\b(\d{4})\b",
+            lambda lines_found: str(self._of.get(int(lines_found[1]), lines_found[1])),
+            text,
         )
         text = re.sub(r"(bind |listen )(\*?:)?(?=\d)", rf"\g<1>{host}:", text)
         for name, address in HOSTS.items():

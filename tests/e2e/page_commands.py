@@ -67,7 +67,9 @@ def plain_commands(text: str) -> Iterator[str]:
 def is_as_shown(lines_shown: tuple[str, ...], printed: str) -> bool:
     """`…` stands for any text; the width of a column follows what is in it."""
     lines = [re.sub(r"\s+", " ", line.strip()) for line in printed.strip().splitlines()]
-    patterns = [re.escape(re.sub(r"\s+", " ", line.strip())).replace("…", ".*") for line in lines_shown]
+    patterns = [
+        re.escape(re.sub(r"\s+", " ", line.strip())).replace("…", ".*") for line in lines_shown
+    ]
     return len(lines) == len(patterns) and all(
         re.fullmatch(pattern, line) for pattern, line in zip(patterns, lines, strict=True)
     )

@@ -87,7 +87,9 @@ def test_the_brokers_configuration(through: AdminClient, direct: AdminClient) ->
 def test_the_clusters_description(
     through: AdminClient, direct: AdminClient, proxy: ProxyProcess, kafka_server: KafkaServer
 ) -> None:
-    cluster_through, its = (admin.describe_cluster(request_timeout=S).result(S) for admin in (through, direct))
+    cluster_through, its = (
+        admin.describe_cluster(request_timeout=S).result(S) for admin in (through, direct)
+    )
     assert cluster_through.cluster_id == its.cluster_id
     assert [node.id for node in cluster_through.nodes] == [node.id for node in its.nodes] == [1]
     assert cluster_through.controller.id == its.controller.id
@@ -107,7 +109,9 @@ def test_delete_records_and_what_is_left(
     assert deleted.low_watermark == 40
     for admin in (through, direct):  # the topic has no archive
         partition_key = TopicPartition(data.topic, 0)
-        earliest = admin.list_offsets({partition_key: OffsetSpec.earliest()})[partition_key].result(S)
+        earliest = admin.list_offsets({partition_key: OffsetSpec.earliest()})[partition_key].result(
+            S
+        )
         assert (earliest.offset, earliest.timestamp) == (40, -1)
 
 

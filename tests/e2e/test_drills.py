@@ -86,7 +86,9 @@ def test_readers_wait_and_get_every_record(scene: Scene, fault: str) -> None:
     assert figures["errors that readers of the archive got"] == 0
     damaged = figures["damaged chunks that were found and not served"]
     assert (damaged > 0) == (fault == "store-corrupt")
-    assert (figures["operations of the store that failed"] > 0) == (fault == "store-down") or damaged
+    assert (figures["operations of the store that failed"] > 0) == (
+        fault == "store-down"
+    ) or damaged
     began, ended = scene.proxy.logged("drill_began"), scene.proxy.logged("drill_ended")
     assert [(one["fault"], two["why"]) for one, two in zip(began, ended, strict=True)] == [
         (fault, "its time is over")

@@ -67,7 +67,11 @@ def end_of_epoch(
     with RawConnection(bootstrap) as raw:
         response = raw.ask(request, OffsetForLeaderEpochResponse, version)
     [partition_response] = response.topics[0].partitions
-    return partition_response.error_code, partition_response.leader_epoch, partition_response.end_offset
+    return (
+        partition_response.error_code,
+        partition_response.leader_epoch,
+        partition_response.end_offset,
+    )
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
@@ -119,4 +123,8 @@ def test_the_epoch_of_an_offset_is_that_of_its_record(
             )
             request.API_VERSION = 10
             partition_response = raw.ask(request, ListOffsetsResponse, 10).topics[0].partitions[0]
-            assert (partition_response.error_code, partition_response.offset, partition_response.leader_epoch) == (0, offset, epoch)
+            assert (
+                partition_response.error_code,
+                partition_response.offset,
+                partition_response.leader_epoch,
+            ) == (0, offset, epoch)

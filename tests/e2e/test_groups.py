@@ -31,7 +31,9 @@ READ_S = 60.0
 class Member:
     """A confluent group consumer that commits its records before it gives up partitions."""
 
-    def __init__(self, bootstrap: str, group: str, topic: str, protocol: str, offsets_by_position: Seen) -> None:
+    def __init__(
+        self, bootstrap: str, group: str, topic: str, protocol: str, offsets_by_position: Seen
+    ) -> None:
         self.seen = offsets_by_position
         self.assigned: set[int] = set()
         self._consumer = confluent_kafka.Consumer(
@@ -114,7 +116,9 @@ def test_two_members_share_and_a_third_goes_on(
                 assert time.monotonic() < deadline, len(offsets_by_position)
             first.commit()
             second.commit()
-    assert set(offsets_by_position) != set(everything(data)), "nothing is left for a member that comes later"
+    assert set(offsets_by_position) != set(everything(data)), (
+        "nothing is left for a member that comes later"
+    )
     with member(*args) as third:  # the whole group was away, so only commits count
         while len(offsets_by_position) < len(everything(data)):
             third.poll(500)

@@ -43,7 +43,12 @@ def list_offset(
     with RawConnection(bootstrap) as raw:
         partition_response = raw.ask(request, ListOffsetsResponse, version).topics[0].partitions[0]
     epoch = partition_response.leader_epoch if version >= 4 else -1
-    return partition_response.error_code, partition_response.timestamp, partition_response.offset, epoch
+    return (
+        partition_response.error_code,
+        partition_response.timestamp,
+        partition_response.offset,
+        epoch,
+    )
 
 
 @pytest.fixture(scope="module")

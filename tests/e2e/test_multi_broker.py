@@ -49,7 +49,9 @@ def through(
 
 def test_only_the_proxys_addresses_are_shown(cluster: MockCluster, through: ProxyProcess) -> None:
     real = set(cluster.addresses.values())
-    brokers_shown = AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=30).brokers
+    brokers_shown = (
+        AdminClient({"bootstrap.servers": through.bootstrap}).list_topics(timeout=30).brokers
+    )
     assert set(brokers_shown) == set(cluster.addresses)
     addresses = {f"{broker.host}:{broker.port}" for broker in brokers_shown.values()}
     assert len(addresses) == 3

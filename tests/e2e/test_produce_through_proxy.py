@@ -148,7 +148,9 @@ def test_consume_transform_produce_in_transactions(
         consumer.close()
     for bootstrap in (kafka_server.bootstrap, proxy.bootstrap):
         end = log_end(bootstrap, output)
-        records = read_confluent(bootstrap, output, {0: end}, **{"isolation.level": "read_committed"})
+        records = read_confluent(
+            bootstrap, output, {0: end}, **{"isolation.level": "read_committed"}
+        )
         assert [int(key) for _, key, _ in records[0]] == list(range(200))
         assert [value for _, _, value in records[0]] == [v for _, _, v in source.written[0][:200]]
         admin = AdminClient({"bootstrap.servers": bootstrap})

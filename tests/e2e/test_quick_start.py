@@ -36,7 +36,9 @@ class QuickStart:
     def command(self, words: str) -> list[str]:
         """The only line that begins with `words`."""
         command_lines = [line.strip() for line in self._lines]
-        (line,) = [line for line in command_lines if line.startswith(f".venv/bin/fetchproxy {words}")]
+        (line,) = [
+            line for line in command_lines if line.startswith(f".venv/bin/fetchproxy {words}")
+        ]
         for written, here in self._places.items():
             line = line.replace(written, here)
         return [sys.executable, "-m", "fetchproxy", *shlex.split(line)[1:]]

@@ -285,7 +285,9 @@ def test_the_brokers_keep_what_the_store_has_lost(
         assert len(proxy.logged("local_trimming_stopped")) == 1
         place = ("fetchproxy_conditions", "local_trimming_stopped")
         wait_for("the gauge, at the next look", lambda: proxy.metric(*place) == 1)
-        [condition] = [one for one in json.loads(proxy.get("/api/status"))["conditions"] if one["waits"]]
+        [condition] = [
+            one for one in json.loads(proxy.get("/api/status"))["conditions"] if one["waits"]
+        ]
         assert (condition["kind"], condition["topic"]) == ("local_trimming_stopped", name)
         assert condition["what"] == headline
         # Restore the lost objects.

@@ -82,7 +82,11 @@ class Tap:
         key, version, _, size = struct.unpack_from(">hhih", frame, 4)
         client = frame[14 : 14 + max(size, 0)].decode(errors="replace")
         frames_kept = self.frames.setdefault((key, version, client), [])
-        if len(frame) <= FRAME_BYTES_MAX and len(frames_kept) < PER_KIND_MAX and frame not in frames_kept:
+        if (
+            len(frame) <= FRAME_BYTES_MAX
+            and len(frames_kept) < PER_KIND_MAX
+            and frame not in frames_kept
+        ):
             frames_kept.append(frame)
 
 
@@ -193,7 +197,9 @@ def every_version() -> list[bytes]:
         epoch = OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition(
             partition=0, leader_epoch=0
         )
-        epoch_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(topic=TOPIC, partitions=[epoch])
+        epoch_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic(
+            topic=TOPIC, partitions=[epoch]
+        )
         requests.append(OffsetForLeaderEpochRequest[version](replica_id=-1, topics=[epoch_topic]))
     for version in range(14):
         requests.append(MetadataRequest[version](topics=None if version else []))

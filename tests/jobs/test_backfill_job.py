@@ -163,7 +163,9 @@ def test_a_run_that_was_killed_anywhere_goes_on(archive: WrittenArchive, tmp_pat
     planned = plan_backfill(killed, 700)
     tasks_left = planned.tasks
     assert planned.ranges_before == len(tasks[::3])
-    assert {task.range for task in tasks_left} == {task.range for i, task in enumerate(tasks) if i % 3}
+    assert {task.range for task in tasks_left} == {
+        task.range for i, task in enumerate(tasks) if i % 3
+    }
     for task in tasks_left:
         backfill_range(killed, task)
     killed.folder.remove_parts()
@@ -214,7 +216,9 @@ def test_read_committed_leaves_out_what_was_aborted(tmp_path: Path) -> None:
     archive.add(log, aborted=[AbortedTxn(0, 10, 7, 11)])
     run(target(archive, tmp_path / "all"))
     run(target(archive, tmp_path / "committed", isolationLevel="read_committed"))
-    offsets_by_run = [[row["offset"] for row in rows(tmp_path / name)] for name in ("all", "committed")]
+    offsets_by_run = [
+        [row["offset"] for row in rows(tmp_path / name)] for name in ("all", "committed")
+    ]
     assert offsets_by_run == [[*range(10), *range(11, 20)], list(range(11, 20))]
     with pytest.raises(ConfigError, match="the output was begun with"):
         plan_backfill(target(archive, tmp_path / "committed"), 1_500)
@@ -483,7 +487,9 @@ def batch_of(times_ms: list[int]) -> Any:
     ],
 )
 def test_days_are_utc(times: list[int], days: dict[int, list[int]]) -> None:
-    offsets_by_day = {day: part.column("offset").to_pylist() for day, part in rows_by_day(batch_of(times))}
+    offsets_by_day = {
+        day: part.column("offset").to_pylist() for day, part in rows_by_day(batch_of(times))
+    }
     assert offsets_by_day == days
 
 

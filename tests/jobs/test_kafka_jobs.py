@@ -276,7 +276,9 @@ def test_a_client_reads_on_while_segments_are_merged_and_the_small_ones_go(
             assert read_confluent(proxy.bootstrap, data.topic, data.ends(broker)) == data.written
             if len(logs(tmp_path)) == logs_expected:
                 break
-        assert len(logs(tmp_path)) == logs_expected, "the archiver has not removed what was replaced"
+        assert len(logs(tmp_path)) == logs_expected, (
+            "the archiver has not removed what was replaced"
+        )
         assert read_confluent(proxy.bootstrap, data.topic, data.ends(broker)) == data.written
     assert verified(config).clean
 

@@ -51,7 +51,9 @@ def contents(url: str) -> dict[str, bytes]:
             await store.close()
 
     excluded = LAYOUT_OBJECT, "mirrors/"
-    return {key: content for key, content in in_loop(read()).items() if not key.startswith(excluded)}
+    return {
+        key: content for key, content in in_loop(read()).items() if not key.startswith(excluded)
+    }
 
 
 def mirror(source: str, target: str, *more: str, code: int = 0, runs: Runs = HERE) -> str:
@@ -192,7 +194,9 @@ def test_a_target_that_pauses_in_the_middle(
     contents_there = contents(there)
     whole = {key.removesuffix("metadata") for key in contents_there if key.endswith(".metadata")}
     here = contents(archive.url)
-    assert all(contents_there[key] == here[key] for key in here if key.rpartition(".")[0] + "." in whole)
+    assert all(
+        contents_there[key] == here[key] for key in here if key.rpartition(".")[0] + "." in whole
+    )
     assert copied(mirror(archive.url, there)) == 2 * SEGMENTS - len(whole)
     assert contents(there) == here
     assert ended("verify", "--store", there).returncode == 0

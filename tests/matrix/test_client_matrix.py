@@ -95,7 +95,9 @@ def times(client: MatrixClient, stack: MatrixStack) -> None:
     first = stack.first_timestamp
     last = first + 1000 * (len(stack.expected[UNCOMMITTED]) // PARTITIONS - 1)
     times_asked = (first - 1, first + 100_500, first + 101_000, last - 5_000)
-    oracle = [confluent_times(stack.kafka.bootstrap, TWIN, 1, timestamp) for timestamp in times_asked]
+    oracle = [
+        confluent_times(stack.kafka.bootstrap, TWIN, 1, timestamp) for timestamp in times_asked
+    ]
     assert oracle[0] == 0 < oracle[1] == oracle[2] < oracle[3]
     assert [client.times(stack.proxy.bootstrap, TOPIC, 1, t) for t in times_asked] == oracle
 

@@ -234,7 +234,9 @@ def test_a_time_is_found_at_the_first_record_behind_it_that_some_tier_has(
                     first = at if around_ms <= 0 else at + 1
                     first_behind = next((o for o in offsets if o >= first), None)
                     expected = (
-                        (0, -1, -1) if first_behind is None else (0, log.begin_ms + STEP_MS * first_behind, first_behind)
+                        (0, -1, -1)
+                        if first_behind is None
+                        else (0, log.begin_ms + STEP_MS * first_behind, first_behind)
                     )
                     assert raw.list_offset(version, name, time_ms) == expected
             wanted_at = {-1: log.end_in(mode), -2: offsets[0], -3: offsets[-1]}

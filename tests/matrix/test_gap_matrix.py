@@ -120,7 +120,9 @@ def test_who_asks_again_at_a_gap_is_answered_at_its_own_deadline(
     case = gap_stack.case(mode, MIDDLE)
     ask = Ask(case.bootstrap, case.broker, MIDDLE, FIRST_LOST, "earliest")
     assert runs(read_until_stopped("aiokafka", ask)) == [(0, FIRST_LOST - 1)]
-    warnings_logged = [each for each in caplog.records if "while fetching data" in each.getMessage()]
+    warnings_logged = [
+        each for each in caplog.records if "while fetching data" in each.getMessage()
+    ]
     assert 1 <= len(warnings_logged) <= 2 * STOP_S / AIOKAFKA_WAIT_S
 
 

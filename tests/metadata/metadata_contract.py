@@ -375,7 +375,11 @@ class MetadataContract:
             await manager.raise_log_start_offset(TP, 10)
             await other.refresh(TP, now())
             changed_view = await manager.put_log_history(TP, new)
-            assert (changed_view.history, tuple(changed_view.segments), changed_view.raised_log_start) == (new, (), 0)
+            assert (
+                changed_view.history,
+                tuple(changed_view.segments),
+                changed_view.raised_log_start,
+            ) == (new, (), 0)
             first = await copied(manager, of_epoch(3, 0, 7, 5))
             over = await copied(manager, of_epoch(4, 8, 25, 6))
             for reader in (manager, other):

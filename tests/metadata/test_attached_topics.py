@@ -51,12 +51,16 @@ async def attached_tps(storage: RemoteStorage) -> list[TopicIdPartition]:
 async def test_an_attached_topic_has_its_description_under_its_own_name() -> None:
     other, storage = await one_attached()
     description = TopicDescription(TP.topic_id, TP.topic, 12, "elsewhere", {11: 500})
-    await other.storage.objects.put_topic_description(TP.topic_id, encode_topic_description(description))
+    await other.storage.objects.put_topic_description(
+        TP.topic_id, encode_topic_description(description)
+    )
     async with storage:
         (first, _) = await attached_tps(storage)
         descriptions = TopicDescriptions(storage.objects)
         shown_description = (await descriptions.refresh())[first.topic_id]
-        assert shown_description == replace(description, topic_id=first.topic_id, topic="orders-old")
+        assert shown_description == replace(
+            description, topic_id=first.topic_id, topic="orders-old"
+        )
         assert descriptions.log_start(first._replace(partition=11)) == 500
         with pytest.raises(StorageDenied):
             await storage.objects.put_topic_description(first.topic_id, b"")
@@ -126,7 +130,9 @@ async def test_an_own_topic_of_that_name_is_not_shown() -> None:
 
 async def test_an_archive_beside_itself() -> None:
     own_archive = await other_archive()
-    storage = attached_to(own_archive, AttachedTopic("again", own_archive.store, "archive/", "orders"))
+    storage = attached_to(
+        own_archive, AttachedTopic("again", own_archive.store, "archive/", "orders")
+    )
     async with storage:
         partitions = await storage.objects.list_partitions()
     assert sorted({tp.topic for tp in partitions}) == ["again", "orders"]

@@ -241,7 +241,10 @@ async def test_an_entry_counts_for_its_own_version_and_segment_alone(archive: Ar
         if one.key.endswith(".metadata")
     }
     first_segments = {n: segments[0] for n, segments in expected.items()}
-    key = {n: archive.storage.rsm.object_key(one, SegmentFile.METADATA) for n, one in first_segments.items()}
+    key = {
+        n: archive.storage.rsm.object_key(one, SegmentFile.METADATA)
+        for n, one in first_segments.items()
+    }
     content = await encode_collected(
         [
             (key[0], stored[key[0]], first_segments[0]),

@@ -66,7 +66,11 @@ async def test_every_other_manager_sees_it(store: ScriptedStore) -> None:
 
 
 async def test_two_managers_never_lower_each_others(store: ScriptedStore) -> None:
-    async with manager(store) as one_manager, manager(store) as other_manager, manager(store) as reader:
+    async with (
+        manager(store) as one_manager,
+        manager(store) as other_manager,
+        manager(store) as reader,
+    ):
         await copied(one_manager, segment(1, 0, 99))
         await other_manager.refresh(TP, now())
         await other_manager.raise_log_start_offset(TP, 60)
@@ -166,7 +170,9 @@ def test_a_view_never_gives_what_was_deleted(
     view = build_view(TP, every, 0.0, (), raised)
     assert view.covers(offset) == (offset >= raised and whole.covers(offset))
     offsets_left = [o for o in range(raised, 60) if whole.covers(o)]
-    assert view.log_start_offset == (max(raised, view.segments[0].start_offset) if offsets_left else None)
+    assert view.log_start_offset == (
+        max(raised, view.segments[0].start_offset) if offsets_left else None
+    )
     if offsets_left:
         assert view.log_start_offset == offsets_left[0]
         assert view.log_end_offset == whole.log_end_offset

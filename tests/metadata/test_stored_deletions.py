@@ -43,7 +43,10 @@ def test_the_document_is_what_the_docs_say() -> None:
     )
 )
 def test_round_trip(delete_metadata: RemotePartitionDeleteMetadata) -> None:
-    assert decode_partition_deletion(encode_partition_deletion(delete_metadata), "key") == delete_metadata
+    assert (
+        decode_partition_deletion(encode_partition_deletion(delete_metadata), "key")
+        == delete_metadata
+    )
 
 
 @pytest.mark.parametrize("name", sorted(json.loads(encode_partition_deletion(MARKED))))

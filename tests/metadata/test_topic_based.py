@@ -182,7 +182,9 @@ async def test_the_store_has_all_that_the_topic_says(backing: TopicBacking) -> N
         assert known == store.list_remote_log_segments(TP)
         assert await store.partition_deletion(TP, now()) == marked
         lower = log_start_key("archive/", TP, 3)
-        assert lower not in [stored_object.key async for stored_object in backing.store.inner.list("archive/")]
+        assert lower not in [
+            stored_object.key async for stored_object in backing.store.inner.list("archive/")
+        ]
 
 
 @pytest.mark.parametrize(

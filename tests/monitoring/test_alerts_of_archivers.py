@@ -53,7 +53,9 @@ def test_an_archiver_that_is_killed(kafka_server: KafkaServer, tmp_path: Path) -
 
 def has_said_its_partitions(store: Path) -> bool:
     """An archiver that is killed before nobody misses."""
-    has_positions = [decode_positions(path.read_bytes(), "")[0] for path in store.glob("archivers/*")]
+    has_positions = [
+        decode_positions(path.read_bytes(), "")[0] for path in store.glob("archivers/*")
+    ]
     return any(has_positions)
 
 

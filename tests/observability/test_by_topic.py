@@ -44,7 +44,9 @@ def test_a_topic_has_the_sum_of_its_partitions_or_the_worst() -> None:
 def test_each_partition_is_there_on_request() -> None:
     partition_lines = lines(metrics.REGISTRY)
     assert len(partition_lines) == 11
-    assert 'fetchproxy_archive_margin_offsets{partition="1",topic="by-topic"} -3.0' in partition_lines
+    assert (
+        'fetchproxy_archive_margin_offsets{partition="1",topic="by-topic"} -3.0' in partition_lines
+    )
 
 
 def test_both_have_the_same_metrics_with_the_same_names() -> None:

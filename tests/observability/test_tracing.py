@@ -63,7 +63,9 @@ async def test_a_fetch_is_the_parent_of_all_that_is_read_for_it() -> None:
     assert second["bytes"] == 3_000
     (read,) = named(finished_spans, "remote read")
     assert (read.attributes or {})["offset"] == 15
-    keys = {str((each.attributes or {})["key"])[-4:] for each in named(finished_spans, "store read")}
+    keys = {
+        str((each.attributes or {})["key"])[-4:] for each in named(finished_spans, "store read")
+    }
     assert ".log" in keys
 
 

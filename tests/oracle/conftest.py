@@ -101,8 +101,8 @@ Tally = Callable[..., None]
 def tally(pytestconfig: pytest.Config) -> Tally:
     """`tally(found, steps)` adds to what the run's end says."""
 
-    def add(found: Findings, steps: int = 0) -> None:
-        pytestconfig.stash[_counted].update(found.counted)
+    def add(findings: Findings, steps: int = 0) -> None:
+        pytestconfig.stash[_counted].update(findings.counted)
         pytestconfig.stash[_steps][0] += steps
 
     return add

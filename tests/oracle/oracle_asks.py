@@ -81,7 +81,7 @@ class ListOffsetsAsk:
         text = f"list offsets v{self.version} t{self.topic} {what}"
         return f"{text} isolation={self.isolation} epoch={self.epoch}"
 
-    def run(self, world: World, topics: list[TwinTopic], found: Findings) -> None:
+    def run(self, world: World, topics: list[TwinTopic], findings: Findings) -> None:
         topic = topics[self.topic]
         timestamp = self.time if isinstance(self.time, int) else _time_near(topic, *self.time)
 
@@ -90,8 +90,12 @@ class ListOffsetsAsk:
             part = {"partition_index": topic.partition, "timestamp": timestamp}
             part |= {"current_leader_epoch": current}
             entry = {"name": topic.name, "partitions": [part]}
-            asked = {"replica_id": -1, "isolation_level": self.isolation, "topics": [entry]}
-            return asked | {"timeout_ms": 30_000}
+            request_fields = {
+                "replica_id": -1,
+                "isolation_level": self.isolation,
+                "topics": [entry],
+            }
+            return request_fields | {"timeout_ms": 30_000}
 
         responses = world.ask("ListOffsets", self.version, fields)
         deadline = time.monotonic() + world.settle_s
@@ -104,14 +108,14 @@ class ListOffsetsAsk:
             time_shown = "marker" if 0 < p.timestamp < world.first_ms else p.timestamp
             shown.append((p.error_code, p.offset, time_shown, epoch))
         if shown[0] != shown[1]:
-            found.add(_kind(topic, timestamp, shown), shown[0], shown[1])
+            findings.add(_kind(topic, timestamp, shown), shown[0], shown[1])
 
 
-def _kind(topic: TwinTopic, timestamp: int, shown: list[tuple[Any, ...]]) -> str:
-    if shown[0][0] != shown[1][0]:
+def _kind(topic: TwinTopic, timestamp: int, responses: list[tuple[Any, ...]]) -> str:
+    if responses[0][0] != responses[1][0]:
         return "list-offsets.error"
     gone = topic.log.archived <= topic.log.log_start
-    if timestamp == LATEST_TIERED and gone and shown[1][1:] == (-1, -1, shown[1][3]):
+    if timestamp == LATEST_TIERED and gone and responses[1][1:] == (-1, -1, responses[1][3]):
         return "list-offsets-latest-tiered-of-nothing"
     return f"list-offsets.{SPECIAL.get(timestamp, 'timestamp')}"
 
@@ -142,22 +146,22 @@ class EpochAsk:
         text = f"offset for epoch v{self.version} t{self.topic} epoch={self.epoch}"
         return f"{text} current={self.current}"
 
-    def run(self, world: World, topics: list[TwinTopic], found: Findings) -> None:
+    def run(self, world: World, topics: list[TwinTopic], findings: Findings) -> None:
         topic = topics[self.topic]
 
         def fields(i: int) -> dict[str, Any]:
             names = topic.names[i]
             current = epoch_number(names, relative_epoch(topic, self.current))
-            asked = epoch_number(names, self.epoch)
+            leader_epoch = epoch_number(names, self.epoch)
             part = {"partition": topic.partition, "current_leader_epoch": current}
-            part |= {"leader_epoch": asked}
+            part |= {"leader_epoch": leader_epoch}
             return {"replica_id": -1, "topics": [{"topic": topic.name, "partitions": [part]}]}
 
-        shown = []
+        responses = []
         for i, response in enumerate(world.ask("OffsetForLeaderEpoch", self.version, fields)):
             p = response.topics[0].partitions[0]
-            shown.append((p.error_code, topic.names[i].epoch(p.leader_epoch), p.end_offset))
-        found.equal("offset-for-leader-epoch", shown[0], shown[1])
+            responses.append((p.error_code, topic.names[i].epoch(p.leader_epoch), p.end_offset))
+        findings.equal("offset-for-leader-epoch", responses[0], responses[1])
 
 
 @dataclass(frozen=True)
@@ -168,17 +172,17 @@ class MetadataAsk:
     def __str__(self) -> str:
         return f"metadata v{self.version} t{self.topic}"
 
-    def run(self, world: World, topics: list[TwinTopic], found: Findings) -> None:
+    def run(self, world: World, topics: list[TwinTopic], findings: Findings) -> None:
         topic = topics[self.topic]
 
         def fields(i: int) -> dict[str, Any]:
             return {"topics": [{"name": topic.name, "topic_id": UUID(int=0)}]}
 
-        shown = []
+        responses = []
         for i, response in enumerate(world.ask("Metadata", self.version, fields)):
             ports = {broker.node_id: broker.port for broker in response.brokers}
-            own = world.sides[i].kafka.port
-            dialled = "broker" if set(ports.values()) == {own} else "other"
+            own_port = world.sides[i].kafka.port
+            dialled = "broker" if set(ports.values()) == {own_port} else "other"
             assert dialled == ("broker" if i == 0 else "other"), f"side {i} shows {ports}"
             entry = response.topics[0]
             known = world.sides[i].topic_ids[topic.name]
@@ -189,8 +193,8 @@ class MetadataAsk:
                 for p in entry.partitions
                 if p.partition_index == topic.partition
             ]
-            shown.append((sorted(ports), entry.error_code, entry.name, same_id, parts))
-        found.equal("metadata", shown[0], shown[1])
+            responses.append((sorted(ports), entry.error_code, entry.name, same_id, parts))
+        findings.equal("metadata", responses[0], responses[1])
 
 
 @dataclass(frozen=True)
@@ -200,14 +204,14 @@ class DescribeAsk:
     def __str__(self) -> str:
         return f"describe topic partitions t{self.topic}"
 
-    def run(self, world: World, topics: list[TwinTopic], found: Findings) -> None:
+    def run(self, world: World, topics: list[TwinTopic], findings: Findings) -> None:
         topic = topics[self.topic]
 
         def fields(i: int) -> dict[str, Any]:
-            asked = {"topics": [{"name": topic.name}], "response_partition_limit": 10}
-            return asked | {"cursor": None}
+            request_fields = {"topics": [{"name": topic.name}], "response_partition_limit": 10}
+            return request_fields | {"cursor": None}
 
-        shown = []
+        responses = []
         for i, response in enumerate(world.ask("DescribeTopicPartitions", 0, fields)):
             entry = response.topics[0]
             parts = [
@@ -222,5 +226,5 @@ class DescribeAsk:
                 if p.partition_index == topic.partition
             ]
             same_id = entry.topic_id == world.sides[i].topic_ids[topic.name]
-            shown.append((entry.error_code, entry.name, same_id, parts))
-        found.equal("describe-topic-partitions", shown[0], shown[1])
+            responses.append((entry.error_code, entry.name, same_id, parts))
+        findings.equal("describe-topic-partitions", responses[0], responses[1])

@@ -32,8 +32,8 @@ class _Reader:
         self.marks = part.marks
         new = [batch for batch in part.batches if batch.last_offset >= self.position]
         if part.batches:
-            kept = filter_aborted(part.batches, part.aborted or []) if isolation else []
-            self.committed += [span for span in kept if span[1] >= self.position]
+            kept_spans = filter_aborted(part.batches, part.aborted or []) if isolation else []
+            self.committed += [span for span in kept_spans if span[1] >= self.position]
             self.position = part.batches[-1].last_offset + 1
         self.batches += new
 
@@ -62,33 +62,33 @@ class DrainAsk:
         text = f"drain v{self.version} {where} isolation={self.isolation} {how}"
         return f"{text} bytes={self.partition_bytes}/{self.max_bytes} seed={self.seed}"
 
-    def run(self, world: World, topics: list[TwinTopic], found: Findings) -> None:
+    def run(self, world: World, topics: list[TwinTopic], findings: Findings) -> None:
         starts = {topics[n].key: place.offset(topics[n]) for n, place in self.places}
-        asked = [topics[n] for n, _ in self.places]
-        chosen = {t.key: t for t in asked if t.log.log_start <= starts[t.key] <= t.log.end}
+        drained_topics = [topics[n] for n, _ in self.places]
+        chosen = {t.key: t for t in drained_topics if t.log.log_start <= starts[t.key] <= t.log.end}
         if not chosen:
             return
         sides = world.both(lambda side: self._drain(world, side, chosen, starts))
         for key, topic in chosen.items():
-            self._compare(found, topic, starts[key], sides[0][key], sides[1][key])
+            self._compare(findings, topic, starts[key], sides[0][key], sides[1][key])
 
     def _compare(
-        self, found: Findings, topic: TwinTopic, start: int, kafka: _Reader, proxy: _Reader
+        self, findings: Findings, topic: TwinTopic, start: int, kafka: _Reader, proxy: _Reader
     ) -> None:
         end = topic.log.visible_end(self.isolation)
         expected = [b for b in topic.log.from_offset(start) if b.last_offset < end]
         for name, reader in (("kafka", kafka), ("fetchproxy", proxy)):
-            found.equal(f"drain.error of {name}", 0, reader.error)
+            findings.equal(f"drain.error of {name}", 0, reader.error)
             if reader.batches != expected:
-                found.add(
+                findings.add(
                     f"drain.records of {name}", [*map(str, expected)], [*map(str, reader.batches)]
                 )
             if self.isolation:
                 committed = topic.log.committed_data(expected)
-                found.equal(f"drain.committed of {name}", committed, reader.committed)
-        found.equal("drain.high watermark, LSO", kafka.marks[:2], proxy.marks[:2])
+                findings.equal(f"drain.committed of {name}", committed, reader.committed)
+        findings.equal("drain.high watermark, LSO", kafka.marks[:2], proxy.marks[:2])
         if kafka.marks[2] >= 0:  # as versions below 5 do not
-            compare_log_start(found, topic, kafka.marks[2], proxy.marks[2])
+            compare_log_start(findings, topic, kafka.marks[2], proxy.marks[2])
 
     def _drain(
         self, world: World, side: Any, topics: dict[Key, TwinTopic], starts: dict[Key, int]
@@ -100,12 +100,16 @@ class DrainAsk:
         session = _Session(self, world, i, topics)
         away: Key | None = None
         for _ in range(ROUNDS_MAX):
-            left = [k for k, r in readers.items() if r.position < goals[k] and not r.error]
-            if not left:
+            keys_left = [k for k, r in readers.items() if r.position < goals[k] and not r.error]
+            if not keys_left:
                 break
-            away = rng.choice(left) if self.hop and len(left) > 1 and rng.random() < 0.3 else None
-            asked = {key: r.position for key, r in readers.items() if key != away}
-            for key, part in session.fetch(asked).items():
+            away = (
+                rng.choice(keys_left)
+                if self.hop and len(keys_left) > 1 and rng.random() < 0.3
+                else None
+            )
+            positions = {key: r.position for key, r in readers.items() if key != away}
+            for key, part in session.fetch(positions).items():
                 readers[key].take(part, self.isolation)
         else:
             raise AssertionError(f"{side.name}: {ROUNDS_MAX} fetches and not at the end: {readers}")
@@ -138,24 +142,26 @@ class _Session:
         self.epoch = 0
         self._told = {}
 
-    def fetch(self, asked: dict[Key, int]) -> dict[Key, Part]:
+    def fetch(self, fetch_offsets: dict[Key, int]) -> dict[Key, Part]:
         if not self._by_session:
-            return self._read(self._send(asked, [], (0, -1)), set(asked))
+            return self._read(self._send(fetch_offsets, [], (0, -1)), set(fetch_offsets))
         full = self.epoch == 0
-        changed = {k: o for k, o in asked.items() if full or self._told.get(k) != o}
-        gone = [] if full else [key for key in self._told if key not in asked]
+        changed = {k: o for k, o in fetch_offsets.items() if full or self._told.get(k) != o}
+        gone = [] if full else [key for key in self._told if key not in fetch_offsets]
         response = self._send(changed, gone, (self.id, self.epoch))
         assert response.error_code == 0, (self._side.name, response)
-        self._told = dict(asked)
-        parts = self._read(response, set(asked))
+        self._told = dict(fetch_offsets)
+        parts = self._read(response, set(fetch_offsets))
         if full:
-            assert parts.keys() == asked.keys(), f"a full fetch named {sorted(parts)}"
+            assert parts.keys() == fetch_offsets.keys(), f"a full fetch named {sorted(parts)}"
         self.id = response.session_id
         # A broker whose cache is full gives no session: then every fetch is a full one.
         self.epoch = self.epoch + 1 if self.id else 0
         return parts
 
-    def _send(self, asked: dict[Key, int], gone: list[Key], session: tuple[int, int]) -> Any:
+    def _send(
+        self, fetch_offsets: dict[Key, int], gone: list[Key], session: tuple[int, int]
+    ) -> Any:
         ids, limit = self._side.topic_ids, self._ask.partition_bytes
         places = {
             key: {
@@ -163,7 +169,7 @@ class _Session:
                 "fetch_offset": offset,
                 "partition_max_bytes": limit,
             }
-            for key, offset in asked.items()
+            for key, offset in fetch_offsets.items()
         }
         fields = fetch_fields(self._ask, fetch_entries(places, ids), session)
         fields["forgotten_topics_data"] = [
@@ -171,9 +177,9 @@ class _Session:
         ]
         return self._side.wire.ask("Fetch", self._ask.version, fields)
 
-    def _read(self, response: Any, asked: set[Key]) -> dict[Key, Part]:
+    def _read(self, response: Any, keys: set[Key]) -> dict[Key, Part]:
         ids, version = self._side.topic_ids, self._ask.version
-        only = {key: self._topics[key] for key in asked}
+        only = {key: self._topics[key] for key in keys}
         return fetched_parts(response, version, self._i, ids, only)
 
 
@@ -193,10 +199,10 @@ class SessionErrorAsk:
     def __str__(self) -> str:
         return f"session error {self.kind} v{self.version} t{self.topic}@{self.place}"
 
-    def run(self, world: World, topics: list[TwinTopic], found: Findings) -> None:
+    def run(self, world: World, topics: list[TwinTopic], findings: Findings) -> None:
         topic = topics[self.topic]
-        shown = [self._provoke(world, i, topic) for i in (0, 1)]
-        found.equal(f"fetch.session error {self.kind}", shown[0], shown[1])
+        responses = [self._provoke(world, i, topic) for i in (0, 1)]
+        findings.equal(f"fetch.session error {self.kind}", responses[0], responses[1])
 
     def _provoke(self, world: World, i: int, topic: TwinTopic) -> tuple[int, int]:
         side = world.sides[i]

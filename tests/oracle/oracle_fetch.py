@@ -44,7 +44,7 @@ class FetchAsk:
         text += f" bytes={self.partition_bytes}/{self.max_bytes} min={self.min_bytes}"
         return text + f" wait={self.wait_ms}ms epoch={self.epoch}"
 
-    def run(self, world: World, topics: list[TwinTopic], found: Findings) -> None:
+    def run(self, world: World, topics: list[TwinTopic], findings: Findings) -> None:
         only = {topics[number].key: topics[number] for number, _ in self.places}
         offsets = {topics[n].key: place.offset(topics[n]) for n, place in self.places}
         deadline = time.monotonic() + world.settle_s
@@ -55,22 +55,22 @@ class FetchAsk:
                 break
             for i in late:
                 parts[i] = self._once(world, i, only, offsets)
-        self._check_total(found, list(parts[1].values()))
+        self._check_total(findings, list(parts[1].values()))
         limit = min(self.partition_bytes, self.max_bytes)
         for key, topic in only.items():
             ask = Asked(offsets[key], self.isolation, limit)
             if len(only) == 1:
-                compare_parts(found, topic, ask, parts[0][key], parts[1][key])
+                compare_parts(findings, topic, ask, parts[0][key], parts[1][key])
             else:
-                _compare_shared(found, topic, ask, parts[0][key], parts[1][key])
+                _compare_shared(findings, topic, ask, parts[0][key], parts[1][key])
 
-    def _check_total(self, found: Findings, proxys: list[Part]) -> None:
+    def _check_total(self, findings: Findings, proxys: list[Part]) -> None:
         """KIP-74: only a response's first batch may be larger. (Kafka < 4.2 counts remote reads
         as nothing, KAFKA-19462, so only one side is held to it.)"""
         batches = sum(len(part.batches) for part in proxys)
         size = sum(part.size_bytes for part in proxys)
         if batches > 1 and size > self.max_bytes:
-            found.add("fetch.too large in all from fetchproxy", self.max_bytes, size)
+            findings.add("fetch.too large in all from fetchproxy", self.max_bytes, size)
 
     def _unsettled(
         self,
@@ -80,18 +80,18 @@ class FetchAsk:
         offsets: dict[Key, int],
     ) -> bool:
         """All is empty although data or an error must come: Kafka asks such a client to go on."""
-        mine, others = parts[i], parts[1 - i]
-        if any(others[key].error and not part.error for key, part in mine.items()):
-            return all(part.empty for part in mine.values()) or len(mine) > 1
-        if not all(part.empty for part in mine.values()):
+        parts_of_side, others = parts[i], parts[1 - i]
+        if any(others[key].error and not part.error for key, part in parts_of_side.items()):
+            return all(part.empty for part in parts_of_side.values()) or len(parts_of_side) > 1
+        if not all(part.empty for part in parts_of_side.values()):
             return False
-        holds = any(topics[key].log.holds(offsets[key], self.isolation) for key in mine)
+        holds = any(topics[key].log.holds(offsets[key], self.isolation) for key in parts_of_side)
         return holds or not all(part.empty for part in others.values())
 
     def _fields(
         self, i: int, topics: dict[Key, TwinTopic], offsets: dict[Key, int], world: World
     ) -> dict[str, Any]:
-        asked = {
+        partition_fields = {
             key: {
                 "current_leader_epoch": epoch_number(
                     topic.names[i], relative_epoch(topic, self.epoch)
@@ -101,7 +101,7 @@ class FetchAsk:
             }
             for key, topic in topics.items()
         }
-        return fetch_fields(self, fetch_entries(asked, world.sides[i].topic_ids))
+        return fetch_fields(self, fetch_entries(partition_fields, world.sides[i].topic_ids))
 
     def _both(
         self, world: World, topics: dict[Key, TwinTopic], offsets: dict[Key, int]
@@ -128,11 +128,11 @@ class FetchAsk:
 
 
 def fetch_entries(
-    asked: Mapping[Key, Mapping[str, Any]], ids: Mapping[str, UUID]
+    partition_fields: Mapping[Key, Mapping[str, Any]], ids: Mapping[str, UUID]
 ) -> list[dict[str, Any]]:
     """Partitions' fields, grouped by topic."""
     grouped: dict[str, list[dict[str, Any]]] = {}
-    for (name, number), fields in asked.items():
+    for (name, number), fields in partition_fields.items():
         always = {"partition": number, "last_fetched_epoch": -1, "log_start_offset": -1}
         grouped.setdefault(name, []).append(always | dict(fields))
     return [
@@ -176,22 +176,22 @@ def fetch_fields(
 
 
 def _compare_shared(
-    found: Findings, topic: TwinTopic, asked: Asked, kafka: Part, proxy: Part
+    findings: Findings, topic: TwinTopic, request: Asked, kafka: Part, proxy: Part
 ) -> None:
     """Partitions of one fetch share its bytes, and which one gets them is left to the broker.
 
     So each response alone must be right; that nobody starves is what `DrainAsk` looks at.
     """
     if kafka.error or proxy.error:
-        found.equal("fetch.shared.error", kafka.error, proxy.error)
+        findings.equal("fetch.shared.error", kafka.error, proxy.error)
         return
     if kafka.empty != proxy.empty:
-        found.add("fetch-shared-bytes", kafka.size_bytes, proxy.size_bytes)
+        findings.add("fetch-shared-bytes", kafka.size_bytes, proxy.size_bytes)
     for name, part in ((KAFKA, kafka), (PROXY, proxy)):
         if part.empty:
             continue
-        if is_archived(topic, asked.offset):
-            check_archived(found, name, topic, asked, part)
+        if is_archived(topic, request.offset):
+            check_archived(findings, name, topic, request, part)
         else:
-            expected = topic.log.from_offset(asked.offset)[: len(part.batches)]
-            found.equal(f"fetch.shared.records of {name}", expected, part.batches)
+            expected = topic.log.from_offset(request.offset)[: len(part.batches)]
+            findings.equal(f"fetch.shared.records of {name}", expected, part.batches)

@@ -177,7 +177,7 @@ def filter_aborted(
     """
     waiting = sorted(aborted, key=lambda entry: entry[1])
     aborting: set[str] = set()
-    kept: list[tuple[int, int]] = []
+    ranges_kept: list[tuple[int, int]] = []
     for batch in batches:
         while waiting and waiting[0][1] <= batch.last_offset:
             aborting.add(waiting.pop(0)[0])
@@ -185,8 +185,8 @@ def filter_aborted(
             if batch.rest == "abort":
                 aborting.discard(batch.producer)
         elif not (batch.attributes & 0x10 and batch.producer in aborting):
-            kept.append((batch.base_offset, batch.last_offset))
-    return kept
+            ranges_kept.append((batch.base_offset, batch.last_offset))
+    return ranges_kept
 
 
 def build_batch(

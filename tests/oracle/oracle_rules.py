@@ -111,18 +111,18 @@ class Asked:
 
 
 def compare_parts(
-    found: Findings, topic: TwinTopic, asked: Asked, kafka: Part, proxy: Part
+    findings: Findings, topic: TwinTopic, request: Asked, kafka: Part, proxy: Part
 ) -> None:
     if kafka.error or proxy.error:
-        found.equal(f"fetch.error at {region(topic, asked.offset)}", kafka.error, proxy.error)
+        findings.equal(f"fetch.error at {region(topic, request.offset)}", kafka.error, proxy.error)
         if kafka.error == proxy.error:
-            found.equal(f"fetch.marks of error {kafka.error}", kafka.marks, proxy.marks)
-            found.equal(f"fetch.fields of error {kafka.error}", kafka.others, proxy.others)
+            findings.equal(f"fetch.marks of error {kafka.error}", kafka.marks, proxy.marks)
+            findings.equal(f"fetch.fields of error {kafka.error}", kafka.others, proxy.others)
         return
-    if is_archived(topic, asked.offset):
-        _compare_archived(found, topic, asked, kafka, proxy)
+    if is_archived(topic, request.offset):
+        _compare_archived(findings, topic, request, kafka, proxy)
     else:
-        _compare_local(found, topic, kafka, proxy)
+        _compare_local(findings, topic, kafka, proxy)
 
 
 def region(topic: TwinTopic, offset: int) -> str:
@@ -138,40 +138,42 @@ def is_archived(topic: TwinTopic, offset: int) -> bool:
     return region(topic, offset) == "archived"
 
 
-def _compare_local(found: Findings, topic: TwinTopic, kafka: Part, proxy: Part) -> None:
-    found.equal("fetch.local.records", list(map(str, kafka.batches)), list(map(str, proxy.batches)))
-    found.equal("fetch.local.bytes", kafka.batches == proxy.batches, True)
-    found.equal("fetch.local.partial batch", kafka.partial_bytes, proxy.partial_bytes)
-    found.equal("fetch.local.aborted", kafka.aborted, proxy.aborted)
-    found.equal("fetch.local.high watermark, LSO", kafka.marks[:2], proxy.marks[:2])
-    compare_log_start(found, topic, kafka.marks[2], proxy.marks[2])
-    found.equal("fetch.local.fields", kafka.others, proxy.others)
+def _compare_local(findings: Findings, topic: TwinTopic, kafka: Part, proxy: Part) -> None:
+    findings.equal(
+        "fetch.local.records", list(map(str, kafka.batches)), list(map(str, proxy.batches))
+    )
+    findings.equal("fetch.local.bytes", kafka.batches == proxy.batches, True)
+    findings.equal("fetch.local.partial batch", kafka.partial_bytes, proxy.partial_bytes)
+    findings.equal("fetch.local.aborted", kafka.aborted, proxy.aborted)
+    findings.equal("fetch.local.high watermark, LSO", kafka.marks[:2], proxy.marks[:2])
+    compare_log_start(findings, topic, kafka.marks[2], proxy.marks[2])
+    findings.equal("fetch.local.fields", kafka.others, proxy.others)
 
 
-def compare_log_start(found: Findings, topic: TwinTopic, kafka: int, proxy: int) -> None:
+def compare_log_start(findings: Findings, topic: TwinTopic, kafka: int, proxy: int) -> None:
     """Of a response that the broker gave: -1 where the archive was not looked at yet, and its own
     start for a while after a first segment has been archived."""
     if kafka != proxy:
         late = proxy == -1 or proxy in recent_marks(topic, 2) | recent_marks(topic, 3)
-        found.add("fetch-tail-log-start-late" if late else "fetch.local.log start", kafka, proxy)
+        findings.add("fetch-tail-log-start-late" if late else "fetch.local.log start", kafka, proxy)
 
 
 def _compare_archived(
-    found: Findings, topic: TwinTopic, asked: Asked, kafka: Part, proxy: Part
+    findings: Findings, topic: TwinTopic, request: Asked, kafka: Part, proxy: Part
 ) -> None:
     for name, part in ((KAFKA, kafka), (PROXY, proxy)):
-        check_archived(found, name, topic, asked, part)
+        check_archived(findings, name, topic, request, part)
     if proxy.batches and kafka.batches and len(kafka.batches) != len(proxy.batches):
-        found.add("fetch-archived-length", len(kafka.batches), len(proxy.batches))
+        findings.add("fetch-archived-length", len(kafka.batches), len(proxy.batches))
     if kafka.partial_bytes and not proxy.partial_bytes:
-        found.add("fetch-archived-partial-batch", kafka.partial_bytes, 0)
-    found.equal("fetch.archived.aborted null", kafka.aborted is None, proxy.aborted is None)
-    found.equal("fetch.archived.fields", kafka.others, proxy.others)
-    _compare_marks(found, topic, kafka.marks, proxy.marks)
+        findings.add("fetch-archived-partial-batch", kafka.partial_bytes, 0)
+    findings.equal("fetch.archived.aborted null", kafka.aborted is None, proxy.aborted is None)
+    findings.equal("fetch.archived.fields", kafka.others, proxy.others)
+    _compare_marks(findings, topic, kafka.marks, proxy.marks)
 
 
 def _compare_marks(
-    found: Findings, topic: TwinTopic, kafka: tuple[int, int, int], proxy: tuple[int, int, int]
+    findings: Findings, topic: TwinTopic, kafka: tuple[int, int, int], proxy: tuple[int, int, int]
 ) -> None:
     if kafka == proxy:
         return
@@ -183,7 +185,7 @@ def _compare_marks(
         if i < 2 and proxy[i] == topic.log.archived:
             # Newer than what the broker was last asked: what is archived is below the LSO.
             known = known or min(recent_marks(topic, i)) < proxy[i] < kafka[i]
-        found.add(
+        findings.add(
             "fetch-archived-stale-marks" if known else f"fetch.archived.{name}", kafka[i], proxy[i]
         )
 
@@ -200,44 +202,48 @@ def recent_marks(topic: TwinTopic, i: int) -> set[int]:
     return values | {last}
 
 
-def check_archived(found: Findings, name: str, topic: TwinTopic, asked: Asked, part: Part) -> None:
+def check_archived(
+    findings: Findings, name: str, topic: TwinTopic, request: Asked, part: Part
+) -> None:
     """One side's data from the remote tier against the log as it was written."""
-    expected = topic.log.from_offset(asked.offset)[: len(part.batches)]
+    expected = topic.log.from_offset(request.offset)[: len(part.batches)]
     if part.batches != expected:
-        found.add(
+        findings.add(
             f"fetch.archived.records of {name}", _texts(expected), _texts(part.batches)
         )  # fmt: skip
         return
     if not part.batches:
-        if topic.log.holds(asked.offset, asked.isolation):
-            found.add(f"fetch.archived.nothing from {name}", asked, part)
+        if topic.log.holds(request.offset, request.isolation):
+            findings.add(f"fetch.archived.nothing from {name}", request, part)
         return
     last = part.batches[-1].last_offset
-    if last >= topic.log.visible_end(asked.isolation):
-        found.add(f"fetch.archived.above LSO from {name}", topic.log.last_stable, last)
+    if last >= topic.log.visible_end(request.isolation):
+        findings.add(f"fetch.archived.above LSO from {name}", topic.log.last_stable, last)
     whole = part.size_bytes - part.partial_bytes
-    if len(part.batches) > 1 and whole > asked.bytes_max:
-        found.add(f"fetch.archived.too large from {name}", asked.bytes_max, whole)
+    if len(part.batches) > 1 and whole > request.bytes_max:
+        findings.add(f"fetch.archived.too large from {name}", request.bytes_max, whole)
     if name == PROXY and part.partial_bytes:
-        found.add("fetch.archived.partial batch from fetchproxy", 0, part.partial_bytes)
-    if asked.isolation:
-        _check_aborted(found, name, topic, asked, part)
+        findings.add("fetch.archived.partial batch from fetchproxy", 0, part.partial_bytes)
+    if request.isolation:
+        _check_aborted(findings, name, topic, request, part)
 
 
-def _check_aborted(found: Findings, name: str, topic: TwinTopic, asked: Asked, part: Part) -> None:
+def _check_aborted(
+    findings: Findings, name: str, topic: TwinTopic, request: Asked, part: Part
+) -> None:
     aborted = part.aborted or []
-    kept = filter_aborted(part.batches, aborted)
+    kept_ranges = filter_aborted(part.batches, aborted)
     expected = topic.log.committed_data(part.batches)
-    if kept != expected:
-        found.add(f"fetch.archived.committed records of {name}", expected, kept)
-    first = max(part.batches[0].base_offset, asked.offset)
+    if kept_ranges != expected:
+        findings.add(f"fetch.archived.committed records of {name}", expected, kept_ranges)
+    first = max(part.batches[0].base_offset, request.offset)
     exact = topic.log.aborted_between(first, part.batches[-1].last_offset)
     if set(aborted) == exact and len(aborted) == len(exact):
         return
     if name == KAFKA and set(aborted) >= exact:
-        found.add("fetch-archived-aborted-superset", aborted, sorted(exact))
+        findings.add("fetch-archived-aborted-superset", aborted, sorted(exact))
     else:
-        found.add(f"fetch.archived.aborted list of {name}", sorted(exact), aborted)
+        findings.add(f"fetch.archived.aborted list of {name}", sorted(exact), aborted)
 
 
 def _texts(batches: list[NormalBatch]) -> list[str]:

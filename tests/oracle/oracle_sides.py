@@ -131,9 +131,11 @@ class Side(ABC):
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
         configs = [{"name": k, "value": v} for k, v in {**_TOPIC, **self.topic_config()}.items()]
-        wanted = {"name": topic, "num_partitions": partitions, "replication_factor": 1}
-        wanted |= {"assignments": [], "configs": configs}
-        response = self.broker.ask("CreateTopics", 5, {"topics": [wanted], "timeout_ms": 30_000})
+        topic_fields = {"name": topic, "num_partitions": partitions, "replication_factor": 1}
+        topic_fields |= {"assignments": [], "configs": configs}
+        response = self.broker.ask(
+            "CreateTopics", 5, {"topics": [topic_fields], "timeout_ms": 30_000}
+        )
         assert response.topics[0].error_code == 0, response.topics[0]
         until(f"{topic} on {self.name}", lambda: self.leads(topic, partitions))
 
@@ -141,15 +143,15 @@ class Side(ABC):
         self.broker.ask("DeleteTopics", 3, {"topic_names": [topic], "timeout_ms": 30_000})
 
     def metadata(self, topic: str) -> Any:
-        asked = {"topics": [{"name": topic, "topic_id": UUID(int=0)}]}
-        return self.broker.ask("Metadata", 12, asked).topics[0]
+        request_fields = {"topics": [{"name": topic, "topic_id": UUID(int=0)}]}
+        return self.broker.ask("Metadata", 12, request_fields).topics[0]
 
     def leads(self, topic: str, partitions: int) -> bool:
-        found = self.metadata(topic)
-        self.topic_ids[topic] = found.topic_id
-        ready = [p for p in found.partitions if p.error_code == 0 and p.leader_id >= 0]
+        topic_metadata = self.metadata(topic)
+        self.topic_ids[topic] = topic_metadata.topic_id
+        ready = [p for p in topic_metadata.partitions if p.error_code == 0 and p.leader_id >= 0]
         return (
-            found.error_code == 0
+            topic_metadata.error_code == 0
             and len(ready) == partitions
             and all(
                 self.list_offset(topic, LATEST, number) is not None for number in range(partitions)
@@ -159,9 +161,11 @@ class Side(ABC):
     def list_offset(self, topic: str, timestamp: int, partition: int = 0) -> int | None:
         """Of the broker itself; None where it gives an error."""
         entry = {"partition_index": partition, "timestamp": timestamp, "current_leader_epoch": -1}
-        asked = {"replica_id": -1, "topics": [{"name": topic, "partitions": [entry]}]}
-        found = self.broker.ask("ListOffsets", 9, asked).topics[0].partitions[0]
-        return None if found.error_code else found.offset
+        request_fields = {"replica_id": -1, "topics": [{"name": topic, "partitions": [entry]}]}
+        partition_response = (
+            self.broker.ask("ListOffsets", 9, request_fields).topics[0].partitions[0]
+        )
+        return None if partition_response.error_code else partition_response.offset
 
 
 class TieredKafka(Side):
@@ -272,10 +276,12 @@ class ProxiedKafka(Side):
 
     def forget(self, topic: str, offsets: Mapping[int, int]) -> None:
         entries = [{"partition_index": p, "offset": offset} for p, offset in offsets.items()]
-        asked = {"topics": [{"name": topic, "partitions": entries}], "timeout_ms": 30_000}
-        found = self.broker.ask("DeleteRecords", 2, asked).topics[0].partitions
-        shown = {p.partition_index: (p.error_code, p.low_watermark) for p in found}
-        assert shown == {p: (0, offset) for p, offset in offsets.items()}, found
+        request_fields = {"topics": [{"name": topic, "partitions": entries}], "timeout_ms": 30_000}
+        partition_responses = (
+            self.broker.ask("DeleteRecords", 2, request_fields).topics[0].partitions
+        )
+        results = {p.partition_index: (p.error_code, p.low_watermark) for p in partition_responses}
+        assert results == {p: (0, offset) for p, offset in offsets.items()}, partition_responses
 
     def crashes(self) -> list[str]:
         """Lines of the proxy's log that no scenario may cause."""

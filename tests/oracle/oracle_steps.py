@@ -329,11 +329,11 @@ class Failure:
 
 
 def run_sequence(
-    world: World, steps: Sequence[Step], found: Findings, shape: Shape = TWO_TOPICS
+    world: World, steps: Sequence[Step], findings: Findings, shape: Shape = TWO_TOPICS
 ) -> tuple[int, list[str]]:
     """(index of the step that failed or -1, why). Topics are new ones, and gone afterwards."""
-    scene = Scene(world, found, world.new_topics(*shape))
-    found.unexplained.clear()
+    scene = Scene(world, findings, world.new_topics(*shape))
+    findings.unexplained.clear()
     try:
         for index, step in enumerate(steps):
             try:
@@ -342,8 +342,8 @@ def run_sequence(
                 for side in world.sides:
                     side.connect()  # a response may be left unread on the old connections
                 return index, [f"{type(error).__name__}: {error!s:.1500}"]
-            if found.unexplained:
-                return index, [str(mismatch) for mismatch in found.unexplained]
+            if findings.unexplained:
+                return index, [str(mismatch) for mismatch in findings.unexplained]
         return -1, []
     finally:
         scene.clear()
@@ -376,12 +376,12 @@ def check(
     world: World, seed: int, count: int, *, restarts: bool = False, shape: Shape = TWO_TOPICS
 ) -> Findings:
     """Run a generated sequence. Raises AssertionError with a seed and a short transcript."""
-    found = Findings()
+    findings = Findings()
     steps = Generator(seed, shape, restarts, newest=world.version == KAFKA_NEWEST).steps(count)
-    index, reasons = run_sequence(world, steps, found, shape)
+    index, reasons = run_sequence(world, steps, findings, shape)
     if reasons:
         failure = shorten(
             world, seed, steps[: index + 1], reasons, shape=shape, runs_max=10 if restarts else 60
         )
         raise AssertionError(str(failure))
-    return found
+    return findings

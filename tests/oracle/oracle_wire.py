@@ -84,9 +84,9 @@ class WireConnection:
         correlation, kind, version = self._expected.pop(0)
         size = struct.unpack(">i", self._exactly(4))[0]
         data = self._exactly(size)
-        found = int.from_bytes(data[:4], "big")
-        assert found == correlation, (
-            f"{self._bootstrap} answered request {found} in place of {correlation}, "
+        correlation_received = int.from_bytes(data[:4], "big")
+        assert correlation_received == correlation, (
+            f"{self._bootstrap} answered request {correlation_received} in place of {correlation}, "
             f"{kind.__name__} {version}: {data[:200].hex()}"
         )
         try:
@@ -99,8 +99,8 @@ class WireConnection:
         data = bytearray(count)
         view = memoryview(data)
         while view:
-            got = self._socket.recv_into(view)
-            if not got:
+            received_bytes = self._socket.recv_into(view)
+            if not received_bytes:
                 raise ConnectionError("closed by the other side")
-            view = view[got:]
+            view = view[received_bytes:]
         return bytes(data)

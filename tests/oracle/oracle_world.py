@@ -141,8 +141,8 @@ class World:
 
     def _learn_epochs(self, topic: TwinTopic) -> None:
         for side, names in zip(self.sides, topic.names, strict=True):
-            found = side.metadata(topic.name).partitions
-            (epoch,) = (p.leader_epoch for p in found if p.partition_index == topic.partition)
+            partitions = side.metadata(topic.name).partitions
+            (epoch,) = (p.leader_epoch for p in partitions if p.partition_index == topic.partition)
             if epoch not in names.epochs:
                 names.epochs.append(epoch)
         a, b = topic.names
@@ -213,25 +213,31 @@ class World:
         def fields(i: int) -> dict[str, Any]:
             data = {"index": topic.partition, "records": batches[i]}
             topics = [{"name": topic.name, "partition_data": [data]}]
-            wanted = {"transactional_id": txn, "acks": -1, "timeout_ms": 30_000}
-            return wanted | {"topic_data": topics}
+            request_fields = {"transactional_id": txn, "acks": -1, "timeout_ms": 30_000}
+            return request_fields | {"topic_data": topics}
 
         responses = self.arrange("Produce", 9, fields)
-        found = [response.responses[0].partition_responses[0] for response in responses]
-        assert [p.error_code for p in found] == [0, 0], found
-        assert found[0].base_offset == found[1].base_offset == topic.log.end, found
-        base: int = found[0].base_offset
+        partition_responses = [
+            response.responses[0].partition_responses[0] for response in responses
+        ]
+        assert [p.error_code for p in partition_responses] == [0, 0], partition_responses
+        assert (
+            partition_responses[0].base_offset
+            == partition_responses[1].base_offset
+            == topic.log.end
+        ), partition_responses
+        base: int = partition_responses[0].base_offset
         return base
 
     # -- transactions -----------------------------------------------------------------------------
     def new_producer(self) -> Producer:
         name = f"p{next(self._numbers)}"
-        wanted = {"transactional_id": f"tx-{name}", "transaction_timeout_ms": 900_000}
+        request_fields = {"transactional_id": f"tx-{name}", "transaction_timeout_ms": 900_000}
         # The first to look for a coordinator makes the brokers create the topic of transactions.
-        asked = {"key": f"tx-{name}", "key_type": 1}
-        self._until_accepted("FindCoordinator", 3, lambda _: asked)
-        found = self._until_accepted("InitProducerId", 4, lambda _: wanted)
-        ids = [(response.producer_id, response.producer_epoch) for response in found]
+        coordinator_fields = {"key": f"tx-{name}", "key_type": 1}
+        self._until_accepted("FindCoordinator", 3, lambda _: coordinator_fields)
+        responses = self._until_accepted("InitProducerId", 4, lambda _: request_fields)
+        ids = [(response.producer_id, response.producer_epoch) for response in responses]
         for (producer_id, _), known in zip(ids, self._producer_names, strict=True):
             known[producer_id] = name
         return Producer(name, ids)
@@ -292,11 +298,21 @@ class World:
     def _read_directly(side: Side, topic: TwinTopic, offset: int) -> bytes:
         part = {"partition": topic.partition, "fetch_offset": offset}
         part |= {"partition_max_bytes": 1 << 20}
-        wanted = {"topic": topic.name, "partitions": [part]}
-        asked = {"max_wait_ms": 1000, "min_bytes": 1, "max_bytes": 1 << 20, "topics": [wanted]}
-        asked |= {"replica_id": -1, "isolation_level": 0, "session_id": 0, "session_epoch": -1}
+        topic_fields = {"topic": topic.name, "partitions": [part]}
+        request_fields = {
+            "max_wait_ms": 1000,
+            "min_bytes": 1,
+            "max_bytes": 1 << 20,
+            "topics": [topic_fields],
+        }
+        request_fields |= {
+            "replica_id": -1,
+            "isolation_level": 0,
+            "session_id": 0,
+            "session_epoch": -1,
+        }
         response = side.broker.ask(
-            "Fetch", 11, asked | {"forgotten_topics_data": [], "rack_id": ""}
+            "Fetch", 11, request_fields | {"forgotten_topics_data": [], "rack_id": ""}
         )
         return bytes(response.responses[0].partitions[0].records or b"")
 
@@ -328,8 +344,10 @@ class World:
 
     def archive(self, topic: TwinTopic) -> None:
         """Move every inactive segment of the topic that lies below the LSO."""
-        found = {other.partition: self._borders(other) for other in self._siblings(topic)}
-        borders = {partition: ends for partition, ends in found.items() if ends}
+        ends_by_partition = {
+            other.partition: self._borders(other) for other in self._siblings(topic)
+        }
+        borders = {partition: ends for partition, ends in ends_by_partition.items() if ends}
         if borders:
             self.both(lambda side: side.archive(topic.name, borders))
         for partition, ends in borders.items():
@@ -352,18 +370,23 @@ class World:
         start = max(topic.log.archived, topic.log.log_start)
         return [base for base in bases if start < base <= stable]
 
-    def delete_records(self, topic: TwinTopic, offset: int, version: int, found: Findings) -> None:
+    def delete_records(
+        self, topic: TwinTopic, offset: int, version: int, findings: Findings
+    ) -> None:
         """As a client of each side asks for it."""
         part = {"partition_index": topic.partition, "offset": offset}
-        wanted = {"topics": [{"name": topic.name, "partitions": [part]}], "timeout_ms": 30_000}
-        responses = self.ask("DeleteRecords", version, lambda _: wanted)
-        shown = []
+        request_fields = {
+            "topics": [{"name": topic.name, "partitions": [part]}],
+            "timeout_ms": 30_000,
+        }
+        responses = self.ask("DeleteRecords", version, lambda _: request_fields)
+        results = []
         for response in responses:
             p = response.topics[0].partitions[0]
-            shown.append((p.error_code, p.low_watermark))
-        found.equal("delete-records", shown[0], shown[1])
-        if shown[0][0] == 0:
+            results.append((p.error_code, p.low_watermark))
+        findings.equal("delete-records", results[0], results[1])
+        if results[0][0] == 0:
             log = topic.log
-            log.log_start = max(log.log_start, shown[0][1])
+            log.log_start = max(log.log_start, results[0][1])
             log.local_start = max(log.local_start, log.log_start)
             topic.note_marks()

@@ -49,10 +49,10 @@ class BorderedAccumulator(BatchAccumulator):
     async def read(
         self, position: int, bytes_max: int
     ) -> tuple[FetchedPartition, Sequence[BatchHeader]] | LogGap:
-        read = await super().read(position, bytes_max)
-        if isinstance(read, LogGap):
-            return read
-        fetched, headers = read
+        chunk = await super().read(position, bytes_max)
+        if isinstance(chunk, LogGap):
+            return chunk
+        fetched, headers = chunk
         stable = min(fetched.last_stable_offset, self.border)
         below = [header for header in headers if header.last_offset < self.border]
         return replace(fetched, last_stable_offset=stable), below

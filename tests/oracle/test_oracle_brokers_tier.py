@@ -43,7 +43,7 @@ class WholeLog:
 
 
 def read_all(bootstrap: str) -> WholeLog:
-    found, aborted = list[bytes](), set[tuple[int, int]]()
+    batches_read, aborted = list[bytes](), set[tuple[int, int]]()
     with RawConnection(bootstrap) as raw:
         topic_id = raw.topic_id(TOPIC)
         offset, end = 0, raw.list_offset(LIST_VERSION, TOPIC, LATEST)[2]
@@ -52,18 +52,18 @@ def read_all(bootstrap: str) -> WholeLog:
                 FETCH_VERSION, TOPIC, topic_id, offset, isolation=READ_COMMITTED
             )
             assert fetched.error == 0, (offset, fetched)
-            found += fetched.batches
+            batches_read += fetched.batches
             aborted |= set(fetched.aborted or ())
-            last = found[-1]
+            last = batches_read[-1]
             offset = int.from_bytes(last[:8], "big") + int.from_bytes(last[23:27], "big") + 1
-    return WholeLog(found, aborted)
+    return WholeLog(batches_read, aborted)
 
 
 def offsets_at(bootstrap: str, *times: int) -> dict[int, int]:
     with RawConnection(bootstrap) as raw:
-        found = {time: raw.list_offset(LIST_VERSION, TOPIC, time) for time in times}
-    assert {error for error, *_ in found.values()} == {0}, found
-    return {time: offset for time, (_, _, offset) in found.items()}
+        offsets_by_time = {time: raw.list_offset(LIST_VERSION, TOPIC, time) for time in times}
+    assert {error for error, *_ in offsets_by_time.values()} == {0}, offsets_by_time
+    return {time: offset for time, (_, _, offset) in offsets_by_time.items()}
 
 
 def write_segment(world: World, number: int) -> None:
@@ -117,8 +117,8 @@ def test_what_only_the_brokers_tier_has_is_archived_and_outlives_it(
         whole = read_all(broker)
         assert len(whole.aborted) == 5
         assert read_all(proxy.bootstrap) == whole
-        asked = [EARLIEST, EARLIEST_LOCAL, MAX_TIMESTAMP, LATEST, newest_world.first_ms]
-        before = offsets_at(broker, *asked)
+        times = [EARLIEST, EARLIEST_LOCAL, MAX_TIMESTAMP, LATEST, newest_world.first_ms]
+        before = offsets_at(broker, *times)
 
         tiered._alter(TOPIC, {"retention.bytes": "1"})
         until(
@@ -126,7 +126,7 @@ def test_what_only_the_brokers_tier_has_is_archived_and_outlives_it(
             lambda: offsets_at(broker, EARLIEST)[EARLIEST] >= local_start,
         )
         assert read_all(proxy.bootstrap) == whole
-        both = offsets_at(proxy.bootstrap, *asked, LATEST_TIERED)
+        both = offsets_at(proxy.bootstrap, *times, LATEST_TIERED)
         assert both == {
             **before,
             EARLIEST_LOCAL: offsets_at(broker, EARLIEST_LOCAL)[EARLIEST_LOCAL],
@@ -136,7 +136,7 @@ def test_what_only_the_brokers_tier_has_is_archived_and_outlives_it(
     with ArchiveOnlyProcess(store, tmp_path) as node:
         assert read_all(node.bootstrap) == whole
         end = before[LATEST]
-        assert offsets_at(node.bootstrap, *asked, LATEST_TIERED, PENDING_UPLOAD) == {
+        assert offsets_at(node.bootstrap, *times, LATEST_TIERED, PENDING_UPLOAD) == {
             **before,
             EARLIEST_LOCAL: end,
             LATEST_TIERED: end - 1,
@@ -151,5 +151,5 @@ def _check_while_the_broker_is_ahead(world: World, proxy: ProxyProcess) -> None:
     for number in range(3, 5):
         write_segment(world, number)
     tier_all_but_the_newest(tiered)
-    asked = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, PENDING_UPLOAD, LATEST, world.first_ms)
-    assert offsets_at(proxy.bootstrap, *asked) == offsets_at(tiered.kafka.bootstrap, *asked)
+    times = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, PENDING_UPLOAD, LATEST, world.first_ms)
+    assert offsets_at(proxy.bootstrap, *times) == offsets_at(tiered.kafka.bootstrap, *times)

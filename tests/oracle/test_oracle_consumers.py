@@ -98,13 +98,15 @@ def by_kafka_python(bootstrap: str, topic: str, isolation: str, count: int) -> l
         consumer.close()
 
 
-@pytest.mark.parametrize("read", [by_librdkafka, by_kafka_python])
+@pytest.mark.parametrize("read_all", [by_librdkafka, by_kafka_python])
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
-def test_each_record_once(world: World, scene: Scene, isolation: str, read: Any) -> None:
+def test_each_record_once(world: World, scene: Scene, isolation: str, read_all: Any) -> None:
     topic = scene.topics[0]
-    wanted = expected(topic, isolation)
+    expected_values = expected(topic, isolation)
     for side in world.sides:
-        assert read(side.bootstrap, topic.name, isolation, len(wanted)) == wanted, side.name
+        assert (
+            read_all(side.bootstrap, topic.name, isolation, len(expected_values)) == expected_values
+        ), side.name
 
 
 def test_only_segments_with_aborted_transactions_have_an_index_of_them(

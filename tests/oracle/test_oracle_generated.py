@@ -41,8 +41,8 @@ def test_many_generated_sequences(world: World, tally, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2_000 + FIRST_SEED, 2_000 + FIRST_SEED + EPOCHS))
 def test_long_generated_sequences_over_leader_epochs(world: World, tally, seed: int) -> None:
-    found: Findings = check(world, seed, EPOCHS_STEPS, restarts=True)
-    tally(found, EPOCHS_STEPS)
+    findings: Findings = check(world, seed, EPOCHS_STEPS, restarts=True)
+    tally(findings, EPOCHS_STEPS)
 
 
 @pytest.mark.slow

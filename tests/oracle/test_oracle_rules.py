@@ -48,10 +48,10 @@ def right(topic: TwinTopic, offset: int, count: int, isolation: int = 0) -> Part
     return Part(0, marks, aborted if isolation else None, batches, 0, 100 * count, ())
 
 
-def differences(topic: TwinTopic, asked: Asked, kafka: Part, proxy: Part) -> list[str]:
-    found = Findings(reasons={})
-    compare_parts(found, topic, asked, kafka, proxy)
-    return [mismatch.id for mismatch in found.unexplained]
+def differences(topic: TwinTopic, request: Asked, kafka: Part, proxy: Part) -> list[str]:
+    findings = Findings(reasons={})
+    compare_parts(findings, topic, request, kafka, proxy)
+    return [mismatch.id for mismatch in findings.unexplained]
 
 
 ARCHIVED = Asked(0, 1, 1 << 20)
@@ -91,8 +91,10 @@ def test_another_byte_or_epoch_is_found(topic: TwinTopic) -> None:
 @pytest.mark.parametrize("aborted", [[], [(B, 3)], [(A, 3), (A, 3)], [(A, 3), (B, 4)]])
 def test_a_wrong_aborted_list_is_found(topic: TwinTopic, aborted: list[tuple[str, int]]) -> None:
     part = right(topic, 0, 3, 1)
-    found = differences(topic, ARCHIVED, part, dataclasses.replace(part, aborted=aborted))
-    assert "fetch.archived.aborted list of fetchproxy" in found
+    difference_kinds = differences(
+        topic, ARCHIVED, part, dataclasses.replace(part, aborted=aborted)
+    )
+    assert "fetch.archived.aborted list of fetchproxy" in difference_kinds
 
 
 def test_kafka_may_list_more_and_fetchproxy_may_not(topic: TwinTopic) -> None:
@@ -110,8 +112,8 @@ def test_data_above_the_lso_is_found(topic: TwinTopic) -> None:
 
 def test_too_many_bytes_are_found(topic: TwinTopic) -> None:
     part = right(topic, 0, 3, 1)
-    found = differences(topic, Asked(0, 1, 299), part, part)
-    assert "fetch.archived.too large from fetchproxy" in found
+    difference_kinds = differences(topic, Asked(0, 1, 299), part, part)
+    assert "fetch.archived.too large from fetchproxy" in difference_kinds
     assert not differences(topic, Asked(0, 1, 1), right(topic, 0, 1, 1), right(topic, 0, 1, 1))
 
 
@@ -119,21 +121,21 @@ def test_marks_that_never_were_are_found(topic: TwinTopic) -> None:
     part = right(topic, 0, 1)
     stale, wrong = (12, 13, 0), (14, 13, 0)
     topic.marks.insert(0, (topic.marks[0][0], (*stale, 0)))
-    asked = Asked(0, 0, 1 << 20)
+    request = Asked(0, 0, 1 << 20)
     old = dataclasses.replace(part, marks=stale)
-    assert differences(topic, asked, part, old) == ["fetch-archived-stale-marks"]
+    assert differences(topic, request, part, old) == ["fetch-archived-stale-marks"]
     never = dataclasses.replace(part, marks=wrong)
-    assert differences(topic, asked, part, never) == ["fetch.archived.high watermark"]
+    assert differences(topic, request, part, never) == ["fetch.archived.high watermark"]
 
 
 def test_a_log_start_of_the_tail_is_the_archives_or_the_brokers_own(topic: TwinTopic) -> None:
-    part, asked = right(topic, 10, 1), Asked(10, 0, 1 << 20)
+    part, request = right(topic, 10, 1), Asked(10, 0, 1 << 20)
     never = (13, 13, 4)
     for late in ((13, 13, 10), (13, 13, -1)):
-        found = differences(topic, asked, part, dataclasses.replace(part, marks=late))
-        assert found == ["fetch-tail-log-start-late"]
-    found = differences(topic, asked, part, dataclasses.replace(part, marks=never))
-    assert found == ["fetch.local.log start"]
+        difference_kinds = differences(topic, request, part, dataclasses.replace(part, marks=late))
+        assert difference_kinds == ["fetch-tail-log-start-late"]
+    difference_kinds = differences(topic, request, part, dataclasses.replace(part, marks=never))
+    assert difference_kinds == ["fetch.local.log start"]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +172,11 @@ def test_the_filter_of_aborted_records_goes_by_markers(topic: TwinTopic) -> None
 
 
 def test_only_listed_differences_are_explained(topic: TwinTopic) -> None:
-    found = Findings()
-    found.add("fetch-archived-length", 2, 1)
-    found.add("fetch.local.records", [], ["x"])
-    assert list(found.counted) == ["fetch-archived-length"]
-    assert [mismatch.id for mismatch in found.unexplained] == ["fetch.local.records"]
+    findings = Findings()
+    findings.add("fetch-archived-length", 2, 1)
+    findings.add("fetch.local.records", [], ["x"])
+    assert list(findings.counted) == ["fetch-archived-length"]
+    assert [mismatch.id for mismatch in findings.unexplained] == ["fetch.local.records"]
 
 
 def test_what_is_listed_can_be_met() -> None:

@@ -36,8 +36,8 @@ def render(*arguments: str) -> str:
 def manifests(variant: str) -> str:
     text = render("-f", str(values_of(variant)))
     note = f"# Made of deploy/helm/fetchproxy with ci/{variant}-values.yaml; do not edit.\n"
-    kept = [line for line in text.splitlines(keepends=True) if "managed-by: Helm" not in line]
-    return note + "".join(line for line in kept if not line.startswith("# Source: "))
+    lines_kept = [line for line in text.splitlines(keepends=True) if "managed-by: Helm" not in line]
+    return note + "".join(line for line in lines_kept if not line.startswith("# Source: "))
 
 
 if __name__ == "__main__":

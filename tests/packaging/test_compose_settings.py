@@ -73,13 +73,13 @@ def test_clients_find_every_port_that_they_are_told() -> None:
     console = config.console.listen
     assert console is not None
     node_port = config.gateway.node_port_base + int(environment("kafka")["KAFKA_NODE_ID"])
-    wanted = {
+    expected = {
         parse_host_port(config.gateway.listen).port,
         node_port,
         parse_host_port(console).port,
     }
     published = [text.split(":") for text in SERVICES["fetchproxy"]["ports"]]
-    assert {int(inside) for _, _, inside in published} == wanted
+    assert {int(inside) for _, _, inside in published} == expected
     assert all(outside == inside for _, outside, inside in published)
 
 

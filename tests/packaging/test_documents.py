@@ -213,7 +213,7 @@ RELATIONS = {
 
 def test_a_decision_that_changes_another_is_linked_both_ways() -> None:
     either = "|".join([*RELATIONS, *RELATIONS.values()])
-    found = {
+    links = {
         (path.name, relation, other)
         for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")
         for relation, other in re.findall(
@@ -221,8 +221,8 @@ def test_a_decision_that_changes_another_is_linked_both_ways() -> None:
         )
     }
     back = RELATIONS | {passive: active for active, passive in RELATIONS.items()}
-    assert len(found) >= 16
-    assert found == {(other, back[relation], name) for name, relation, other in found}
+    assert len(links) >= 16
+    assert links == {(other, back[relation], name) for name, relation, other in links}
 
 
 def test_every_package_is_on_the_map_of_the_code() -> None:

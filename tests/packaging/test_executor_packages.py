@@ -28,9 +28,9 @@ def test_an_executor_needs_what_the_page_names() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     dependencies = re.search(r"^dependencies = \[(.*?)^\]", project, re.M | re.S)
     assert dependencies is not None
-    ours = set(re.findall(r'"([a-z-]+)', dependencies[1]))
-    assert set(named) <= ours
-    others = [MODULES.get(name, name) for name in ours - set(named)]
+    dependencies_named = set(re.findall(r'"([a-z-]+)', dependencies[1]))
+    assert set(named) <= dependencies_named
+    others = [MODULES.get(name, name) for name in dependencies_named - set(named)]
     done = subprocess.run([sys.executable, "-c", READS, *others], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())

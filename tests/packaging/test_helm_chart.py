@@ -33,9 +33,9 @@ def rendered() -> dict[str, str]:
 
 
 def kinds(text: str) -> dict[tuple[str, str], Manifest]:
-    found = [each for each in yaml.safe_load_all(text) if each]
-    by_name = {(each["kind"], each["metadata"]["name"]): each for each in found}
-    assert len(by_name) == len(found)
+    documents = [each for each in yaml.safe_load_all(text) if each]
+    by_name = {(each["kind"], each["metadata"]["name"]): each for each in documents}
+    assert len(by_name) == len(documents)
     return by_name
 
 
@@ -48,8 +48,10 @@ def pods(text: str) -> list[Manifest]:
 
 def config_of(pod: Manifest) -> Config:
     (container,) = pod["containers"]
-    given = {each["name"]: each.get("value", "from elsewhere") for each in container["env"]}
-    return load_config(None, {k: v for k, v in given.items() if k.startswith("FETCHPROXY_")}, [])
+    environment = {each["name"]: each.get("value", "from elsewhere") for each in container["env"]}
+    return load_config(
+        None, {k: v for k, v in environment.items() if k.startswith("FETCHPROXY_")}, []
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -65,10 +67,10 @@ def test_kubernetes_accepts_every_variant(
     command = find_part("helm", kubeconform_command)
     text = "\n---\n".join(rendered.values())
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout)
-    assert not found.get("resources"), found["resources"]
+    report = json.loads(done.stdout)
+    assert not report.get("resources"), report["resources"]
     count = sum(len(kinds(each)) for each in rendered.values())
-    assert found["summary"] == {"valid": count, "invalid": 0, "errors": 0, "skipped": 0}
+    assert report["summary"] == {"valid": count, "invalid": 0, "errors": 0, "skipped": 0}
     # And it would have seen a fault.
     wrong = text.replace("maxUnavailable: 1", "maxUnavailble: 1").replace("issuerRef", "issuer")
     done = subprocess.run(command, input=wrong, capture_output=True, text=True, check=False)
@@ -108,8 +110,8 @@ def test_proxies_serve_and_archivers_archive(variant: str, rendered: dict[str, s
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ports_are_open_forwarded_and_allowed(variant: str, rendered: dict[str, str]) -> None:
-    found = kinds(rendered[variant])
-    pod = found["Deployment", "fetchproxy"]["spec"]["template"]["spec"]
+    by_kind = kinds(rendered[variant])
+    pod = by_kind["Deployment", "fetchproxy"]["spec"]["template"]["spec"]
     config = config_of(pod)
     listened = {int(config.gateway.listen.rpartition(":")[2])}
     places = parse_node_map(config.gateway.node_map or "").values()
@@ -119,24 +121,24 @@ def test_ports_are_open_forwarded_and_allowed(variant: str, rendered: dict[str, 
     console = int((config.console.listen or "").rpartition(":")[2])
     assert ports.pop("console") == console
     assert set(ports.values()) == listened
-    service = found["Service", "fetchproxy"]["spec"]
+    service = by_kind["Service", "fetchproxy"]["spec"]
     assert {each["port"]: each["targetPort"] for each in service["ports"]} == {
         port: name for name, port in ports.items()
     }
-    policy = found.get(("NetworkPolicy", "fetchproxy"))
+    policy = by_kind.get(("NetworkPolicy", "fetchproxy"))
     if policy is not None:
         clients, _ = policy["spec"]["ingress"]
         assert {each["port"] for each in clients["ports"]} == set(ports)
 
 
 def test_production_is_the_default(rendered: dict[str, str]) -> None:
-    found = kinds(rendered["default"])
+    by_kind = kinds(rendered["default"])
     for kind, name in (("Deployment", "fetchproxy"), ("StatefulSet", "fetchproxy-archiver")):
-        assert found[kind, name]["spec"]["replicas"] > 1
-        selector = found["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"]
-        labels = found[kind, name]["spec"]["template"]["metadata"]["labels"]
+        assert by_kind[kind, name]["spec"]["replicas"] > 1
+        selector = by_kind["PodDisruptionBudget", name]["spec"]["selector"]["matchLabels"]
+        labels = by_kind[kind, name]["spec"]["template"]["metadata"]["labels"]
         assert selector.items() <= labels.items()
-        spread = found[kind, name]["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        spread = by_kind[kind, name]["spec"]["template"]["spec"]["topologySpreadConstraints"]
         assert {each["topologyKey"].rpartition("/")[2] for each in spread} == {"hostname", "zone"}
     playground = kinds(rendered["playground"])
     assert playground["Deployment", "fetchproxy"]["spec"]["replicas"] == 1

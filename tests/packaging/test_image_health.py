@@ -37,10 +37,10 @@ def test_the_image_asks_its_own_console(tmp_path: Path) -> None:
         ProxyProcess(cluster.bootstrap, (tmp_path / "store").as_uri(), tmp_path) as proxy,
     ):
         address = {"FETCHPROXY_CONSOLE_LISTEN": f"0.0.0.0:{proxy.console_port}"}
-        code, said = check(address)
-        assert code == 0, said
-    code, said = check({"FETCHPROXY_CONSOLE_LISTEN": f"[::]:{free_port()}"})
+        code, output = check(address)
+        assert code == 0, output
+    code, output = check({"FETCHPROXY_CONSOLE_LISTEN": f"[::]:{free_port()}"})
     assert code != 0
-    assert "refused" in said
-    code, said = check({})
-    assert (code, said.split(":")[0]) == (0, "not checked")
+    assert "refused" in output
+    code, output = check({})
+    assert (code, output.split(":")[0]) == (0, "not checked")

@@ -25,12 +25,12 @@ def test_the_page_shows_the_file(file: Path) -> None:
 
 def test_each_port_that_clients_learn_is_forwarded() -> None:
     sections = tomllib.loads(PROXIES.read_text("utf-8"))
-    given = [
+    settings = [
         Setting(f"{section}.{key}", value, PROXIES.name)
         for section, keys in sections.items()
         for key, value in keys.items()
     ]
-    config = load_config(None, {}, given)
+    config = load_config(None, {}, settings)
     listened = {parse_host_port(config.gateway.listen).port}
     places = parse_node_map(config.gateway.node_map or "").values()
     listened |= {place.listen_port for place in places}

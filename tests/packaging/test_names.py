@@ -72,8 +72,8 @@ def parsed(path: Path) -> ast.Module:
 
 
 def words_of(name: str) -> set[str]:
-    found = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+", name)
-    return {word.lower() for word in found}
+    words = re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+", name)
+    return {word.lower() for word in words}
 
 
 def identifiers(tree: ast.Module) -> Iterator[str]:
@@ -104,12 +104,12 @@ def used_by(node: ast.stmt) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_are_words_of_the_glossary(path: Path) -> None:
-    found = Counter(
+    banished = Counter(
         name
         for name in identifiers(parsed(path))
         if name not in PUBLIC and words_of(name) & BANISHED
     )
-    assert not found
+    assert not banished
     assert not {
         node.id
         for node in ast.walk(parsed(path))

@@ -30,8 +30,8 @@ PERMISSIVE = {"Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "MIT-0
 def stated(package: str) -> str:
     about = metadata(package)
     classifiers = [c for c in about.get_all("Classifier") or [] if c.startswith("License ::")]
-    said = about["License-Expression"] or about["License"] or classifiers[0]
-    return IN_SPDX.get(said, said)
+    licence = about["License-Expression"] or about["License"] or classifiers[0]
+    return IN_SPDX.get(licence, licence)
 
 
 def test_all_that_is_locked_is_named_and_nothing_else() -> None:
@@ -41,10 +41,10 @@ def test_all_that_is_locked_is_named_and_nothing_else() -> None:
 @pytest.mark.parametrize("package", LOCKED)
 def test_the_licence_is_the_one_that_the_package_states(package: str) -> None:
     try:
-        found = stated(package)
+        licence = stated(package)
     except PackageNotFoundError:
         pytest.skip(f"{package} is not installed on this system")
-    assert NAMED[package] == found
+    assert NAMED[package] == licence
 
 
 def test_all_is_permissive() -> None:

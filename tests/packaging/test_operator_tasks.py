@@ -39,7 +39,9 @@ def test_a_task_is_two_clicks_away_and_its_page_is_enough(
     task: str, page: str, words: tuple[str, ...]
 ) -> None:
     first = linked_from(INDEX)
-    second = {found for each in first if each.suffix == ".md" for found in linked_from(each)}
+    second = {
+        linked_page for each in first if each.suffix == ".md" for linked_page in linked_from(each)
+    }
     assert ROOT / "docs" / page in first | second, task
     text = (ROOT / "docs" / page).read_text("utf-8").lower()
     assert not [word for word in words if word.lower() not in text], task

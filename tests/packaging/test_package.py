@@ -46,10 +46,10 @@ def test_tests_build_with_what_users_build_with() -> None:
 
 def hashes(lock: str, package: str) -> set[str]:
     text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
-    found = re.search(
+    match = re.search(
         rf"^{re.escape(package)}[^\n]*\\\n((?:    --hash=\S+[ \\]*\n)+)", text, re.MULTILINE
     )
-    return set(re.findall(r"sha256:[0-9a-f]{64}", found[1])) if found else set()
+    return set(re.findall(r"sha256:[0-9a-f]{64}", match[1])) if match else set()
 
 
 @pytest.mark.parametrize("package", PYPROJECT["build-system"]["requires"])

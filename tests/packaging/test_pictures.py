@@ -60,8 +60,8 @@ def box(text: ElementTree.Element, size_of: dict[str, float]) -> Box:
     bold = {"name", "state"} & set(kinds)
     width = len(text.text or "") * size * (BOLD_WIDTH if bold else CHARACTER_WIDTH)
     x, y = float(text.get("x", 0)), float(text.get("y", 0))
-    left = x if "left" in kinds else x - width / 2
-    return Box(left, y - ABOVE * size, left + width, y + BELOW * size)
+    left_edge = x if "left" in kinds else x - width / 2
+    return Box(left_edge, y - ABOVE * size, left_edge + width, y + BELOW * size)
 
 
 def words(name: str) -> str:
@@ -70,7 +70,7 @@ def words(name: str) -> str:
 
 
 def test_each_picture_is_there_and_shown() -> None:
-    shown = set()
+    shown_files = set()
     for page in PAGES:
         for target in re.findall(
             r'(?:src|srcset)="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', page.read_text()
@@ -78,8 +78,8 @@ def test_each_picture_is_there_and_shown() -> None:
             file = (page.parent / "".join(target)).resolve()
             assert file.is_file(), f"{page.name}: {target}"
             if file.suffix != ".js":  # a page may have a calculator, too
-                shown.add(file)
-    assert shown == {path.resolve() for path in PICTURES.iterdir()}
+                shown_files.add(file)
+    assert shown_files == {path.resolve() for path in PICTURES.iterdir()}
 
 
 def test_each_picture_is_described_for_those_who_do_not_see_it() -> None:
@@ -113,8 +113,8 @@ def test_no_text_of_a_diagram_covers_another_or_is_cut_off(name: str) -> None:
     for (one, its_box), (other, others_box) in combinations(boxes, 2):
         assert not its_box.overlaps(others_box), f"{one!r} and {other!r}"
     width, height = float(svg.get("width", 0)), float(svg.get("height", 0))
-    for text, (left, top, right, bottom) in boxes:
-        assert min(left, top) >= 0, text
+    for text, (left_edge, top, right, bottom) in boxes:
+        assert min(left_edge, top) >= 0, text
         assert right <= width, text
         assert bottom <= height, text
 

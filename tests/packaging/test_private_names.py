@@ -89,41 +89,43 @@ def names_in(tree: ast.Module) -> set[str]:
 
 def defined_in(tree: ast.Module) -> set[str]:
     """Names that the product gives to attributes of its own objects, functions and classes."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
-                found.add(node.attr)
+                names.add(node.attr)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.AnnAssign | ast.Name):
             target = node.target if isinstance(node, ast.AnnAssign) else node
-            found.add(target.id if isinstance(target, ast.Name) else "")
-    return found
+            names.add(target.id if isinstance(target, ast.Name) else "")
+    return names
 
 
 def test_no_other_private_name_is_used() -> None:
     trees = {path: ast.parse(path.read_text("utf-8")) for path in FILES}
-    ours = set[str]().union(*map(defined_in, trees.values()))
+    own_names = set[str]().union(*map(defined_in, trees.values()))
     for path, tree in trees.items():
         named = {name for _, names, _ in USED.get(place(path), []) for name in names}
-        foreign = {name for name in names_in(tree) - ours if is_private(name)}
+        foreign = {name for name in names_in(tree) - own_names if is_private(name)}
         assert foreign <= named, (place(path), foreign - named)
 
 
 def test_no_other_private_method_is_overridden() -> None:
     """A class of ours that has a method of its library's base by chance breaks that base."""
-    found: dict[str, set[str]] = defaultdict(set)
+    overridden_names: dict[str, set[str]] = defaultdict(set)
     for module in pkgutil.walk_packages(fetchproxy.__path__, "fetchproxy."):
         if module.name.endswith("__main__") or not may_be_imported(module.name):
             continue
         for made in vars(import_module(module.name)).values():
             if inspect.isclass(made) and made.__module__ == module.name:
-                found[made.__module__] |= overridden(made)
+                overridden_names[made.__module__] |= overridden(made)
     named = {
         place_of(file): {one for _, names, _ in of for one in names} for file, of in USED.items()
     }
-    others = {module: names - named.get(module, set()) for module, names in found.items()}
+    others = {
+        module: names - named.get(module, set()) for module, names in overridden_names.items()
+    }
     assert not {module: names for module, names in others.items() if names}
 
 
@@ -157,8 +159,8 @@ def test_each_is_used_and_the_library_still_has_it(
     if find_spec(library.partition(".")[0]) is None:
         pytest.skip(f"{library} is not installed")
     module = import_module(library)
-    theirs = " ".join(dir(module)) if is_built_in(library) else inspect.getsource(module)
-    assert not [name for name in names if name not in theirs]
+    library_source = " ".join(dir(module)) if is_built_in(library) else inspect.getsource(module)
+    assert not [name for name in names if name not in library_source]
 
 
 def is_built_in(library: str) -> bool:

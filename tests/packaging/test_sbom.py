@@ -46,11 +46,11 @@ def test_the_bill_has_what_the_image_installs() -> None:
     text = (ROOT / "requirements" / "base.txt").read_text("utf-8")
     assert len(names) == len(bill["components"]) == text.count("\n    # via") - 1  # colorama
     references = {each["bom-ref"] for each in bill["components"]}
-    own = bill["metadata"]["component"]["bom-ref"]
+    own_ref = bill["metadata"]["component"]["bom-ref"]
     needs = {each["ref"]: set(each["dependsOn"]) for each in bill["dependencies"]}
-    assert set(needs) == references | {own}
+    assert set(needs) == references | {own_ref}
     assert references == set().union(*needs.values()), "nobody needs a package, or one is missing"
     direct = {
         canonicalize_name(Requirement(each).name) for each in PYPROJECT["project"]["dependencies"]
     }
-    assert direct <= {each.partition("/")[2].partition("@")[0] for each in needs[own]}
+    assert direct <= {each.partition("/")[2].partition("@")[0] for each in needs[own_ref]}

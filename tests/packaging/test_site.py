@@ -95,9 +95,9 @@ def test_a_page_needs_no_diagrams_of_another_host(page: str) -> None:
 
 
 def test_the_lock_is_of_what_is_asked_for() -> None:
-    asked = (ROOT / "requirements/docs.in").read_text("utf-8").splitlines()
+    lines = (ROOT / "requirements/docs.in").read_text("utf-8").splitlines()
     locked = (ROOT / "requirements/docs.txt").read_text("utf-8")
-    for line in asked:
+    for line in lines:
         name = re.split(r"[<>=]", line)[0]
         assert re.search(rf"^{name}==\S+ \\$", locked, re.MULTILINE), name
     assert (ROOT / SITE["hooks"][0]).is_file()

@@ -35,11 +35,11 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(outside: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    left = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return subprocess.run(
         [str(outside / "venv" / "bin" / "python"), *arguments],
         cwd=outside,
-        env=left,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

@@ -77,10 +77,10 @@ def test_the_units_start_what_the_page_installs(
             f'archive.topics = "{"orders" if file == "archiver" else ""}"\n'
             f'console.listen = "{console}"\n'
         )
-        read = configparser.ConfigParser(strict=False, interpolation=None)
-        read.read_string(moved(unit.read_text("utf-8").replace("%i", file), tmp_path))
-        name, _, value = read["Service"]["Environment"].partition("=")
-        command = read["Service"]["ExecStart"].split()
+        unit_file = configparser.ConfigParser(strict=False, interpolation=None)
+        unit_file.read_string(moved(unit.read_text("utf-8").replace("%i", file), tmp_path))
+        name, _, value = unit_file["Service"]["Environment"].partition("=")
+        command = unit_file["Service"]["ExecStart"].split()
         process = ServerProcess(unit.stem, command, tmp_path / "log", {name: value}, tmp_path)
         process.start()
         try:

@@ -58,9 +58,9 @@ def test_systemd_finds_nothing_wrong(unit: Path, analyze: str, tmp_path: Path) -
 def test_the_unit_is_closed(unit: Path, analyze: str, tmp_path: Path) -> None:
     command = [analyze, "security", "--offline=true", "--no-pager", str(installed(unit, tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
-    assert found is not None
-    assert float(found[1]) <= EXPOSURE_MAX
+    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
+    assert match is not None
+    assert float(match[1]) <= EXPOSURE_MAX
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

@@ -23,9 +23,9 @@ _FIXED = {**_INTS, "float64": ">d", "bool": ">?"}
 
 @cache
 def schema(name: str) -> dict[str, Any]:
-    own = Path(__file__).parent / "schemas" / f"{name}.json"
-    if own.exists():
-        text = own.read_text()
+    schema_file = Path(__file__).parent / "schemas" / f"{name}.json"
+    if schema_file.exists():
+        text = schema_file.read_text()
     else:
         bundled = resources.files("kafka.protocol.schemas.resources")
         text = (bundled / f"{name}.json").read_text()
@@ -140,14 +140,14 @@ def _values(field: dict[str, Any], kind: str, version: int, flex: bool) -> st.Se
     if kind.startswith("[]"):
         inner = _values(field, kind[2:], version, flex)
         longest = 150 if kind == "[]int32" else 3
-        found = st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=longest))
+        strategy = st.one_of(st.lists(inner, max_size=3), st.lists(inner, max_size=longest))
     elif "fields" in field:
-        found = _structs(field["fields"], version, flex)
+        strategy = _structs(field["fields"], version, flex)
     else:
-        found = _scalar(kind)
+        strategy = _scalar(kind)
     if covers(field.get("nullableVersions"), version) and kind == field["type"]:
-        return st.one_of(found, st.none())
-    return found
+        return st.one_of(strategy, st.none())
+    return strategy
 
 
 def _structs(fields: list[Any], version: int, flex: bool) -> st.SearchStrategy[Any]:

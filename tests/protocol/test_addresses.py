@@ -50,8 +50,8 @@ def find(payload: Buffer, key: ApiKey, version: int) -> list[NodeAddress]:
 
 
 def splice(payload: Buffer, key: ApiKey, version: int, lookup: Lookup) -> bytes:
-    found = at_once(locate_addresses(payload, key, version))
-    return at_once(splice_addresses(payload, key, version, found, lookup))
+    addresses_located = at_once(locate_addresses(payload, key, version))
+    return at_once(splice_addresses(payload, key, version, addresses_located, lookup))
 
 
 def lookup(node_id: int, host: str, port: int) -> tuple[str, int]:
@@ -62,8 +62,8 @@ def holders(key: ApiKey, version: int, value: dict[str, Any]) -> list[dict[str, 
     """The structs that hold an address a client could connect to."""
     _, field, node_id = PLACES[key]
     flat = key == ApiKey.FIND_COORDINATOR and version < 4
-    found = [value] if flat else value.get(field) or []
-    return [h for h in found if h[node_id] >= 0 and h["Host"]]
+    values = [value] if flat else value.get(field) or []
+    return [h for h in values if h[node_id] >= 0 and h["Host"]]
 
 
 def relocated(key: ApiKey, version: int, value: dict[str, Any]) -> dict[str, Any]:
@@ -163,12 +163,12 @@ def endpoints_section(value: dict[str, Any]) -> bytes:
 def test_fetch_tag_section(value: dict[str, Any]) -> None:
     section = endpoints_section(value)
     changed = copy.deepcopy(value)
-    found = [e for e in changed.get("NodeEndpoints", []) if e["NodeId"] >= 0 and e["Host"]]
+    endpoints = [e for e in changed.get("NodeEndpoints", []) if e["NodeId"] >= 0 and e["Host"]]
     places = tagged_node_endpoints(Cursor(section))
     assert [one[:3] for one in places if one.node_id >= 0 and one.host] == [
-        (e["NodeId"], e["Host"], e["Port"]) for e in found
+        (e["NodeId"], e["Host"], e["Port"]) for e in endpoints
     ]
-    for endpoint in found:
+    for endpoint in endpoints:
         address = lookup(endpoint["NodeId"], endpoint["Host"], endpoint["Port"])
         endpoint["Host"], endpoint["Port"] = address
     assert splice_node_endpoints_tag(section, lookup) == endpoints_section(changed)
@@ -181,8 +181,8 @@ def test_fetch_tag_section_with_a_size_in_two_bytes() -> None:
     padded = bytes([0x80 | len(data), 0x00])
     section = b"\x01\x00" + padded + data
     moved = splice_node_endpoints_tag(section, lambda *_: ("hh", 9))
-    wanted = data.replace(b"\x02h", b"\x03hh")
-    assert moved == b"\x01\x00" + uvarint(len(wanted)) + wanted
+    expected = data.replace(b"\x02h", b"\x03hh")
+    assert moved == b"\x01\x00" + uvarint(len(expected)) + expected
 
 
 @given(st.binary(max_size=40))

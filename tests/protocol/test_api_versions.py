@@ -20,13 +20,13 @@ NAME = "ApiVersionsResponse"
 
 def narrowed(value: dict[str, Any]) -> dict[str, Any]:
     changed = copy.deepcopy(value)
-    kept = []
+    entries_kept = []
     for entry in changed["ApiKeys"]:
         offered = offered_versions(entry["ApiKey"], entry["MinVersion"], entry["MaxVersion"])
         if offered is not None:
             entry["MinVersion"], entry["MaxVersion"] = offered
-            kept.append(entry)
-    changed["ApiKeys"] = kept
+            entries_kept.append(entry)
+    changed["ApiKeys"] = entries_kept
     return changed
 
 
@@ -37,8 +37,8 @@ def test_only_ranges_change(version: int) -> None:
     def check(value: dict[str, Any]) -> None:
         value["ErrorCode"] = 0
         payload = encode_response(NAME, version, value)
-        wanted = encode_response(NAME, version, narrowed(value))
-        assert intersect_response(payload, version) == wanted
+        expected = encode_response(NAME, version, narrowed(value))
+        assert intersect_response(payload, version) == expected
 
     check()
 
@@ -51,20 +51,20 @@ def test_error_35_has_the_body_of_v0(version: int) -> None:
     ]
     value = {"ErrorCode": 35, "ApiKeys": ranges}
     payload = encode_response(NAME, 0, value)
-    wanted = encode_response(
+    expected = encode_response(
         NAME,
         0,
         {"ErrorCode": 35, "ApiKeys": [{"ApiKey": 18, "MinVersion": 0, "MaxVersion": NEWEST}]},
     )
-    assert intersect_response(payload, version) == wanted
+    assert intersect_response(payload, version) == expected
 
 
 def test_error_35_of_librdkafkas_mock_cluster_is_mended() -> None:
     as_sent = bytes.fromhex("00000001 0023 01 0012 0000 0002 00000000")
-    wanted = encode_response(
+    expected = encode_response(
         NAME, 0, {"ErrorCode": 35, "ApiKeys": [{"ApiKey": 18, "MinVersion": 0, "MaxVersion": 2}]}
     )
-    assert intersect_response(as_sent, 4)[4:] == wanted[4:]
+    assert intersect_response(as_sent, 4)[4:] == expected[4:]
 
 
 @pytest.mark.parametrize(("high", "offered"), [("7fff", NEWEST), ("ffff", 0)])

@@ -118,12 +118,12 @@ def test_the_room_holds_the_first_bytes_and_nothing_is_written_behind_it(codec: 
     def check(data: bytes, times: int, room_bytes: int) -> None:
         whole = data * times
         packed = bytes(ENCODERS[codec](whole))
-        held = bytearray(b"\xaa" * (room_bytes + 8))
-        filled, all_of_it = unpack_into(codec, packed, memoryview(held)[:room_bytes])
+        guarded = bytearray(b"\xaa" * (room_bytes + 8))
+        filled, all_of_it = unpack_into(codec, packed, memoryview(guarded)[:room_bytes])
         assert all_of_it == (len(whole) <= room_bytes)
-        assert held[:filled] == whole[:filled]
-        assert held[room_bytes:] == b"\xaa" * 8
-        assert unpack_up_to(codec, packed, room_bytes) == (held[:filled], all_of_it)
+        assert guarded[:filled] == whole[:filled]
+        assert guarded[room_bytes:] == b"\xaa" * 8
+        assert unpack_up_to(codec, packed, room_bytes) == (guarded[:filled], all_of_it)
         # Snappy fills in whole blocks, of 32 KiB here.
         assert filled == len(whole) if all_of_it else filled > room_bytes - 32 * 1024 - 1
 

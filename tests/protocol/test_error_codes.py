@@ -13,11 +13,13 @@ RENAMED = {0: "NO_ERROR", 6: "NOT_LEADER_FOR_PARTITION"}
 
 def test_names_are_kafkas() -> None:
     kinds: list[Any] = [kind for kind in vars(kafka_errors).values() if isinstance(kind, type)]
-    theirs = {
+    kafka_names = {
         kind.errno: kind.message
         for kind in kinds
         if issubclass(kind, kafka_errors.BrokerResponseError) and kind.errno is not None
     }
-    known = [code for code in ErrorCode if int(code) in theirs]
+    known = [code for code in ErrorCode if int(code) in kafka_names]
     assert len(known) > 30
-    assert {int(code): theirs[code] for code in known if code.name != theirs[code]} == RENAMED
+    assert {
+        int(code): kafka_names[code] for code in known if code.name != kafka_names[code]
+    } == RENAMED

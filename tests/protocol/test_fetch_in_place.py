@@ -62,7 +62,7 @@ def test_an_answer_patched_in_place_is_otherwise_unchanged(
         cuts = list(range(len(framed)))
     session_id = oracle.session_id if same_session else 1234
     fed = scan_in_place(version, framed, cuts, session_id, addresses.hide_node_endpoints)
-    got = b"".join(piece for pieces in fed for piece in pieces)
+    forwarded = b"".join(piece for pieces in fed for piece in pieces)
 
     expected = OracleResponse[version].decode(framed, header=True, framed=True)
     expected.session_id = session_id if version >= 7 else 0
@@ -72,11 +72,13 @@ def test_an_answer_patched_in_place_is_otherwise_unchanged(
             if p.error_code == 1:
                 p.error_code, p.high_watermark, p.last_stable_offset = 0, 7, 6
                 p.log_start_offset = 5 if version >= 5 else -1
-    seen = OracleResponse[version].decode(got, header=True, framed=True)
-    assert len(got) == len(framed)
-    assert seen.header.correlation_id == CORRELATION_ID
-    seen.unknown_tags = expected.unknown_tags = {}  # the endpoints under a number of no meaning
-    assert seen.to_dict() == expected.to_dict()
+    response_seen = OracleResponse[version].decode(forwarded, header=True, framed=True)
+    assert len(forwarded) == len(framed)
+    assert response_seen.header.correlation_id == CORRELATION_ID
+    response_seen.unknown_tags = (
+        expected.unknown_tags
+    ) = {}  # the endpoints under a number of no meaning
+    assert response_seen.to_dict() == expected.to_dict()
 
 
 @given(responses(), st.lists(st.integers(1, 60_000), max_size=6))
@@ -101,18 +103,18 @@ def test_records_may_go_by_another_way(
         lambda topic, partition, code: fr.PartitionPatch(7, 6, 5) if code == 1 else None,
         addresses.hide_node_endpoints,
     )
-    got, pos = b"", 0
+    forwarded, pos = b"", 0
     while not scanner.done:
         pieces = scanner.feed(memoryview(bytearray(framed[pos : pos + min(step, scanner.left)])))
-        got += b"".join(bytes(piece) for piece in pieces)
+        forwarded += b"".join(bytes(piece) for piece in pieces)
         pos = len(framed) - scanner.left
         passing = rng.randint(0, scanner.records_left)
         scanner.passed_by(passing)
-        got += framed[pos : pos + passing]
+        forwarded += framed[pos : pos + passing]
         pos += passing
     fed = scan_in_place(version, framed, [], 1234, addresses.hide_node_endpoints)
-    assert got == b"".join(fed[0])
-    assert len(got) == len(framed)
+    assert forwarded == b"".join(fed[0])
+    assert len(forwarded) == len(framed)
 
 
 @given(responses())
@@ -122,10 +124,10 @@ def test_spliced_endpoints_of_another_length_change_the_size_prefix(
     version, oracle = case
     framed = framed_of(oracle)
     fed = scan_in_place(version, framed, [], 1234, lambda tags: TWO_ENDPOINTS)
-    got = b"".join(fed[0])
-    assert int.from_bytes(got[:4], "big") == len(got) - 4
+    forwarded = b"".join(fed[0])
+    assert int.from_bytes(forwarded[:4], "big") == len(forwarded) - 4
     if version >= fs.NODE_ENDPOINTS_FROM and len(framed) <= fs.SMALL_RESPONSE_BYTES_MAX:
-        assert got.endswith(TWO_ENDPOINTS) or not oracle.node_endpoints
+        assert forwarded.endswith(TWO_ENDPOINTS) or not oracle.node_endpoints
 
 
 @given(responses())
@@ -136,10 +138,10 @@ def test_exactly_the_answers_without_anything_to_look_at_are_plain(
     framed = framed_of(oracle)
     if version < 7:
         return
-    found = fr.plain_session_id(memoryview(framed), version)
+    session_id = fr.plain_session_id(memoryview(framed), version)
     parsed = fr.parse_head(framed, version)
     assert parsed is not None
-    assert found == (parsed[0].session_id if is_plain(oracle) else None)
+    assert session_id == (parsed[0].session_id if is_plain(oracle) else None)
 
 
 @given(responses(), st.dictionaries(st.integers(0, 3), st.none() | st.integers(-1, 1 << 40)))
@@ -149,25 +151,25 @@ def test_a_plain_answer_has_the_log_starts_that_the_scan_shows(
     version, oracle = case
     framed = framed_of(oracle)
     archived = {t.topic_id.bytes if version >= 13 else t.topic.encode() for t in oracle.responses}
-    shown = dict.fromkeys(archived, starts.get)
+    log_starts = dict.fromkeys(archived, starts.get)
     in_one_pass = bytearray(framed)
-    plain = fr.plain_session_id(memoryview(in_one_pass), version, shown)
-    scanned = b"".join(scan_of(version, framed, shown).feed(memoryview(bytearray(framed))))
+    plain = fr.plain_session_id(memoryview(in_one_pass), version, log_starts)
+    scanned = b"".join(scan_of(version, framed, log_starts).feed(memoryview(bytearray(framed))))
     if plain is not None:
         assert bytes(in_one_pass) == scanned
     else:  # what is patched already stays as it is
-        rescan = scan_of(version, framed, shown)
+        rescan = scan_of(version, framed, log_starts)
         assert b"".join(rescan.feed(memoryview(in_one_pass))) == scanned
 
 
-def scan_of(version: int, framed: bytes, shown: fr.LogStarts) -> fs.FetchResponseScan:
+def scan_of(version: int, framed: bytes, log_starts: fr.LogStarts) -> fs.FetchResponseScan:
     return fs.FetchResponseScan(
         version,
         len(framed),
         lambda head: fr.HeadPatch(head.correlation_id, head.session_id),
         lambda topic, partition, code: None,
         lambda tags: tags,
-        shown,
+        log_starts,
     )
 
 
@@ -183,8 +185,8 @@ def test_a_damaged_answer_is_not_plain(
         tagged = bytearray(framed)
         tagged[at] += 1
         assert fr.plain_session_id(memoryview(tagged), version) is None
-    kept = data.draw(st.integers(20, len(framed) - 1))
-    assert fr.plain_session_id(memoryview(framed[:kept]), version) is None
+    bytes_kept = data.draw(st.integers(20, len(framed) - 1))
+    assert fr.plain_session_id(memoryview(framed[:bytes_kept]), version) is None
     assert fr.plain_session_id(memoryview(framed + b"\x00"), version) is None
 
 
@@ -215,9 +217,9 @@ def test_aborted_transactions_leave_as_they_come(version: int, tags: bytes) -> N
     cuts = list(range(1_000, len(framed), 1_000))
     fed = scan_in_place(version, framed, cuts, 0, addresses.hide_node_endpoints)
     entry_bytes = 16 + len(tags)
-    arrived = left = 0
+    arrived = bytes_forwarded = 0
     for pieces in fed:
         arrived += min(1_000, len(framed) - arrived)
-        left += sum(map(len, pieces))
-        assert arrived - left < entry_bytes
-    assert left == len(framed)
+        bytes_forwarded += sum(map(len, pieces))
+        assert arrived - bytes_forwarded < entry_bytes
+    assert bytes_forwarded == len(framed)

@@ -34,14 +34,14 @@ def partition_fields(message: str, topics: str) -> list[dict[str, Any]]:
 
 def fixed(fields: Iterable[dict[str, Any]], version: int) -> list[tuple[str, str]]:
     """Those at the beginning, up to the first one of another kind."""
-    found = []
+    fixed_fields = []
     for field in fields:
         if not covers(field["versions"], version) or covers(field.get("taggedVersions"), version):
             continue
         if field["type"] not in _CODES:
             break
-        found.append((field["name"], _CODES[field["type"]]))
-    return found
+        fixed_fields.append((field["name"], _CODES[field["type"]]))
+    return fixed_fields
 
 
 def described(fields: Iterable[FixedField], version: int) -> list[tuple[str, str]]:

@@ -41,12 +41,12 @@ def test_only_the_log_start_of_archived_topics_is_lowered(
         lambda tags: tags,
         dict.fromkeys(archived, lambda partition: starts.get(partition % 6, 0)),
     )
-    got, at = bytearray(), 0
+    forwarded, at = bytearray(), 0
     for end in sorted({len(framed), *(cut for cut in cuts if cut < len(framed))}):
         for piece in scanner.feed(memoryview(bytearray(framed[at:end]))):
-            got += piece
+            forwarded += piece
         at = end
-    assert len(got) == len(framed)
+    assert len(forwarded) == len(framed)
 
     expected = OracleResponse[version].decode(framed, header=True, framed=True)
     for topic in expected.responses:
@@ -57,8 +57,8 @@ def test_only_the_log_start_of_archived_topics_is_lowered(
             below = start is not None and start < p.log_start_offset
             if not p.error_code and below and p.log_start_offset > 0:
                 p.log_start_offset = start
-    seen = OracleResponse[version].decode(bytes(got), header=True, framed=True)
+    response_seen = OracleResponse[version].decode(bytes(forwarded), header=True, framed=True)
     if version >= 16 and len(framed) > fs.SMALL_RESPONSE_BYTES_MAX:
-        seen.node_endpoints = expected.node_endpoints = []
-        seen.unknown_tags = expected.unknown_tags = {}
-    assert seen.to_dict() == expected.to_dict()
+        response_seen.node_endpoints = expected.node_endpoints = []
+        response_seen.unknown_tags = expected.unknown_tags = {}
+    assert response_seen.to_dict() == expected.to_dict()

@@ -78,13 +78,13 @@ def test_a_request_parsed_and_composed_is_the_same_bytes(case: tuple[int, Oracle
     for topic in oracle.topics:
         ref = topic_id(topic.topic).bytes if version >= 13 else topic.topic.encode()
         for entry in topic.partitions:
-            mine = parsed.partitions[ref, entry.partition]
-            assert fetch_offset(mine) == entry.fetch_offset
-            assert entry_bytes_max(mine) == entry.partition_max_bytes
-            assert leader_epoch(mine) == entry.current_leader_epoch
-            moved = from_offset(mine, 3)
-            assert (fetch_offset(moved), len(moved)) == (3, len(mine))
-            assert from_offset(moved, entry.fetch_offset) == mine
+            parsed_entry = parsed.partitions[ref, entry.partition]
+            assert fetch_offset(parsed_entry) == entry.fetch_offset
+            assert entry_bytes_max(parsed_entry) == entry.partition_max_bytes
+            assert leader_epoch(parsed_entry) == entry.current_leader_epoch
+            moved = from_offset(parsed_entry, 3)
+            assert (fetch_offset(moved), len(moved)) == (3, len(parsed_entry))
+            assert from_offset(moved, entry.fetch_offset) == parsed_entry
     again = encode_fetch_request(
         parsed,
         partitions=parsed.partitions,
@@ -130,24 +130,24 @@ def test_what_is_read_in_one_pass_is_what_the_cursor_reads(
     for _ in range(data.draw(st.integers(0, 2))):
         at = data.draw(st.integers(start, len(payload) - 1))
         payload[at] = data.draw(st.sampled_from([0, 1, 2, 3, 127, 128, 255]))
-    kept = data.draw(st.integers(start, len(payload)) | st.just(len(payload)))
-    damaged = bytes(payload[:kept])
-    found = plain_request(damaged, start, version)
-    if found is None:
+    bytes_kept = data.draw(st.integers(start, len(payload)) | st.just(len(payload)))
+    damaged = bytes(payload[:bytes_kept])
+    plain = plain_request(damaged, start, version)
+    if plain is None:
         return
-    assert found == any_request(damaged, start)
-    assert all(type(each) is bytes for each in found.partitions.values())
+    assert plain == any_request(damaged, start)
+    assert all(type(each) is bytes for each in plain.partitions.values())
 
 
 def test_the_collector_has_no_partition_of_a_request_to_look_at() -> None:
     """Or each of its full collections would go through all that ten thousand partitions have."""
-    asked = OracleRequest.FetchTopic
+    fetch_topic = OracleRequest.FetchTopic
     request = OracleRequest[12](
         replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=1, isolation_level=0,
         session_id=0, session_epoch=0, forgotten_topics_data=[], rack_id="",
         topics=[
-            asked(version=12, topic="a", partitions=[
-                asked.FetchPartition(
+            fetch_topic(version=12, topic="a", partitions=[
+                fetch_topic.FetchPartition(
                     version=12, partition=n, current_leader_epoch=-1, fetch_offset=0,
                     last_fetched_epoch=-1, log_start_offset=-1, partition_max_bytes=1,
                 ) for n in range(1_000)
@@ -156,10 +156,10 @@ def test_the_collector_has_no_partition_of_a_request_to_look_at() -> None:
     )  # fmt: skip
     request.with_header(correlation_id=7, client_id="me")
     payload = bytes(request.encode(header=True, framed=False))
-    found = parse_fetch_request(payload, header_end(12, "me")).partitions
+    partitions = parse_fetch_request(payload, header_end(12, "me")).partitions
     gc.collect()
-    assert len(found) == 1_000
-    assert not any(gc.is_tracked(each) for pair in found.items() for each in pair)
+    assert len(partitions) == 1_000
+    assert not any(gc.is_tracked(each) for pair in partitions.items() for each in pair)
 
 
 @st.composite
@@ -238,20 +238,22 @@ def test_partitions_of_both_tiers_are_one_entry_of_their_topic(
     other = topic_id("zz").bytes if version >= 13 else b"zz"
     injected = {ref: stored_partition(version) for ref in [*mixed, other]}
     patch = fr.HeadPatch(99, 1234, injected, mixed)
-    got = scan(version, framed, cuts, patch, addresses.hide_node_endpoints)
-    seen = OracleResponse[version].decode(got, header=True, framed=True)
-    assert int.from_bytes(got[:4], "big") == len(got) - 4
-    assert len(seen.responses) == len(oracle.responses) + 1
+    forwarded = scan(version, framed, cuts, patch, addresses.hide_node_endpoints)
+    response_seen = OracleResponse[version].decode(forwarded, header=True, framed=True)
+    assert int.from_bytes(forwarded[:4], "big") == len(forwarded) - 4
+    assert len(response_seen.responses) == len(oracle.responses) + 1
     joined = {*mixed}  # the first entry of a topic that the broker lists twice
-    for ref, mine, theirs in zip(refs, seen.responses[1:], oracle.responses, strict=True):
-        partitions = list(mine.partitions)
+    for ref, ours_topic, kafkas_topic in zip(
+        refs, response_seen.responses[1:], oracle.responses, strict=True
+    ):
+        partitions = list(ours_topic.partitions)
         if ref in joined:
             joined.remove(ref)
             assert bytes(partitions.pop(0).records) == b"stored"
         assert [p.partition_index for p in partitions] == [
-            p.partition_index for p in theirs.partitions
+            p.partition_index for p in kafkas_topic.partitions
         ]
-        for p, q in zip(partitions, theirs.partitions, strict=True):
+        for p, q in zip(partitions, kafkas_topic.partitions, strict=True):
             assert bytes(p.records or b"") == bytes(q.records or b"")
 
 
@@ -287,11 +289,11 @@ def test_a_count_of_partitions_may_need_another_byte(
     one = stored_partition(version)
     injected = {ref: fr.PartitionEntries(further, [*one.pieces] * further)}
     patch = fr.HeadPatch(99, 1234, injected, {ref: partitions + broken_off})
-    got = scan(version, framed, [100, 3_000], patch, addresses.hide_node_endpoints)
-    assert int.from_bytes(got[:4], "big") == len(got) - 4
-    seen = OracleResponse[version].decode(got, header=True, framed=True)
-    [mine] = seen.responses
-    numbers = [p.partition_index for p in mine.partitions]
+    forwarded = scan(version, framed, [100, 3_000], patch, addresses.hide_node_endpoints)
+    assert int.from_bytes(forwarded[:4], "big") == len(forwarded) - 4
+    response_seen = OracleResponse[version].decode(forwarded, header=True, framed=True)
+    [topic_seen] = response_seen.responses
+    numbers = [p.partition_index for p in topic_seen.partitions]
     assert numbers == [3] * further + [*range(10, 10 + partitions)]
 
 
@@ -306,28 +308,34 @@ def test_a_scanned_answer_is_patched_and_otherwise_unchanged(
         cuts = list(range(len(framed)))
     other = topic_id("zz").bytes if version >= 13 else b"zz"
     patch = fr.HeadPatch(99, 1234, {other: stored_partition(version)})
-    got = scan(version, framed, cuts, patch, addresses.hide_node_endpoints)
-    seen = OracleResponse[version].decode(got, header=True, framed=True)
-    assert int.from_bytes(got[:4], "big") == len(got) - 4
-    assert seen.header.correlation_id == 99
+    forwarded = scan(version, framed, cuts, patch, addresses.hide_node_endpoints)
+    response_seen = OracleResponse[version].decode(forwarded, header=True, framed=True)
+    assert int.from_bytes(forwarded[:4], "big") == len(forwarded) - 4
+    assert response_seen.header.correlation_id == 99
     if version >= 7:
-        assert seen.session_id == 1234
-    assert seen.throttle_time_ms == oracle.throttle_time_ms
-    first, *rest = seen.responses
-    mine = first.partitions[0]
-    assert (mine.partition_index, mine.high_watermark, bytes(mine.records)) == (3, 9, b"stored")
-    assert [(a.producer_id, a.first_offset) for a in mine.aborted_transactions] == [(4, 5)]
+        assert response_seen.session_id == 1234
+    assert response_seen.throttle_time_ms == oracle.throttle_time_ms
+    first, *rest = response_seen.responses
+    partition_seen = first.partitions[0]
+    assert (
+        partition_seen.partition_index,
+        partition_seen.high_watermark,
+        bytes(partition_seen.records),
+    ) == (3, 9, b"stored")
+    assert [(a.producer_id, a.first_offset) for a in partition_seen.aborted_transactions] == [
+        (4, 5)
+    ]
     assert len(rest) == len(oracle.responses)
-    for mine_topic, theirs in zip(rest, oracle.responses, strict=True):
-        for p, q in zip(mine_topic.partitions, theirs.partitions, strict=True):
+    for mine_topic, kafkas_topic in zip(rest, oracle.responses, strict=True):
+        for p, q in zip(mine_topic.partitions, kafkas_topic.partitions, strict=True):
             assert bytes(p.records or b"") == bytes(q.records or b"")
             if q.error_code == 1:
                 assert (p.error_code, p.high_watermark, p.last_stable_offset) == (0, 111, 110)
             else:
                 assert (p.error_code, p.high_watermark) == (q.error_code, q.high_watermark)
     if version >= 16:
-        assert not seen.node_endpoints
-    assert b"real-broker" not in got
+        assert not response_seen.node_endpoints
+    assert b"real-broker" not in forwarded
 
 
 @given(responses(), st.lists(st.integers(1, 60_000), max_size=6), st.data())
@@ -348,5 +356,9 @@ def test_a_damaged_answer_raises_only_wire_errors(
 @pytest.mark.parametrize("version", range(7, 19))
 def test_an_error_answer_is_what_kafka_sends(version: int) -> None:
     framed = fr.encode_error_response(version, 3, 70)
-    seen = OracleResponse[version].decode(framed, header=True, framed=True)
-    assert (seen.error_code, seen.session_id, seen.responses) == (70, 0, [])
+    response_seen = OracleResponse[version].decode(framed, header=True, framed=True)
+    assert (response_seen.error_code, response_seen.session_id, response_seen.responses) == (
+        70,
+        0,
+        [],
+    )

@@ -122,7 +122,7 @@ def test_client_software(version: int, name: str, library_version: str) -> None:
         request.client_software_version = library_version
     frame = oracle(ApiKey.API_VERSIONS, version, 1, "id") + request.encode()
     head = peek_request_header(frame)
-    told = client_software(frame, head, len(frame))
-    assert told == ((name, library_version) if version >= 3 else ("", ""))
+    software = client_software(frame, head, len(frame))
+    assert software == ((name, library_version) if version >= 3 else ("", ""))
     for end in range(head.body_position, len(frame)):
-        assert client_software(frame[:end], head, end) in {told, (told[0], ""), ("", "")}
+        assert client_software(frame[:end], head, end) in {software, (software[0], ""), ("", "")}

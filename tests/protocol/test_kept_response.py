@@ -34,13 +34,13 @@ def scanned(
     version: int, frame: bytes, cuts: list[int], suppressed: bool, any_empty: bool = False
 ) -> tuple[bytes, list[tuple[bool, bool]]]:
     """What left, and what was asked."""
-    asked: list[tuple[bool, bool]] = []
+    questions: list[tuple[bool, bool]] = []
 
     def on_error(topic: TopicRef, partition: int, code: int) -> PartitionPatch | None:
         return PartitionPatch() if code == OUT_OF_RANGE else None
 
     def suppress(patched: bool, errors_left: bool) -> bool:
-        asked.append((patched, errors_left))
+        questions.append((patched, errors_left))
         return suppressed
 
     def on_head(head: FetchResponseHead) -> HeadPatch:
@@ -49,13 +49,13 @@ def scanned(
     scan = fs.FetchResponseScan(
         version, len(frame), on_head, on_error, lambda tags: tags, None, suppress, any_empty
     )
-    left, at = b"", 0
+    forwarded, at = b"", 0
     for end in [*sorted(cuts), len(frame)]:
         if end > at:
-            left += b"".join(scan.feed(memoryview(bytearray(frame[at:end]))))
+            forwarded += b"".join(scan.feed(memoryview(bytearray(frame[at:end]))))
             at = end
     assert scan.done
-    return left, asked
+    return forwarded, questions
 
 
 PARTITIONS = st.lists(
@@ -75,16 +75,16 @@ def test_only_an_answer_without_records_is_asked_about_and_then_all_or_nothing_l
 ) -> None:
     frame = response(version, partitions)
     cuts = data.draw(st.lists(st.integers(1, len(frame)), max_size=5))
-    left, asked = scanned(version, frame, cuts, suppressed, any_empty)
+    forwarded, questions = scanned(version, frame, cuts, suppressed, any_empty)
     codes = {code for code, _ in partitions}
     records = any(content for _, content in partitions)
     patched = OUT_OF_RANGE in codes
     if records or not (patched or any_empty):
-        assert not asked
-        assert len(left) == len(frame)
+        assert not questions
+        assert len(forwarded) == len(frame)
     else:
-        assert asked == [(patched, NOT_LEADER in codes)]
-        assert len(left) == (0 if suppressed else len(frame))
+        assert questions == [(patched, NOT_LEADER in codes)]
+        assert len(forwarded) == (0 if suppressed else len(frame))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -92,23 +92,23 @@ def test_what_comes_before_the_first_records_is_not_lost(version: int) -> None:
     partitions = [(OUT_OF_RANGE, b""), *[(0, b"")] * 50, (0, b"records")]
     frame = response(version, partitions)
     every_byte = list(range(1, len(frame)))
-    left, asked = scanned(version, frame, every_byte, suppressed=True)
-    assert not asked
-    assert len(left) == len(frame)
-    assert b"records" in left
+    forwarded, questions = scanned(version, frame, every_byte, suppressed=True)
+    assert not questions
+    assert len(forwarded) == len(frame)
+    assert b"records" in forwarded
 
 
 def test_at_the_limit_what_was_kept_leaves_unasked() -> None:
-    asked: list[bool] = []
+    questions: list[bool] = []
 
     def suppress(patched: bool, errors_left: bool) -> bool:
-        asked.append(patched)
+        questions.append(patched)
         return True
 
-    kept = BufferedFetchResponse(suppress, any_empty=False)
-    kept.patched = True
-    assert kept.keep([bytes(KEPT_BYTES_MAX)], whole=False) is None
-    released = kept.keep([b"x"], whole=False)
+    response_kept = BufferedFetchResponse(suppress, any_empty=False)
+    response_kept.patched = True
+    assert response_kept.keep([bytes(KEPT_BYTES_MAX)], whole=False) is None
+    released = response_kept.keep([b"x"], whole=False)
     assert released is not None
     assert sum(map(len, released)) == KEPT_BYTES_MAX + 1
-    assert not asked
+    assert not questions

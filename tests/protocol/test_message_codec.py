@@ -44,14 +44,14 @@ WITH_NULL_STRUCTURES = ("DESCRIBE_TOPIC_PARTITIONS_REQUEST", "DESCRIBE_TOPIC_PAR
 
 
 def cases(kind: str) -> list[tuple[str, int]]:
-    found = []
+    cases_found = []
     for table in sorted(TABLES):
         if table.endswith(kind) and table not in WITH_NULL_STRUCTURES:
             low, high = RANGES[api_of(table)[0]]
             known = schema(api_of(table)[1])["validVersions"]
             versions = range(low, high + 1)
-            found += [(table, v) for v in versions if covers(known, v)]
-    return found
+            cases_found += [(table, v) for v in versions if covers(known, v)]
+    return cases_found
 
 
 def ours(kind: MessageFieldKind, fields: Any, value: Any, version: int) -> Any:
@@ -63,14 +63,17 @@ def ours(kind: MessageFieldKind, fields: Any, value: Any, version: int) -> Any:
     if not isinstance(kind, Structure):
         return UUID(bytes=value) if isinstance(value, bytes) and fields == "uuid" else value
     named = {}
-    theirs = [
+    schema_fields = [
         f
         for f in fields
         if covers(f["versions"], version) and not covers(f.get("taggedVersions"), version)
     ]
-    mine = [f for f in kind.fields if f.within(version)]
-    assert len(mine) == len(theirs), ([f.name for f in mine], [f["name"] for f in theirs])
-    for our, their in zip(mine, theirs, strict=True):
+    own_fields = [f for f in kind.fields if f.within(version)]
+    assert len(own_fields) == len(schema_fields), (
+        [f.name for f in own_fields],
+        [f["name"] for f in schema_fields],
+    )
+    for our, their in zip(own_fields, schema_fields, strict=True):
         inner = their.get("fields", their["type"].removeprefix("[]"))
         named[our.name] = ours(our.kind, inner, value[their["name"]], version)
     return named
@@ -88,13 +91,13 @@ def without_tags(fields: Any, value: Any, version: int) -> Any:
     }
 
 
-def same(read: Any, expected: Any) -> bool:
+def same(actual: Any, expected: Any) -> bool:
     """`read` also has the defaults of fields that the version lacks."""
     if isinstance(expected, dict):
-        return all(same(read[name], value) for name, value in expected.items())
+        return all(same(actual[name], value) for name, value in expected.items())
     if isinstance(expected, list):
-        return len(read) == len(expected) and all(map(same, read, expected))
-    return bool(read == expected)
+        return len(actual) == len(expected) and all(map(same, actual, expected))
+    return bool(actual == expected)
 
 
 def test_there_is_something_to_look_at() -> None:
@@ -113,11 +116,11 @@ def test_requests_are_read(table: str, version: int, data: st.DataObject) -> Non
         return  # a request without fields
     expected = ours(TABLES[table], schema(name)["fields"], value, version)
     try:
-        read = at_once(read_request(TABLES[table], b"head" + body, 4, key, version))
+        fields_read = at_once(read_request(TABLES[table], b"head" + body, 4, key, version))
     except WireError:
         assert has_null(expected)  # where Kafka allows null and no client sends it
         return
-    assert same(read, expected)
+    assert same(fields_read, expected)
     cut = body[: data.draw(st.integers(0, len(body)))][:-1]
     with pytest.raises(WireError):
         at_once(read_request(TABLES[table], cut, 0, key, version))

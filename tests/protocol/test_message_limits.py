@@ -37,9 +37,9 @@ def large_fetch(topics: int, partitions: int, forgotten: int = 0) -> bytes:
 def test_tagged_fields_have_a_limit_before_any_is_read() -> None:
     assert len(Cursor(tags(TAGGED_FIELDS_MAX)).tags()) == TAGGED_FIELDS_MAX
     Cursor(tags(TAGGED_FIELDS_MAX)).skip_tags()
-    for read in (Cursor.tags, Cursor.skip_tags):
+    for method in (Cursor.tags, Cursor.skip_tags):
         with pytest.raises(MalformedMessage, match=f"{TAGGED_FIELDS_MAX + 1} tagged fields"):
-            read(Cursor(encode_uvarint(TAGGED_FIELDS_MAX + 1)))
+            method(Cursor(encode_uvarint(TAGGED_FIELDS_MAX + 1)))
 
 
 def test_so_have_those_of_a_header() -> None:

@@ -113,8 +113,8 @@ def test_request(api: PartitionApi, version: int) -> None:
             ((name, p[api.partition]), p[api.asked]) for name, p in api.partitions(value)
         ]
         if api is EPOCHS:
-            found = offset_for_leader_epoch.replica_id(body, len(lead), version)
-            assert found == value.get("ReplicaId", -2)
+            replica_id = offset_for_leader_epoch.replica_id(body, len(lead), version)
+            assert replica_id == value.get("ReplicaId", -2)
         if api is DELETE_RECORDS:
             cursor = Cursor(body, len(lead))
             list(delete_records.partitions_in(cursor, version))
@@ -139,8 +139,8 @@ def test_response_and_patch(api: PartitionApi, version: int) -> None:
         changed = copy.deepcopy(value)
         for result, (_, p) in zip(results, api.partitions(changed), strict=True):
             if data.draw(st.booleans()):
-                ours = {api.found[field]: number for field, number in api.patched.items()}
-                api.patch(payload, version, result._replace(**ours))
+                own_fields = {api.found[field]: number for field, number in api.patched.items()}
+                api.patch(payload, version, result._replace(**own_fields))
                 p |= {field: number for field, number in api.patched.items() if field in p}
         assert bytes(payload) == encode_response(response, version, changed)
 
@@ -153,8 +153,8 @@ def test_truncation_and_garbage_raise_only_wire_errors(api: PartitionApi, versio
 
     @settings(max_examples=40)
     @given(values(request, version), values(response, version), st.data(), st.binary(max_size=60))
-    def check(asked: Value, value: Value, data: st.DataObject, junk: bytes) -> None:
-        body = encode_body(request, version, asked)
+    def check(request_value: Value, value: Value, data: st.DataObject, junk: bytes) -> None:
+        body = encode_body(request, version, request_value)
         # The last byte of a request may be its tagged-field section, which nobody reads.
         for broken in (body[: data.draw(st.integers(0, len(body) - 1))], junk):
             with contextlib.suppress(WireError):
@@ -183,8 +183,8 @@ def test_one_timestamp_for_all(version: int) -> None:
                 partition["Timestamp"] = timestamp
         body = encode_body("ListOffsetsRequest", version, value)
         found = list_offsets.timestamp_of_all(b"lead" + body, 4, version)
-        asked = {timestamp for _, timestamp in list_offsets.partitions_in(body, 0, version)}
-        assert found is None or {found} == asked
+        timestamps = {timestamp for _, timestamp in list_offsets.partitions_in(body, 0, version)}
+        assert found is None or {found} == timestamps
         plain = version >= 4 and value["Topics"] and all(t["Partitions"] for t in value["Topics"])
         if timestamp is not None and plain and not has_tags(value):
             assert found == timestamp
@@ -201,10 +201,10 @@ def has_tags(value: Any) -> bool:
 # -- as kafka-python writes and reads them -------------------------------------------------------
 @pytest.mark.parametrize("version", DELETE_RECORDS.versions)
 def test_delete_records_of_kafka_python(version: int) -> None:
-    asked = DeleteRecordsRequest.DeleteRecordsTopic
-    partition = asked.DeleteRecordsPartition(partition_index=3, offset=-1)
+    request_topic = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = request_topic.DeleteRecordsPartition(partition_index=3, offset=-1)
     request = DeleteRecordsRequest(
-        topics=[asked(name="orders", partitions=[partition])], timeout_ms=700
+        topics=[request_topic(name="orders", partitions=[partition])], timeout_ms=700
     )
     frame = framed(request, version)
     cursor = Cursor(frame, peek_request_header(frame).body_position)
@@ -223,10 +223,12 @@ def test_delete_records_of_kafka_python(version: int) -> None:
 
 @pytest.mark.parametrize("version", EPOCHS.versions)
 def test_epochs_of_kafka_python(version: int) -> None:
-    asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    partition = asked.OffsetForLeaderPartition(partition=3, current_leader_epoch=9, leader_epoch=5)
+    request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    partition = request_topic.OffsetForLeaderPartition(
+        partition=3, current_leader_epoch=9, leader_epoch=5
+    )
     request = OffsetForLeaderEpochRequest(
-        replica_id=-1, topics=[asked(topic="orders", partitions=[partition])]
+        replica_id=-1, topics=[request_topic(topic="orders", partitions=[partition])]
     )
     frame = framed(request, version)
     at = peek_request_header(frame).body_position
@@ -252,8 +254,8 @@ def test_list_offsets_of_kafka_python(version: int) -> None:
         topic.ListOffsetsPartitionResponse(partition_index=n, error_code=1) for n in range(3)
     ]
     payload = responded(message(throttle_time_ms=3, topics=[topic(name="t", partitions=results)]))
-    found = LIST_OFFSETS.results_in(payload, version)[1]
-    LIST_OFFSETS.patch(payload, version, found._replace(error_code=0, timestamp=1000, offset=42))
+    result = LIST_OFFSETS.results_in(payload, version)[1]
+    LIST_OFFSETS.patch(payload, version, result._replace(error_code=0, timestamp=1000, offset=42))
     [decoded] = message.decode(bytes(payload), header=True).topics
     assert [(p.error_code, p.timestamp, p.offset) for p in decoded.partitions] == [
         (1, -1, -1),

@@ -25,9 +25,9 @@ def test_acks(version: int) -> None:
         assert acks_of(lead + body, len(lead), version) == value["Acks"]
         before_topics = [size for size in range(len(body)) if size <= _acks_end(version, value)]
         for size in before_topics:
-            found = acks_of(lead + body[:size], len(lead), version)
-            assert found == (value["Acks"] if size == _acks_end(version, value) else None)
-            assert acks_of(lead + body, len(lead), version, len(lead) + size) == found
+            acks = acks_of(lead + body[:size], len(lead), version)
+            assert acks == (value["Acks"] if size == _acks_end(version, value) else None)
+            assert acks_of(lead + body, len(lead), version, len(lead) + size) == acks
 
     check()
 

@@ -163,9 +163,9 @@ def test_crc_does_not_cover_offset_and_epoch() -> None:
 
 
 def naive_cut(log: list[bytes], from_offset: int, bytes_max: int, min_one: bool) -> bytes:
-    wanted = [batch for batch in log if last_offset(batch) >= from_offset]
+    batches_expected = [batch for batch in log if last_offset(batch) >= from_offset]
     out = b""
-    for number, batch in enumerate(wanted):
+    for number, batch in enumerate(batches_expected):
         if len(out) + len(batch) > bytes_max and not (min_one and number == 0):
             break
         out += batch
@@ -238,9 +238,11 @@ def test_control_type_of_data_is_malformed() -> None:
         control_type(batch, header)
 
 
-def naive_search(stamps: list[int], base: int, wanted: int, start: int) -> tuple[int, int] | None:
+def naive_search(
+    stamps: list[int], base: int, timestamp: int, start: int
+) -> tuple[int, int] | None:
     for delta, stamp in enumerate(stamps):
-        if stamp >= wanted and base + delta >= start:
+        if stamp >= timestamp and base + delta >= start:
             return base + delta, stamp
     return None
 
@@ -257,10 +259,10 @@ def test_search_by_timestamp(codec: int) -> None:
     def check(stamps: list[int], other: int, ahead: int, base: int) -> None:
         batch = make_batch(base, stamps, codec)
         (header,) = walk(batch)
-        for wanted in (stamps[-1], stamps[0] + 1, max(stamps) + 1, other):
+        for timestamp in (stamps[-1], stamps[0] + 1, max(stamps) + 1, other):
             for start in (0, base + ahead):
-                found = first_record_at_or_after(batch, header, wanted, start)
-                assert found == naive_search(stamps, base, wanted, start)
+                first_record = first_record_at_or_after(batch, header, timestamp, start)
+                assert first_record == naive_search(stamps, base, timestamp, start)
 
     check()
 
@@ -318,7 +320,7 @@ def test_a_search_pauses_between_pieces_of_records(codec: int) -> None:
     wanted=st.integers(-(2**63), 2**63 - 1),
 )
 def test_any_timestamp_is_found_although_its_delta_overflows(
-    base: int, stamps: list[int], wanted: int
+    base: int, stamps: list[int], timestamp: int
 ) -> None:
     def varint(value: int) -> bytes:
         value, out = (value << 1) ^ (value >> 63), bytearray()
@@ -340,8 +342,8 @@ def test_any_timestamp_is_found_although_its_delta_overflows(
         last_offset_delta=len(stamps) - 1,
         records_count=len(stamps),
     )
-    found = first_record_at_or_after(bytes(HEADER_BYTES) + records, header, wanted)
-    assert found == naive_search(stamps, 7, wanted, 0)
+    first_record = first_record_at_or_after(bytes(HEADER_BYTES) + records, header, timestamp)
+    assert first_record == naive_search(stamps, 7, timestamp, 0)
 
 
 # --- batches that unpack to far more than they are ---
@@ -366,9 +368,9 @@ def peak_bytes(work: Callable[[], object]) -> int:
 def test_what_a_search_unpacks_is_bounded(codec: int) -> None:
     """The record that is looked for lies behind the bound: an earlier offset misses nothing."""
     batch, header = hostile_batch(codec, SEARCHED_BYTES_MAX, records=4)
-    found: list[tuple[int, int] | None] = []
-    peak = peak_bytes(lambda: found.append(first_record_at_or_after(batch, header, 1500)))
-    assert found == [(40, 2000)]
+    first_records: list[tuple[int, int] | None] = []
+    peak = peak_bytes(lambda: first_records.append(first_record_at_or_after(batch, header, 1500)))
+    assert first_records == [(40, 2000)]
     assert peak < 1.6 * SEARCHED_BYTES_MAX
     assert first_record_at_or_after(batch, header, 1500, 42) == (42, 2000)
     assert first_record_at_or_after(batch, header, 2001) is None  # by its header alone
@@ -395,7 +397,7 @@ def test_a_block_that_is_larger_than_the_bound_is_not_unpacked() -> None:
 
 def test_records_that_are_looked_at_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_batch, "SEARCHED_RECORDS_MAX", 10)
-    for count, found in ((10, (49, 2000)), (11, (50, 2000)), (12, (50, 2000)), (90, (50, 2000))):
+    for count, expected in ((10, (49, 2000)), (11, (50, 2000)), (12, (50, 2000)), (90, (50, 2000))):
         for codec in CODECS:
             batch, header = hostile_batch(codec, 10, count)
-            assert first_record_at_or_after(batch, header, 1500) == found
+            assert first_record_at_or_after(batch, header, 1500) == expected

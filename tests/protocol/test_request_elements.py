@@ -30,8 +30,8 @@ def read(key: ApiKey, version: int, body: bytes) -> MessageFields:
 
 
 def test_the_limit_itself_is_read() -> None:
-    found = read(ApiKey.DELETE_GROUPS, 0, names(ELEMENTS_MAX))
-    assert len(found["groups_names"]) == ELEMENTS_MAX
+    fields_read = read(ApiKey.DELETE_GROUPS, 0, names(ELEMENTS_MAX))
+    assert len(fields_read["groups_names"]) == ELEMENTS_MAX
 
 
 def test_one_more_is_refused_at_once() -> None:

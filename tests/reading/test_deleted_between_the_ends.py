@@ -37,9 +37,9 @@ def test_a_fetch_of_it_goes_on_behind_the_gap() -> None:
     async def main() -> None:
         async with one_gone() as (side, gone):
             fetch = await fetched(side, gone.start_offset)
-            found = fetch.results()[0]
-            assert found.error is None
-            assert found.records
+            result = fetch.results()[0]
+            assert result.error is None
+            assert result.records
 
     run_virtual(main)
 
@@ -47,7 +47,9 @@ def test_a_fetch_of_it_goes_on_behind_the_gap() -> None:
 def test_a_search_by_time_passes_it_over() -> None:
     async def main() -> None:
         async with one_gone() as (side, gone):
-            found = await side.purgatory.first_offset_at_or_after(side.tp, gone.max_timestamp_ms)
-            assert found == (4, 104, 0)
+            first_offset = await side.purgatory.first_offset_at_or_after(
+                side.tp, gone.max_timestamp_ms
+            )
+            assert first_offset == (4, 104, 0)
 
     run_virtual(main)

@@ -221,15 +221,15 @@ async def test_the_longest_unused_goes_before_the_limit_is_passed(tmp_path: Path
         assert [await disk.read(chunk(n)) for n in (1, 2, 3)] == [None] * 3
 
 
-@pytest.mark.parametrize(("over", "kept"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("over", "is_kept"), [(0, True), (1, False)])
 async def test_a_chunk_larger_than_the_cache_is_left_out(
-    over: int, kept: bool, tmp_path: Path
+    over: int, is_kept: bool, tmp_path: Path
 ) -> None:
     whole = CachedChunk(7, ByteRange(0, MiB - HEAD_BYTES + over))
     async with cache(tmp_path) as disk:
         await store(disk, chunk(0), whole)
-        assert (await disk.read(whole) is not None) is kept
-        assert (await disk.read(chunk(0)) is None) is kept  # evicted, to make room
+        assert (await disk.read(whole) is not None) is is_kept
+        assert (await disk.read(chunk(0)) is None) is is_kept  # evicted, to make room
 
 
 async def test_writes_that_wait_are_bounded_and_nobody_waits_for_them(tmp_path: Path) -> None:
@@ -240,8 +240,8 @@ async def test_writes_that_wait_are_bounded_and_nobody_waits_for_them(tmp_path: 
         assert len(disk._writing) == 3
         assert count(DISK_CACHE_NOT_WRITTEN, "busy") == busy + 7
         await settled(disk)
-        found = [await disk.read(chunk(n)) is not None for n in range(10)]
-        assert found == [True] * 3 + [False] * 7
+        hits = [await disk.read(chunk(n)) is not None for n in range(10)]
+        assert hits == [True] * 3 + [False] * 7
 
 
 async def test_the_same_chunk_is_written_once(tmp_path: Path) -> None:

@@ -80,9 +80,9 @@ def run(test: Callable[[ReadBudget], Awaitable[None]]) -> None:
 
 def test_the_faster_answer_is_taken_and_the_slower_request_cancelled() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget)
+        _, hedged_read = await hedging(budget)
         line, began_at = Line(5.0, 0.03), now()
-        assert await read(line) == b"2"
+        assert await hedged_read(line) == b"2"
         assert now() - began_at == pytest.approx(0.02 + 0.03)  # hedge_after_min_ms, then its own
         assert (line.begun, line.cancelled) == (2, 1)
 
@@ -91,9 +91,9 @@ def test_the_faster_answer_is_taken_and_the_slower_request_cancelled() -> None:
 
 def test_the_first_request_may_still_win() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget)
+        _, hedged_read = await hedging(budget)
         line = Line(0.03, 5.0)
-        assert await read(line) == b"1"
+        assert await hedged_read(line) == b"1"
         assert (line.begun, line.cancelled) == (2, 1)
 
     run(test)
@@ -101,9 +101,9 @@ def test_the_first_request_may_still_win() -> None:
 
 def test_a_read_that_is_not_slow_is_asked_once() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget)
+        _, hedged_read = await hedging(budget)
         line = Line(0.019)
-        assert await read(line) == b"1"
+        assert await hedged_read(line) == b"1"
         assert (line.begun, line.cancelled) == (1, 0)
 
     run(test)
@@ -111,21 +111,21 @@ def test_a_read_that_is_not_slow_is_asked_once() -> None:
 
 def test_an_error_counts_when_the_other_request_has_one_too() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget)
-        assert await read(Line(StorageUnavailable("first"), 0.6)) == b"2"
-        assert await read(Line(0.7, StorageUnavailable("second"))) == b"1"
+        _, hedged_read = await hedging(budget)
+        assert await hedged_read(Line(StorageUnavailable("first"), 0.6)) == b"2"
+        assert await hedged_read(Line(0.7, StorageUnavailable("second"))) == b"1"
         with pytest.raises(StorageThrottled, match="first"):
-            await read(Line(StorageThrottled("first"), StorageUnavailable("second")))
+            await hedged_read(Line(StorageThrottled("first"), StorageUnavailable("second")))
 
     run(test)
 
 
 def test_an_error_before_it_is_slow_is_not_hedged() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget, hedge_after_min_ms=600)
+        _, hedged_read = await hedging(budget, hedge_after_min_ms=600)
         line = Line(ObjectNotFound("gone"))
         with pytest.raises(ObjectNotFound):
-            await read(line)
+            await hedged_read(line)
         assert line.begun == 1
 
     run(test)
@@ -136,23 +136,23 @@ def test_a_share_of_reads_and_no_more_is_hedged() -> None:
 
     async def test(budget: ReadBudget) -> None:
         hedged = hedged_reads(budget, hedge_after_max_ms=30)
-        asked = 0
+        requests_made = 0
         for n in range(1_000):
             line = Line(0.04, 0.04)
             await hedged.read(line.begin, SIZE)
-            asked += line.begun
-            assert asked - (n + 1) <= SECOND_REQUESTS_SAVED_MAX + 0.05 * (n + 1)
-        assert asked == pytest.approx(1_050 + SECOND_REQUESTS_SAVED_MAX, abs=2)
+            requests_made += line.begun
+            assert requests_made - (n + 1) <= SECOND_REQUESTS_SAVED_MAX + 0.05 * (n + 1)
+        assert requests_made == pytest.approx(1_050 + SECOND_REQUESTS_SAVED_MAX, abs=2)
 
     run(test)
 
 
 def test_what_is_saved_up_is_bounded() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget, reads=600)
+        _, hedged_read = await hedging(budget, reads=600)
         lines = [Line(0.3, 0.3) for _ in range(20)]
         for line in lines:
-            await read(line)
+            await hedged_read(line)
         assert sum(line.begun - 1 for line in lines) == SECOND_REQUESTS_SAVED_MAX
 
     run(test)
@@ -160,16 +160,16 @@ def test_what_is_saved_up_is_bounded() -> None:
 
 def test_only_where_the_budget_has_a_place() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget)
+        _, hedged_read = await hedging(budget)
         taken = [Slot(SIZE, False), Slot(SIZE, False)]
         for slot in taken:
             await budget.acquire(slot)
         line = Line(0.3)
-        await read(line)
+        await hedged_read(line)
         assert line.begun == 1
         budget.release(taken[0])
         line = Line(0.3)
-        await read(line)
+        await hedged_read(line)
         assert line.begun == 2
         budget.release(taken[1])
 
@@ -178,14 +178,14 @@ def test_only_where_the_budget_has_a_place() -> None:
 
 def test_only_where_nobody_waits_for_a_place() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget)
+        _, hedged_read = await hedging(budget)
         small, large = Slot(SIZE, False), Slot(2 * MiB, False)
         await budget.acquire(small)
         async with asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(budget.acquire(large))
             await asyncio.sleep(0)
             line = Line(0.3)
-            await read(line)
+            await hedged_read(line)
             assert line.begun == 1
             budget.release(small)
             await waiting
@@ -196,9 +196,9 @@ def test_only_where_nobody_waits_for_a_place() -> None:
 
 def test_zero_switches_it_off() -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget, hedged_reads_share_max=0)
+        _, hedged_read = await hedging(budget, hedged_reads_share_max=0)
         line = Line(100.0)
-        assert await read(line) == b"1"
+        assert await hedged_read(line) == b"1"
         assert line.begun == 1
 
     run(test)
@@ -207,11 +207,11 @@ def test_zero_switches_it_off() -> None:
 @pytest.mark.parametrize("at_s", [0.0, 0.01, 0.025, 0.2])
 def test_cancelled_at_any_time_it_leaves_nothing(at_s: float) -> None:
     async def test(budget: ReadBudget) -> None:
-        _, read = await hedging(budget)
+        _, hedged_read = await hedging(budget)
         line = Line(5.0, 5.0)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(at_s):
-                await read(line)
+                await hedged_read(line)
         assert line.cancelled == line.begun
 
     run(test)

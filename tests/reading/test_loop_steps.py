@@ -23,31 +23,31 @@ def run_counted(main: Callable[[VirtualTimeLoop], Coroutine[None, None, None]]) 
 
 async def turns_of_readers(loop: VirtualTimeLoop, steps: LoopSteps, each: int) -> list[list[int]]:
     """For each reader, the turns of the loop in which it took its `each` steps."""
-    found: list[list[int]] = [[] for _ in range(READERS)]
+    turns_by_reader: list[list[int]] = [[] for _ in range(READERS)]
 
     async def read(number: int) -> None:
         await steps.begin()
-        found[number].append(loop.turns)
-        while len(found[number]) < each:
+        turns_by_reader[number].append(loop.turns)
+        while len(turns_by_reader[number]) < each:
             await steps.go_on()
-            found[number].append(loop.turns)
+            turns_by_reader[number].append(loop.turns)
 
     async with asyncio.TaskGroup() as group:
         for number in range(READERS):
             group.create_task(read(number))
-    return found
+    return turns_by_reader
 
 
 def test_one_step_a_turn_while_the_tail_is_read_and_everybody_in_turn() -> None:
     async def main(loop: VirtualTimeLoop) -> None:
         steps = LoopSteps()
         steps.tail_is_read(0.5)
-        found = await turns_of_readers(loop, steps, 4)
-        all_turns = sorted(turn for turns in found for turn in turns)
+        turns_by_reader = await turns_of_readers(loop, steps, 4)
+        all_turns = sorted(turn for turns in turns_by_reader for turn in turns)
         assert len(set(all_turns)) == 4 * READERS
         # No turn is left out: the archive uses all the time that other work leaves.
         assert all_turns[-1] - all_turns[0] == 4 * READERS - 1
-        firsts, seconds = (sorted(turns[number] for turns in found) for number in (0, 1))
+        firsts, seconds = (sorted(turns[number] for turns in turns_by_reader) for number in (0, 1))
         assert firsts[-1] < seconds[0]
 
     run_counted(main)
@@ -56,10 +56,12 @@ def test_one_step_a_turn_while_the_tail_is_read_and_everybody_in_turn() -> None:
 def test_nobody_waits_while_no_tail_is_read() -> None:
     async def main(loop: VirtualTimeLoop) -> None:
         steps = LoopSteps()
-        found = await turns_of_readers(loop, steps, 2)
-        assert len({turns[0] for turns in found}) == 1
-        assert len({turns[1] for turns in found}) == 1
-        assert all(turns[1] == turns[0] + 1 for turns in found)  # other work runs between the steps
+        turns_by_reader = await turns_of_readers(loop, steps, 2)
+        assert len({turns[0] for turns in turns_by_reader}) == 1
+        assert len({turns[1] for turns in turns_by_reader}) == 1
+        assert all(
+            turns[1] == turns[0] + 1 for turns in turns_by_reader
+        )  # other work runs between the steps
 
     run_counted(main)
 
@@ -71,11 +73,11 @@ def test_the_tail_is_read_for_its_wait_and_a_second() -> None:
             steps.tail_is_read(wait_s)
             steps.tail_is_read(0.0)  # a second reader with a shorter wait
             await asyncio.sleep(until_s - 0.01)
-            found = await turns_of_readers(loop, steps, 1)
-            assert len({turns[0] for turns in found}) == READERS
+            turns_by_reader = await turns_of_readers(loop, steps, 1)
+            assert len({turns[0] for turns in turns_by_reader}) == READERS
             await asyncio.sleep(0.02)
-            found = await turns_of_readers(loop, steps, 1)
-            assert len({turns[0] for turns in found}) == 1
+            turns_by_reader = await turns_of_readers(loop, steps, 1)
+            assert len({turns[0] for turns in turns_by_reader}) == 1
 
     run_counted(main)
 

@@ -107,10 +107,10 @@ def test_an_outage_is_an_error_only_when_it_is_long_and_only_at_the_deadline(
             began = now()
             first_error = None
             while now() < began + 70:
-                asked = now()
+                asked_at = now()
                 fetch = await fetched(side, 0)
                 assert fetch.reason is CompletionReason.DEADLINE
-                assert now() == pytest.approx(asked + 0.5)
+                assert now() == pytest.approx(asked_at + 0.5)
                 if fetch.results():
                     assert isinstance(fetch.results()[0].error, StorageUnavailable)
                     first_error = first_error or now()

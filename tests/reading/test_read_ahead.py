@@ -91,15 +91,15 @@ def test_streams_are_bounded_the_oldest_is_forgotten() -> None:
 
 def read_in_vain(runs: list[tuple[int, bool]], chunks_max: int) -> tuple[int, int]:
     """(chunks read in vain, all chunks read) for runs of such lengths, each begun by a seek."""
-    ahead, vain, read = ReadAhead(chunks_max), 0, 0
+    ahead, vain, bytes_read = ReadAhead(chunks_max), 0, 0
     for number, (length, waited) in enumerate(runs):
         base, planned_to = 1_000_000 * number, 0
         for i in range(length):
             window = ahead.served(TP, (base + i, base + i + 1), (number, i), 1, waited)
             planned_to = max(planned_to, i + window if window else 0)
-        read += length
+        bytes_read += length
         vain += max(planned_to - (length - 1), 0)
-    return vain, read
+    return vain, bytes_read
 
 
 @given(
@@ -109,16 +109,16 @@ def read_in_vain(runs: list[tuple[int, bool]], chunks_max: int) -> tuple[int, in
 def test_what_is_read_in_vain_is_a_bounded_share(
     runs: list[tuple[int, bool]], chunks_max: int
 ) -> None:
-    vain, read = read_in_vain(runs, chunks_max)
-    assert vain <= CREDIT_WINDOWS * chunks_max + 0.75 * read
+    vain, bytes_read = read_in_vain(runs, chunks_max)
+    assert vain <= CREDIT_WINDOWS * chunks_max + 0.75 * bytes_read
 
 
 @pytest.mark.parametrize(("length", "share_max"), [(1, 0.0), (2, 0.5), (4, 0.5), (7, 0.5)])
 def test_a_reader_that_jumps_about_soon_has_little_read_in_vain(
     length: int, share_max: float
 ) -> None:
-    vain, read = read_in_vain([(length, True)] * 2_000, 16)
-    assert vain <= 2 * 16 + share_max * read
+    vain, bytes_read = read_in_vain([(length, True)] * 2_000, 16)
+    assert vain <= 2 * 16 + share_max * bytes_read
     at_first, of = read_in_vain([(length, True)] * 5, 16)
     assert length < 4 or at_first > share_max * of  # until then the reader uses up its credit
 

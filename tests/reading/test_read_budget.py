@@ -67,20 +67,20 @@ def test_reads_ahead_come_last_and_take_half_of_the_places() -> None:
                 group.create_task(budget.acquire(slot))
             await turns()
             assert granted(*ahead) == [True, True, False, False]
-            asked = [Slot(1, is_read_ahead=False) for _ in range(3)]
-            for slot in asked:
+            waiting_slots = [Slot(1, is_read_ahead=False) for _ in range(3)]
+            for slot in waiting_slots:
                 group.create_task(budget.acquire(slot))
             await turns()
-            assert granted(*asked) == [True, True, False]
+            assert granted(*waiting_slots) == [True, True, False]
             # A fetch now waits for the last read ahead, which then queues behind the third.
             budget.promote(ahead[3])
-            budget.release(asked[0])
-            assert granted(asked[2], ahead[3], ahead[2]) == [True, False, False]
-            budget.release(asked[1])
+            budget.release(waiting_slots[0])
+            assert granted(waiting_slots[2], ahead[3], ahead[2]) == [True, False, False]
+            budget.release(waiting_slots[1])
             assert granted(ahead[3], ahead[2]) == [True, False]
             # A promoted read that is already running gives its read-ahead place back.
             budget.promote(ahead[0])
-            budget.release(asked[2])
+            budget.release(waiting_slots[2])
             assert granted(ahead[2]) == [True]
             for slot in ahead:
                 budget.release(slot)

@@ -65,15 +65,15 @@ def test_finds_what_a_scan_finds(seed: int) -> None:
                 await side.segment(stored)
             for start in (0, *sorted(rng.sample(range(1, offset), 3))):
                 await side.rlmm.raise_log_start_offset(side.tp, start)
-                left = [(o, s) for o, s in records if o >= start]
+                records_left = [(o, s) for o, s in records if o >= start]
                 at_hand = 0
-                for wanted in [0, 5_000, *range(990, 1_040 + offset)]:
-                    expected = next(((o, s, 0) for o, s in left if s >= wanted), None)
-                    found = await side.purgatory.first_offset_at_or_after(side.tp, wanted)
-                    assert found == expected
+                for timestamp in [0, 5_000, *range(990, 1_040 + offset)]:
+                    expected = next(((o, s, 0) for o, s in records_left if s >= timestamp), None)
+                    first_offset = await side.purgatory.first_offset_at_or_after(side.tp, timestamp)
+                    assert first_offset == expected
                     view = side.rlmm.view(side.tp)
                     assert view is not None
-                    shorter = side.purgatory.first_offset_in_memory(view, wanted)
+                    shorter = side.purgatory.first_offset_in_memory(view, timestamp)
                     assert shorter in (expected, None)
                     at_hand += shorter is not None
                 assert at_hand > 10
@@ -103,8 +103,8 @@ def test_what_was_found_is_at_hand_after_other_reads_have_taken_its_place() -> N
                 await side.segment([batch(1 + large * n, [1_000 + n] * large, 0)])
             assert await side.purgatory.first_offset_at_or_after(side.tp, 50) == (0, 100, 0)
             for n in range(many):
-                found = await side.purgatory.first_offset_at_or_after(side.tp, 1_000 + n)
-                assert found == (1 + large * n, 1_000 + n, 0)
+                first_offset = await side.purgatory.first_offset_at_or_after(side.tp, 1_000 + n)
+                assert first_offset == (1 + large * n, 1_000 + n, 0)
             view = side.rlmm.view(side.tp)
             assert view is not None
             assert side.purgatory.first_offset_in_memory(view, 49) is None, "its chunk is gone"
@@ -206,10 +206,10 @@ async def test_a_batch_that_unpacks_to_far_more_does_not_hold_the_loop() -> None
         assert await side.purgatory.first_offset_at_or_after(side.tp, 900) == (0, 1_000, -1)
         turning = asyncio.create_task(turn())
         try:
-            found = await side.purgatory.first_offset_at_or_after(side.tp, 1_500)
+            first_offset = await side.purgatory.first_offset_at_or_after(side.tp, 1_500)
         finally:
             turning.cancel()
-        assert found == (1, 2_000, -1)
+        assert first_offset == (1, 2_000, -1)
         assert turns > 3
 
 
@@ -233,8 +233,8 @@ class LongSearches:
     def ask(self, timestamp_ms: int, client: object) -> asyncio.Task[None]:
         async def look_up() -> None:
             lookup = self._side.purgatory.first_offset_at_or_after
-            found = await lookup(self._side.tp, timestamp_ms, client)
-            assert found == (LONG_RECORDS - 1, 9_000, 0)
+            first_offset = await lookup(self._side.tp, timestamp_ms, client)
+            assert first_offset == (LONG_RECORDS - 1, 9_000, 0)
             self.ended.append(client)
 
         self.tasks.append(asyncio.create_task(look_up()))

@@ -35,18 +35,18 @@ def main(store: str) -> dict[str, Any]:
 
     reader = source().reader(SCHEMA)
     base = getattr(DataSourceReader, "pushFilters", None)
-    own = getattr(type(reader), "pushFilters", None)
+    own_method = getattr(type(reader), "pushFilters", None)
     stream = source().streamReader(SCHEMA)
     pickle.loads(pickle.dumps(stream))
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "rows": rows_of(reader, reader.partitions()),
-        "pushes": own is not base,
+        "pushes": own_method is not base,
     }
     start = stream.initialOffset()
     end = stream.latestOffset()
-    found["stream"] = rows_of(stream, stream.partitions(start, end))
+    results["stream"] = rows_of(stream, stream.partitions(start, end))
     stream.stop()
-    return {**found, "limits": {name: limited(source, name) for name in LIMITS}}
+    return {**results, "limits": {name: limited(source, name) for name in LIMITS}}
 
 
 def limited(source: Any, name: str) -> Any:
@@ -58,10 +58,10 @@ def limited(source: Any, name: str) -> Any:
     from pyspark.sql.streaming.python_streaming_source_runner import READ_LIMIT_REGISTRY
 
     limit = stream.getDefaultReadLimit()
-    asked = {**dataclasses.asdict(limit), "_type": type(limit).__name__}
+    limit_fields = {**dataclasses.asdict(limit), "_type": type(limit).__name__}
     stream.prepareForTriggerAvailableNow()
     at, sizes = stream.initialOffset(), []
-    while (end := stream.latestOffset(at, READ_LIMIT_REGISTRY.get(asked))) != at:
+    while (end := stream.latestOffset(at, READ_LIMIT_REGISTRY.get(limit_fields))) != at:
         sizes.append(rows_of(stream, stream.partitions(at, end)))
         at = end
     assert stream.reportLatestOffset() == at

@@ -20,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 import fetchproxy.spark
 
 
-def session(asked: dict[str, Any], queries: list[str]) -> SparkSession:
-    folder = asked["folder"]
+def session(task: dict[str, Any], queries: list[str]) -> SparkSession:
+    folder = task["folder"]
     settings = {
-        "spark.driver.extraClassPath": asked["class_path"],
-        "spark.driver.extraJavaOptions": asked["java_options"],
+        "spark.driver.extraClassPath": task["class_path"],
+        "spark.driver.extraJavaOptions": task["java_options"],
         "spark.driver.memory": "1g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -40,7 +40,7 @@ def session(asked: dict[str, Any], queries: list[str]) -> SparkSession:
         "spark.hadoop.fs.killing.folder": folder,
         "spark.hadoop.fs.killing.queries": ",".join(queries),
         "spark.hadoop.fs.killing.group": str(os.getpgid(0)),
-        "spark.hadoop.fs.killing.only": asked["only"],
+        "spark.hadoop.fs.killing.only": task["only"],
     }
     # A task that waits to be killed leaves the other queries theirs.
     builder = SparkSession.builder.master(f"local[{2 * len(queries)},2]").appName("killed")
@@ -71,23 +71,23 @@ def run(mode: str, spark: SparkSession, options: dict[str, str], place: str) -> 
         finish(frame, place, available_now=mode == "availableNow")
 
 
-def main(asked: dict[str, Any]) -> None:
-    folder = Path(asked["folder"])
-    left = [query for query in asked["queries"] if not (folder / f"{query}.done").exists()]
-    spark = session(asked, left)
+def main(task: dict[str, Any]) -> None:
+    folder = Path(task["folder"])
+    queries_left = [query for query in task["queries"] if not (folder / f"{query}.done").exists()]
+    spark = session(task, queries_left)
     fetchproxy.spark.register(spark)
 
     def to_its_end(query: str) -> None:
         try:
             place = f"killing://{folder}/killing/{query}"
-            run(asked["mode"], spark, asked["queries"][query], place)
+            run(task["mode"], spark, task["queries"][query], place)
             (folder / f"{query}.done").touch()
         except BaseException:  # noqa: BLE001, the process ends
             (folder / f"{query}.failed").write_text(traceback.format_exc())
             os.killpg(0, signal.SIGKILL)
 
-    with ThreadPoolExecutor(len(left)) as running:
-        list(running.map(to_its_end, left))
+    with ThreadPoolExecutor(len(queries_left)) as running:
+        list(running.map(to_its_end, queries_left))
     spark.stop()
 
 

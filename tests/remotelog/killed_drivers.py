@@ -44,12 +44,12 @@ class KilledDrivers:
     def run(self, mode: str, queries: Mapping[str, Mapping[str, str]], only: str = "") -> None:
         """Each of `queries`, by name with its options, to its end; killed before each of its steps
         (`only`: of those that the expression finds)."""
-        options = {query: dict(given) for query, given in queries.items()}
-        asked = {**self._asked, "mode": mode, "queries": options, "only": only}
+        options = {query: dict(query_options) for query, query_options in queries.items()}
+        task = {**self._asked, "mode": mode, "queries": options, "only": only}
         for _ in range(_RUNS_MAX):
             before = {query: len(self.steps(query)) for query in queries}
             done = subprocess.run(
-                [sys.executable, str(_PROGRAM), json.dumps(asked)],
+                [sys.executable, str(_PROGRAM), json.dumps(task)],
                 env=self._environment,
                 cwd=self._folder,
                 capture_output=True,
@@ -87,8 +87,8 @@ class KilledDrivers:
 
 
 def _named_in(logs: list[Path]) -> list[Path]:
-    said = [json.loads(line) for log in logs for line in log.read_text().splitlines()[1:]]
-    return [Path(urlsplit(each["path"]).path) for each in said if each["action"] == "add"]
+    documents = [json.loads(line) for log in logs for line in log.read_text().splitlines()[1:]]
+    return [Path(urlsplit(each["path"]).path) for each in documents if each["action"] == "add"]
 
 
 def as_row(row: Mapping[str, Any]) -> list[Any]:

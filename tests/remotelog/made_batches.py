@@ -87,10 +87,10 @@ def marker(base_offset: int, producer_id: int, kind: int) -> bytes:
 
 def rows_read_by(reader: Any, batches: Iterable[bytes]) -> list[Row]:
     """Of every batch, control batches as well."""
-    found = []
+    rows_found = []
     for batch in batches:
         for record in reader(bytearray(batch)):
-            found.append(
+            rows_found.append(
                 Row(
                     None if record.key is None else bytes(record.key),
                     None if record.value is None else bytes(record.value),
@@ -100,4 +100,4 @@ def rows_read_by(reader: Any, batches: Iterable[bytes]) -> list[Row]:
                     tuple((k, None if v is None else bytes(v)) for k, v in record.headers),
                 )
             )
-    return found
+    return rows_found

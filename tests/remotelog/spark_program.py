@@ -66,8 +66,8 @@ class SparkProgram:
         return response["found"]
 
     def rows(self, source: str, options: Mapping[str, str], schema: str | None = None) -> list[Any]:
-        found: list[Any] = self.ask("rows", source, options, schema)
-        return found
+        rows_read: list[Any] = self.ask("rows", source, options, schema)
+        return rows_read
 
     def close(self) -> None:
         try:
@@ -267,14 +267,14 @@ class Verbs:
         """
         from fetchproxy.remotelog.source import RemoteLogDataSource, RemoteLogReader
 
-        found = Path(self._folder, "worker-memory.json")
+        memory_file = Path(self._folder, "worker-memory.json")
 
         class MeasuredReader(RemoteLogReader):
             def read(self, partition: Any) -> Any:
                 Path("/proc/self/clear_refs").write_text("5")  # the peak begins now
                 before = _of_status("VmRSS")
                 yield from super().read(partition)
-                found.write_text(json.dumps([before, _of_status("VmHWM")]))
+                memory_file.write_text(json.dumps([before, _of_status("VmHWM")]))
 
         class MeasuredSource(RemoteLogDataSource):
             @classmethod
@@ -288,7 +288,7 @@ class Verbs:
         self.spark.dataSource.register(MeasuredSource)
         frame = self.spark.read.format("measured").options(**options).load()
         frame.selectExpr("sum(length(value))").collect()
-        return list(json.loads(found.read_text()))
+        return list(json.loads(memory_file.read_text()))
 
     def _run(self, reader: Any, checkpoint: str) -> list[Any]:
         return self._finish(reader.load(), checkpoint)

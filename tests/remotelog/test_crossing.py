@@ -56,14 +56,14 @@ def test_every_offset_is_read_once(start: int, end: int, cross: int) -> None:
     history, live = halves(
         tier_boundary, Bound(BoundKind.OFFSETS, starting), Bound(BoundKind.OFFSETS, ending)
     )
-    read = [
+    offsets_read = [
         offset
         for half in (history, live)
         for begin, until in half.values()
         for offset in range(max(begin, 0), there if until == LATEST else min(until, there))
     ]
     last = there if end == LATEST else min(end, there)
-    assert read == list(range(max(start, 0), last))
+    assert offsets_read == list(range(max(start, 0), last))
 
 
 def test_each_partition_is_named_or_none() -> None:

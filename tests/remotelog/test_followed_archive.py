@@ -32,8 +32,13 @@ def add(archive: WrittenArchive, base: int, tp: TopicIdPartition = TP) -> None:
 
 @contextmanager
 def followed(archive: WrittenArchive, **options: str) -> Iterator[FollowedArchive]:
-    given = {"store": archive.url, "topics": "orders", "startingOffsets": "earliest", **options}
-    made = FollowedArchive(parse_options(given, streaming=True))
+    all_options = {
+        "store": archive.url,
+        "topics": "orders",
+        "startingOffsets": "earliest",
+        **options,
+    }
+    made = FollowedArchive(parse_options(all_options, streaming=True))
     try:
         yield made
     finally:
@@ -46,8 +51,8 @@ def spans(tasks: list[ReadTask]) -> list[tuple[int, OffsetSpan]]:
 
 def at(**offsets: int) -> StreamOffset:
     """`at(_0=5, _1=7)`"""
-    said = {name[1:]: offset for name, offset in offsets.items()}
-    return {"orders": {**said, "topicId": str(TP.topic_id)}}
+    offsets_named = {name[1:]: offset for name, offset in offsets.items()}
+    return {"orders": {**offsets_named, "topicId": str(TP.topic_id)}}
 
 
 @pytest.fixture
@@ -78,8 +83,8 @@ def test_what_is_new_is_read_and_nothing_else(archive: WrittenArchive) -> None:
         add(archive, 0, OTHER)  # a partition that appears later
         grown = stream.latest()
         assert grown == at(_0=40, _1=10)
-        found = spans(stream.tasks(end, grown))
-        assert found == [(0, OffsetSpan(30, 40)), (1, OffsetSpan(0, 10))]
+        spans_found = spans(stream.tasks(end, grown))
+        assert spans_found == [(0, OffsetSpan(30, 40)), (1, OffsetSpan(0, 10))]
 
 
 def test_a_restart_goes_on_from_the_checkpoint(archive: WrittenArchive) -> None:
@@ -240,8 +245,8 @@ def forget(archive: WrittenArchive, number: int) -> None:
 def test_a_new_query_misses_what_vanished_at_the_start(archive: WrittenArchive) -> None:
     asyncio.run(state(archive, 29))
     forget(archive, 0)
-    said = "offsets 0 to 9 were archived and are in no segment, which is a fault"
-    with followed(archive) as stream, pytest.raises(DataLoss, match=said):
+    message = "offsets 0 to 9 were archived and are in no segment, which is a fault"
+    with followed(archive) as stream, pytest.raises(DataLoss, match=message):
         stream.initial()
     for options in ({"startingOffsets": "latest"}, {"failOnDataLoss": "false"}):
         with followed(archive, **options) as stream:
@@ -257,8 +262,8 @@ def test_a_batch_that_was_planned_misses_what_vanished_since(archive: WrittenArc
             stream.tasks(at(_0=0), at(_0=30))
         assert spans(stream.tasks(at(_0=20), at(_0=30))) == [(0, OffsetSpan(20, 30))]
     forget(archive, 2)
-    said = "offset 29 is not in the archive any more, which ends"
-    with followed(archive) as stream, pytest.raises(DataLoss, match=said):
+    message = "offset 29 is not in the archive any more, which ends"
+    with followed(archive) as stream, pytest.raises(DataLoss, match=message):
         stream.tasks(at(_0=0), at(_0=30))
     with followed(archive, failOnDataLoss="false") as lenient:
         assert spans(lenient.tasks(at(_0=0), at(_0=30))) == [(0, OffsetSpan(0, 10))]
@@ -283,17 +288,17 @@ def again_at(**offsets: int) -> StreamOffset:
 def test_a_topic_that_was_made_again_is_noticed(archive: WrittenArchive) -> None:
     add(archive, 0, OTHER)  # the new topic has no such partition
     with followed(archive) as stream, followed(archive, failOnDataLoss="false") as lenient:
-        read = stream.latest(stream.initial())
-        assert read == at(_0=30, _1=10)
-        assert lenient.latest(read) == read
+        latest_before = stream.latest(stream.initial())
+        assert latest_before == at(_0=30, _1=10)
+        assert lenient.latest(latest_before) == latest_before
         make_again(archive, 0)
-        said = f"topic orders was deleted and recreated: its id was {TP.topic_id}"
-        with pytest.raises(DataLoss, match=said):
-            stream.latest(read)
-        end = lenient.latest(read)
+        message = f"topic orders was deleted and recreated: its id was {TP.topic_id}"
+        with pytest.raises(DataLoss, match=message):
+            stream.latest(latest_before)
+        end = lenient.latest(latest_before)
         assert end == again_at(_0=10)
-        assert [task.tp for task in lenient.tasks(read, end)] == [AGAIN]
-        assert spans(lenient.tasks(read, end)) == [(0, OffsetSpan(0, 10))]
+        assert [task.tp for task in lenient.tasks(latest_before, end)] == [AGAIN]
+        assert spans(lenient.tasks(latest_before, end)) == [(0, OffsetSpan(0, 10))]
         assert lenient.latest(end) == end
         make_again(archive, 10, 20, 30)
         grown = lenient.latest(end)
@@ -328,13 +333,13 @@ def test_a_checkpoint_without_the_id_goes_on_and_gets_it(archive: WrittenArchive
 
 def test_an_archive_that_was_truncated(archive: WrittenArchive) -> None:
     with followed(archive) as stream, followed(archive, failOnDataLoss="false") as lenient:
-        read = stream.latest(stream.initial())
+        latest_before = stream.latest(stream.initial())
         forget(archive, 2)
         with pytest.raises(DataLoss, match="orders-0: offsets 20 to 29 were read and are not in"):
-            stream.latest(read)
-        back = lenient.latest(read)
+            stream.latest(latest_before)
+        back = lenient.latest(latest_before)
         assert back == at(_0=20)
-        assert lenient.tasks(read, back) == []
+        assert lenient.tasks(latest_before, back) == []
         add(archive, 20)
         add(archive, 30)
         assert spans(lenient.tasks(back, lenient.latest(back))) == [(0, OffsetSpan(20, 40))]
@@ -342,6 +347,6 @@ def test_an_archive_that_was_truncated(archive: WrittenArchive) -> None:
 
 def test_metadata_that_cannot_be_read_are_no_truncation(archive: WrittenArchive) -> None:
     with followed(archive, failOnDataLoss="false") as lenient:
-        read = lenient.latest(lenient.initial())
+        latest_before = lenient.latest(lenient.initial())
         archive.path(archive.segments[2], SegmentFile.METADATA).write_bytes(b"{")
-        assert lenient.latest(read) == read
+        assert lenient.latest(latest_before) == latest_before

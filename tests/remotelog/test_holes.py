@@ -41,11 +41,11 @@ async def state(archive: WrittenArchive, end: int, gap: Offsets | None = None) -
 
 
 async def holes(
-    archive: WrittenArchive, asked: tuple[int, int] = ALL_OFFSETS, *, of_store: bool = True
+    archive: WrittenArchive, span_bounds: tuple[int, int] = ALL_OFFSETS, *, of_store: bool = True
 ) -> str | None:
     options = parse_options({"store": archive.url, "topics": "orders"})
     async with ArchiveReading(options) as reading:
-        asked_of = [(v, OffsetSpan(*asked)) for v in (await reading.views()).values()]
+        asked_of = [(v, OffsetSpan(*span_bounds)) for v in (await reading.views()).values()]
         return (await holes_of(reading.storage, asked_of, views_of_store=of_store)).get(TP)
 
 
@@ -105,19 +105,19 @@ async def test_metadata_that_cannot_be_read_are_a_hole_of_their_own(
 
 
 def planned(archive: WrittenArchive, **options: str) -> dict[int, tuple[int, int]]:
-    asked = plan_input(parse_options({"store": archive.url, "topics": "orders", **options}))
-    return {view.tp.partition: tuple(span) for view, span in asked}
+    input_spans = plan_input(parse_options({"store": archive.url, "topics": "orders", **options}))
+    return {view.tp.partition: tuple(span) for view, span in input_spans}
 
 
 async def test_a_batch_asks_as_verify_does(archive: WrittenArchive) -> None:
     await state(archive, 399)
-    for given, said in (
+    for given_options, message in (
         ({}, "orders-0: offsets 100 to 199 were archived and are in no segment"),
         ({"startingOffsets": '{"orders": {"0": 5}}'}, "offsets 100 to 199 were archived"),
         ({"startingTimestamp": "0"}, "offsets 100 to 199 were archived"),
     ):
-        with pytest.raises(DataLoss, match=said):
-            await asyncio.to_thread(planned, archive, **given)
+        with pytest.raises(DataLoss, match=message):
+            await asyncio.to_thread(planned, archive, **given_options)
     await state(archive, 399, (100, 199))
     with pytest.raises(DataLoss, match="offsets 100 to 199 were lost before they could be"):
         await asyncio.to_thread(planned, archive)
@@ -134,11 +134,11 @@ async def test_a_batch_up_to_the_ends_misses_what_vanished_there(
     await state(archive, 399, (100, 199))
     segment = archive.segments[gone]
     archive.path(segment, SegmentFile.METADATA).unlink()
-    left = '{"orders": {"0": %d}}'
-    said = f"offsets {segment.start_offset} to {segment.end_offset} were archived"
-    with pytest.raises(DataLoss, match=said):
+    offset = '{"orders": {"0": %d}}'
+    message = f"offsets {segment.start_offset} to {segment.end_offset} were archived"
+    with pytest.raises(DataLoss, match=message):
         await asyncio.to_thread(planned, archive)
-    named = {"startingOffsets": left % 200, "endingOffsets": left % 300}
+    named = {"startingOffsets": offset % 200, "endingOffsets": offset % 300}
     assert await asyncio.to_thread(planned, archive, **named) == {0: (200, 300)}
 
 
@@ -150,5 +150,5 @@ async def test_an_archive_that_grows_meanwhile_has_no_hole(archive: WrittenArchi
         [view] = (await reading.views()).values()
         await asyncio.to_thread(archive.add, [made_batch(400, [Record()] * 100)])
         await state(archive, 499)
-        found = await holes_of(reading.storage, [(view, OffsetSpan(200, ALL_OFFSETS.end))])
-    assert found == {}
+        holes_found = await holes_of(reading.storage, [(view, OffsetSpan(200, ALL_OFFSETS.end))])
+    assert holes_found == {}

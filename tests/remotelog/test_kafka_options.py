@@ -61,8 +61,8 @@ STREAMS_ALONE = {
 
 
 def parsed(*, streaming: bool = False, **options: str) -> SourceOptions:
-    given = {"store": "file:///archive", "topics": "orders", **options}
-    return parse_options(given, streaming=streaming)
+    all_options = {"store": "file:///archive", "topics": "orders", **options}
+    return parse_options(all_options, streaming=streaming)
 
 
 def test_none_of_them_is_forgotten() -> None:
@@ -77,16 +77,16 @@ def test_what_is_refused_is_named_with_the_reason(name: str) -> None:
 
 
 def test_the_page_says_of_each_what_the_code_does() -> None:
-    said = {}
+    options_described = {}
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         matched = re.match(r"\| `([^`]+)` \| (honoured|refused|not needed)", line)
         if matched:
-            said[matched.group(1)] = matched.group(2)
+            options_described[matched.group(1)] = matched.group(2)
     done = dict.fromkeys(HONOURED, "honoured")
     done |= dict.fromkeys(NOT_NEEDED, "not needed") | dict.fromkeys(
         REFUSED_KAFKA_OPTIONS, "refused"
     )
-    assert said == done
+    assert options_described == done
 
 
 @pytest.mark.parametrize("name", STREAMS_ALONE)

@@ -62,11 +62,11 @@ def decoded(
     **sizes: int,
 ) -> list[Any]:
     decoder = LogDecoder(ArrowBatches(columns, "orders", 7, **sizes), raised)
-    found = list(decoder.decode(log, limits or RowLimits(), aborted=aborted))
-    for batch in found:
+    decoded_batches = list(decoder.decode(log, limits or RowLimits(), aborted=aborted))
+    for batch in decoded_batches:
         batch.validate(full=True)
         assert batch.schema == arrow_schema(columns)
-    return found
+    return decoded_batches
 
 
 def decoded_with_faults(
@@ -75,8 +75,8 @@ def decoded_with_faults(
     """The offsets that are left, and what was said of the rest."""
     faults: list[Fault] = []
     decoder = LogDecoder(ArrowBatches(COLUMNS, "orders", 7), collected(faults), goes_on=True)
-    found = decoder.decode(log, RowLimits(), borders=borders, position=position)
-    return [o for batch in found for o in batch.column("offset").to_pylist()], faults
+    decoded_batches = decoder.decode(log, RowLimits(), borders=borders, position=position)
+    return [o for batch in decoded_batches for o in batch.column("offset").to_pylist()], faults
 
 
 def as_rows(batches: Sequence[Any]) -> list[Row]:
@@ -135,9 +135,9 @@ def logs(draw: st.DrawFn) -> list[bytes]:
 def test_rows_are_those_of_other_readers(
     batches: list[bytes], reader: Any, rows_max: int, batch_bytes_max: int
 ) -> None:
-    found = decoded(b"".join(batches), rows_max=rows_max, batch_bytes_max=batch_bytes_max)
-    assert as_rows(found) == rows_read_by(reader, batches)
-    assert all(batch.num_rows <= rows_max for batch in found)
+    decoded_batches = decoded(b"".join(batches), rows_max=rows_max, batch_bytes_max=batch_bytes_max)
+    assert as_rows(decoded_batches) == rows_read_by(reader, batches)
+    assert all(batch.num_rows <= rows_max for batch in decoded_batches)
 
 
 @given(logs(), st.data())
@@ -162,11 +162,11 @@ def test_limits_leave_out_what_lies_beyond_them(batches: list[bytes], data: st.D
 @given(logs(), st.sets(st.sampled_from(COLUMNS)).map(sorted))
 def test_only_the_asked_columns_are_there(batches: list[bytes], columns: list[str]) -> None:
     whole = pa.Table.from_batches(decoded(b"".join(batches)))
-    found = decoded(b"".join(batches), columns=columns)
+    decoded_batches = decoded(b"".join(batches), columns=columns)
     if not columns:
-        assert sum(batch.num_rows for batch in found) == whole.num_rows
+        assert sum(batch.num_rows for batch in decoded_batches) == whole.num_rows
     else:
-        assert pa.Table.from_batches(found) == whole.select(columns)
+        assert pa.Table.from_batches(decoded_batches) == whole.select(columns)
 
 
 @given(
@@ -182,10 +182,10 @@ def test_what_headers_tell_is_what_records_tell(
     border = st.sampled_from(every)
     limits = RowLimits(data.draw(border), data.draw(border) + data.draw(st.integers(0, 1)))
     whole = pa.Table.from_batches(decoded(b"".join(batches), limits), arrow_schema())
-    found = decoded(b"".join(batches), limits, columns=sorted(columns), rows_max=rows_max)
+    decoded_batches = decoded(b"".join(batches), limits, columns=sorted(columns), rows_max=rows_max)
     schema = arrow_schema(sorted(columns))
-    assert pa.Table.from_batches(found, schema) == whole.select(sorted(columns))
-    assert all(0 < batch.num_rows <= rows_max for batch in found)
+    assert pa.Table.from_batches(decoded_batches, schema) == whole.select(sorted(columns))
+    assert all(0 < batch.num_rows <= rows_max for batch in decoded_batches)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -203,8 +203,8 @@ def test_headers_that_claim_too_many_rows_are_not_believed() -> None:
         struct.pack_into(">i", batch, 57, count)
         return reseal(batch)
 
-    found = decoded(claiming(HEADER_ROWS_MAX), columns=["offset"])
-    assert sum(batch.num_rows for batch in found) == HEADER_ROWS_MAX
+    decoded_batches = decoded(claiming(HEADER_ROWS_MAX), columns=["offset"])
+    assert sum(batch.num_rows for batch in decoded_batches) == HEADER_ROWS_MAX
     for count in (HEADER_ROWS_MAX + 1, 2**31 - 1):
         with pytest.raises(AssertionError, match="offset 0: "):
             decoded(claiming(count), columns=["offset"])
@@ -225,21 +225,21 @@ def test_records_that_nobody_asks_for_stay_packed() -> None:
 def test_many_rows_come_in_batches_of_bounded_size(codec: int) -> None:
     many = [Record(b"k", bytes(90)) for _ in range(30_000)]
     log = made_batch(0, many, codec=codec) + made_batch(30_000, many, codec=codec)
-    found = decoded(log)
-    assert offsets(found) == list(range(60_000))
-    assert [batch.num_rows for batch in found] == [ROWS_MAX] * 3
+    decoded_batches = decoded(log)
+    assert offsets(decoded_batches) == list(range(60_000))
+    assert [batch.num_rows for batch in decoded_batches] == [ROWS_MAX] * 3
     large = [Record(None, bytes(100_000)) for _ in range(100)]
-    found = decoded(made_batch(0, large, codec=codec))
-    assert offsets(found) == list(range(100))
-    assert max(batch.nbytes for batch in found) <= BATCH_BYTES_MAX
-    assert len(found) == 3
+    decoded_batches = decoded(made_batch(0, large, codec=codec))
+    assert offsets(decoded_batches) == list(range(100))
+    assert max(batch.nbytes for batch in decoded_batches) <= BATCH_BYTES_MAX
+    assert len(decoded_batches) == 3
 
 
 def test_a_record_that_is_larger_than_a_batch_comes_alone() -> None:
     sizes = (10, 5 * 1024 * 1024, 10, 20)
     log = made_batch(0, [Record(None, bytes(size)) for size in sizes], codec=4)
-    found = decoded(log, columns=["value"])
-    assert [[len(value) for value in b.column(0).to_pylist()] for b in found] == [
+    decoded_batches = decoded(log, columns=["value"])
+    assert [[len(value) for value in b.column(0).to_pylist()] for b in decoded_batches] == [
         [10],
         [5 * 1024 * 1024],
         [10, 20],
@@ -399,7 +399,7 @@ def test_every_legal_log_gives_every_record(log: LegalLog, rows_max: int, goes_o
             else table.column(name).to_pylist()
             for name in names
         ]
-        found = [
+        rows_found = [
             (*row[:5], row[5] and tuple((h["key"], h["value"]) for h in row[5]))
             for row in zip(*columns, strict=True)
         ]
@@ -411,7 +411,7 @@ def test_every_legal_log_gives_every_record(log: LegalLog, rows_max: int, goes_o
                 for o, t, *rest, hs in exact
             ]
         )
-        assert found == expected
+        assert rows_found == expected
 
 
 def test_records_beyond_the_range_and_headers_nobody_asks_for_may_be_anything() -> None:
@@ -424,9 +424,12 @@ def test_records_beyond_the_range_and_headers_nobody_asks_for_may_be_anything() 
     log = odd(0) + made_batch(1, [Record()]) + odd(2)
     inside = RowLimits(offset_from=1, offset_end=2)
     for goes_on in (False, True):
-        for columns, limits, left in ((COLUMNS, inside, [1]), (["offset", "key"], None, [0, 1, 2])):
+        for columns, limits, offsets_left in (
+            (COLUMNS, inside, [1]),
+            (["offset", "key"], None, [0, 1, 2]),
+        ):
             decoder = LogDecoder(ArrowBatches(columns, "orders", 7), raised, goes_on=goes_on)
-            assert offsets(list(decoder.decode(log, limits or RowLimits()))) == left
+            assert offsets(list(decoder.decode(log, limits or RowLimits()))) == offsets_left
     with pytest.raises(AssertionError, match="offset 0: a record's headers"):
         decoded(log)
 
@@ -439,8 +442,8 @@ def test_damage_beyond_the_range_is_nobodys() -> None:
 
     def read(damaged: bytearray) -> list[int]:
         decoder = LogDecoder(ArrowBatches(["offset"], "orders", 7), raised)
-        found = decoder.decode(bytes(damaged), inside, borders=borders, last_offset=49)
-        return offsets(list(found))
+        decoded_batches = decoder.decode(bytes(damaged), inside, borders=borders, last_offset=49)
+        return offsets(list(decoded_batches))
 
     for number in (0, 1, 3, 4):
         for byte in (2, 8, 16, 23, 70):  # base offset, size, magic, last offset delta, a record
@@ -464,8 +467,8 @@ def test_a_flipped_bit_costs_its_batch_alone(codec: int) -> None:
     start = len(batches[0])
     damaged = bytearray(b"".join(batches))
     damaged[start + 70] ^= 4
-    left, faults = decoded_with_faults(bytes(damaged))
-    assert left == [*range(10), *range(20, 30)]
+    offsets_left, faults = decoded_with_faults(bytes(damaged))
+    assert offsets_left == [*range(10), *range(20, 30)]
     [(position, offset, what)] = faults
     assert (position, offset) == (start, 10)
     assert "CRC-32C" in what
@@ -475,8 +478,8 @@ def test_broken_records_under_a_right_checksum_give_no_row() -> None:
     batch = bytearray(made_batch(10, [Record(value=bytes(20))] * 10))
     batch[61 + 5 * (len(batch) - 61) // 10] = 0xFE  # the sixth record's length
     log = made_batch(0, [Record()] * 10) + reseal(batch) + made_batch(20, [Record()])
-    left, faults = decoded_with_faults(log)
-    assert left == [*range(10), 20]
+    offsets_left, faults = decoded_with_faults(log)
+    assert offsets_left == [*range(10), 20]
     assert [offset for _, offset, _ in faults] == [10]
     with pytest.raises(AssertionError, match="offset 10: "):
         decoded(log)
@@ -487,8 +490,8 @@ def test_a_broken_codec_stream_is_a_fault(codec: int) -> None:
     batch = bytearray(made_batch(0, [Record(value=bytes(1000))] * 10, codec=codec))
     for i in range(75, len(batch)):
         batch[i] = 0xAA
-    left, faults = decoded_with_faults(reseal(batch) + made_batch(10, [Record()]))
-    assert left == [10]
+    offsets_left, faults = decoded_with_faults(reseal(batch) + made_batch(10, [Record()]))
+    assert offsets_left == [10]
     assert len(faults) == 1
 
 
@@ -498,8 +501,8 @@ def test_behind_broken_headers_reading_goes_on_at_the_next_border() -> None:
     damaged = bytearray(b"".join(batches))
     damaged[size + 16] = 1  # the magic
     borders = [1000 + i * size for i in (0, 2, 3)]
-    left, faults = decoded_with_faults(bytes(damaged), borders, position=1000)
-    assert left == [*range(10), *range(20, 40)]
+    offsets_left, faults = decoded_with_faults(bytes(damaged), borders, position=1000)
+    assert offsets_left == [*range(10), *range(20, 40)]
     assert faults == [(1000 + size, 10, "batch has a magic other than 2")]
     assert decoded_with_faults(bytes(damaged))[0] == [*range(10)]
 
@@ -519,9 +522,9 @@ def test_damage_gives_no_row_that_was_not_there(batches: list[bytes], data: st.D
         log[at] ^= data.draw(st.integers(1, 255))
     decoder = LogDecoder(ArrowBatches(COLUMNS, "orders", 7), lambda *_: None, goes_on=True)
     # Base offset and leader epoch are not under the checksum: readers know them from the index.
-    found = as_rows(decoder.decode(bytes(log), RowLimits()))
+    rows_found = as_rows(decoder.decode(bytes(log), RowLimits()))
     there = [dataclasses.replace(r, offset=0) for r in rows_read_by(READERS[0], batches)]
-    assert all(dataclasses.replace(row, offset=0) in there for row in found)
+    assert all(dataclasses.replace(row, offset=0) in there for row in rows_found)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -541,8 +544,8 @@ def test_damage_under_a_right_checksum_never_leads_out_of_the_batch(seed: int) -
             ArrowBatches(["key", "value"], "orders", 7), collected(faults), goes_on=True
         )
         batches = decoder.decode(log, RowLimits(), borders=[len(sound)])
-        found = [row for batch in batches for row in batch.to_pylist()]
-        of_it = found[:-5]
-        assert found[-5:] == [{"key": b"SECRET", "value": b"SECRET"}] * 5
+        rows_found = [row for batch in batches for row in batch.to_pylist()]
+        of_it = rows_found[:-5]
+        assert rows_found[-5:] == [{"key": b"SECRET", "value": b"SECRET"}] * 5
         assert not (faults and of_it)
         assert not any(b"SECRET" in (field or b"") for row in of_it for field in row.values())

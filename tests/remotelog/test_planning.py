@@ -36,7 +36,7 @@ def planned(view: PartitionView, span: OffsetSpan, bytes_max: int) -> list[ReadT
 
 def covered(tasks: list[ReadTask], view: PartitionView) -> list[int]:
     """The offsets that tasks read, if each byte of a segment held an equal share of them."""
-    found = []
+    offsets_covered = []
     for task in tasks:
         for part in task.parts:
             count = part.segment.stored_end_offset - part.segment.start_offset + 1
@@ -46,8 +46,8 @@ def covered(tasks: list[ReadTask], view: PartitionView) -> list[int]:
                 offset = part.segment.start_offset + n
                 in_piece = part.byte_from <= begins < part.byte_to
                 if in_piece and part.offset_from <= offset < part.offset_end:
-                    found.append(offset)
-    return found
+                    offsets_covered.append(offset)
+    return offsets_covered
 
 
 @st.composite
@@ -108,21 +108,26 @@ def test_tasks_are_of_the_asked_size(view: PartitionView, bytes_max: int) -> Non
         assert one.size_bytes + first.byte_to - first.byte_from > bytes_max
 
 
-def counts_of(view: PartitionView, wanted: int, records_max: int = 0) -> list[ReadTask]:
+def counts_of(view: PartitionView, partitions_min: int, records_max: int = 0) -> list[ReadTask]:
     return plan_tasks(
         [(view, OffsetSpan(0, 1000))],
         partition_bytes_max=32 * 1024 * 1024,
-        partitions_min=wanted,
+        partitions_min=partitions_min,
         records_max=records_max,
     )
 
 
 def test_at_least_as_many_partitions_are_made_as_are_asked_for() -> None:
     large = build_view(TP, [segment(0, 999, 64 * 1024 * 1024)], 0.0)
-    assert [len(counts_of(large, wanted)) for wanted in (0, 2, 8, 20)] == [2, 2, 8, 21]
+    assert [len(counts_of(large, partitions_min)) for partitions_min in (0, 2, 8, 20)] == [
+        2,
+        2,
+        8,
+        21,
+    ]
     small = [segment(n * 10, n * 10 + 9, 1000) for n in range(7)]
-    for wanted in (5, 7, 20, 33):
-        assert len(counts_of(build_view(TP, small, 0.0), wanted)) >= wanted
+    for partitions_min in (5, 7, 20, 33):
+        assert len(counts_of(build_view(TP, small, 0.0), partitions_min)) >= partitions_min
 
 
 @given(archives(), st.integers(20, 2000), st.integers(1, 40), st.data())
@@ -147,7 +152,7 @@ def test_filters_become_ranges_and_the_rest_stays_with_spark() -> None:
 
     time = datetime(2026, 1, 1, microsecond=1500, tzinfo=UTC)
     ms = int(time.timestamp()) * 1000
-    left = [
+    filters_left = [
         filter_of("EqualTo", "key", b"x"),
         filter_of("StringStartsWith", "topic", "ord"),
         filter_of("EqualNullSafe", "offset", 5),
@@ -164,7 +169,7 @@ def test_filters_become_ranges_and_the_rest_stays_with_spark() -> None:
         filter_of("GreaterThanOrEqual", "timestamp", time),
         filter_of("LessThan", "timestamp", time),
     ]
-    assert filters.push([*taken, *left]) == left
+    assert filters.push([*taken, *filters_left]) == filters_left
     assert filters.takes_partition("orders", 2)
     assert not filters.takes_partition("orders", 3)
     assert not filters.takes_partition("payments", 0)

@@ -59,18 +59,18 @@ async def test_s3(on_s3: str, archive: WrittenArchive) -> None:
 
 
 async def check(url: str, archive: WrittenArchive) -> None:
-    wanted, reads = await planned(url)
+    expected, reads = await planned(url)
     assert reads == SEGMENTS
     async with open_store(url, StoreConfig()) as storage:
         await collect(storage)
-        assert await planned(url) == (wanted, 0)
+        assert await planned(url) == (expected, 0)
         # Whatever has changed since is seen, and read by itself.
         gone, ended = archive.segments[:2]
         await storage.rsm.delete_log_segment_data(gone)
         deleted = ended.with_state(RemoteLogSegmentState.DELETE_SEGMENT_STARTED, 5)
         await storage.objects.put_segment_metadata(deleted, encode_segment(deleted))
         now, reads = await planned(url)
-    assert now == {number: starts[1:] for number, starts in wanted.items()}
+    assert now == {number: starts[1:] for number, starts in expected.items()}
     assert reads == 1
 
 
@@ -78,8 +78,8 @@ async def planned(url: str) -> tuple[dict[int, list[int]], int]:
     """The starts of each partition's segments, and how many metadata objects were read."""
     options = parse_options({"store": url, "topics": TP.topic, "failOnDataLoss": "false"})
     before = metadata_reads()
-    asked = await asyncio.to_thread(plan_input, options)
-    starts = {v.tp.partition: [s.start_offset for s in v.segments] for v, _ in asked}
+    views_and_spans = await asyncio.to_thread(plan_input, options)
+    starts = {v.tp.partition: [s.start_offset for s in v.segments] for v, _ in views_and_spans}
     return starts, metadata_reads() - before
 
 

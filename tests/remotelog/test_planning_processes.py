@@ -63,8 +63,8 @@ def test_what_other_processes_find_is_what_one_finds(
     views = views_of(options_of(archive))
     assert len(views) == PARTITIONS_EACH + 1
     monkeypatch.setattr(archive_reading, "ALONE_S", 0.0)
-    found = asyncio.run(read_elsewhere(options_of(archive), list(views)))
-    assert said(found) == said(views)
+    views_read = asyncio.run(read_elsewhere(options_of(archive), list(views)))
+    assert said(views_read) == said(views)
     again = views_of(options_of(archive))
     assert said(again) == said(views)
 

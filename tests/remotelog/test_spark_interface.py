@@ -45,14 +45,14 @@ def test_it_is_read_and_followed_as_this_pyspark_asks(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["rows"] == found["stream"] == 80
-    assert not found["pushes"]  # or every batch fails with the settings that Spark has by itself
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert results["rows"] == results["stream"] == 80
+    assert not results["pushes"]  # or every batch fails with the settings that Spark has by itself
     if PYSPARKS[part] < "4.2":
-        for name, said in found["limits"].items():
-            assert f"remotelog: {name}: needs PySpark 4.2 or newer" in said
+        for name, warning in results["limits"].items():
+            assert f"remotelog: {name}: needs PySpark 4.2 or newer" in warning
         return
-    assert found["limits"] == {
+    assert results["limits"] == {
         "maxBytesPerTrigger": [20, 20, 20, 20],
         "maxOffsetsPerTrigger": [25, 25, 25, 5],
         "minOffsetsPerTrigger": [80],

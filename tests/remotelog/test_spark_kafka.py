@@ -190,9 +190,9 @@ def test_archive_then_live_has_no_gap_and_no_duplicate(
     later = spark.ask("tier_boundary_stream", both, checkpoint)
     assert len(later) == 300
     now = spark.rows("kafka", live(kafka_server.bootstrap, topic))
-    seen = {(row[3], row[4]) for row in first + later}
-    assert len(seen) == len(first) + len(later)
-    assert {(row[3], row[4]) for row in now} <= seen
+    places_seen = {(row[3], row[4]) for row in first + later}
+    assert len(places_seen) == len(first) + len(later)
+    assert {(row[3], row[4]) for row in now} <= places_seen
     pinned = Path(f"{checkpoint}-crossing.json")
     assert TierBoundary.decode(pinned.read_text(), "").archived == {
         (topic, p): end for p, end in tier_boundary.items()
@@ -239,17 +239,17 @@ def test_what_is_not_archived_at_the_crossing_is_read_live_and_once(
     archive_now(kafka_server, store, topic)
     both = {**remote(store, topic), **brokers}
     checkpoint = str(tmp_path / "checkpoint")
-    seen = spark.ask("tier_boundary_stream", both, checkpoint)
+    rows_seen = spark.ask("tier_boundary_stream", both, checkpoint)
     spark.ask("produce", written, records(300, 200))
     archive_now(kafka_server, store, topic)
-    seen += spark.ask("tier_boundary_stream", both, checkpoint)
+    rows_seen += spark.ask("tier_boundary_stream", both, checkpoint)
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
     admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
     spark.ask("produce", written, [[row[0], row[1], 2, row[3]] for row in records(100)])
     archive_now(kafka_server, store, topic)
-    seen += spark.ask("tier_boundary_stream", both, checkpoint)
+    rows_seen += spark.ask("tier_boundary_stream", both, checkpoint)
     every = spark.rows("kafka", live(kafka_server.bootstrap, topic))
-    assert at_places(seen) == at_places(every)
+    assert at_places(rows_seen) == at_places(every)
     assert spark.ask("tier_boundary", both) == every
 
 
@@ -271,8 +271,8 @@ def test_bounds_of_archive_then_live_hold(
     spark.ask("produce", written, records(200, 200))
     both = {**remote(store, topic), **brokers}
     ending = {"endingOffsets": f'{{"{topic}": {{"0": 10, "1": 150}}}}'}
-    found = spark.ask("tier_boundary", {**both, **ending})
-    assert at_places(found) == [(p, n) for p, end in ((0, 10), (1, 150)) for n in range(end)]
+    rows_read = spark.ask("tier_boundary", {**both, **ending})
+    assert at_places(rows_read) == [(p, n) for p, end in ((0, 10), (1, 150)) for n in range(end)]
     checkpoint = str(tmp_path / "checkpoint")
     with pytest.raises(SparkSays, match="endingOffsets: Spark's Kafka source has no end"):
         spark.ask("tier_boundary_stream", {**both, **ending}, checkpoint)
@@ -298,13 +298,13 @@ def test_archive_then_live_says_in_one_line_what_is_wrong(
     archive_now(kafka_server, store, topic)
     good = {**remote(store, topic), **brokers}
     Path(tmp_path, "damaged-crossing.json").write_text("")
-    for options, said in (
+    for options, message in (
         ({**good, "topics": f"{topic},typo"}, "topic 'typo': UnknownTopicOrPartitionException"),
         (remote(store, topic), "'kafka.bootstrap.servers' is needed"),
         (good, r"damaged-crossing\.json is damaged"),
     ):
         checkpoint = "damaged" if options is good else "checkpoint"
-        with pytest.raises(SparkSays, match=said) as failed:
+        with pytest.raises(SparkSays, match=message) as failed:
             spark.ask("tier_boundary_stream", options, str(tmp_path / checkpoint))
         assert len(str(failed.value).splitlines()) == 1
     assigned = {name: value for name, value in good.items() if name != "topics"}
@@ -326,12 +326,12 @@ def test_a_stream_follows_the_archive_and_goes_on_after_a_restart(
     written = {"kafka.bootstrap.servers": kafka_server.bootstrap, "topic": topic}
     options = remote(store, topic, startingOffsets="earliest")
     checkpoint = str(tmp_path / "checkpoint")
-    seen: list[Any] = []
+    rows_seen: list[Any] = []
     for round_ in range(3):
         spark.ask("produce", written, records(500, 500 * round_))
         archive_now(kafka_server, store, topic)
-        seen += spark.ask("stream", options, checkpoint)
-        assert len(seen) == 500 * (round_ + 1)
+        rows_seen += spark.ask("stream", options, checkpoint)
+        assert len(rows_seen) == 500 * (round_ + 1)
     assert spark.ask("stream", options, checkpoint) == []
     every = spark.rows("kafka", live(kafka_server.bootstrap, topic))
-    assert sorted(seen, key=lambda row: (row[3], row[4])) == every
+    assert sorted(rows_seen, key=lambda row: (row[3], row[4])) == every

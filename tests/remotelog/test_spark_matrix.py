@@ -137,9 +137,11 @@ def topics(
     return Topics(kafka_server, spark, tmp_path_factory.mktemp("matrix"))
 
 
-def options_for(mode: str, version: str, given: Mapping[str, str]) -> dict[str, str]:
+def options_for(mode: str, version: str, all_options: Mapping[str, str]) -> dict[str, str]:
     brokers = mode == "archive_then_live"
-    options = {name: value for name, value in given.items() if brokers or "kafka." not in name}
+    options = {
+        name: value for name, value in all_options.items() if brokers or "kafka." not in name
+    }
     if mode != "batch":
         options["startingOffsets"] = "earliest"
     if mode == "availableNow" and version >= ADMITS:
@@ -149,15 +151,15 @@ def options_for(mode: str, version: str, given: Mapping[str, str]) -> dict[str, 
 
 def check_steps(mode: str, steps: list[str]) -> None:
     """The driver was killed before each of these, at least."""
-    wanted = ["create out/part-N-U"]
+    expected_steps = ["create out/part-N-U"]
     if mode == "batch":
-        wanted = ["delete out", "rename out/part-N-U", "create out/_SUCCESS"]
+        expected_steps = ["delete out", "rename out/part-N-U", "create out/_SUCCESS"]
     else:
         logs = ("checkpoint/offsets/0", "out/_spark_metadata/0", "checkpoint/commits/0")
-        wanted += ["rename checkpoint/metadata", *(f"rename {name}" for name in logs)]
+        expected_steps += ["rename checkpoint/metadata", *(f"rename {name}" for name in logs)]
     if mode == "archive_then_live":
-        wanted += ["create crossing.json.U.part", "rename crossing.json"]
-    for step in wanted:
+        expected_steps += ["create crossing.json.U.part", "rename crossing.json"]
+    for step in expected_steps:
         assert any(each.startswith(step) for each in steps), (step, steps)
 
 
@@ -201,5 +203,5 @@ def test_a_driver_that_is_killed_at_its_last_step(
     drivers.run(mode, {"orders": options}, only=step)
     assert drivers.steps("orders") == [step]
     offsets = [*range(10), *range(20, 30)]
-    wanted = [(0, o, (b"v%d" % (o % 10)).hex(), o % 10 * 1000) for o in offsets]
-    assert [(row[3], row[4], row[1], row[5]) for row in drivers.rows("orders")] == wanted
+    expected_rows = [(0, o, (b"v%d" % (o % 10)).hex(), o % 10 * 1000) for o in offsets]
+    assert [(row[3], row[4], row[1], row[5]) for row in drivers.rows("orders")] == expected_rows

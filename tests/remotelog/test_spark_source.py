@@ -91,16 +91,16 @@ def test_rows_in_spark_and_a_corrupt_batch_by_name(
     path.write_bytes(bytes(content))
     with pytest.raises(SparkSays, match=r"orders-0, offset 100: orders-.*\.log, byte 0: batch has"):
         spark.rows("remotelog", options_of(archive))
-    left = spark.rows("remotelog", options_of(archive, corruptBatches="skip"))
-    assert left == [row for row in expected() if not 100 <= row[4] < 110]
+    rows_left = spark.rows("remotelog", options_of(archive, corruptBatches="skip"))
+    assert rows_left == [row for row in expected() if not 100 <= row[4] < 110]
 
 
 @pytest.mark.slow
 def test_a_users_schema_says_which_columns_are_built(
     spark: SparkProgram, archive: WrittenArchive
 ) -> None:
-    found = spark.rows("remotelog", options_of(archive), "offset bigint, value binary")
-    assert sorted(found) == [[row[4], row[1]] for row in expected()]
+    rows_read = spark.rows("remotelog", options_of(archive), "offset bigint, value binary")
+    assert sorted(rows_read) == [[row[4], row[1]] for row in expected()]
     with pytest.raises(SparkSays, match="no column 'colour'"):
         spark.rows("remotelog", options_of(archive), "colour string")
     with pytest.raises(SparkSays, match="column offset is bigint, not string"):
@@ -111,8 +111,8 @@ def test_a_users_schema_says_which_columns_are_built(
 def test_a_query_in_sql(spark: SparkProgram, archive: WrittenArchive) -> None:
     query = "SELECT count(*), max(offset) FROM orders WHERE value IS NOT NULL AND offset < 150"
     values = [row for row in expected() if row[1] is not None and row[4] < 150]
-    found = spark.ask("sql", "orders", options_of(archive), query)
-    assert found == [[len(values), values[-1][4]]]
+    rows_read = spark.ask("sql", "orders", options_of(archive), query)
+    assert rows_read == [[len(values), values[-1][4]]]
 
 
 @pytest.mark.slow
@@ -127,8 +127,8 @@ def test_a_missing_object_is_named(spark: SparkProgram, archive: WrittenArchive)
     path.unlink()
     with pytest.raises(SparkSays, match=r"ObjectNotFound: orders-0, offsets 200 to 299: .*\.log"):
         spark.rows("remotelog", options_of(archive))
-    left = spark.rows("remotelog", options_of(archive, failOnDataLoss="false"))
-    assert left == [row for row in expected() if row[4] < 200]
+    rows_left = spark.rows("remotelog", options_of(archive, failOnDataLoss="false"))
+    assert rows_left == [row for row in expected() if row[4] < 200]
 
 
 @pytest.mark.slow
@@ -152,9 +152,9 @@ def test_a_pipe_in_place_of_a_log_ends_the_task_with_a_clear_error(
 @pytest.mark.slow
 def test_a_lost_task_is_run_again(spark: SparkProgram, archive: WrittenArchive) -> None:
     """Its Python worker is killed in the middle of a read, once: the rows come all and once."""
-    found = spark.ask("rows_with_a_killed_worker", options_of(archive), int(signal.SIGKILL))
-    assert found["killed"] == 1
-    assert found["rows"] == expected()
+    outcome = spark.ask("rows_with_a_killed_worker", options_of(archive), int(signal.SIGKILL))
+    assert outcome["killed"] == 1
+    assert outcome["rows"] == expected()
 
 
 @pytest.mark.slow
@@ -165,5 +165,5 @@ def test_the_example_in_sql(spark: SparkProgram, archive: WrittenArchive) -> Non
     here = here.replace("WHERE get_json_object(CAST(value AS STRING), '$.state') = 'failed'", "")
     here = here.replace("ORDER BY timestamp", "WHERE offset > 150 ORDER BY timestamp")
     view, query = [each for each in here.split(";") if each.strip()]
-    found = spark.ask("statements", [view, query])
-    assert [row[1] for row in found] == list(range(151, 200))
+    rows_read = spark.ask("statements", [view, query])
+    assert [row[1] for row in rows_read] == list(range(151, 200))

@@ -108,8 +108,8 @@ def test_spark_reads_the_parquet_files_of_any_topic(
     )
     for task in plan_backfill(to, 10**9).tasks:
         backfill_range(to, task)
-    read = {"path": str(tmp_path / "out"), "basePath": str(tmp_path / "out")}
-    rows: list[Any] = spark.ask("exact_rows", "parquet", read)
+    read_options = {"path": str(tmp_path / "out"), "basePath": str(tmp_path / "out")}
+    rows: list[Any] = spark.ask("exact_rows", "parquet", read_options)
     source = {"store": archive.url, "topics": topic, "includeHeaders": "true"}
     assert rows == spark.ask("exact_rows", "remotelog", source)
     assert [row[2] for row in rows] == [topic] * len(times)

@@ -63,8 +63,8 @@ def test_a_batch_reads_with_sparks_own_settings(
 ) -> None:
     rows = any_spark.rows("remotelog", options_of(archive))
     assert places(rows) == every({0: 60, 1: 20})
-    wanted = options_of(archive, minPartitions="20")
-    assert any_spark.ask("task_count", "remotelog", wanted) >= 20
+    source_options = options_of(archive, minPartitions="20")
+    assert any_spark.ask("task_count", "remotelog", source_options) >= 20
     few = options_of(archive, maxRecordsPerPartition="7")
     assert places(any_spark.rows("remotelog", few)) == every({0: 60, 1: 20})
     assert any_spark.ask("task_count", "remotelog", few) >= 80 / 7
@@ -111,7 +111,7 @@ def test_another_frame_sees_what_was_archived_later(
 def test_names_that_the_archive_does_not_know_are_errors(
     any_spark: SparkProgram, archive: WrittenArchive, tmp_path: Path
 ) -> None:
-    for wrong, said in (
+    for wrong, message in (
         ({"topics": "order"}, "the archive has nothing of topic 'order'; it has orders"),
         ({"topics": "orders,order"}, "the archive has nothing of topic 'order'"),
         ({"topics": "", "assign": '{"orders": [0, 7]}'}, "assign names partition 7"),
@@ -119,7 +119,7 @@ def test_names_that_the_archive_does_not_know_are_errors(
         ({"groupIdPrefix": "mine"}, "groupIdPrefix: the archive is read without a consumer group"),
     ):
         options = {name: value for name, value in options_of(archive, **wrong).items() if value}
-        with pytest.raises(SparkSays, match=said) as failed:
+        with pytest.raises(SparkSays, match=message) as failed:
             any_spark.rows("remotelog", options)
         first = str(failed.value).splitlines()[0]
         assert "remotelog: " in first, str(failed.value)
@@ -138,8 +138,8 @@ def test_a_query_of_what_is_there_gets_to_its_end_also_after_a_crash(
     add(archive, 60)
     done = any_spark.ask("available_now", options, checkpoint)
     assert done["failed"] == ""
-    seen = [place for batch in done["batches"] for place in places(batch)]
-    assert sorted(seen) == every({0: 70, 1: 20})
+    places_seen = [place for batch in done["batches"] for place in places(batch)]
+    assert sorted(places_seen) == every({0: 70, 1: 20})
     assert any_spark.ask("available_now", options, checkpoint)["batches"] == []
 
 
@@ -170,8 +170,8 @@ def test_limits_hold_in_every_batch_up_to_the_end(
     done = any_spark.ask("available_now", options, checkpoint)
     batches = [batch for batch in (*crashed["batches"], *done["batches"]) if batch]
     assert max(map(len, batches)) <= rows_max
-    seen = [place for batch in batches for place in places(batch)]
-    assert sorted(seen) == every({0: 60, 1: 30})
+    places_seen = [place for batch in batches for place in places(batch)]
+    assert sorted(places_seen) == every({0: 60, 1: 30})
     latest = {"orders": {"0": 60, "1": 30, "topicId": str(TP.topic_id)}}
     assert latest in [json_of(each) for each in done["latest"]]
 
@@ -183,8 +183,8 @@ def json_of(offset: Any) -> Any:
 
 
 def test_it_is_easy_to_reach(any_spark: SparkProgram, archive: WrittenArchive) -> None:
-    found = any_spark.ask("ease", archive.url, "orders", ["offset", "partition"])
-    assert sorted((p, o) for o, p in found) == every({0: 60, 1: 20})
+    rows_read = any_spark.ask("ease", archive.url, "orders", ["offset", "partition"])
+    assert sorted((p, o) for o, p in rows_read) == every({0: 60, 1: 20})
     view = (
         "CREATE OR REPLACE TEMPORARY VIEW orders USING remotelog "
         f"OPTIONS (store '{archive.url}', topics 'orders')"

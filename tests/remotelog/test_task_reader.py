@@ -110,14 +110,14 @@ def test_an_archive_that_is_packed_is_read_likewise(tmp_path: Path, bytes_max: i
 @pytest.mark.parametrize("bytes_max", [400, 1500, 10**9])
 def test_what_is_read_is_what_was_written(archive: WrittenArchive, bytes_max: int) -> None:
     options = options_of(archive, maxBytesPerPartition=str(bytes_max))
-    found = [
+    rows_read = [
         (row["offset"], row["value"])
         for task in tasks_of(options)
         for batch in read_task(options, task, ["offset", "value"])
         for row in batch.to_pylist()
     ]
     written = rows_read_by(READERS[0], [b for base in (0, 100, 200) for b in batches_of(base)])
-    assert found == [(row.offset, row.value) for row in written]
+    assert rows_read == [(row.offset, row.value) for row in written]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +134,8 @@ def test_what_is_read_is_what_was_written(archive: WrittenArchive, bytes_max: in
 def test_offsets_and_timestamps_say_where_reading_begins_and_ends(
     archive: WrittenArchive, options: Mapping[str, str], first: int, last: int
 ) -> None:
-    found = offsets_read(archive, **options, maxBytesPerPartition="700")
-    assert found == list(range(first, last + 1))
+    offsets_found = offsets_read(archive, **options, maxBytesPerPartition="700")
+    assert offsets_found == list(range(first, last + 1))
 
 
 def test_a_timestamp_after_the_last_record(archive: WrittenArchive) -> None:
@@ -206,10 +206,10 @@ def test_read_committed(tmp_path: Path) -> None:
     every = [*range(30), *range(31, 41)]
     assert offsets_read(archive) == every
     for bytes_max in ("200", "100000"):
-        found = offsets_read(
+        offsets_found = offsets_read(
             archive, isolationLevel="read_committed", maxBytesPerPartition=bytes_max
         )
-        assert found == every[20:]
+        assert offsets_found == every[20:]
 
 
 def test_rows_are_filtered_by_timestamp(archive: WrittenArchive) -> None:
@@ -257,8 +257,8 @@ def test_corrupt_batches_are_skipped_and_counted(archive: WrittenArchive, tmp_pa
     damage(path, sizes[0] + 65)  # a record of the second
     damage(path, sum(sizes[:4]) + 16)  # the magic of the fifth
     report = tmp_path / "report"
-    found = offsets_read(archive, corruptBatches="skip", corruptReport=str(report))
-    lost = set(range(300)) - set(found)
+    offsets_found = offsets_read(archive, corruptBatches="skip", corruptReport=str(report))
+    lost = set(range(300)) - set(offsets_found)
     assert set(range(110, 120)) | set(range(140, 150)) <= lost
     assert len(lost) <= 60  # behind a broken header up to the next index border
     lines = [json.loads(line) for f in report.iterdir() for line in f.read_text().splitlines()]
@@ -273,8 +273,8 @@ def test_a_base_offset_that_is_wrong_is_seen(archive: WrittenArchive) -> None:
     damage(path, sum(len(batch) for batch in batches_of(0)[:3]) + 1)
     with pytest.raises(CorruptSegment, match="where others belong"):
         offsets_read(archive)
-    found = offsets_read(archive, corruptBatches="skip")
-    assert found == [*range(30), *range(40, 300)]
+    offsets_found = offsets_read(archive, corruptBatches="skip")
+    assert offsets_found == [*range(30), *range(40, 300)]
 
 
 def test_a_log_that_ends_early(archive: WrittenArchive) -> None:
@@ -290,25 +290,25 @@ def test_what_is_passed_over_is_counted(archive: WrittenArchive) -> None:
 
     def counted(**options: str) -> tuple[int, SkippedRecords]:
         skipped_records = SkippedRecords()
-        found = offsets_read(archive, skipped_records=skipped_records, **options)
-        return 300 - len(found), skipped_records
+        offsets_found = offsets_read(archive, skipped_records=skipped_records, **options)
+        return 300 - len(offsets_found), skipped_records
 
     assert counted(corruptBatches="skip") == (0, SkippedRecords())
     path = archive.path(archive.segments[1], SegmentFile.LOG)
     sizes = [len(batch) for batch in batches_of(100)]
     damage(path, sizes[0] + 65)
-    lost, found = counted(corruptBatches="skip")
-    assert (lost, found) == (10, SkippedRecords(faults=1, records=10))
+    lost, records_skipped = counted(corruptBatches="skip")
+    assert (lost, records_skipped) == (10, SkippedRecords(faults=1, records=10))
     damage(path, sum(sizes[:4]) + 16)
-    lost, found = counted(corruptBatches="skip")
-    assert found == SkippedRecords(faults=2, records=lost)
+    lost, records_skipped = counted(corruptBatches="skip")
+    assert records_skipped == SkippedRecords(faults=2, records=lost)
     last = archive.path(archive.segments[2], SegmentFile.LOG)
     last.write_bytes(last.read_bytes()[: -len(batches_of(200)[-1])])
-    lost, found = counted(corruptBatches="skip")
-    assert found == SkippedRecords(faults=3, records=lost)
+    lost, records_skipped = counted(corruptBatches="skip")
+    assert records_skipped == SkippedRecords(faults=3, records=lost)
     archive.path(archive.segments[0], SegmentFile.LOG).unlink()
-    lost, found = counted(corruptBatches="skip", failOnDataLoss="false")
-    assert found == SkippedRecords(faults=4, records=lost)
+    lost, records_skipped = counted(corruptBatches="skip", failOnDataLoss="false")
+    assert records_skipped == SkippedRecords(faults=4, records=lost)
 
 
 @pytest.mark.parametrize("file", [SegmentFile.LOG, SegmentFile.INDEX])
@@ -318,8 +318,8 @@ def test_a_missing_object_is_named(archive: WrittenArchive, file: SegmentFile) -
     with pytest.raises(ObjectNotFound, match="orders-0, offsets 100 to 199: ") as raised:
         offsets_read(archive)
     assert str(path.relative_to(archive.folder)) in str(raised.value)
-    found = offsets_read(archive, failOnDataLoss="false")
-    assert found == [*range(100), *range(200, 300)]
+    offsets_found = offsets_read(archive, failOnDataLoss="false")
+    assert offsets_found == [*range(100), *range(200, 300)]
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
@@ -334,14 +334,14 @@ def test_segments_that_were_merged_since_they_were_planned(
     [planned] = tasks_of(chosen)
     merged(archive, deleted)
     skipped_records = SkippedRecords()
-    found = [
+    offsets_found = [
         offset
         for batch in read_task(
             chosen, planned, ["offset", "value"], skipped_records=skipped_records
         )
         for offset in batch.column("offset").to_pylist()
     ]
-    assert found == list(range(300))
+    assert offsets_found == list(range(300))
     assert skipped_records == SkippedRecords()
 
 
@@ -360,8 +360,10 @@ def test_what_retention_has_deleted_since_it_was_planned(archive: WrittenArchive
     for file in SegmentFile:
         archive.path(archive.segments[0], file).unlink(missing_ok=True)
     skipped_records = SkippedRecords()
-    read = list(read_task(chosen, planned, ["offset"], skipped_records=skipped_records))
-    assert [o for batch in read for o in batch.column("offset").to_pylist()] == [*range(100, 300)]
+    batches_read = list(read_task(chosen, planned, ["offset"], skipped_records=skipped_records))
+    assert [o for batch in batches_read for o in batch.column("offset").to_pylist()] == [
+        *range(100, 300)
+    ]
     assert skipped_records == SkippedRecords(faults=1, records=100)
     failing = options_of(archive)
     with pytest.raises(ObjectNotFound, match="orders-0, offsets 0 to 99: "):
@@ -417,15 +419,15 @@ def test_an_object_that_the_store_does_not_give_out_is_named_and_passed_over(
     """As one that was moved to a cold storage class."""
     key = str(archive.path(archive.segments[1], file).relative_to(archive.folder))
     withheld(monkeypatch, key)
-    said = f"orders-0, offsets 100 to 199: {key}.*GLACIER: restore it.*corruptBatches=skip"
-    with pytest.raises(ObjectNotReadable, match=said):
+    message = f"orders-0, offsets 100 to 199: {key}.*GLACIER: restore it.*corruptBatches=skip"
+    with pytest.raises(ObjectNotReadable, match=message):
         offsets_read(archive)
     for number, option in enumerate(({"corruptBatches": "skip"}, {"failOnDataLoss": "false"})):
         skipped_records, report = SkippedRecords(), tmp_path / f"report-{number}"
-        found = offsets_read(
+        offsets_found = offsets_read(
             archive, skipped_records=skipped_records, corruptReport=str(report), **option
         )
-        assert found == [*range(100), *range(200, 300)]
+        assert offsets_found == [*range(100), *range(200, 300)]
         assert skipped_records == SkippedRecords(faults=1, records=100)
         [line] = [json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()]
         assert (line["object"], line["offset"], line["byte"]) == (key, 100, None)
@@ -435,11 +437,11 @@ def withheld(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """Reads of one object fail as those of a store that does not give it out."""
     begin = task_reader._TaskReading._begin
 
-    def asked(reading: Any, what: str, read: Any) -> Any:
+    def asked(reading: Any, what: str, read_object: Any) -> Any:
         async def refused() -> bytes:
             raise ObjectNotReadable("GLACIER: restore it")
 
-        return begin(reading, what, refused if key in what else read)
+        return begin(reading, what, refused if key in what else read_object)
 
     monkeypatch.setattr(task_reader._TaskReading, "_begin", asked)
 
@@ -458,8 +460,8 @@ def test_what_skip_leaves_out_is_what_verify_calls_damaged(tmp_path: Path) -> No
         skipped = [
             json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()
         ]
-        found = {fault.byte_position for fault in faults_of(archive)}
-        assert {line["byte"] for line in skipped} <= found, byte
+        positions = {fault.byte_position for fault in faults_of(archive)}
+        assert {line["byte"] for line in skipped} <= positions, byte
 
 
 def faults_of(archive: WrittenArchive) -> list[Condition]:
@@ -479,8 +481,10 @@ def test_records_that_nobody_can_read_are_no_damage(tmp_path: Path) -> None:
         list(read_task(chosen, task, ["offset", "value"]))
     assert offsets_read(archive) == list(range(30))  # nobody asks for the records
     lenient, skipped_records = options_of(archive, failOnDataLoss="false"), SkippedRecords()
-    found = list(read_task(lenient, task, ["offset", "value"], skipped_records=skipped_records))
-    assert [o for b in found for o in b.column("offset").to_pylist()] == [
+    batches_read = list(
+        read_task(lenient, task, ["offset", "value"], skipped_records=skipped_records)
+    )
+    assert [o for b in batches_read for o in b.column("offset").to_pylist()] == [
         *range(10),
         *range(20, 30),
     ]
@@ -511,8 +515,10 @@ def test_a_batch_that_is_too_large_to_unpack_is_no_damage(tmp_path: Path, codec:
         (chosen, SkippedRecords(0, 10, [(10, 19)])),
     ):
         skipped_records = SkippedRecords(too_large=None if left_out.too_large is None else [])
-        found = list(read_task(options, task, ["offset", "value"], skipped_records=skipped_records))
-        offsets = [o for b in found for o in b.column("offset").to_pylist()]
+        batches_read = list(
+            read_task(options, task, ["offset", "value"], skipped_records=skipped_records)
+        )
+        offsets = [o for b in batches_read for o in b.column("offset").to_pylist()]
         assert offsets == [*range(10), *range(20, 30)]
         assert skipped_records == left_out
     [line] = [json.loads(text) for f in report.iterdir() for text in f.read_text().splitlines()]
@@ -531,7 +537,7 @@ def test_a_range_of_a_large_batch_is_alone_and_free_before_its_rows_are_used(
     archive.add(made_batch(n, [Record(value=bytes(size))]) for n, size in enumerate(sizes))
     chosen = options_of(archive)
     [task] = tasks_of(chosen)
-    read: list[weakref.ref[Any]] = []
+    contents: list[weakref.ref[Any]] = []
     fetch = RemoteStorageManager.fetch_log_segment
 
     class Kept(bytearray):
@@ -539,17 +545,17 @@ def test_a_range_of_a_large_batch_is_alone_and_free_before_its_rows_are_used(
 
     async def watched(*arguments: Any) -> bytearray:
         content = Kept(await fetch(*arguments))
-        read.append(weakref.ref(content))
+        contents.append(weakref.ref(content))
         return content
 
     monkeypatch.setattr(RemoteStorageManager, "fetch_log_segment", watched)
     for batch in read_task(chosen, task, ["value"]):
         for value in batch.column("value").to_pylist():
             if len(value) > 10_000:
-                assert [content() is None for content in read] == [True] * len(read)
+                assert [content() is None for content in contents] == [True] * len(contents)
                 sizes.remove(len(value))
     assert sizes == [10, 10, 10]
-    assert len(read) > 2
+    assert len(contents) > 2
 
 
 def test_a_report_of_any_topic_has_a_name_that_files_may_have(tmp_path: Path) -> None:
@@ -585,17 +591,17 @@ def test_a_store_that_goes_on_failing_ends_the_task_by_name(
 class FailingReads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
         self.left = failures
-        read = task_reader._TaskReading._begin
+        read_object = task_reader._TaskReading._begin
 
         def begin(reading: Any, what: str, ask: Any) -> Any:
             async def failing() -> bytes:
                 if self.left:
                     self.left -= 1
                     raise StorageUnavailable("out of order")
-                found: bytes = await ask()
-                return found
+                content: bytes = await ask()
+                return content
 
-            return read(reading, what, failing)
+            return read_object(reading, what, failing)
 
         monkeypatch.setattr(task_reader._TaskReading, "_begin", begin)
 

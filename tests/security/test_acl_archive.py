@@ -147,20 +147,20 @@ class Replay:
         if self._session[1] >= 0:
             assert response.error_code == 0, response.error_code
             self._session = (response.session_id, self._session[1] + 1)
-        found = shape(response)
-        return (found[0][1], found[0][5]) if found else None
+        parts_shape = shape(response)
+        return (parts_shape[0][1], parts_shape[0][5]) if parts_shape else None
 
-    def until(self, wanted: Callable[[tuple[int, bytes]], bool]) -> tuple[int, bytes]:
-        found: list[tuple[int, bytes]] = []
+    def until(self, condition: Callable[[tuple[int, bytes]], bool]) -> tuple[int, bytes]:
+        responses: list[tuple[int, bytes]] = []
 
         def look() -> bool:
             response = self.once()
-            if response is not None and wanted(response):
-                found.append(response)
-            return bool(found)
+            if response is not None and condition(response):
+                responses.append(response)
+            return bool(responses)
 
         wait_for("the answer that is wanted", look, 20)
-        return found[0]
+        return responses[0]
 
 
 @pytest.mark.parametrize("in_session", [False, True], ids=["sessionless", "session"])
@@ -207,8 +207,8 @@ def test_a_revoked_acl_ends_a_replay_beside_a_tail_that_goes_on(
     ids = {d.topic: mallory.topic_id(d.topic) for d in (allowed_topic, other)}
 
     def read(data: TopicData) -> tuple[int, bytes]:
-        got = mallory.fetch(13, data.topic, ids[data.topic], 0, wait_ms=100)
-        return got.error, got.records
+        fetched = mallory.fetch(13, data.topic, ids[data.topic], 0, wait_ms=100)
+        return fetched.error, fetched.records
 
     wait_for("both are read", lambda: read(allowed_topic)[1] and read(other)[1], 20)
     secured.revoke("mallory", allowed_topic.topic, "READ")

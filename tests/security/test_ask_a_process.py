@@ -64,9 +64,13 @@ def test_users_and_groups_of_real_clients_and_a_bundle_without_secrets(
     told: ProxyProcess, open_topic: TopicData, tmp_path: Path
 ) -> None:
     ends = {0: len(open_topic.written[0])}
-    mine = {"group.id": "billing", "client.id": "billing-app", "auto.offset.reset": "earliest"}
+    client_config = {
+        "group.id": "billing",
+        "client.id": "billing-app",
+        "auto.offset.reset": "earliest",
+    }
     consumer = Consumer(
-        {"bootstrap.servers": told.bootstrap, **confluent_login("alice", "PLAIN"), **mine}
+        {"bootstrap.servers": told.bootstrap, **confluent_login("alice", "PLAIN"), **client_config}
     )
     consumer.subscribe([open_topic.topic])
     values = []
@@ -97,11 +101,11 @@ def test_users_and_groups_of_real_clients_and_a_bundle_without_secrets(
     consumer.close()
 
 
-def bundled(told: ProxyProcess, data: TopicData, tmp_path: Path, contents: set[bytes]) -> None:
+def bundled(process: ProxyProcess, data: TopicData, tmp_path: Path, contents: set[bytes]) -> None:
     out = tmp_path / "bundle.zip"
     done = fetchproxy(
         "bundle",
-        *("--console", f"http://127.0.0.1:{told.console_port}", "--interval", "0"),
+        *("--console", f"http://127.0.0.1:{process.console_port}", "--interval", "0"),
         *("--token-file", str(tmp_path / "token"), "--out", str(out)),
         *("--partition", f"{data.topic}:0"),
     )

@@ -96,9 +96,9 @@ def common(folder: Path) -> dict[str, object]:
 
 
 def is_valid(settings: Mapping[str, object]) -> bool:
-    given = [Setting(key, str(value), "--set") for key, value in settings.items()]
+    setting_list = [Setting(key, str(value), "--set") for key, value in settings.items()]
     try:
-        load(None, {}, given)
+        load(None, {}, setting_list)
     except ConfigError:
         return False
     return True
@@ -116,9 +116,9 @@ def process(
     way, in_files = request.param
     ports = {"gateway.listen": free_port(), "console.listen": free_port()}
     settings = planted(tmp_path, way, in_files=in_files)
-    given = {**settings, **{key: f"127.0.0.1:{port}" for key, port in ports.items()}}
+    all_settings = {**settings, **{key: f"127.0.0.1:{port}" for key, port in ports.items()}}
     log = tmp_path / "log"
-    command = [*limited.command(given), "serve", *limited.options(given)]
+    command = [*limited.command(all_settings), "serve", *limited.options(all_settings)]
     server = ServerProcess("fetchproxy", command, log, cwd=PROJECT)
     server.start()
     try:
@@ -129,10 +129,10 @@ def process(
 
 
 def test_all_that_can_hold_a_secret_is_planted(tmp_path: Path) -> None:
-    found: set[str] = set()
+    keys_planted: set[str] = set()
     for way in WAYS:
-        found |= planted(tmp_path, way, in_files=False).keys()
-    assert {key.dotted for key in HOLDERS} - found == set()
+        keys_planted |= planted(tmp_path, way, in_files=False).keys()
+    assert {key.dotted for key in HOLDERS} - keys_planted == set()
     secrets = {key.dotted for key in all_keys().values() if key.is_secret}
     assert secrets < {key.dotted for key in HOLDERS}
 
@@ -152,9 +152,9 @@ def test_no_bundle_has_a_secret(
         parts = {name: zipped.read(name).decode() for name in zipped.namelist()}
     [row] = json.loads(parts["process.json"])
     names = {key.removesuffix(".file") for key in settings}
-    held = {key.dotted for key in HOLDERS} & names
+    secrets_set = {key.dotted for key in HOLDERS} & names
     printed = dict(text.split(" = ", 1) for text in row["settings"])
-    assert all(printed[name] != "not set" for name in held)
+    assert all(printed[name] != "not set" for name in secrets_set)
     for text in (*parts.values(), done.stdout, done.stderr, log.read_text()):
         assert_clean(text, KEY_BYTES.decode(), *(secret_of(key) for key in HOLDERS))
         assert_clean(text, "pl4nted")

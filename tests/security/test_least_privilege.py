@@ -41,13 +41,13 @@ def test_an_archiver(
     data = TopicData(secured.create_topic(f"privilege-{'-'.join(granted)}"))
     produce(secured.bootstrap, data, 100)
     secured.allow("archiver", data.topic, *granted)
-    status, said = archived(secured, store, data.topic)
+    status, output = archived(secured, store, data.topic)
     if why_not is None:
-        assert status == 0, said
+        assert status == 0, output
         assert segments(store, data.topic)[-1]["last_offset"] == 99
     else:
-        assert status == 2, said
-        assert why_not.format(topic=data.topic) in said
+        assert status == 2, output
+        assert why_not.format(topic=data.topic) in output
         assert segments(store, data.topic) == []
 
 
@@ -60,8 +60,8 @@ def test_a_topic_that_the_proxy_may_not_describe_is_as_without_a_proxy(
         topic_id = alice.topic_id(data.topic)
         for _ in range(3):
             assert alice.fetch(13, data.topic, topic_id, 0, wait_ms=10_000).error == OUT_OF_RANGE
-        said = [line for line in proxy.logged("topic_not_described") if str(topic_id) in str(line)]
-        assert len(said) == 1
+        lines = [line for line in proxy.logged("topic_not_described") if str(topic_id) in str(line)]
+        assert len(lines) == 1
         secured.allow("proxy", data.topic, "DESCRIBE")
 
         def served() -> bool:

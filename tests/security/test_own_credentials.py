@@ -75,11 +75,11 @@ async def test_sessions_are_renewed_under_requests_in_flight(
     loop = asyncio.get_running_loop()
 
     async def keep_asking(cluster: Cluster, until: float) -> int:
-        asked = 0
+        requests_made = 0
         while loop.time() < until:
             assert TOPIC in [t.name for t in (await cluster._fetch_metadata(None)).topics]
-            asked += 1
-        return asked
+            requests_made += 1
+        return requests_made
 
     async def for_some_sessions(mechanism: str) -> None:
         async with Cluster(settings(secured.short_sessions, mechanism)) as cluster:
@@ -248,8 +248,8 @@ async def test_what_a_token_endpoint_may_say_instead(
     async with TokenEndpointServer("fetch:proxy", "cl1ent/5ecret+") as server:
         server.status = status
         async with Cluster(with_endpoint(settings, secured.sasl, server)) as cluster:
-            wanted = ClusterUnavailable if status == 500 else AuthenticationRefused
-            with pytest.raises(wanted, match=f"status {status} .invalid_client") as raised:
+            error_expected = ClusterUnavailable if status == 500 else AuthenticationRefused
+            with pytest.raises(error_expected, match=f"status {status} .invalid_client") as raised:
                 await names(cluster)
         assert server.url in str(raised.value)
         assert "5ecret" not in str(raised.value)

@@ -57,11 +57,11 @@ ALWAYS = {
 def test_python_clients_read_archive_and_tail(
     client: str, mechanism: str, proxy: ProxyProcess, open_topic: TopicData
 ) -> None:
-    read, login = PYTHON[client]
+    read_all, login = PYTHON[client]
     ends = {0: len(open_topic.written[0])}
     more = {"group_id": None} if client != "confluent-kafka" else {}
-    found = read(proxy.bootstrap, open_topic.topic, ends, **login("alice", mechanism), **more)
-    assert found == open_topic.written
+    records = read_all(proxy.bootstrap, open_topic.topic, ends, **login("alice", mechanism), **more)
+    assert records == open_topic.written
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def fetch_request(version: int, data: TopicData, topic_id: object, session: tupl
 def offsets_request(data: TopicData, timestamp: int):
     request = ListOffsetsRequest[9]()
     request.replica_id, request.isolation_level = -1, 0
-    asked = ListOffsetsRequest.ListOffsetsTopic(version=9)
+    offsets_topic = ListOffsetsRequest.ListOffsetsTopic(version=9)
     entry = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(version=9)
     entry.partition_index, entry.timestamp, entry.current_leader_epoch = 0, timestamp, -1
-    asked.name, asked.partitions = data.topic, [entry]
-    request.topics = [asked]
+    offsets_topic.name, offsets_topic.partitions = data.topic, [entry]
+    request.topics = [offsets_topic]
     return request
 
 
@@ -156,9 +156,9 @@ def test_an_unauthenticated_client_gets_no_answer_about_the_archive(
         # what is asked for below is in the proxy's cache, and alice has a permit
         assert alice.fetch_until_data(version, open_topic.topic, topic_id, 0).records
         for bootstrap in (secured.sasl, proxy.bootstrap):
-            asked = fetch_request(version, open_topic, topic_id, (0, -1))
+            request = fetch_request(version, open_topic, topic_id, (0, -1))
             with RawConnection(bootstrap) as stranger:
-                assert hangs_up(stranger, asked), bootstrap
+                assert hangs_up(stranger, request), bootstrap
         assert alice.fetch(version, open_topic.topic, topic_id, 0).error == 0
 
 
@@ -200,21 +200,21 @@ def test_of_an_unauthenticated_client_nothing_is_read(
     def limited(name: str) -> float:
         return proxy.metric("fetchproxy_limits_reached_total", f'{name}"')
 
-    held, early = limited("held_request_bytes_max"), limited("sasl_request_bytes_max")
+    held_rejections, early = limited("held_request_bytes_max"), limited("sasl_request_bytes_max")
     for bootstrap in (secured.sasl, proxy.bootstrap):
         with RawConnection(bootstrap) as stranger:  # whole, as the broker waits for the rest
             refused(stranger, 1010)
-    (said,) = [
+    (error_logged,) = [
         line["error"]
         for line in proxy.logged("client_connection_closed")
         if line.get("kind") == "MalformedMessage"
     ][-1:]
-    assert said.startswith("a request of API key 1 before SaslHandshake")
-    assert limited("held_request_bytes_max") == held
+    assert error_logged.startswith("a request of API key 1 before SaslHandshake")
+    assert limited("held_request_bytes_max") == held_rejections
     assert limited("sasl_request_bytes_max") == early
     with SaslConnection(proxy.bootstrap, "alice") as alice:
         refused(alice, 50_000_000)  # who is known is read, and so refused by the proxy
-    assert limited("held_request_bytes_max") == held + 1
+    assert limited("held_request_bytes_max") == held_rejections + 1
 
 
 def hand_shake(raw: RawConnection) -> None:

@@ -44,10 +44,10 @@ def test_a_client_reads_archive_and_tail(
         "ssl.ca.location": str(authority.file),
     }
     caught = tls_proxy.metric("fetchproxy_catches_total")
-    found = read_confluent(
+    records = read_confluent(
         tls_proxy.bootstrap, open_topic.topic, {0: len(open_topic.written[0])}, **login
     )
-    assert found == open_topic.written
+    assert records == open_topic.written
     # The archive is given only after the proxy's own requests were answered.
     assert tls_proxy.metric("fetchproxy_catches_total") > caught
     assert not tls_proxy.logged("cluster_authentication_refused")

@@ -62,8 +62,8 @@ def test_the_keys_that_are_planted() -> None:
     """A new secret key has to get its name right, or it would be logged and not be tested here."""
     assert "cluster.sasl_password" in SECRET_KEYS
     assert "cluster.sasl_oauthbearer_client_secret" in SECRET_KEYS
-    shown = {key.dotted for key in all_keys().values() if key.is_secret}
-    assert shown == set(SECRET_KEYS)
+    secret_keys = {key.dotted for key in all_keys().values() if key.is_secret}
+    assert secret_keys == set(SECRET_KEYS)
 
 
 def _as_text(value: str) -> list[tuple[list[str], dict[str, str], str]]:
@@ -133,10 +133,10 @@ def test_starts_that_fail_do_not_say_it(number: int, tmp_path: Path) -> None:
 def test_a_secret_where_its_files_path_belongs(tmp_path: Path) -> None:
     start = ["archive", "--once", "--topics", "x", "--store", tmp_path.as_uri()]
     keys = [*_sasl("PLAIN"), "--set", f"cluster.sasl_password.file={PLANTED}"]
-    status, said = run([*start, *keys])
+    status, output = run([*start, *keys])
     assert status == 2
-    assert "the file of cluster.sasl_password cannot be read" in said
-    assert_clean(said, PLANTED)
+    assert "the file of cluster.sasl_password cannot be read" in output
+    assert_clean(output, PLANTED)
 
 
 def everything(proxy: ProxyProcess) -> str:
@@ -162,10 +162,10 @@ def test_a_proxy_that_works_says_neither_its_own_nor_a_clients_password(
         assert read_confluent(debug_proxy.bootstrap, open_topic.topic, ends, **login)
     with SaslConnection(debug_proxy.bootstrap, "mallory") as mallory:
         assert mallory.fetch(11, open_topic.topic, None, 0).error == 29
-    said = everything(debug_proxy)
-    assert "gateway_listening" in said
-    assert_clean(said, *USERS.values())
-    assert_clean(said, unsecured_token("alice").split(".")[0])
+    all_output = everything(debug_proxy)
+    assert "gateway_listening" in all_output
+    assert_clean(all_output, *USERS.values())
+    assert_clean(all_output, unsecured_token("alice").split(".")[0])
 
 
 @pytest.mark.kafka
@@ -191,7 +191,7 @@ def test_a_proxy_that_is_refused_says_who_and_how_and_nothing_more(
         wait_for("the refusal", lambda: proxy.logged(event))
         wait_for("readyz", lambda: "cluster_refusal" in proxy.get("/readyz"))
         time.sleep(2.5)  # some more tries
-        said = everything(proxy)
+        all_output = everything(proxy)
         assert len(proxy.logged(event)) == 1
         error = proxy.logged(event)[0]["error"]
         assert f"by {mechanism}" in error
@@ -202,9 +202,9 @@ def test_a_proxy_that_is_refused_says_who_and_how_and_nothing_more(
         # clients are relayed all the same: they have credentials of their own
         with SaslConnection(proxy.bootstrap, "alice"):
             pass
-    assert_clean(said + proxy.log_text(), PLANTED)
+    assert_clean(all_output + proxy.log_text(), PLANTED)
     token = unsecured_token(PLANTED).split(".")[0]
-    assert token not in said
+    assert token not in all_output
 
 
 @pytest.mark.kafka
@@ -222,7 +222,7 @@ async def test_a_token_endpoint_that_refuses(
             "sasl_oauthbearer_scope": "kafka",
         }
         sets = [word for key, v in keys.items() for word in ("--set", f"cluster.{key}={v}")]
-        status, said = await asyncio.to_thread(
+        status, output = await asyncio.to_thread(
             run,
             [
                 *("archive", "--once", "--bootstrap", secured.sasl, "--store", secured_store),
@@ -231,8 +231,8 @@ async def test_a_token_endpoint_that_refuses(
         )
     assert server.asked > 0
     assert status == 2
-    assert "status 401 (invalid_client) for client 'proxy'" in said
-    assert_clean(said, PLANTED, f"proxy:{PLANTED}")
+    assert "status 401 (invalid_client) for client 'proxy'" in output
+    assert_clean(output, PLANTED, f"proxy:{PLANTED}")
 
 
 @pytest.mark.kafka
@@ -241,12 +241,12 @@ def test_s3_credentials(tmp_path: Path) -> None:
     environ = {"AWS_ACCESS_KEY_ID": "AK1A-planted", "AWS_SECRET_ACCESS_KEY": PLANTED}
     environ["AWS_SESSION_TOKEN"] = f"{PLANTED}-session"
     endpoint = f"http://127.0.0.1:{free_port()}"
-    status, said = run(
+    status, output = run(
         [
             *("segments", "--store", f"s3://bucket/prefix?endpoint_url={endpoint}&region=eu"),
             *("--set", "store.timeout_ms=500", "--set", "log.level=debug"),
         ],
         environ,
     )
-    assert status == 2, said
-    assert_clean(said, PLANTED)
+    assert status == 2, output
+    assert_clean(output, PLANTED)

@@ -130,13 +130,13 @@ def asked(topic: str, topic_id: object, offsets: dict[int, int], wait_ms: int, s
     request.max_bytes, request.isolation_level = 1 << 20, 0
     request.session_id, request.session_epoch = session
     request.forgotten_topics_data = []
-    wanted = FetchRequest.FetchTopic(version=13)
-    wanted.topic, wanted.topic_id, wanted.partitions = topic, topic_id, []
+    fetch_topic = FetchRequest.FetchTopic(version=13)
+    fetch_topic.topic, fetch_topic.topic_id, fetch_topic.partitions = topic, topic_id, []
     for partition, offset in offsets.items():
         place = FetchRequest.FetchTopic.FetchPartition(version=13)
         place.partition, place.fetch_offset, place.partition_max_bytes = partition, offset, 5_000
-        wanted.partitions.append(place)
-    request.topics = [wanted] if offsets else []
+        fetch_topic.partitions.append(place)
+    request.topics = [fetch_topic] if offsets else []
     return request
 
 

@@ -33,28 +33,34 @@ def undescribed(secured: SecuredKafka) -> TopicData:
 
 def offset_at(connection: SaslConnection, topic: str, timestamp: int) -> tuple[int, int]:
     """(error code, offset)."""
-    asked = ListOffsetsRequest.ListOffsetsTopic
-    place = asked.ListOffsetsPartition(
+    request_topic = ListOffsetsRequest.ListOffsetsTopic
+    place = request_topic.ListOffsetsPartition(
         partition_index=0, current_leader_epoch=-1, timestamp=timestamp
     )
     request = ListOffsetsRequest(
-        replica_id=-1, isolation_level=0, topics=[asked(name=topic, partitions=[place])]
+        replica_id=-1, isolation_level=0, topics=[request_topic(name=topic, partitions=[place])]
     )
     request.API_VERSION = 7
-    [found] = connection.ask(request, ListOffsetsResponse, 7).topics[0].partitions
-    return found.error_code, found.offset
+    [partition_response] = connection.ask(request, ListOffsetsResponse, 7).topics[0].partitions
+    return partition_response.error_code, partition_response.offset
 
 
 def end_of_epoch(connection: SaslConnection, topic: str) -> tuple[int, int, int]:
-    asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-    place = asked.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=0)
+    request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    place = request_topic.OffsetForLeaderPartition(
+        partition=0, current_leader_epoch=-1, leader_epoch=0
+    )
     request = OffsetForLeaderEpochRequest(
-        replica_id=-1, topics=[asked(topic=topic, partitions=[place])]
+        replica_id=-1, topics=[request_topic(topic=topic, partitions=[place])]
     )
     request.API_VERSION = 4
     response = connection.ask(request, OffsetForLeaderEpochResponse, 4)
-    [found] = response.topics[0].partitions
-    return found.error_code, found.leader_epoch, found.end_offset
+    [partition_response] = response.topics[0].partitions
+    return (
+        partition_response.error_code,
+        partition_response.leader_epoch,
+        partition_response.end_offset,
+    )
 
 
 def test_the_brokers_answers_pass_with_one_warning(

@@ -77,25 +77,25 @@ def open_index(folder: Path, file_bytes_max: int = FILE_BYTES) -> LocalRemoteLog
 
 def bring_up(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> int:
     """What `LocalIndexRefresher` does; how many segments had to be appended."""
-    kept = index.keep([made.segment for made in log])
-    for made in log[kept:]:
+    kept_count = index.keep([made.segment for made in log])
+    for made in log[kept_count:]:
         index.append(made.segment, made.raw)
-    return len(log) - kept
+    return len(log) - kept_count
 
 
 def check_responses(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> None:
     """Every segment, entry by entry."""
     for made in log:
-        found = index.segment_index(made.segment)
-        assert found is not None
-        found.check_covers(made.last_offset, made.segment.segment_size_bytes)
-        assert list(found.spans()) == [entry.span for entry in made.entries]
-        assert found.object_key == key(made.segment)
+        segment_index = index.segment_index(made.segment)
+        assert segment_index is not None
+        segment_index.check_covers(made.last_offset, made.segment.segment_size_bytes)
+        assert list(segment_index.spans()) == [entry.span for entry in made.entries]
+        assert segment_index.object_key == key(made.segment)
 
 
 def held_segments(index: LocalRemoteLogIndex, log: list[MadeSegment]) -> list[RemoteLogIndex]:
-    found = (index.segment_index(made.segment) for made in log)
-    return [one for one in found if one is not None]
+    segment_indexes = (index.segment_index(made.segment) for made in log)
+    return [one for one in segment_indexes if one is not None]
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

@@ -53,8 +53,8 @@ def test_every_segment_lists_what_overlaps_it(
     start = 0
     while start < log.stable:
         end = data.draw(st.integers(start + 1, log.stable))  # exclusive
-        found = collect(log, start, end, data)
-        check_segment(log, start, end - 1, found)
+        aborted = collect(log, start, end, data)
+        check_segment(log, start, end - 1, aborted)
         start = end
 
 
@@ -73,29 +73,29 @@ def collect(log: ModelLog, start: int, end: int, data: st.DataObject) -> tuple[A
     return collector.up_to(end - 1)
 
 
-def check_segment(log: ModelLog, first: int, last: int, found: tuple[AbortedTxn, ...]) -> None:
+def check_segment(log: ModelLog, first: int, last: int, aborted: tuple[AbortedTxn, ...]) -> None:
     expected = {
         (p, f, min(marker, last)) for p, f, marker in log.aborted if f <= last and marker >= first
     }
-    assert {(e.producer_id, e.first_offset, e.last_offset) for e in found} == expected
-    assert len(found) == len(expected)
-    assert decode_aborted(encode_aborted(found)) == found
+    assert {(e.producer_id, e.first_offset, e.last_offset) for e in aborted} == expected
+    assert len(aborted) == len(expected)
+    assert decode_aborted(encode_aborted(aborted)) == aborted
     for low in range(first, last + 1):
         for high in range(low, last + 1):
-            assert kafka_search(found, low, high) == {
+            assert kafka_search(aborted, low, high) == {
                 (p, f) for p, f, marker in log.aborted if f <= high and marker >= low
             }
 
 
 def kafka_search(entries: tuple[AbortedTxn, ...], first: int, last: int) -> set[tuple[int, int]]:
     """TransactionIndex.collectAbortedTxns: it stops at an entry whose LSO the range has reached."""
-    found = set()
+    aborted_found = set()
     for entry in entries:
         if entry.last_offset >= first and entry.first_offset <= last:
-            found.add((entry.producer_id, entry.first_offset))
+            aborted_found.add((entry.producer_id, entry.first_offset))
         if entry.last_stable_offset > last:
             break
-    return found
+    return aborted_found
 
 
 def test_a_transaction_whose_marker_is_above_the_stable_offset() -> None:

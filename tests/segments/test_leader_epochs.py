@@ -65,7 +65,7 @@ def test_faults_name_their_line(raw: bytes, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("beside", "own", "same"),
+    ("beside", "own_epochs", "same"),
     [
         ([(8, 10), (9, 15)], [(8, 10), (9, 15)], True),
         ([(8, 10), (9, 15)], [(8, 12), (9, 15)], True),  # batches without an epoch, in epoch 8
@@ -80,7 +80,9 @@ def test_faults_name_their_line(raw: bytes, what: str) -> None:
     ],
 )
 def test_batches_without_an_epoch_continue_the_one_before(
-    beside: list[tuple[int, int]], own: list[tuple[int, int]], same: bool
+    beside: list[tuple[int, int]], own_epochs: list[tuple[int, int]], same: bool
 ) -> None:
-    told, stated = ([EpochStart(*entry) for entry in entries] for entries in (beside, own))
-    assert agrees(told, stated) == same
+    epochs_beside, stated = (
+        [EpochStart(*entry) for entry in entries] for entries in (beside, own_epochs)
+    )
+    assert agrees(epochs_beside, stated) == same

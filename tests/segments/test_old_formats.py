@@ -35,11 +35,11 @@ def old(magic: int, rows: list[Row], codec: int = 0, append_time: bool = False) 
 
 
 def rows_of(records: bytes) -> list[Row]:
-    found: list[Row] = []
+    rows_read: list[Row] = []
     batches: Any = MemoryRecords(records)
     while (batch := batches.next_batch()) is not None:
-        found += [(r.offset, r.timestamp, r.key, r.value) for r in batch]
-    return found
+        rows_read += [(r.offset, r.timestamp, r.key, r.value) for r in batch]
+    return rows_read
 
 
 @given(st.sampled_from([0, 1]), st.integers(0, 2**40), st.data())
@@ -92,13 +92,13 @@ def test_what_unpacks_to_too_much_is_named_and_is_no_damage(
 def test_a_conversion_ends_where_the_next_fetch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(old_formats, "CONVERTED_BYTES_ENOUGH", 10_000)
     raw = [old(1, [(n, 0, None, bytes(6_000))], 1) for n in range(5)]
-    found: list[int] = []
-    while len(found) < 5:
-        records, _, error = converted(memoryview(b"".join(raw[len(found) :])))
+    offsets_found: list[int] = []
+    while len(offsets_found) < 5:
+        records, _, error = converted(memoryview(b"".join(raw[len(offsets_found) :])))
         assert error is None
         assert 0 < len(records) < 20_000
-        found += [row[0] for row in rows_of(records)]
-    assert found == list(range(5))
+        offsets_found += [row[0] for row in rows_of(records)]
+    assert offsets_found == list(range(5))
 
 
 @pytest.mark.parametrize("junk", [b"", b"\0" * 100, b"\xff" * 16])

@@ -19,14 +19,14 @@ def batches(*sizes: int, first: int = 0) -> list[BatchHeader]:
 
 
 def take(headers: list[BatchHeader], **changes: int) -> Take:
-    asked = {
+    arguments = {
         "position": 0,
         "last_stable_offset": 10**9,
         "accumulated_bytes": 0,
         "segment_bytes_max": 1000,
         **changes,
     }
-    return plan_take(headers, **asked)
+    return plan_take(headers, **arguments)
 
 
 def test_all_that_fits() -> None:
@@ -68,17 +68,17 @@ def test_batches_below_the_position_are_passed_over() -> None:
 def test_repeated_takes_cut_the_whole_log_once(sizes: list[int], limit: int, stable: int) -> None:
     headers = batches(*sizes)
     segments: list[list[BatchHeader]] = [[]]
-    left = headers
-    while left:
+    headers_left = headers
+    while headers_left:
         accumulated = sum(h.size for h in segments[-1])
         planned = take(
-            left,
+            headers_left,
             last_stable_offset=stable,
             accumulated_bytes=accumulated,
             segment_bytes_max=limit,
         )
-        segments[-1] += left[planned.start : planned.end]
-        left = left[planned.end :]
+        segments[-1] += headers_left[planned.start : planned.end]
+        headers_left = headers_left[planned.end :]
         if not planned.full:
             break
         segments.append([])

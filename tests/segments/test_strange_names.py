@@ -35,12 +35,12 @@ TPS = st.builds(
 def test_keys_are_read_back(tp: TopicIdPartition, offset: int, prefix: str) -> None:
     folder = partition_folder(prefix, tp)
     assert parse_partition_folder(prefix, folder) == tp
-    assert not any(folder.startswith(own) for own in own_folders(prefix))
+    assert not any(folder.startswith(own_folder) for own_folder in own_folders(prefix))
     key = segment_key(prefix, RemoteLogSegmentId(tp, UUID(int=7)), offset, SegmentFile.LOG)
     assert check_key(key) == key
-    found = parse_segment_key(prefix, key)
-    assert found is not None
-    assert (found.segment_id.topic_id_partition, found.base_offset) == (tp, offset)
+    parsed_key = parse_segment_key(prefix, key)
+    assert parsed_key is not None
+    assert (parsed_key.segment_id.topic_id_partition, parsed_key.base_offset) == (tp, offset)
     assert parse_conditions_key(prefix, conditions_key(prefix, tp, "x")) == (tp, "x")
     event = LogStartOffset(tp, offset, 1)
     assert decode_message(encode_message(event), "topic") == event

@@ -120,8 +120,10 @@ def _check_epochs(
         newest = expected[-1][0] if expected else -1
         if batch.leader_epoch != -1:
             assert stated == (newest if batch.leader_epoch == newest else -1)
-    found = [(entry.epoch, entry.start_offset) for entry in rising(metadata.segment_leader_epochs)]
-    assert found == expected
+    epochs_found = [
+        (entry.epoch, entry.start_offset) for entry in rising(metadata.segment_leader_epochs)
+    ]
+    assert epochs_found == expected
 
 
 @settings(max_examples=25)
@@ -130,21 +132,23 @@ def test_batches_are_found_by_offset_and_time(log: LegalLog, data: st.DataObject
     """As Kafka looks for them, with holes wherever they may be."""
     edges = {log.log_start, log.end, *(b.base_offset for b in log.batches)}
     edges |= {b.last_offset for b in log.batches} | {b.last_offset + 1 for b in log.batches}
-    asked = data.draw(st.sampled_from(sorted(edges)))
+    start_offset = data.draw(st.sampled_from(sorted(edges)))
     content = log.content
-    start, end = cut(content, asked, len(content), min_one=True)
-    expected = b"".join(b.content for b in log.batches if b.last_offset >= asked)
+    start, end = cut(content, start_offset, len(content), min_one=True)
+    expected = b"".join(b.content for b in log.batches if b.last_offset >= start_offset)
     assert content[start:end] == expected
     times = {b.timestamp_of(r) for b in log.batches for r in b.records} | {0}
     time = data.draw(st.sampled_from(sorted(times)))
     time = min(max(time + data.draw(st.sampled_from([-1, 0, 1])), INT64_MIN), INT64_MAX)
     for header, batch in zip(walk(content), log.batches, strict=True):
-        found = first_record_at_or_after(content, header, time, asked)
+        first_record = first_record_at_or_after(content, header, time, start_offset)
         offsets = (
             (batch.base_offset + r.offset_delta, batch.timestamp_of(r)) for r in batch.records
         )
-        right = next((each for each in offsets if each[1] >= time and each[0] >= asked), None)
-        assert found == (right if batch.max_timestamp >= time else None)
+        right = next(
+            (each for each in offsets if each[1] >= time and each[0] >= start_offset), None
+        )
+        assert first_record == (right if batch.max_timestamp >= time else None)
 
 
 @settings(max_examples=25)

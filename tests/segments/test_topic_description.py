@@ -24,8 +24,8 @@ def test_what_is_written_is_read(
 ) -> None:
     numbers = st.integers(0, count - 1)
     empty = data.draw(st.dictionaries(numbers, st.integers(0, 2**63 - 1), max_size=5))
-    said = TopicDescription(topic_id, name, count, cluster, empty, 7)
-    assert decode_topic(encode_topic_description(said), "key") == said
+    description = TopicDescription(topic_id, name, count, cluster, empty, 7)
+    assert decode_topic(encode_topic_description(description), "key") == description
 
 
 @pytest.mark.parametrize(

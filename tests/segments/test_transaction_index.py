@@ -43,10 +43,10 @@ def test_round_trip_in_marker_order(entries: list[AbortedTxn], random: object) -
 
 @given(entry_lists(), st.integers(0, 210), st.integers(0, 60))
 def test_aborted_in_is_overlap(entries: list[AbortedTxn], first: int, more: int) -> None:
-    asked = set(range(first, first + more + 1))
-    expected = [e for e in entries if asked & set(range(e.first_offset, e.last_offset + 1))]
-    found = aborted_in(entries, first, first + more)
-    assert sorted(expected) == list(found)
+    offsets_asked = set(range(first, first + more + 1))
+    expected = [e for e in entries if offsets_asked & set(range(e.first_offset, e.last_offset + 1))]
+    aborted_found = aborted_in(entries, first, first + more)
+    assert sorted(expected) == list(aborted_found)
 
 
 @given(entry_lists().filter(bool), st.data())

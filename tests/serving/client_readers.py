@@ -111,8 +111,8 @@ def read_aiokafka(bootstrap: str, topic: str, ends: Mapping[int, int], **more: o
             for tp in tps.values():
                 consumer.seek(tp, 0)
             while True:
-                found = await consumer.getmany(timeout_ms=200, max_records=5000)
-                for records in found.values():
+                polled = await consumer.getmany(timeout_ms=200, max_records=5000)
+                for records in polled.values():
                     for r in records:
                         progress.add(r.partition, r.offset, r.key, r.value)
                 positions = {p: await consumer.position(tp) for p, tp in tps.items()}

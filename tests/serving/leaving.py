@@ -22,16 +22,16 @@ REBOOTSTRAP_REQUIRED = 129
 @contextmanager
 def long_poll(client: RawConnection, topic: str, offset: int) -> Iterator[list[Any]]:
     """A fetch that waits meanwhile. Its response is in the list afterwards."""
-    got: list[Any] = []
+    responses: list[Any] = []
     topic_id = client.topic_id(topic)
 
     def fetch() -> None:
-        got.append(client.fetch(13, topic, topic_id, offset, wait_ms=LONG_POLL_MS))
+        responses.append(client.fetch(13, topic, topic_id, offset, wait_ms=LONG_POLL_MS))
 
     thread = threading.Thread(target=fetch, name="long poll")
     thread.start()
     try:
-        yield got
+        yield responses
     finally:
         thread.join()
 

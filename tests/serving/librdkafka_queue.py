@@ -60,27 +60,27 @@ class StockConsumer:
         self.taken = 0.0
 
     def read(self, records: int, consumer_pace: ConsumerPace | None) -> Outcome:
-        begun, given, last = self.now, 0, 0
+        begun, records_given, last = self.now, 0, 0
         responded_at: float | None = None
         outcome = Outcome(0.0, 0, 0.0)
-        while given < records:
-            wanted = min(self._partitions * _PARTITION_RECORDS, _FETCH_RECORDS_MAX)
+        while records_given < records:
+            records_wanted = min(self._partitions * _PARTITION_RECORDS, _FETCH_RECORDS_MAX)
             if consumer_pace is not None:
                 if responded_at is not None:
                     delay = consumer_pace.fetch_wait_s(self.now, responded_at, last)
                     outcome.longest_delay_s = max(outcome.longest_delay_s, delay)
                     self._pass(delay)
                 if consumer_pace.pace:
-                    wanted = min(wanted, consumer_pace.response_records)
-            last = min(wanted, records - given)
-            given += last
+                    records_wanted = min(records_wanted, consumer_pace.response_records)
+            last = min(records_wanted, records - records_given)
+            records_given += last
             self._pass(_ROUND_TRIP_S + last / _SERVED_PER_S)
             responded_at = self.now
-            for left in range(last, 0, -_PARTITION_RECORDS):
-                of_partition = min(left, _PARTITION_RECORDS)
+            for records_left in range(last, 0, -_PARTITION_RECORDS):
+                of_partition = min(records_left, _PARTITION_RECORDS)
                 self._pass(of_partition / _READ_PER_S)
                 self._queue += of_partition
-            while self._queue >= QUEUED_MIN_MESSAGES and given < records:
+            while self._queue >= QUEUED_MIN_MESSAGES and records_given < records:
                 outcome.pauses += 1
                 self._pass(BACKOFF_S)
         while self._queue > 1:

@@ -35,15 +35,15 @@ class ProxyProcess:
         self.bootstrap = f"127.0.0.1:{self.port}"
         # By the console's port, too: several processes may share the other one.
         self.log = folder / f"fetchproxy-{self.port}-{self.console_port}.log"
-        given = settings or {}
-        command = [*limited.command(given), "serve", "--bootstrap", bootstrap]
+        all_settings = settings or {}
+        command = [*limited.command(all_settings), "serve", "--bootstrap", bootstrap]
         command += ["--store", store, "--listen", self.bootstrap]
         command += ["--console", f"127.0.0.1:{self.console_port}"]
         if archive is not None:
             command += ["--archive", archive]
         if config is not None:
             command += ["--config", str(config)]
-        command += limited.options(given)
+        command += limited.options(all_settings)
         self._process = ServerProcess("fetchproxy", command, self.log, cwd=PROJECT)
 
     def __enter__(self) -> Self:
@@ -97,13 +97,13 @@ class ProxyProcess:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """The log's lines of one event, parsed (they are JSON, as the log is not on a terminal)."""
-        found = []
+        entries = []
         for line in self.log.read_text().splitlines():
             if line.startswith("{"):
                 entry = json.loads(line)
                 if entry.get("event") == event:
-                    found.append(entry)
-        return found
+                    entries.append(entry)
+        return entries
 
     def log_text(self) -> str:
         return self.log.read_text()

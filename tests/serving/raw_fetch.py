@@ -84,8 +84,8 @@ class RawConnection:
         request = MetadataRequest[12]()
         request.topics = [MetadataRequest.MetadataRequestTopic(version=12)]
         request.topics[0].name, request.topics[0].topic_id = topic, UUID(int=0)
-        found: UUID = self.ask(request, MetadataResponse, 12).topics[0].topic_id
-        return found
+        topic_uuid: UUID = self.ask(request, MetadataResponse, 12).topics[0].topic_id
+        return topic_uuid
 
     def fetch_response(
         self,
@@ -105,14 +105,14 @@ class RawConnection:
         request.isolation_level = isolation
         request.session_id, request.session_epoch = session
         request.forgotten_topics_data = []
-        wanted = FetchRequest.FetchTopic(version=version)
-        wanted.topic, wanted.topic_id, wanted.partitions = topic, topic_id, []
+        fetch_topic = FetchRequest.FetchTopic(version=version)
+        fetch_topic.topic, fetch_topic.topic_id, fetch_topic.partitions = topic, topic_id, []
         for partition, offset in offsets.items():
             entry = FetchRequest.FetchTopic.FetchPartition(version=version)
             entry.partition, entry.fetch_offset = partition, offset
             entry.partition_max_bytes = bytes_max
-            wanted.partitions.append(entry)
-        request.topics = [wanted] if offsets else []
+            fetch_topic.partitions.append(entry)
+        request.topics = [fetch_topic] if offsets else []
         return self.ask(request, FetchResponse, version)
 
     def fetch(
@@ -141,11 +141,11 @@ class RawConnection:
         """(error, timestamp, offset) of partition 0."""
         request = ListOffsetsRequest[version]()
         request.replica_id, request.isolation_level = -1, 0
-        asked = ListOffsetsRequest.ListOffsetsTopic(version=version)
+        offsets_topic = ListOffsetsRequest.ListOffsetsTopic(version=version)
         entry = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(version=version)
         entry.partition_index, entry.timestamp, entry.current_leader_epoch = 0, timestamp, -1
-        asked.name, asked.partitions = topic, [entry]
-        request.topics = [asked]
+        offsets_topic.name, offsets_topic.partitions = topic, [entry]
+        request.topics = [offsets_topic]
         if version >= 10:
             request.timeout_ms = 20_000
         p = self.ask(request, ListOffsetsResponse, version).topics[0].partitions[0]

@@ -49,7 +49,7 @@ class SessionClient(RawConnection):
     def poll(
         self,
         session: tuple[int, int],
-        asked: Mapping[str, Offsets],
+        offsets_by_topic: Mapping[str, Offsets],
         forgotten: Mapping[str, list[int]] | None = None,
         *,
         version: int | None = None,
@@ -64,17 +64,17 @@ class SessionClient(RawConnection):
         request.session_id, request.session_epoch = session
         request.rack_id = ""
         request.topics, request.forgotten_topics_data = [], []
-        for topic, offsets in asked.items():
-            wanted = FetchRequest.FetchTopic(version=version)
-            wanted.topic, wanted.topic_id, wanted.partitions = topic, None, []
+        for topic, offsets in offsets_by_topic.items():
+            fetch_topic = FetchRequest.FetchTopic(version=version)
+            fetch_topic.topic, fetch_topic.topic_id, fetch_topic.partitions = topic, None, []
             if version >= 13:
-                wanted.topic_id = self._id_of(topic)
+                fetch_topic.topic_id = self._id_of(topic)
             for partition, offset in offsets.items():
                 entry = FetchRequest.FetchTopic.FetchPartition(version=version)
                 entry.partition, entry.fetch_offset = partition, offset
                 entry.partition_max_bytes = partition_bytes
-                wanted.partitions.append(entry)
-            request.topics.append(wanted)
+                fetch_topic.partitions.append(entry)
+            request.topics.append(fetch_topic)
         for topic, partitions in (forgotten or {}).items():
             gone = FetchRequest.ForgottenTopic(version=version)
             gone.topic, gone.topic_id, gone.partitions = topic, None, partitions
@@ -111,26 +111,28 @@ class SessionClient(RawConnection):
 class Session:
     """Keeps (id, epoch) as a well-behaved client does."""
 
-    def __init__(self, client: SessionClient, asked: Mapping[str, Offsets], **more: Any) -> None:
+    def __init__(
+        self, client: SessionClient, offsets_by_topic: Mapping[str, Offsets], **more: Any
+    ) -> None:
         self.client, self.more = client, more
-        first = client.poll((0, 0), asked, **more)
+        first = client.poll((0, 0), offsets_by_topic, **more)
         assert first.error == 0
         assert first.session_id != 0
         self.id, self.epoch, self.first = first.session_id, 1, first
 
     def poll(
         self,
-        asked: Mapping[str, Offsets] | None = None,
+        offsets_by_topic: Mapping[str, Offsets] | None = None,
         forgotten: Mapping[str, list[int]] | None = None,
         **more: Any,
     ) -> SessionResponse:
-        found = self.client.poll(
-            (self.id, self.epoch), asked or {}, forgotten, **{**self.more, **more}
+        response = self.client.poll(
+            (self.id, self.epoch), offsets_by_topic or {}, forgotten, **{**self.more, **more}
         )
-        if not found.error:
-            assert found.session_id in (self.id, 0)
+        if not response.error:
+            assert response.session_id in (self.id, 0)
             self.epoch += 1
-        return found
+        return response
 
     def until(self, key: tuple[str, int], check: Any) -> Part:
         """Poll without changes until `check` holds for a response's part of `key`."""

@@ -60,8 +60,8 @@ def test_each_client_is_told_the_address_that_it_has_reached(
         assert "NAT" in warning["fails_for"]
         assert "gateway.advertise_host" in warning["hint"]
         assert len(proxy.logged("archive_open_to_anybody")) == (upstream is None)
-        shown = json.loads(proxy.get("/api/status"))["listeners"]
-        assert f"0.0.0.0:{port} (node {node}, told by the address reached)" in shown
+        listeners = json.loads(proxy.get("/api/status"))["listeners"]
+        assert f"0.0.0.0:{port} (node {node}, told by the address reached)" in listeners
 
 
 def test_over_ipv6_too(upstream: str | None, store: str, tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_host_that_was_set_is_told_to_all_and_nothing_is_warned_of(
     settings = {"gateway.advertise_host": "[::1]"}
     with OnAllAddresses(upstream, store, tmp_path, "0.0.0.0", settings) as proxy:
         for host in (ONE, OTHER):
-            ((said, _),) = told(f"{host}:{proxy.port}").values()
-            assert said == "::1"
+            ((host_told, _),) = told(f"{host}:{proxy.port}").values()
+            assert host_told == "::1"
         assert not proxy.logged(WARNING)
 
 
@@ -96,13 +96,13 @@ def test_a_listener_on_one_address_warns_of_nothing(store: str, tmp_path: Path) 
 
 def test_a_host_of_the_node_map_is_told_to_all(store: str, tmp_path: Path) -> None:
     with MockCluster(broker_count=2) as cluster:
-        own = free_port()
+        node_port = free_port()
         with OnAllAddresses(
             cluster.bootstrap, store, tmp_path, "0.0.0.0",
-            {"gateway.node_map": f"1={own}/localhost:{own}"},
+            {"gateway.node_map": f"1={node_port}/localhost:{node_port}"},
         ) as proxy:  # fmt: skip
             assert told(f"{OTHER}:{proxy.port}") == {
-                1: ("localhost", own),
+                1: ("localhost", node_port),
                 2: (OTHER, proxy.port + 3),
             }
 

@@ -62,12 +62,14 @@ def test_when_memory_is_short_records_are_copied_out_of_chunks_they_hardly_use()
     budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
     little, much = chunk(), chunk()
     pieces: list[Buffer] = [b"head", little[:30], much[:150]]
-    with budget.taking(pieces) as sent:
-        assert [piece is own for piece, own in zip(sent, pieces, strict=True)] == [True] * 3
+    with budget.taking(pieces) as pieces_sent:
+        assert [
+            piece is piece_before for piece, piece_before in zip(pieces_sent, pieces, strict=True)
+        ] == [True] * 3
         assert budget.bytes_in_use == 2 * CHUNK + 4
-    with budget.taking([bytes(500)]), budget.taking(pieces) as sent:
-        assert list(map(bytes, sent)) == list(map(bytes, pieces))
-        assert sent[2] is pieces[2]
+    with budget.taking([bytes(500)]), budget.taking(pieces) as pieces_sent:
+        assert list(map(bytes, pieces_sent)) == list(map(bytes, pieces))
+        assert pieces_sent[2] is pieces[2]
         assert budget.bytes_in_use == 500 + 4 + 30 + CHUNK
     assert budget.bytes_in_use == 0
 
@@ -144,11 +146,13 @@ def test_however_many_take_nothing_the_limit_holds(seed: int) -> None:
             size = max(rng.randint(1, batch_max), min(budget.room(), rng.randint(1, RESPONSE_MAX)))
             stack = ExitStack()
             block = chunk(rng.choice([size, size, size + 20]))
-            sent = stack.enter_context(budget.taking([block[:size]]))
-            under_way.append((stack, list(sent)))
-        really = {id(p.obj): len(p.obj) for _, sent in under_way for p in sent
+            pieces_sent = stack.enter_context(budget.taking([block[:size]]))
+            under_way.append((stack, list(pieces_sent)))
+        really = {id(p.obj): len(p.obj) for _, pieces_sent in under_way for p in pieces_sent
                   if isinstance(p, memoryview)}  # fmt: skip
-        copies = sum(len(p) for _, sent in under_way for p in sent if isinstance(p, bytes))
+        copies = sum(
+            len(p) for _, pieces_sent in under_way for p in pieces_sent if isinstance(p, bytes)
+        )
         assert budget.bytes_in_use == sum(really.values()) + copies
         assert budget.bytes_in_use <= TOTAL_MAX + batch_max + 20
     for stack, _ in under_way:

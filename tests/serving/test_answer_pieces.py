@@ -64,13 +64,13 @@ async def test_a_large_answer_goes_in_steps() -> None:
     rng = Random(1)
     pieces = [rng.randbytes(size) for size in (30, 3_000_000, 40, 5_000_000, 7)]
     async with connection() as (transport, reader):
-        left = [memoryview(piece) for piece in pieces]
+        pieces_left = [memoryview(piece) for piece in pieces]
         received = b""
-        while left:
-            before = sum(map(len, left))
-            left = write_step(transport, left)
-            assert before - sum(map(len, left)) <= SENT_BYTES_MAX + 256 * 1024
-            while len(received) < sum(map(len, pieces)) - sum(map(len, left)):
+        while pieces_left:
+            before = sum(map(len, pieces_left))
+            pieces_left = write_step(transport, pieces_left)
+            assert before - sum(map(len, pieces_left)) <= SENT_BYTES_MAX + 256 * 1024
+            while len(received) < sum(map(len, pieces)) - sum(map(len, pieces_left)):
                 received += await reader.read(1 << 20)
     assert received == b"".join(pieces)
 
@@ -91,9 +91,9 @@ async def test_a_slow_reader_gets_every_byte_in_order(size: int) -> None:
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(read())
-            left = [memoryview(piece) for piece in pieces]
-            while left:
-                left = write_step(transport, left)
+            pieces_left = [memoryview(piece) for piece in pieces]
+            while pieces_left:
+                pieces_left = write_step(transport, pieces_left)
                 while transport.get_write_buffer_size() > 64 * 1024:  # noqa: ASYNC110 - nobody is told
                     await asyncio.sleep(0)
         assert received == whole

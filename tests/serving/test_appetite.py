@@ -89,8 +89,8 @@ def test_recorded_client_is_paced_after_its_first_pause_at_what_it_could_take(na
     consumer_pace = ConsumerPace(0.0)
     for asked_ms, responded_ms, records in _TRACES[name]:
         assert not consumer_pace.pauses, "only the last silence is a pause"
-        held = consumer_pace.fetch_wait_s(asked_ms / 1000, responded_ms / 1000, records)
-        assert consumer_pace.pauses or not held
+        wait_s = consumer_pace.fetch_wait_s(asked_ms / 1000, responded_ms / 1000, records)
+        assert consumer_pace.pauses or not wait_s
     taken = _TAKEN_PER_S[name.partition("-")[0]]
     assert 0.25 * taken < consumer_pace.pace < 1.1 * taken
 
@@ -126,10 +126,10 @@ def test_moment_in_which_the_machine_stood_still_fills_no_queue() -> None:
     for number in range(40):
         if number == 30:
             now += 0.3
-        given = consumer_pace.response_records
-        responded_at = now + consumer_pace.fetch_wait_s(now, now - 0.001, given)
+        records = consumer_pace.response_records
+        responded_at = now + consumer_pace.fetch_wait_s(now, now - 0.001, records)
         if number >= 30 and responded_at < now + 0.01:
-            came_at_once += given
+            came_at_once += records
         now = responded_at + 0.001
     assert 0 < came_at_once <= QUEUE_RECORDS / 2
     assert consumer_pace.pauses == 0
@@ -232,7 +232,7 @@ class _Clock:
         return self.now
 
 
-def _asked(offset: int) -> dict[tuple[bytes, int], bytes]:
+def _fetch_partitions(offset: int) -> dict[tuple[bytes, int], bytes]:
     entry = (0).to_bytes(4, "big") + (-1).to_bytes(4, "big", signed=True)
     entry += offset.to_bytes(8, "big") + (-1).to_bytes(4, "big", signed=True)
     entry += (-1).to_bytes(8, "big", signed=True) + (1 << 20).to_bytes(4, "big")
@@ -240,19 +240,19 @@ def _asked(offset: int) -> dict[tuple[bytes, int], bytes]:
 
 
 def _reader(consumer_paces: ConsumerPaces, client: tuple[str, str], node_id: int) -> Reader:
-    return consumer_paces.reader(client, node_id, _asked(0), LIBRDKAFKA, paced=True)
+    return consumer_paces.reader(client, node_id, _fetch_partitions(0), LIBRDKAFKA, paced=True)
 
 
 def _read_with_pauses(reader: Reader, clock: _Clock, size_bytes: int = 10 * 300_000) -> float:
     """Read three answers, then pause, again and again; return the total time held back, in s."""
-    held, offset = 0.0, 0
+    held_back_s, offset = 0.0, 0
     for number in range(40):
-        held += reader.fetch_wait_s(_asked(offset))
+        held_back_s += reader.fetch_wait_s(_fetch_partitions(offset))
         offset += 300_000 // 3
         clock.now += 0.05
         reader.responded(size_bytes)
         clock.now += 1.0 if number % 3 == 2 else 0.001
-    return held
+    return held_back_s
 
 
 def test_reader_that_pauses_is_paced() -> None:
@@ -265,14 +265,14 @@ def test_reader_that_pauses_is_paced() -> None:
 def test_queue_of_large_records_is_full_by_their_bytes() -> None:
     clock = _Clock()
     reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
-    offset, held = 0, 0.0
+    offset, held_back_s = 0, 0.0
     for number in range(40):  # 10 KiB each: three answers of 40 MB and then a pause
-        held += reader.fetch_wait_s(_asked(offset))
+        held_back_s += reader.fetch_wait_s(_fetch_partitions(offset))
         offset += 4_000
         clock.now += 0.05
         reader.responded(4_000 * 10 * 1024)
         clock.now += 1.0 if number % 3 == 2 else 0.001
-    assert held > 0
+    assert held_back_s > 0
     assert reader.budget_bytes(1 << 30) < 64 * 1024 * 1024
 
 
@@ -298,16 +298,16 @@ def test_pace_is_known_when_the_client_comes_back() -> None:
     clock.now += 24 * 3600
     again = _reader(consumer_paces, ("host", "id"), 1)
     again.responded(3_000_000)
-    again.fetch_wait_s(_asked(0))
+    again.fetch_wait_s(_fetch_partitions(0))
     again.responded(3_000_000)
-    assert again.fetch_wait_s(_asked(400_000)) > 0
+    assert again.fetch_wait_s(_fetch_partitions(400_000)) > 0
     again.close()
     third = _reader(consumer_paces, ("host", "id"), 1)
     assert third.budget_bytes(50_000_000) < 10_000_000, "from its first answer on"
     other = _reader(consumer_paces, ("another host", "id"), 1)
-    other.fetch_wait_s(_asked(0))
+    other.fetch_wait_s(_fetch_partitions(0))
     other.responded(3_000_000)
-    assert other.fetch_wait_s(_asked(400_000)) == 0
+    assert other.fetch_wait_s(_fetch_partitions(400_000)) == 0
 
 
 def test_connections_to_different_brokers_are_one_consumer() -> None:
@@ -318,10 +318,10 @@ def test_connections_to_different_brokers_are_one_consumer() -> None:
     second = _reader(consumer_paces, ("host", "id"), 2)
     stranger = _reader(consumer_paces, ("host", "id"), 1)
     for reader in (second, stranger):
-        reader.fetch_wait_s(_asked(0))
+        reader.fetch_wait_s(_fetch_partitions(0))
         reader.responded(3_000_000)
-    assert second.fetch_wait_s(_asked(400_000)) > 0
-    assert stranger.fetch_wait_s(_asked(400_000)) == 0
+    assert second.fetch_wait_s(_fetch_partitions(400_000)) > 0
+    assert stranger.fetch_wait_s(_fetch_partitions(400_000)) == 0
     for reader in (first, second, stranger):
         reader.close()
 
@@ -331,17 +331,17 @@ def test_what_is_said_of_a_client() -> None:
     clock = _Clock()
     consumer_paces = ConsumerPaces(clock)
     readers = [_reader(consumer_paces, ("10.0.0.7", "r" * 200), node) for node in (1, 2)]
-    held = _read_with_pauses(readers[0], clock)
+    held_back_s = _read_with_pauses(readers[0], clock)
     (consumer,) = consumer_paces.consumers()
-    said = consumer.status(clock.now)
-    assert (said.client_id, said.address) == ("r" * CLIENT_ID_SHOWN_MAX, "10.0.0.7")
-    assert said.software == LIBRDKAFKA
-    assert (said.connections, said.partitions) == (2, 1)
-    assert said.pauses == consumer.consumer_pace.pauses > 1
-    assert said.held_back_s == round(held, 2) > 0
-    assert said.pace_records_per_s == round(consumer.consumer_pace.pace) > QUEUE_RECORDS
-    assert said.records_per_s is not None
-    assert said.bytes_per_s == pytest.approx(30 * said.records_per_s, rel=1e-3)
+    status = consumer.status(clock.now)
+    assert (status.client_id, status.address) == ("r" * CLIENT_ID_SHOWN_MAX, "10.0.0.7")
+    assert status.software == LIBRDKAFKA
+    assert (status.connections, status.partitions) == (2, 1)
+    assert status.pauses == consumer.consumer_pace.pauses > 1
+    assert status.held_back_s == round(held_back_s, 2) > 0
+    assert status.pace_records_per_s == round(consumer.consumer_pace.pace) > QUEUE_RECORDS
+    assert status.records_per_s is not None
+    assert status.bytes_per_s == pytest.approx(30 * status.records_per_s, rel=1e-3)
     for reader in readers:
         reader.close()
     assert consumer_paces.consumers() == []
@@ -352,14 +352,14 @@ def test_client_that_does_not_pause_has_no_pace() -> None:
     consumer_paces = ConsumerPaces(clock)
     reader = _reader(consumer_paces, ("host", "id"), 1)
     for number in range(200):  # 100,000 records/s, 1 MB/s, in small answers
-        reader.fetch_wait_s(_asked(number * 5_000))
+        reader.fetch_wait_s(_fetch_partitions(number * 5_000))
         clock.now += 0.05
         reader.responded(50_000)
     (consumer,) = consumer_paces.consumers()
-    said = consumer.status(clock.now)
-    assert said.records_per_s == pytest.approx(100_000, rel=0.02)
-    assert said.bytes_per_s == pytest.approx(1_000_000, rel=0.02)
-    assert (said.pauses, said.pace_records_per_s, said.held_back_s) == (0, None, 0.0)
+    status = consumer.status(clock.now)
+    assert status.records_per_s == pytest.approx(100_000, rel=0.02)
+    assert status.bytes_per_s == pytest.approx(1_000_000, rel=0.02)
+    assert (status.pauses, status.pace_records_per_s, status.held_back_s) == (0, None, 0.0)
 
 
 def test_lately_forgets_what_was_long_ago() -> None:
@@ -379,13 +379,13 @@ def test_of_very_many_partitions_only_the_bytes_are_known() -> None:
     clock = _Clock()
     consumer_paces = ConsumerPaces(clock)
     reader = _reader(consumer_paces, ("host", "id"), 1)
-    (entry,) = _asked(0).values()
+    (entry,) = _fetch_partitions(0).values()
     fetch_wait_s = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX + 1)}
     reader.fetch_wait_s(fetch_wait_s)
     reader.responded(3_000)
     reader.fetch_wait_s(fetch_wait_s)
-    said = consumer_paces.consumers()[0].status(clock.now)
-    assert (said.partitions, said.records_per_s, said.bytes_per_s) == (1_001, None, 3_000)
+    status = consumer_paces.consumers()[0].status(clock.now)
+    assert (status.partitions, status.records_per_s, status.bytes_per_s) == (1_001, None, 3_000)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -393,16 +393,16 @@ def test_client_that_is_never_paced_is_counted(enabled: bool) -> None:
     """Its reads are counted whatever it does, even with pacing turned off."""
     clock = _Clock()
     consumer_paces = ConsumerPaces(clock, enabled=enabled)
-    java = consumer_paces.reader(("host", "id"), 1, _asked(0), JAVA, paced=not enabled)
+    java = consumer_paces.reader(("host", "id"), 1, _fetch_partitions(0), JAVA, paced=not enabled)
     assert _read_with_pauses(java, clock) == 0
     assert java.budget_bytes(1 << 30) == 1 << 30
     (consumer,) = consumer_paces.consumers()
-    said = consumer.status(clock.now)
-    assert said.software == JAVA
-    assert said.records_per_s is not None
-    assert said.records_per_s > QUEUE_RECORDS
-    assert said.bytes_per_s == pytest.approx(30 * said.records_per_s, rel=1e-3)
-    assert (said.pauses, said.pace_records_per_s, said.held_back_s) == (0, None, 0.0)
+    status = consumer.status(clock.now)
+    assert status.software == JAVA
+    assert status.records_per_s is not None
+    assert status.records_per_s > QUEUE_RECORDS
+    assert status.bytes_per_s == pytest.approx(30 * status.records_per_s, rel=1e-3)
+    assert (status.pauses, status.pace_records_per_s, status.held_back_s) == (0, None, 0.0)
     java.close()
     assert consumer_paces.consumers() == []
 
@@ -411,26 +411,26 @@ def test_two_libraries_of_one_name_are_two_clients() -> None:
     clock = _Clock()
     consumer_paces = ConsumerPaces(clock)
     _read_with_pauses(_reader(consumer_paces, ("host", "id"), 1), clock)
-    java = consumer_paces.reader(("host", "id"), 2, _asked(0), JAVA, paced=False)
-    java.fetch_wait_s(_asked(0))
+    java = consumer_paces.reader(("host", "id"), 2, _fetch_partitions(0), JAVA, paced=False)
+    java.fetch_wait_s(_fetch_partitions(0))
     java.responded(3_000_000)
-    assert java.fetch_wait_s(_asked(400_000)) == 0
-    found = {one.software: one.status(clock.now) for one in consumer_paces.consumers()}
-    assert found[LIBRDKAFKA].pauses > found[JAVA].pauses == 0
+    assert java.fetch_wait_s(_fetch_partitions(400_000)) == 0
+    status_by_software = {one.software: one.status(clock.now) for one in consumer_paces.consumers()}
+    assert status_by_software[LIBRDKAFKA].pauses > status_by_software[JAVA].pauses == 0
 
 
 def test_fetch_that_names_some_of_its_session() -> None:
     clock = _Clock()
     consumer_paces = ConsumerPaces(clock)
     reader = consumer_paces.reader(("host", "id"), 1, {}, JAVA, paced=False)
-    (entry,) = _asked(0).values()
-    (further,) = _asked(5_000).values()
+    (entry,) = _fetch_partitions(0).values()
+    (further,) = _fetch_partitions(5_000).values()
     reader.fetch_wait_s({(b"topic", number): entry for number in range(90)})
     for number in range(90):  # one at a time; the others are remembered
         reader.responded(50_000)
         reader.fetch_wait_s({(b"topic", number): further}, 90)
-    said = consumer_paces.consumers()[0].status(clock.now)
-    assert (said.partitions, said.records_per_s) == (90, 90 * 5_000)
+    status = consumer_paces.consumers()[0].status(clock.now)
+    assert (status.partitions, status.records_per_s) == (90, 90 * 5_000)
     reader.fetch_wait_s({(b"topic", 0): further}, PARTITIONS_COUNTED_MAX + 1)
     assert consumer_paces.consumers()[0].status(clock.now).records_per_s is None
     assert reader.kept_bytes == 0
@@ -438,7 +438,7 @@ def test_fetch_that_names_some_of_its_session() -> None:
 
 def test_fetch_of_very_many_partitions_is_not_looked_at() -> None:
     reader = _reader(ConsumerPaces(_Clock()), ("host", "id"), 1)
-    (entry,) = _asked(0).values()
+    (entry,) = _fetch_partitions(0).values()
     most = {(b"topic", number): entry for number in range(PARTITIONS_PACED_MAX)}
     reader.fetch_wait_s(most)
     assert reader.kept_bytes > 0
@@ -451,7 +451,7 @@ def test_offset_that_jumps_counts_as_nothing_read() -> None:
     reader = _reader(ConsumerPaces(clock), ("host", "id"), 1)
     for offset in (0, 10**12, 5, 10**15, 7):
         clock.now += 1.0
-        assert reader.fetch_wait_s(_asked(offset)) == 0.0
+        assert reader.fetch_wait_s(_fetch_partitions(offset)) == 0.0
         reader.responded(3_000_000)
 
 

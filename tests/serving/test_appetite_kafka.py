@@ -73,7 +73,7 @@ def _says(connection: RawConnection, software: str) -> None:
 
 def _read_all(connection: RawConnection, topic: str) -> dict[int, list[int]]:
     """Base offsets of all batches; the client pauses for a second when a queue would be full."""
-    offsets, seen = dict.fromkeys(range(PARTITIONS), 0), 0
+    offsets, records_seen = dict.fromkeys(range(PARTITIONS), 0), 0
     batches: dict[int, list[int]] = {partition: [] for partition in offsets}
     while sum(offsets.values()) < RECORDS:
         before = sum(offsets.values())
@@ -84,10 +84,10 @@ def _read_all(connection: RawConnection, topic: str) -> dict[int, list[int]]:
                 if batch.base_offset >= offsets[part.partition_index]:
                     batches[part.partition_index].append(batch.base_offset)
                     offsets[part.partition_index] = batch.last_offset + 1
-        seen += sum(offsets.values()) - before
-        if seen >= CYCLE_RECORDS:
+        records_seen += sum(offsets.values()) - before
+        if records_seen >= CYCLE_RECORDS:
             time.sleep(1.0)
-            seen = 0
+            records_seen = 0
     return batches
 
 
@@ -141,9 +141,9 @@ def test_console_says_what_another_client_reads(
         tps = [kafka.TopicPartition(OLD, partition) for partition in range(PARTITIONS)]
         consumer.assign(tps)
         consumer.seek_to_beginning()
-        left = RECORDS
-        while left > 0:
-            left -= sum(map(len, consumer.poll(60_000, max_records=50_000).values()))
+        records_left = RECORDS
+        while records_left > 0:
+            records_left -= sum(map(len, consumer.poll(60_000, max_records=50_000).values()))
             [row] = json.loads(through.get("/api/status"))["clients"]
             rows.append(row)
     finally:
@@ -169,17 +169,17 @@ def _row_of_a_stock_client(proxy: ProxyProcess, client_id: str) -> dict[str, Any
     }
     consumer = confluent_kafka.Consumer(settings)
     consumer.assign([confluent_kafka.TopicPartition(OLD, p, 0) for p in range(PARTITIONS)])
-    left = RECORDS
+    records_left = RECORDS
     try:
-        while left:
+        while records_left:
             for message in consumer.consume(10_000, timeout=60.0):
                 assert message.error() is None, message.error()
-                left -= 1
-        told = json.loads(proxy.get("/api/status"))
+                records_left -= 1
+        document = json.loads(proxy.get("/api/status"))
     finally:
         consumer.close()
-    [row] = told["clients"]
-    assert told["clients_total"] == 1
+    [row] = document["clients"]
+    assert document["clients_total"] == 1
     assert (row["client_id"], row["address"]) == (client_id, "127.0.0.1")
     assert row["connections"] == 1
     # The wheel's own name, such as "confluent-kafka-python 2.16.1-librdkafka-2.16.0"

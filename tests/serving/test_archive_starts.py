@@ -19,56 +19,56 @@ from fetchproxy.serving.gateway.first_look import look_at_archived_topics
 # --- the first archived offset of all partitions ---
 async def test_what_has_not_changed_is_not_looked_at_again() -> None:
     async with gateway(archived=300) as gate:
-        asked, wanted = {ARCHIVED: range(300)}, every(ARCHIVED, 300, 0, 0)
+        partitions, expected = {ARCHIVED: range(300)}, every(ARCHIVED, 300, 0, 0)
         for _ in range(2):  # first a look-up, then the kept result
-            assert await gate.list_offsets(asked, EARLIEST) == wanted
+            assert await gate.list_offsets(partitions, EARLIEST) == expected
         gate.store.calls.clear()
-        seen = gate.archive.rlmm.view(tp_of(7))
+        view_before = gate.archive.rlmm.view(tp_of(7))
         with patch.object(gate.archive.views, "settled", side_effect=AssertionError):
-            assert await gate.list_offsets(asked, EARLIEST) == wanted
-        assert gate.archive.rlmm.view(tp_of(7)) is seen
+            assert await gate.list_offsets(partitions, EARLIEST) == expected
+        assert gate.archive.rlmm.view(tp_of(7)) is view_before
         assert gate.store.calls == []
 
 
 async def test_a_log_start_that_was_raised_is_shown_at_once_by_who_knows_it() -> None:
     async with gateway(archived=3) as gate:
-        asked = {ARCHIVED: range(3)}
-        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 3, 0, 0)
+        partitions = {ARCHIVED: range(3)}
+        assert await gate.list_offsets(partitions, EARLIEST) == every(ARCHIVED, 3, 0, 0)
         await gate.archive.rlmm.raise_log_start_offset(tp_of(1), 33)
-        found = await gate.list_offsets(asked, EARLIEST)
-        assert found == {**every(ARCHIVED, 3, 0, 0), (ARCHIVED, 1): (0, 33)}
+        offsets = await gate.list_offsets(partitions, EARLIEST)
+        assert offsets == {**every(ARCHIVED, 3, 0, 0), (ARCHIVED, 1): (0, 33)}
 
 
 async def test_a_broker_that_begins_below_the_archive_is_right() -> None:
     async with gateway(archived=2) as gate:
         await gate.other.raise_log_start_offset(tp_of(0), 40)
-        for broker, wanted in ((30, 30), (50, 40)):
-            found = await gate.list_offsets({ARCHIVED: [0]}, EARLIEST, broker=broker)
-            assert found == {(ARCHIVED, 0): (0, wanted)}
+        for broker, expected in ((30, 30), (50, 40)):
+            offsets = await gate.list_offsets({ARCHIVED: [0]}, EARLIEST, broker=broker)
+            assert offsets == {(ARCHIVED, 0): (0, expected)}
 
 
 async def test_other_leaders_have_the_archive_held_against_them_again() -> None:
     async with gateway(archived=3) as gate:
-        asked, wanted = {ARCHIVED: range(3)}, every(ARCHIVED, 3, 0, 0)
+        partitions, expected = {ARCHIVED: range(3)}, every(ARCHIVED, 3, 0, 0)
         for _ in range(2):
-            assert await gate.list_offsets(asked, EARLIEST) == wanted
+            assert await gate.list_offsets(partitions, EARLIEST) == expected
         settled = gate.archive.views.settled
-        with patch.object(gate.archive.views, "settled", side_effect=settled) as held:
-            assert await gate.list_offsets(asked, EARLIEST) == wanted
-            assert held.call_count == 0
+        with patch.object(gate.archive.views, "settled", side_effect=settled) as settled_calls:
+            assert await gate.list_offsets(partitions, EARLIEST) == expected
+            assert settled_calls.call_count == 0
             gate.cluster.leaders = {0: (2, 4)}
-            assert await gate.list_offsets(asked, EARLIEST) == wanted
-            assert held.call_count == 3
+            assert await gate.list_offsets(partitions, EARLIEST) == expected
+            assert settled_calls.call_count == 3
 
 
 async def test_a_view_that_is_too_old_is_read_again() -> None:
     async with gateway(archived=2) as gate:
-        asked = {ARCHIVED: range(2)}
-        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 2, 0, 0)
+        partitions = {ARCHIVED: range(2)}
+        assert await gate.list_offsets(partitions, EARLIEST) == every(ARCHIVED, 2, 0, 0)
         await gate.other.raise_log_start_offset(tp_of(1), 33)
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
-        found = await gate.list_offsets(asked, EARLIEST)
-        assert found == {(ARCHIVED, 0): (0, 0), (ARCHIVED, 1): (0, 33)}
+        offsets = await gate.list_offsets(partitions, EARLIEST)
+        assert offsets == {(ARCHIVED, 0): (0, 0), (ARCHIVED, 1): (0, 33)}
 
 
 async def test_what_an_archiver_gathers_first_is_shown() -> None:
@@ -80,8 +80,8 @@ async def test_what_an_archiver_gathers_first_is_shown() -> None:
                 positions, "archiver_position", lambda tp: {1: 40, 2: -1}.get(tp.partition)
             ),
         ):
-            found = await gate.list_offsets({NEVER: range(3)}, EARLIEST)
-        assert found == {**every(NEVER, 3, 0, BROKER_START), (NEVER, 1): (0, 40)}
+            offsets = await gate.list_offsets({NEVER: range(3)}, EARLIEST)
+        assert offsets == {**every(NEVER, 3, 0, BROKER_START), (NEVER, 1): (0, 40)}
 
 
 # --- before the first request ---
@@ -90,8 +90,8 @@ async def test_what_is_archived_is_looked_up_before_anybody_asks() -> None:
         await look_at_archived_topics(gate.archive, asyncio.Event())
         assert gate.store.count("list") == 1
         gate.store.calls.clear()
-        found = await gate.list_offsets({ARCHIVED: range(300)}, EARLIEST)
-        assert found == every(ARCHIVED, 300, 0, 0)
+        offsets = await gate.list_offsets({ARCHIVED: range(300)}, EARLIEST)
+        assert offsets == every(ARCHIVED, 300, 0, 0)
         assert gate.store.calls == []
 
 

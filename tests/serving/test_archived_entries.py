@@ -35,26 +35,26 @@ SIZES = st.lists(st.lists(st.integers(0, 90), max_size=5), min_size=1, max_size=
 
 @given(SIZES, st.integers(-10, 900), st.booleans(), st.lists(st.integers(0, 600), max_size=4))
 def test_whole_batches_in_order_and_one_too_many_at_most_once(sizes, room, first_whole, cuts):
-    asked = []
+    archived_partitions = []
     for partition, bodies in enumerate(sizes):
         batches = [batch(10 * n, 10, body) for n, body in enumerate(bodies)]
-        asked.append((batches, response(partition, batches, cuts)))
+        archived_partitions.append((batches, response(partition, batches, cuts)))
     response_room = ResponseRoom(room, first_whole)
-    fitting = [response_room.fit(part) for _, part in asked]
-    assert len(fitting) == len(asked)
+    fitting = [response_room.fit(part) for _, part in archived_partitions]
+    assert len(fitting) == len(archived_partitions)
     total, first_size, dropped = 0, 0, False
-    for (batches, _), kept in zip(asked, fitting, strict=True):
-        got = b"".join(kept.records)
-        assert kept.size == len(got)
+    for (batches, _), kept_partition in zip(archived_partitions, fitting, strict=True):
+        records = b"".join(kept_partition.records)
+        assert kept_partition.size == len(records)
         prefixes = [b"".join(batches[:n]) for n in range(len(batches) + 1)]
-        assert got in prefixes
-        dropped = dropped or got != prefixes[-1]
-        if got and not total:
+        assert records in prefixes
+        dropped = dropped or records != prefixes[-1]
+        if records and not total:
             first_size = len(batches[0])
-        total += len(got)
+        total += len(records)
     assert response_room.left_off == dropped
     assert total <= max(room, first_size if first_whole else 0, 0)
-    if first_whole and any(batches for batches, _ in asked):
+    if first_whole and any(batches for batches, _ in archived_partitions):
         assert total > 0
 
 

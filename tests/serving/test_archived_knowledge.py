@@ -72,8 +72,8 @@ async def test_the_list_is_read_at_the_start_and_serves_who_asks() -> None:
         await archive.until(lambda: archive.rlmm.known_archived_topics() is not None)
         for archive.later_s in (0, 3_600):
             for _ in range(100):
-                asked = {TP.topic_id, NEVER}
-                assert await archive.knowledge.archived_among(asked) == {TP.topic_id}
+                topic_ids = {TP.topic_id, NEVER}
+                assert await archive.knowledge.archived_among(topic_ids) == {TP.topic_id}
         assert archive.listings == 1
 
 

@@ -37,10 +37,10 @@ def hanging() -> Iterator[Address]:
 class _Answering(asyncio.Protocol):
     """Answers everything with a few bytes and records what it was sent."""
 
-    def __init__(self, asked: list[bytes], open_now: set[asyncio.Transport]) -> None:
-        self._asked, self._open = asked, open_now
-        self._number = len(asked)
-        asked.append(b"")
+    def __init__(self, requests: list[bytes], open_now: set[asyncio.Transport]) -> None:
+        self._asked, self._open = requests, open_now
+        self._number = len(requests)
+        requests.append(b"")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -56,11 +56,11 @@ class _Answering(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def answering(asked: list[bytes]) -> AsyncIterator[Address]:
+async def answering(requests: list[bytes]) -> AsyncIterator[Address]:
     """A server that appends one entry to `asked` for each connection: the bytes that came on it."""
     open_now: set[asyncio.Transport] = set()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: _Answering(asked, open_now), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: _Answering(requests, open_now), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()
         for transport in list(open_now):
@@ -93,9 +93,9 @@ class _Link(asyncio.Protocol):
 
 
 async def test_the_one_that_answers_is_reached_whoever_comes_before_it() -> None:
-    asked: list[bytes] = []
+    requests: list[bytes] = []
     with hanging() as first, hanging() as second:
-        async with answering(asked) as alive:
+        async with answering(requests) as alive:
             for addresses in ([first, dead(), second, alive], [dead(), alive], [alive, first]):
                 assert await reached(patient(), addresses) == alive
 
@@ -107,14 +107,14 @@ async def test_the_first_is_preferred_when_all_answer() -> None:
 
 
 async def test_a_burst_of_clients_asks_once() -> None:
-    asked: list[bytes] = []
+    requests: list[bytes] = []
     dial = patient()
-    async with answering(asked) as alive, asyncio.TaskGroup() as clients:
+    async with answering(requests) as alive, asyncio.TaskGroup() as clients:
         addresses = [dead(), alive]
         for _ in range(20):
             clients.create_task(reached(dial, addresses))
-    assert len(asked) == 21
-    assert len([data for data in asked if data]) == 1
+    assert len(requests) == 21
+    assert len([data for data in requests if data]) == 1
 
 
 async def test_what_answered_a_moment_ago_and_died_is_not_insisted_on() -> None:
@@ -134,10 +134,10 @@ async def test_nobody_answers() -> None:
 
 
 async def test_one_address_alone_is_not_asked_first() -> None:
-    asked: list[bytes] = []
-    async with answering(asked) as alive:
+    requests: list[bytes] = []
+    async with answering(requests) as alive:
         assert await reached(patient(), [alive]) == alive
-    assert asked == [b""]
+    assert requests == [b""]
 
 
 def test_a_client_bootstraps_past_brokers_that_hang_or_are_dead(tmp_path: Path) -> None:
@@ -147,5 +147,7 @@ def test_a_client_bootstraps_past_brokers_that_hang_or_are_dead(tmp_path: Path) 
             [*(f"{host}:{port}" for host, port in (frozen, dead())), cluster.bootstrap]
         )
         with ProxyProcess(bootstrap, (tmp_path / "store").as_uri(), tmp_path) as proxy:
-            found = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=60)
-    assert len(found.brokers) == 2
+            cluster_metadata = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(
+                timeout=60
+            )
+    assert len(cluster_metadata.brokers) == 2

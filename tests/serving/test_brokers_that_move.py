@@ -35,13 +35,13 @@ async def proxy(bootstrap: str, folder: Path) -> AsyncIterator[int]:
     """The port of a gateway in this process; node N is at this port + 1 + N."""
     port = free_ports(5)
     (folder / "store").mkdir()
-    given = {
+    settings = {
         "cluster.bootstrap": bootstrap,
         "gateway.listen": f"127.0.0.1:{port}",
         "store.url": (folder / "store").as_uri(),
         "console.listen": "",
     }
-    config = load_config(None, {}, [parse_assignment(f"{k}={v}") for k, v in given.items()])
+    config = load_config(None, {}, [parse_assignment(f"{k}={v}") for k, v in settings.items()])
     running = asyncio.create_task(run_server(config))
     try:
         yield port

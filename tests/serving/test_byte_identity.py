@@ -74,11 +74,11 @@ def archived(
 def test_every_offset_of_every_segment(archived: Archived) -> None:
     with RawConnection(archived.proxy.bootstrap) as through:
         for offset in range(archived.trimmed_to):
-            got = through.fetch_until_data(12, TOPIC, None, offset)
+            fetched = through.fetch_until_data(12, TOPIC, None, offset)
             want = archived.batches(offset, 0)
-            assert got.error == 0
-            assert got.batches == want[: len(got.batches)], offset
-            assert got.records == b"".join(got.batches), "the archive serves whole batches"
+            assert fetched.error == 0
+            assert fetched.batches == want[: len(fetched.batches)], offset
+            assert fetched.records == b"".join(fetched.batches), "the archive serves whole batches"
 
 
 @settings(max_examples=150)
@@ -90,26 +90,26 @@ def test_any_version_limit_and_isolation(archived: Archived, data: st.DataObject
     bytes_max = data.draw(st.sampled_from([1, 700, 5_000, 20_000, 1 << 20]), "bytes_max")
     topic_id = archived.topic_id if version >= 13 else None
     with RawConnection(archived.proxy.bootstrap) as through:
-        got = through.fetch_until_data(
+        fetched = through.fetch_until_data(
             version, TOPIC, topic_id, offset, isolation=isolation, bytes_max=bytes_max
         )
     want = archived.batches(offset, isolation)
-    assert got.error == 0
-    assert got.batches == want[: len(got.batches)]
-    assert len(got.records) <= max(bytes_max, len(want[0]))
+    assert fetched.error == 0
+    assert fetched.batches == want[: len(fetched.batches)]
+    assert len(fetched.records) <= max(bytes_max, len(want[0]))
     if isolation == 1:
-        _check_aborted(archived, offset, got)
+        _check_aborted(archived, offset, fetched)
     else:
-        assert got.aborted is None
+        assert fetched.aborted is None
 
 
-def _check_aborted(archived: Archived, offset: int, got: Fetched) -> None:
+def _check_aborted(archived: Archived, offset: int, fetched: Fetched) -> None:
     """The list has every aborted transaction the broker listed, up to the last returned offset."""
-    assert got.aborted is not None
+    assert fetched.aborted is not None
     listed = archived.captured[offset, 1].aborted or []
-    assert set(got.aborted) <= set(listed)
-    last = _last_offset(got)
-    assert {a for a in listed if a[1] <= last} <= set(got.aborted)
+    assert set(fetched.aborted) <= set(listed)
+    last = _last_offset(fetched)
+    assert {a for a in listed if a[1] <= last} <= set(fetched.aborted)
 
 
 def _last_offset(fetched: Fetched) -> int:
@@ -120,30 +120,30 @@ def _last_offset(fetched: Fetched) -> int:
 
 def test_a_walk_over_both_tiers_gives_every_batch_once(archived: Archived) -> None:
     with RawConnection(archived.proxy.bootstrap) as through:
-        offset, found = 0, []
+        offset, batches_read = 0, []
         while offset < archived.end:
-            got = through.fetch_until_data(12, TOPIC, None, offset)
-            fresh = [b for b in got.batches if b not in found[-50:]]
-            found += fresh
-            offset = _last_offset(got) + 1
-    assert b"".join(found) == b"".join(_all_batches(archived))
+            fetched = through.fetch_until_data(12, TOPIC, None, offset)
+            fresh = [b for b in fetched.batches if b not in batches_read[-50:]]
+            batches_read += fresh
+            offset = _last_offset(fetched) + 1
+    assert b"".join(batches_read) == b"".join(_all_batches(archived))
 
 
 def _all_batches(archived: Archived) -> list[bytes]:
-    offset, found = 0, []
+    offset, batches_read = 0, []
     while offset < archived.end:
         fetched = archived.captured[offset, 0]
-        found += fetched.batches
+        batches_read += fetched.batches
         offset = _last_offset(fetched) + 1
-    return found
+    return batches_read
 
 
 def test_watermarks_are_the_live_logs_and_the_archives(archived: Archived) -> None:
     with RawConnection(archived.proxy.bootstrap) as through:
         for _ in range(2):  # the proxy knows the log's edges at the second answer
-            got = through.fetch_until_data(12, TOPIC, None, 5)
-        assert (got.high_watermark, got.last_stable_offset) == (archived.end, archived.end)
-        assert got.log_start_offset == 0
+            fetched = through.fetch_until_data(12, TOPIC, None, 5)
+        assert (fetched.high_watermark, fetched.last_stable_offset) == (archived.end, archived.end)
+        assert fetched.log_start_offset == 0
 
 
 @pytest.mark.parametrize("version", range(1, 11))
@@ -171,7 +171,7 @@ def test_a_session_crosses_from_the_archive_to_the_live_log(archived: Archived) 
     """KIP-227 by hand: one full fetch, then incremental ones with only the changed offsets."""
     with RawConnection(archived.proxy.bootstrap) as through:
         response = through.fetch_response(12, TOPIC, None, {0: 0}, session=(0, 0))
-        session, epoch, offset, found = response.session_id, 1, 0, []
+        session, epoch, offset, batches_read = response.session_id, 1, 0, []
         assert session > 0
         moved = {}
         while offset < archived.end:
@@ -183,8 +183,8 @@ def test_a_session_crosses_from_the_archive_to_the_live_log(archived: Archived) 
                 for p in topic.partitions:
                     assert p.error_code == 0
                     if p.records:
-                        got = Fetched(0, 0, 0, 0, None, bytes(p.records))
-                        found += [b for b in got.batches if b not in found[-50:]]
-                        offset = _last_offset(got) + 1
+                        fetched = Fetched(0, 0, 0, 0, None, bytes(p.records))
+                        batches_read += [b for b in fetched.batches if b not in batches_read[-50:]]
+                        offset = _last_offset(fetched) + 1
                         moved = {0: offset}
-    assert b"".join(found) == b"".join(_all_batches(archived))
+    assert b"".join(batches_read) == b"".join(_all_batches(archived))

@@ -174,14 +174,16 @@ def test_who_may_not_be_kept_waiting_pays_before_it_has_more() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers()), max_size=30), st.integers(0, 500))
 def test_those_that_hold_most_are_closed_and_no_more_than_need_be(
-    held: list[tuple[int, int]], bytes_max: int
+    sizes_and_ages: list[tuple[int, int]], bytes_max: int
 ) -> None:
-    closed = to_close(held, bytes_max)
-    left = [size for size, _ in sorted(held, reverse=True, key=lambda pair: pair[0])][len(closed) :]
-    assert sum(left) <= bytes_max
+    closed = to_close(sizes_and_ages, bytes_max)
+    sizes_left = [
+        size for size, _ in sorted(sizes_and_ages, reverse=True, key=lambda pair: pair[0])
+    ][len(closed) :]
+    assert sum(sizes_left) <= bytes_max
     if closed:
-        smallest = sorted((size for size, _ in held), reverse=True)[len(closed) - 1]
-        assert sum(left) + smallest > bytes_max
+        smallest = sorted((size for size, _ in sizes_and_ages), reverse=True)[len(closed) - 1]
+        assert sum(sizes_left) + smallest > bytes_max
 
 
 @pytest.mark.live("remote_fetch.client_bytes_per_s_max")

@@ -241,9 +241,9 @@ def request(partitions: Mapping[PartitionKey, int], epoch: int = -1) -> FetchReq
 
 
 def fetch(partitions: Mapping[PartitionKey, int], epoch: int = -1, replica_id: int = -1) -> bytes:
-    wanted = request(partitions, epoch)._replace(replica_id=replica_id, rack=b"\x00\x00")
+    plain_request = request(partitions, epoch)._replace(replica_id=replica_id, rack=b"\x00\x00")
     return encode_fetch_request(
-        wanted, partitions=wanted.partitions, forgotten=(), session_id=0, session_epoch=epoch,
+        plain_request, partitions=plain_request.partitions, forgotten=(), session_id=0, session_epoch=epoch,
         max_wait_ms=500, min_bytes=1, bytes_max=1_000,
     )  # fmt: skip
 
@@ -290,11 +290,11 @@ def test_a_caught_fetch_leaves_with_the_partition_empty(records: bytes) -> None:
     fetches.nothing_overtaken = bool(records)
     relayed = fetches.relayed()
     response = framed(VERSION, ErrorCode.OFFSET_OUT_OF_RANGE, records)
-    left = fetches.arrives(relayed, response)
+    forwarded = fetches.arrives(relayed, response)
     assert fetches.state is FetchState.CAUGHT
     assert fetches.on_fetch(fetch({KEY: 40})) == Later(FetchState.RELAYING)
     relayed.done()
-    assert left == framed(VERSION, 0, records).replace(
+    assert forwarded == framed(VERSION, 0, records).replace(
         (90).to_bytes(8, "big") + (80).to_bytes(8, "big") + (70).to_bytes(8, "big"),
         3 * (5).to_bytes(8, "big"),
     )

@@ -36,7 +36,7 @@ SETTINGS: dict[str, object] = {
     "limits.writing.rlm_process_interval_ms": 100,
     "limits.writing.discovery_interval_ms": 200,
 }
-KEPT = ("fetchproxy_memory_used_bytes", "connection_buffers_bytes_max")
+METRIC_OF_KEPT_BUFFERS = ("fetchproxy_memory_used_bytes", "connection_buffers_bytes_max")
 BIG_PARTITIONS = 5  # 4.5 MB each: a read gives at most one chunk of each
 BIG, OLD, LIVE = "fl-big", "fl-old", "fl-live"
 
@@ -85,20 +85,20 @@ def test_one_address_gets_no_more_connections_than_it_may(proxy: ProxyProcess) -
         except (OSError, AssertionError):
             return False
 
-    mine = [connect(50) for _ in range(PER_IP_MAX)]
-    assert all(map(is_served, mine))
+    connections = [connect(50) for _ in range(PER_IP_MAX)]
+    assert all(map(is_served, connections))
     with connect(50) as one_more:
         assert is_closed(one_more)
     with connect(51) as other:
         assert is_served(other)
-    mine.pop().close()
+    connections.pop().close()
 
     def is_free() -> bool:
         with connect(50) as peer:
             return is_served(peer)
 
     wait_for("a free place", is_free)
-    for peer in mine:
+    for peer in connections:
         peer.close()
     assert proxy.metric("fetchproxy_limits_reached_total", 'connections_per_ip_max"') > 0
 
@@ -120,9 +120,11 @@ def test_both_tiers_together_keep_to_max_bytes_and_take_turns(
                     assert part.offsets[0] == positions[topic], "in order, nothing twice"
                     positions[topic] = part.next_offset % 1_000
                     turns[topic] += 1
-            given = [part for part in response.parts.values() if part.size]
-            alone = len(given) == 1 and len(given[0].offsets) == 1  # KIP-74's first batch
-            assert alone or sum(part.size for part in given) <= bytes_max
+            parts_given = [part for part in response.parts.values() if part.size]
+            alone = (
+                len(parts_given) == 1 and len(parts_given[0].offsets) == 1
+            )  # KIP-74's first batch
+            assert alone or sum(part.size for part in parts_given) <= bytes_max
 
 
 class SlowReader(RawConnection):
@@ -184,11 +186,11 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
             sizes.append(fetched_bytes(reader))
         assert max(sizes) <= RESPONSE_MAX, "one answer"
     slow = [SlowReader(proxy) for _ in range(3)]
-    seen: list[float] = []
+    bytes_seen: list[float] = []
 
     def held() -> float:
-        seen.append(proxy.metric("fetchproxy_remote_answer_bytes"))
-        return seen[-1]
+        bytes_seen.append(proxy.metric("fetchproxy_remote_answer_bytes"))
+        return bytes_seen[-1]
 
     try:
         for reader in slow:
@@ -200,7 +202,7 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
             while not fetched_bytes(well):
                 held()
         wait_for("their end", lambda: held() == 0)
-        assert max(seen) <= TOTAL_MAX + 4 * MiB, "one batch each beyond the limit"
+        assert max(bytes_seen) <= TOTAL_MAX + 4 * MiB, "one batch each beyond the limit"
     finally:
         for reader in slow:
             reader.__exit__(None, None, None)
@@ -228,8 +230,8 @@ def test_readers_of_the_tail_cost_the_store_one_look_for_all_of_them(
         before = reader_only.metric("fetchproxy_metadata_refresh_seconds_count")
         for _ in range(100):
             assert log_start(one) == log_start(two) == 0
-        looked = reader_only.metric("fetchproxy_metadata_refresh_seconds_count") - before
-        assert looked <= BIG_PARTITIONS + 1, "the console's own look at every partition"
+        look_ups = reader_only.metric("fetchproxy_metadata_refresh_seconds_count") - before
+        assert look_ups <= BIG_PARTITIONS + 1, "the console's own look at every partition"
 
 
 def quota(kafka: KafkaServer, client_id: str, bytes_per_s: float | None) -> None:
@@ -263,12 +265,12 @@ def test_the_brokers_throttle_time_reaches_the_client(
         quota(kafka_server, "raw", None)
 
 
-def most_throttled(client: SessionClient, asked) -> int:
+def most_throttled(client: SessionClient, offsets_by_topic) -> int:
     """The throttle time of the first throttled fetch; the broker mutes a throttled channel."""
     most = 0
     deadline = time.monotonic() + 30
     while not most and time.monotonic() < deadline:
-        most = client.poll((0, -1), asked, partition_bytes=40_000).throttle_ms
+        most = client.poll((0, -1), offsets_by_topic, partition_bytes=40_000).throttle_ms
     return most
 
 
@@ -284,7 +286,7 @@ def test_who_is_gone_holds_no_connection_while_the_broker_waits_for_records(
     with SlowReader(proxy) as reader:
         for _ in range(3):
             reader.fetch_response(11, LIVE, None, {0: 1_000}, wait_ms=3_600_000)
-        wait_for("one to be kept", lambda: proxy.metric(*KEPT) > 0)
+        wait_for("one to be kept", lambda: proxy.metric(*METRIC_OF_KEPT_BUFFERS) > 0)
         assert connections() == 1
         reader.reset()
     wait_for("its end", lambda: connections() == 0)

@@ -174,9 +174,9 @@ class Proxy:
                 mirror._kept_from_broker,
             )
         )
-        found = mirror.on_response(error, session_id)
+        routes = mirror.on_response(error, session_id)
         assert mirror._before == (None if error else before)
-        return found
+        return routes
 
     def _pass(self, request: FetchRequest) -> tuple[int, int]:
         mirror, broker = self.mirror, self.broker
@@ -198,15 +198,17 @@ class Proxy:
 def test_the_broker_always_serves_what_is_asked_and_not_withheld(steps) -> None:
     broker, client = BrokerModel(), ClientModel()
     proxy = Proxy(broker)
-    for asked, wish, mode, outcome in steps:
+    for partitions_asked, wish, mode, outcome in steps:
         if outcome == "evicted":
             broker.sessions.clear()
-        client.partitions = asked
+        client.partitions = partitions_asked
         request = client.request(mode)
         kind = proxy.mirror.on_request(request)
         assert kind.error_code == 0
-        assert {k: fetch_offset(p) for k, p in proxy.mirror.partitions.items()} == asked
-        error, session_id = proxy.fetch(request, kind, frozenset(wish & asked.keys()), outcome)
+        assert {k: fetch_offset(p) for k, p in proxy.mirror.partitions.items()} == partitions_asked
+        error, session_id = proxy.fetch(
+            request, kind, frozenset(wish & partitions_asked.keys()), outcome
+        )
         client.response(mode == "sessionless", error, session_id)
     assert len(broker.sessions) <= 1, "sessions that nobody will ask for are left with the broker"
 
@@ -248,16 +250,16 @@ def test_a_request_costs_what_it_changes_and_not_its_session() -> None:
         Uncounted(mirror._upstream_partitions or {}),
     )
     mirror.on_request(asks(9, 2, {(b"t", 2): 5}))
-    sent = mirror.split_off_broker_part(frozenset([(b"t", 1)]))
-    assert sent is not None
-    assert list(sent.partitions) == [(b"t", 2)]
+    broker_part = mirror.split_off_broker_part(frozenset([(b"t", 1)]))
+    assert broker_part is not None
+    assert list(broker_part.partitions) == [(b"t", 2)]
     mirror.on_response(0, 9)
     mirror.on_request(asks(9, 3, {}))
     assert mirror.take_up(frozenset([(b"t", 1)]))
     assert not mirror.take_up(frozenset())
-    sent = mirror.split_off_broker_part(frozenset())
-    assert sent is not None
-    assert list(sent.partitions) == [(b"t", 1)]
+    broker_part = mirror.split_off_broker_part(frozenset())
+    assert broker_part is not None
+    assert list(broker_part.partitions) == [(b"t", 1)]
     mirror.on_response(0, 9)
     request = asks(9, 4, {(b"t", 3): 5})
     mirror.on_request(request)
@@ -294,10 +296,12 @@ def test_after_a_withheld_full_answer_the_broker_is_asked_for_all_again(epoch: i
     mirror.on_response(0, 9 if epoch == 0 else 0)
     mirror.on_suppressed_response(9 if epoch == 0 else 0)
     assert not mirror.in_lockstep
-    sent = mirror.split_off_broker_part(frozenset([KEYS[0]]))
-    assert sent is not None
-    assert list(sent.partitions) == [KEYS[1]]
-    assert (sent.session_id, sent.session_epoch) == ((9, 0) if epoch == 0 else (0, -1))
+    broker_part = mirror.split_off_broker_part(frozenset([KEYS[0]]))
+    assert broker_part is not None
+    assert list(broker_part.partitions) == [KEYS[1]]
+    assert (broker_part.session_id, broker_part.session_epoch) == (
+        (9, 0) if epoch == 0 else (0, -1)
+    )
     assert mirror.on_proxy_response() == (7 if epoch == 0 else 0)
     if epoch == 0:
         assert mirror.on_request(asks(7, 1, {})) is FetchKind.INCREMENTAL
@@ -310,10 +314,12 @@ def test_after_a_withheld_incremental_answer_the_broker_is_told_what_is_not_its(
     mirror.on_request(asks(9, 1, {KEYS[0]: 5}))
     mirror.on_response(0, 9)
     mirror.on_suppressed_response(9)
-    sent = mirror.split_off_broker_part(frozenset([KEYS[0]]))
-    assert sent is not None
-    assert (sent.session_id, sent.session_epoch) == (9, 2), "the broker's session has gone on"
-    assert (dict(sent.partitions), sent.forgotten) == ({}, (KEYS[0],))
+    broker_part = mirror.split_off_broker_part(frozenset([KEYS[0]]))
+    assert broker_part is not None
+    assert (broker_part.session_id, broker_part.session_epoch) == (9, 2), (
+        "the broker's session has gone on"
+    )
+    assert (dict(broker_part.partitions), broker_part.forgotten) == ({}, (KEYS[0],))
     assert mirror.on_response(0, 9) == 9
     assert mirror.on_request(asks(9, 2, {KEYS[0]: 6})) is FetchKind.INCREMENTAL, "and so has its"
 
@@ -326,12 +332,12 @@ def test_behind_lost_offsets_the_broker_is_asked_from_another_offset() -> None:
     mirror.set_broker_offsets({KEYS[0]: 80})
     assert not mirror.rejoin()
     assert mirror.pass_on(asks(9, 1, {})) is None
-    sent = mirror.split_off_broker_part(frozenset())
-    assert sent is not None
-    assert sent.partitions == {KEYS[0]: entry(0, 80)}
+    broker_part = mirror.split_off_broker_part(frozenset())
+    assert broker_part is not None
+    assert broker_part.partitions == {KEYS[0]: entry(0, 80)}
     assert mirror.on_response(0, 9) == 9
     mirror.on_request(asks(9, 2, {KEYS[0]: 90}))
     mirror.set_broker_offsets({})
-    sent = mirror.split_off_broker_part(frozenset())
-    assert sent is not None
-    assert sent.partitions == {KEYS[0]: entry(0, 90)}
+    broker_part = mirror.split_off_broker_part(frozenset())
+    assert broker_part is not None
+    assert broker_part.partitions == {KEYS[0]: entry(0, 90)}

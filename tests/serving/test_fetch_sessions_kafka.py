@@ -66,16 +66,16 @@ def make_archived(
 def script(bootstrap: str, version: int, topic: str, offset: int) -> list[tuple[str, int, bool]]:
     """The answers to each kind of request: (step, error, whether it names a session)."""
     other = 12 if version >= 13 else 13
-    said: list[tuple[str, int, bool]] = []
+    outcomes: list[tuple[str, int, bool]] = []
     with SessionClient(bootstrap, version) as client:
 
         def step(name: str, *args, **more) -> int:
             response = client.poll(*args, **more)
-            said.append((name, response.error, response.session_id != 0))
+            outcomes.append((name, response.error, response.session_id != 0))
             return response.session_id
 
-        asked = {topic: {0: offset}, OTHER: {1: 0}}
-        sid = step("new", (0, 0), asked)
+        offsets_by_topic = {topic: {0: offset}, OTHER: {1: 0}}
+        sid = step("new", (0, 0), offsets_by_topic)
         step("incremental", (sid, 1), {})
         step("wrong epoch", (sid, 7), {})
         step("unknown id", (sid ^ 1, 2), {})
@@ -85,15 +85,15 @@ def script(bootstrap: str, version: int, topic: str, offset: int) -> list[tuple[
         step("add it again", (sid, 4), {topic: {0: offset}})
         step("forget all", (sid, 5), {}, {topic: [0], OTHER: [1]})
         step("which ended it", (sid, 6), {})
-        sid = step("another", (sid, 0), asked)
+        sid = step("another", (sid, 0), offsets_by_topic)
         step("again new, closing that", (sid, 0), {OTHER: {0: 0}})
         step("the closed one", (sid, 1), {})
-        sid = step("one more", (0, 0), asked)
+        sid = step("one more", (0, 0), offsets_by_topic)
         step("read on", (sid, 1), {})
         step("close", (sid, -1), {})
         step("closed", (sid, 2), {})
-        step("without any", (0, -1), asked)
-    return said
+        step("without any", (0, -1), offsets_by_topic)
+    return outcomes
 
 
 @pytest.mark.parametrize("version", [7, 12, 13, 16])
@@ -171,11 +171,11 @@ def test_partitions_of_both_tiers_share_their_topics_entry(
 
     The test asks often, since the broker's part usually comes last.
     """
-    asked = {OLD: {0: 0, 1: TRIMMED}}
+    offsets_by_topic = {OLD: {0: 0, 1: TRIMMED}}
     with SessionClient(proxy.bootstrap, version) as client:
         together = 0
         for _ in range(50):
-            parts = client.poll((0, epoch), asked, wait_ms=1_000).parts
+            parts = client.poll((0, epoch), offsets_by_topic, wait_ms=1_000).parts
             assert parts.keys() == {(OLD, 0), (OLD, 1)}
             together += all(part.offsets for part in parts.values())
         assert together

@@ -64,11 +64,11 @@ class HalfClosed(RawConnection):
 
     def responses(self) -> list[bytes]:
         """Read until the other side ends its sending, too."""
-        found = []
+        responses_read = []
         while first := self._socket.recv(1):
             size = struct.unpack(">i", first + self._exactly(3))[0]
-            found.append(self._exactly(size))
-        return found
+            responses_read.append(self._exactly(size))
+        return responses_read
 
     def reset(self) -> None:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -169,11 +169,11 @@ def test_a_request_that_was_cut_off_is_not_waited_for(bootstrap: str) -> None:
         "passes": struct.pack(">i", len(whole) + 10_000) + whole,
         "its header": request(3, 5)[:9],
     }
-    for name, sent in cut_off.items():
+    for name, request_bytes in cut_off.items():
         with HalfClosed(bootstrap) as client:
             client.api_versions()
             client.fetch_of(LIVE, RECORDS, wait_ms=300)
-            client.send(sent)
+            client.send(request_bytes)
             client.end()
             began = time.monotonic()
             assert correlations(client.responses()) == client.sent, name

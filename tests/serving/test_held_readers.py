@@ -55,10 +55,10 @@ class Judge:
 async def running(
     decide_routes: Judge, held_max_ms: int = HELD_MAX_MS
 ) -> AsyncIterator[HeldReaders]:
-    held = HeldReaders(asyncio.get_running_loop().time, held_max_ms)
+    held_readers = HeldReaders(asyncio.get_running_loop().time, held_max_ms)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(held.run(decide_routes))
-        yield held
+        task = tasks.create_task(held_readers.run(decide_routes))
+        yield held_readers
         task.cancel()
 
 
@@ -69,13 +69,13 @@ def in_metric() -> int:
 def test_all_held_partitions_are_one_look_a_second_and_none_where_nobody_is_held() -> None:
     async def main() -> None:
         decide_routes, reader = Judge(), Reader()
-        async with running(decide_routes) as held:
+        async with running(decide_routes) as held_readers:
             await asyncio.sleep(60)
             assert not decide_routes.looks
             keys = [(b"t", n) for n in range(1_000)]
             for key in keys:
                 tp = TP._replace(partition=key[1])
-                held.hold(
+                held_readers.hold(
                     reader, False, key, 7, RouteDecision(Route.WAIT, tp, waits_for=Wait.ACCUMULATED)
                 )
             assert in_metric() == 1_000
@@ -97,8 +97,8 @@ def test_at_the_limit_a_reader_is_led_on_and_not_before() -> None:
     async def main() -> None:
         before = LIMITS_REACHED.labels("held_max_ms")._value.get()
         reader = Reader()
-        async with running(Judge()) as held:
-            held.hold(reader, False, KEY, 7, WAIT)
+        async with running(Judge()) as held_readers:
+            held_readers.hold(reader, False, KEY, 7, WAIT)
             await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
             assert not reader.settled
             await asyncio.sleep(1)
@@ -112,13 +112,13 @@ def test_a_copy_that_nobody_owns_to_is_given_up_as_a_silent_archiver_is() -> Non
     """A crash leaves an unfinished copy for ever; a change of archiver is silent for a moment."""
 
     async def main() -> None:
-        left = RouteDecision(Route.WAIT, TP, waits_for=Wait.COPY)
-        decide_routes, reader = Judge(left), Reader()
-        async with running(decide_routes, held_max_ms=1_800_000) as held:
-            held.hold(reader, False, KEY, 7, left)
-            for says in (WAIT, left, NOT_KNOWN, left):
+        waiting_for_copy = RouteDecision(Route.WAIT, TP, waits_for=Wait.COPY)
+        decide_routes, reader = Judge(waiting_for_copy), Reader()
+        async with running(decide_routes, held_max_ms=1_800_000) as held_readers:
+            held_readers.hold(reader, False, KEY, 7, waiting_for_copy)
+            for says in (WAIT, waiting_for_copy, NOT_KNOWN, waiting_for_copy):
                 await asyncio.sleep(SILENT_MAX_S - 4)
-                assert held.note_fetch(reader, False, KEY, 7)
+                assert held_readers.note_fetch(reader, False, KEY, 7)
                 decide_routes.says = says
                 await asyncio.sleep(2)
             await asyncio.sleep(SILENT_MAX_S + 2)
@@ -136,17 +136,17 @@ def test_every_wait_has_its_limit_and_is_shown(wait: Wait) -> None:
         outcome = Route.END if wait is Wait.RECORDS else Route.WAIT
         waits = RouteDecision(outcome, TP, waits_for=wait)
         reader = Reader()
-        async with running(Judge(waits), held_max_ms=100_000) as held:
-            held.hold(reader, False, KEY, 7, waits)
-            shown = [(one.subject, one.what) for one in held.conditions()]
+        async with running(Judge(waits), held_max_ms=100_000) as held_readers:
+            held_readers.hold(reader, False, KEY, 7, waits)
+            conditions_shown = [(one.subject, one.what) for one in held_readers.conditions()]
             if wait is Wait.RECORDS:
-                assert shown == [], "at the log's end, as every reader"
+                assert conditions_shown == [], "at the log's end, as every reader"
             else:
-                assert [subject for subject, _ in shown] == [wait.name.lower()]
-                assert wait.value in shown[0][1]
-                assert f"such as {TP} at offset 7" in shown[0][1]
+                assert [subject for subject, _ in conditions_shown] == [wait.name.lower()]
+                assert wait.value in conditions_shown[0][1]
+                assert f"such as {TP} at offset 7" in conditions_shown[0][1]
             for _ in range(round(limit_s or 300) - 1):
-                assert held.note_fetch(reader, False, KEY, 7)
+                assert held_readers.note_fetch(reader, False, KEY, 7)
                 await asyncio.sleep(1)
             await asyncio.sleep(2.5)
             ended = [] if limit_s is None else [(KEY, 7, Route.LOST)]
@@ -160,13 +160,13 @@ def test_while_nothing_is_known_no_time_is_counted() -> None:
 
     async def main() -> None:
         decide_routes, reader = Judge(), Reader()
-        async with running(decide_routes) as held:
-            held.hold(reader, False, KEY, 7, WAIT)
+        async with running(decide_routes) as held_readers:
+            held_readers.hold(reader, False, KEY, 7, WAIT)
             await asyncio.sleep(8.5)
             decide_routes.says = NOT_KNOWN
             for _ in range(10):
                 await asyncio.sleep(HELD_MAX_MS / 1000)
-                assert held.note_fetch(reader, False, KEY, 7)
+                assert held_readers.note_fetch(reader, False, KEY, 7)
             decide_routes.says = WAIT
             await asyncio.sleep(HELD_MAX_MS / 1000 - 0.5)
             assert not reader.settled
@@ -182,15 +182,15 @@ def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> Non
             Judge(RouteDecision(Route.END, TP, waits_for=Wait.RECORDS)),
             Reader(),
         )
-        async with running(decide_routes) as held:
-            held.hold(reader, False, KEY, 7, WAIT)
+        async with running(decide_routes) as held_readers:
+            held_readers.hold(reader, False, KEY, 7, WAIT)
             assert in_metric() == 1
             await asyncio.sleep(1.5)
             assert reader.settled == [(KEY, 7, Route.END)], "its ends are shown otherwise"
             assert in_metric() == 0
             for _ in range(5):
                 await asyncio.sleep(HELD_MAX_MS / 1000)
-                assert held.note_fetch(reader, False, KEY, 7)
+                assert held_readers.note_fetch(reader, False, KEY, 7)
             assert len(reader.settled) == 1
 
     run_virtual(main)
@@ -199,10 +199,10 @@ def test_one_at_the_logs_end_waits_for_records_and_not_for_the_archiver() -> Non
 def test_several_readers_at_several_offsets_are_each_told() -> None:
     async def main() -> None:
         decide_routes, readers = Judge(), [Reader(), Reader(), Reader()]
-        async with running(decide_routes) as held:
-            held.hold(readers[0], False, KEY, 7, WAIT)
-            held.hold(readers[1], False, KEY, 7, WAIT)
-            held.hold(readers[2], False, KEY, 9, WAIT)
+        async with running(decide_routes) as held_readers:
+            held_readers.hold(readers[0], False, KEY, 7, WAIT)
+            held_readers.hold(readers[1], False, KEY, 7, WAIT)
+            held_readers.hold(readers[2], False, KEY, 9, WAIT)
             assert in_metric() == 1
             decide_routes.says = LOST
             await asyncio.sleep(1.5)
@@ -215,14 +215,14 @@ def test_several_readers_at_several_offsets_are_each_told() -> None:
 
 def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> None:
     async def main() -> None:
-        async with running(Judge()) as held:
-            held.hold(Reader(), False, KEY, 7, WAIT)
-            held.hold(Reader(), True, (TP.topic_id.bytes, 0), 7, WAIT)
+        async with running(Judge()) as held_readers:
+            held_readers.hold(Reader(), False, KEY, 7, WAIT)
+            held_readers.hold(Reader(), True, (TP.topic_id.bytes, 0), 7, WAIT)
             assert in_metric() == 1
-            held.hold(
+            held_readers.hold(
                 Reader(), False, (b"u", 0), 7, RouteDecision(Route.WAIT, waits_for=Wait.RESPONSE)
             )
-            held.hold(
+            held_readers.hold(
                 Reader(), False, (b"u", 1), 7, RouteDecision(Route.WAIT, waits_for=Wait.RESPONSE)
             )
             assert in_metric() == 3
@@ -233,18 +233,18 @@ def test_a_partition_is_counted_once_however_its_readers_name_the_topic() -> Non
 def test_who_has_left_or_stays_away_is_not_judged_for() -> None:
     async def main() -> None:
         decide_routes, gone, away = Judge(NOT_KNOWN), Reader(), Reader()
-        async with running(decide_routes) as held:
-            held.hold(gone, False, KEY, 7, NOT_KNOWN)
-            held.hold(away, False, (b"u", 0), 7, NOT_KNOWN)
-            held.leave(gone)
-            held.leave(gone)
+        async with running(decide_routes) as held_readers:
+            held_readers.hold(gone, False, KEY, 7, NOT_KNOWN)
+            held_readers.hold(away, False, (b"u", 0), 7, NOT_KNOWN)
+            held_readers.leave(gone)
+            held_readers.leave(gone)
             await asyncio.sleep(ABSENT_MAX_S - 1)
             assert decide_routes.looks[-1] == {(b"u", 0): 7}
             await asyncio.sleep(5)
             looks = len(decide_routes.looks)
             await asyncio.sleep(60)
             assert len(decide_routes.looks) == looks
-            assert not held.note_fetch(away, False, (b"u", 0), 7)
+            assert not held_readers.note_fetch(away, False, (b"u", 0), 7)
             assert not gone.settled
             assert not away.settled
 

@@ -76,21 +76,21 @@ def start_of(version: int, frame_bytes: int, correlation_id: int) -> tuple[bytes
     [pytest.param(11, marks=pytest.mark.slow), 12, pytest.param(16, marks=pytest.mark.slow)],
 )
 async def test_the_largest_possible_fetch_answer_is_walked_while_it_passes(version: int) -> None:
-    asked: list[str] = []
-    response = fetch_response(version, asked)
+    topics_asked: list[str] = []
+    response = fetch_response(version, topics_asked)
     talk = Conversation(response)
     client = talk.link._owner = talk.client = CountingClient()
     start, end = start_of(version, LARGEST, CORRELATION_ID)
     talk.arrives([start])
-    left = LARGEST + 4 - len(start) - len(end)
-    while left:
-        step = min(left, len(STEP))
+    bytes_left = LARGEST + 4 - len(start) - len(end)
+    while bytes_left:
+        step = min(bytes_left, len(STEP))
         talk.arrives([STEP[:step]])
-        left -= step
+        bytes_left -= step
     if end:
-        assert asked == ["head"]
+        assert topics_asked == ["head"]
         talk.arrives([end])
-    assert asked == ["head", "done"]
+    assert topics_asked == ["head", "done"]
     assert client.bytes == LARGEST + 4
     assert talk.link.kept_bytes < MiB
     assert not client.failures
@@ -194,11 +194,11 @@ class LargeBroker(ScriptedBroker):
             with peer if self._tls is None else self._tls.wrap_socket(peer, True) as peer:
                 stream = peer.makefile("rb")
                 while size := stream.read(4):
-                    asked = stream.read(struct.unpack(">i", size)[0])
-                    api_key, version, correlation_id = struct.unpack_from(">hhi", asked)
+                    request_bytes = stream.read(struct.unpack(">i", size)[0])
+                    api_key, version, correlation_id = struct.unpack_from(">hhi", request_bytes)
                     if api_key == 1:
                         self._send_large(peer, version, correlation_id)
-                    elif frame := self.response_to(asked):
+                    elif frame := self.response_to(request_bytes):
                         peer.sendall(frame)
         except OSError:
             pass
@@ -206,11 +206,11 @@ class LargeBroker(ScriptedBroker):
     def _send_large(self, peer: socket.socket, version: int, correlation_id: int) -> None:
         start, end = start_of(version, self.fetched_bytes, correlation_id)
         peer.sendall(start)
-        left = self.fetched_bytes + 4 - len(start) - len(end)
-        while left:
-            step = min(left, len(STEP))
+        bytes_left = self.fetched_bytes + 4 - len(start) - len(end)
+        while bytes_left:
+            step = min(bytes_left, len(STEP))
             peer.sendall(STEP[:step])
-            left -= step
+            bytes_left -= step
         peer.sendall(end)
 
 
@@ -231,11 +231,11 @@ def passes(proxy: ProxyProcess, tls: ssl.SSLContext | None, bytes_min: int) -> N
             size, responded = struct.unpack(">ii", stream.read(8))
             assert responded == correlation_id
             assert size == bytes_min
-            left, buffer = size - 4, memoryview(bytearray(1 << 18))
-            while left:
-                got = stream.readinto(buffer[: min(left, len(buffer))])
-                assert got, f"closed {left} bytes before the end"
-                left -= got
+            bytes_left, buffer = size - 4, memoryview(bytearray(1 << 18))
+            while bytes_left:
+                bytes_read = stream.readinto(buffer[: min(bytes_left, len(buffer))])
+                assert bytes_read, f"closed {bytes_left} bytes before the end"
+                bytes_left -= bytes_read
             grown = max(grown, rss_bytes(proxy.pid) - before)
     assert grown < KEPT_BYTES_MAX
 
@@ -290,8 +290,12 @@ def test_a_refused_request_is_a_condition_that_names_the_setting_and_the_client(
     ):
 
         def conditions() -> dict[str, str]:
-            told = json.loads(proxy.get("/api/status"))["conditions"]
-            return {c["subject"]: c["what"] for c in told if c["kind"] == "message_too_large"}
+            conditions_shown = json.loads(proxy.get("/api/status"))["conditions"]
+            return {
+                c["subject"]: c["what"]
+                for c in conditions_shown
+                if c["kind"] == "message_too_large"
+            }
 
         assert conditions() == {}
         for octet, api_key, size in ((31, 0, 1_000_001), (32, 0, 1_000_009), (33, 2, 1_001)):

@@ -91,9 +91,9 @@ async def check(views: LeaderViews, wait_s: float = 5.0) -> bool:
 
 
 def end(views: LeaderViews) -> int | None:
-    shown = views.view(TP)
-    assert shown is not None
-    return shown.log_end_offset
+    shown_view = views.view(TP)
+    assert shown_view is not None
+    return shown_view.log_end_offset
 
 
 async def test_while_the_leader_stays_it_is_asked_once_however_the_archive_grows() -> None:
@@ -121,10 +121,10 @@ async def test_a_dead_lineage_is_hidden_until_the_archive_has_been_truncated() -
     assert views.wants_check(TP)
     assert await check(views)
     assert end(views) == 150
-    shown = views.view(TP)
-    assert shown is views.view(TP), "cut once, not with each read"
-    assert shown is not None
-    assert shown.segments[-1].copied_end_offset == 199
+    shown_view = views.view(TP)
+    assert shown_view is views.view(TP), "cut once, not with each read"
+    assert shown_view is not None
+    assert shown_view.segments[-1].copied_end_offset == 199
     # First a copy of the dead log that finishes only now, then the archive after its truncation.
     archive.shown = view((0, 99, 1), (100, 199, 1), (200, 299, 1))
     assert end(views) == 150

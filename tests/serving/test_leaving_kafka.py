@@ -41,13 +41,13 @@ def test_what_waits_is_answered_first(kafka_server: KafkaServer, tmp_path: Path)
         RawConnection(proxy.bootstrap) as is_told,
     ):
         assert metadata(is_told, 13).error_code == 0
-        with long_poll(waits, "leaving", 0) as got:
+        with long_poll(waits, "leaving", 0) as responses:
             wait_for("the connections", lambda: proxy.metric("fetchproxy_connections") >= 2)
             ask_to_end(proxy)
             assert_lets_nobody_in(proxy)
             assert metadata(is_told, 13).error_code == REBOOTSTRAP_REQUIRED
             assert_ended(is_told)
-        (answer,) = got
+        (answer,) = responses
         assert (answer.error, answer.records) == (0, b"")
         assert_ended(waits)
         wait_for("the end", lambda: not proxy.running)

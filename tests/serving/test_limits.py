@@ -86,13 +86,13 @@ def _fetch_without_reading(connection: RawConnection, topic: str, bytes_max: int
     version = 11
     entry = FetchRequest.FetchTopic.FetchPartition(version=version)
     entry.partition, entry.fetch_offset, entry.partition_max_bytes = 0, 0, bytes_max
-    wanted = FetchRequest.FetchTopic(version=version)
-    wanted.topic, wanted.partitions = topic, [entry]
+    fetch_topic = FetchRequest.FetchTopic(version=version)
+    fetch_topic.topic, fetch_topic.partitions = topic, [entry]
     fetch = FetchRequest[version]()
     fetch.replica_id, fetch.max_wait_ms, fetch.min_bytes = -1, 100, 1
     fetch.max_bytes, fetch.isolation_level = bytes_max, 0
     fetch.session_id, fetch.session_epoch = 0, -1
-    fetch.topics, fetch.forgotten_topics_data, fetch.rack_id = [wanted], [], ""
+    fetch.topics, fetch.forgotten_topics_data, fetch.rack_id = [fetch_topic], [], ""
     fetch.with_header(correlation_id=77, client_id="slow")
     connection.send(fetch.encode(header=True, framed=True))
     return connection.receive
@@ -110,7 +110,7 @@ def test_a_permit_that_runs_out_is_renewed_by_asking_the_broker(
     caught = proxy.metric("fetchproxy_catches_total")
     with RawConnection(proxy.bootstrap) as reader:
         for _ in range(5):
-            got = reader.fetch_until_data(12, topic, None, 7)
-            assert got.error == 0
+            fetched = reader.fetch_until_data(12, topic, None, 7)
+            assert fetched.error == 0
             time.sleep(0.25)  # longer than the permit's life
     assert proxy.metric("fetchproxy_catches_total") - caught >= 4

@@ -81,12 +81,12 @@ class FakeCluster:
         if self.failure is not None:
             raise self.failure
         names = {IDS[name]: name for name in IDS if IDS[name] in keys}
-        found: dict[str | UUID, TopicInfo | ClusterError] = {
+        infos: dict[str | UUID, TopicInfo | ClusterError] = {
             key: ClusterError("nobody knows it", 100) for key in keys
         }
         self.leaders = dict(self.leaders)
-        found.update((i, TopicInfo(i, name, False, self.leaders)) for i, name in names.items())
-        return found
+        infos.update((i, TopicInfo(i, name, False, self.leaders)) for i, name in names.items())
+        return infos
 
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int
@@ -138,11 +138,14 @@ class Gateway:
         await self.archive.knowledge.topics(self.clock())
 
     async def list_offsets(
-        self, asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
+        self,
+        partitions_asked: Mapping[str, Collection[int]],
+        timestamp: int,
+        broker: int = BROKER_START,
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """(error code, offset) for each, if the broker answers `broker` for all."""
-        frame, told = offsets_frames(asked, timestamp, broker)
-        response = (await self.corrected(frame, told))[5:]
+        frame, broker_response = offsets_frames(partitions_asked, timestamp, broker)
+        response = (await self.corrected(frame, broker_response))[5:]
         decoded = ListOffsetsResponse.decode(response, version=VERSION)
         return {
             (t.name, p.partition_index): (p.error_code, p.offset)
@@ -150,32 +153,32 @@ class Gateway:
             for p in t.partitions
         }
 
-    async def corrected(self, frame: bytes, told: bytes) -> bytes:
+    async def corrected(self, frame: bytes, broker_response: bytes) -> bytes:
         head = peek_request_header(frame[4:])
         expected = list_offsets.expect(self.archive, frame, head, head.body_position, CLIENT)
-        return await rewritten(expected, told[4:])
+        return await rewritten(expected, broker_response[4:])
 
     async def delete_records(
-        self, asked: Mapping[str, Collection[int]], offset: int
+        self, partitions_asked: Mapping[str, Collection[int]], offset: int
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """(error code, low watermark) for each, if the broker has deleted them all."""
         request, response = DeleteRecordsRequest.DeleteRecordsTopic, DeleteRecordsResponse
-        place, told = request.DeleteRecordsPartition, response.DeleteRecordsTopicResult
-        done = told.DeleteRecordsPartitionResult
-        wanted = [
+        place, result_topic = request.DeleteRecordsPartition, response.DeleteRecordsTopicResult
+        done = result_topic.DeleteRecordsPartitionResult
+        request_topics = [
             request(name=name, partitions=[place(partition_index=n, offset=offset) for n in its])
-            for name, its in asked.items()
+            for name, its in partitions_asked.items()
         ]
         results = [
-            told(
+            result_topic(
                 name=name,
                 partitions=[
                     done(partition_index=n, low_watermark=offset, error_code=0) for n in its
                 ],
             )
-            for name, its in asked.items()
+            for name, its in partitions_asked.items()
         ]
-        frame = encoded(DeleteRecordsRequest(topics=wanted, timeout_ms=60_000), 1)
+        frame = encoded(DeleteRecordsRequest(topics=request_topics, timeout_ms=60_000), 1)
         payload = encoded(response(throttle_time_ms=0, topics=results), 1)[4:]
         head = peek_request_header(frame[4:])
         expected = delete_records.expect(self.archive, frame, head, head.body_position)
@@ -188,7 +191,7 @@ class Gateway:
         }
 
     async def end_of_epoch(
-        self, asked: Mapping[str, Collection[int]], epoch: int
+        self, partitions_asked: Mapping[str, Collection[int]], epoch: int
     ) -> dict[tuple[str, int], tuple[int, int]]:
         """(epoch, end offset) for each, if the broker answers its log start for all."""
         request = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
@@ -206,11 +209,11 @@ class Gateway:
                             for n in partitions
                         ],
                     )
-                    for name, partitions in asked.items()
+                    for name, partitions in partitions_asked.items()
                 ],
             )
         )
-        told = encoded(
+        broker_response = encoded(
             OffsetForLeaderEpochResponse(
                 throttle_time_ms=0,
                 topics=[
@@ -223,14 +226,14 @@ class Gateway:
                             for n in partitions
                         ],
                     )
-                    for name, partitions in asked.items()
+                    for name, partitions in partitions_asked.items()
                 ],
             )
         )
         head = peek_request_header(frame[4:])
         expected = offset_for_leader_epoch.expect(self.archive, frame, head, head.body_position)
         decoded = OffsetForLeaderEpochResponse.decode(
-            (await rewritten(expected, told[4:]))[5:], version=4
+            (await rewritten(expected, broker_response[4:]))[5:], version=4
         )
         return {
             (t.topic, p.partition): (p.leader_epoch, p.end_offset)
@@ -240,13 +243,13 @@ class Gateway:
 
 
 def offsets_frames(
-    asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
+    partitions_asked: Mapping[str, Collection[int]], timestamp: int, broker: int = BROKER_START
 ) -> tuple[bytes, bytes]:
     """A request, and the broker's response to it."""
     request = ListOffsetsRequest.ListOffsetsTopic
     response = ListOffsetsResponse.ListOffsetsTopicResponse
     place, result = request.ListOffsetsPartition, response.ListOffsetsPartitionResponse
-    wanted = [
+    request_topics = [
         request(
             name=name,
             partitions=[
@@ -254,9 +257,9 @@ def offsets_frames(
                 for n in partitions
             ],
         )
-        for name, partitions in asked.items()
+        for name, partitions in partitions_asked.items()
     ]
-    told = [
+    response_topics = [
         response(
             name=name,
             partitions=[
@@ -264,11 +267,11 @@ def offsets_frames(
                 for n in partitions
             ],
         )
-        for name, partitions in asked.items()
+        for name, partitions in partitions_asked.items()
     ]
     return (
-        encoded(ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=wanted)),
-        encoded(ListOffsetsResponse(throttle_time_ms=0, topics=told)),
+        encoded(ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=request_topics)),
+        encoded(ListOffsetsResponse(throttle_time_ms=0, topics=response_topics)),
     )
 
 
@@ -370,15 +373,15 @@ def every(topic: str, partitions: int, code: int, offset: int) -> dict[Any, tupl
 @pytest.mark.parametrize("timestamp", [EARLIEST, MAX_TIMESTAMP, LATEST_TIERED, 5])
 async def test_the_store_hears_nothing_of_what_was_never_archived(timestamp: int) -> None:
     async with gateway(archived=1) as gate:
-        asked = {NEVER: range(600)}
-        wanted = every(NEVER, 600, 0, BROKER_START)
-        assert await gate.list_offsets(asked, timestamp) == wanted
+        partitions = {NEVER: range(600)}
+        expected = every(NEVER, 600, 0, BROKER_START)
+        assert await gate.list_offsets(partitions, timestamp) == expected
         assert gate.cluster.asked == [{NEVER}]
         gate.store.error = StorageUnavailable("the store is away")
         for gate.later_s in (60, 3_600):
-            assert await gate.list_offsets(asked, timestamp) == wanted
+            assert await gate.list_offsets(partitions, timestamp) == expected
         gate.store.door.clear()  # and now it is silent
-        assert await gate.list_offsets(asked, timestamp) == wanted
+        assert await gate.list_offsets(partitions, timestamp) == expected
         assert gate.store.calls == []
 
 
@@ -397,20 +400,20 @@ async def test_once_the_list_has_a_topic_it_begins_in_the_archive(
     if one_by_one:  # as before v4, and for several timestamps in one request
         monkeypatch.setattr(list_offsets.wire, "timestamp_of_all", lambda *request: None)
     async with gateway() as gate:
-        asked = {ARCHIVED: range(1)}
-        first = await gate.list_offsets(asked, EARLIEST, broker=BROKER_START - 20)
+        partitions = {ARCHIVED: range(1)}
+        first = await gate.list_offsets(partitions, EARLIEST, broker=BROKER_START - 20)
         assert first == every(ARCHIVED, 1, 0, BROKER_START - 20)
         await copied(gate.other, segment(1, 0, BROKER_START - 1, tp=tp_of(0)))
         await gate.list_again()
-        found = await gate.list_offsets({**asked, NEVER: [0]}, EARLIEST)
-        assert found == {(ARCHIVED, 0): (0, 0), (NEVER, 0): (0, BROKER_START)}
+        offsets = await gate.list_offsets({**partitions, NEVER: [0]}, EARLIEST)
+        assert offsets == {(ARCHIVED, 0): (0, 0), (NEVER, 0): (0, BROKER_START)}
 
 
 async def test_what_begins_at_0_is_not_looked_at() -> None:
     async with gateway(archived=3) as gate:
         for timestamp in (EARLIEST, 0, 5):
-            found = await gate.list_offsets({ARCHIVED: range(3)}, timestamp, broker=0)
-            assert found == every(ARCHIVED, 3, 0, 0)
+            offsets = await gate.list_offsets({ARCHIVED: range(3)}, timestamp, broker=0)
+            assert offsets == every(ARCHIVED, 3, 0, 0)
         assert gate.cluster.asked == []
         assert gate.store.calls == []
 
@@ -419,16 +422,16 @@ async def test_without_any_list_nothing_passes_while_the_store_is_away() -> None
     async with gateway() as gate:
         gate.archive.rlmm._archived.entries.clear()  # type: ignore[attr-defined]
         gate.store.error = StorageUnavailable("the store is away")
-        found = await gate.list_offsets({NEVER: [0], HIDDEN: [0]}, EARLIEST)
-        assert found == {(NEVER, 0): (STORAGE_ERROR, -1), (HIDDEN, 0): (0, BROKER_START)}
+        offsets = await gate.list_offsets({NEVER: [0], HIDDEN: [0]}, EARLIEST)
+        assert offsets == {(NEVER, 0): (STORAGE_ERROR, -1), (HIDDEN, 0): (0, BROKER_START)}
 
 
 async def test_a_hidden_topic_passes_with_one_warning_and_an_unknown_one_does_not() -> None:
     async with gateway() as gate:
         with capture_logs() as logged:
             for _ in range(5):
-                found = await gate.list_offsets({HIDDEN: [0, 1], LOST: [0]}, EARLIEST)
-                assert found == {
+                offsets = await gate.list_offsets({HIDDEN: [0, 1], LOST: [0]}, EARLIEST)
+                assert offsets == {
                     **every(HIDDEN, 2, 0, BROKER_START),
                     (LOST, 0): (STORAGE_ERROR, -1),
                 }
@@ -464,27 +467,27 @@ async def test_what_is_known_is_looked_up_once_for_each_partition(
     timestamp: int, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway(archived=20) as gate:
-        asked = {ARCHIVED: range(20)}
-        await gate.list_offsets(asked, timestamp)
+        partitions = {ARCHIVED: range(20)}
+        await gate.list_offsets(partitions, timestamp)
         gate.at_hand |= {(tp_of(n), 6): (6, 6, 0) for n in range(20)}
-        looked, view = list[TopicIdPartition](), gate.archive.rlmm.view
+        views_looked_up, view = list[TopicIdPartition](), gate.archive.rlmm.view
 
         def counted(tp: TopicIdPartition) -> PartitionView | None:
-            looked.append(tp)
+            views_looked_up.append(tp)
             return view(tp)
 
         monkeypatch.setattr(gate.archive.rlmm, "view", counted)
         # The stand-in for reading records looks each partition up once more.
         reads = 20 * (timestamp == 5)
-        await gate.list_offsets(asked, timestamp)
-        assert len(looked) == 20 * looks + reads
+        await gate.list_offsets(partitions, timestamp)
+        assert len(views_looked_up) == 20 * looks + reads
 
 
 async def test_topics_are_told_apart_in_one_answer() -> None:
     async with gateway(archived=20) as gate:
-        asked = {ARCHIVED: range(25), NEVER: range(10), HIDDEN: [3]}
-        found = await gate.list_offsets(asked, EARLIEST)
-        assert found == {
+        partitions = {ARCHIVED: range(25), NEVER: range(10), HIDDEN: [3]}
+        offsets = await gate.list_offsets(partitions, EARLIEST)
+        assert offsets == {
             **every(ARCHIVED, 20, 0, 0),
             **{(ARCHIVED, n): (0, BROKER_START) for n in range(20, 25)},  # never archived
             **every(NEVER, 10, 0, BROKER_START),
@@ -510,11 +513,11 @@ async def test_what_was_archived_and_trimmed_since_the_view_is_not_missed(
     timestamp: int, broker: int, offset: int
 ) -> None:
     async with gateway(archived=30) as gate:
-        asked = {ARCHIVED: range(30)}
-        await gate.list_offsets(asked, timestamp)
+        partitions = {ARCHIVED: range(30)}
+        await gate.list_offsets(partitions, timestamp)
         await grow(gate, 30)
         gate.store.calls.clear()
-        assert await gate.list_offsets(asked, timestamp, broker=broker) == every(
+        assert await gate.list_offsets(partitions, timestamp, broker=broker) == every(
             ARCHIVED, 30, 0, offset
         )
         assert gate.store.count("list") == 1
@@ -522,71 +525,71 @@ async def test_what_was_archived_and_trimmed_since_the_view_is_not_missed(
 
 async def test_a_first_segment_is_not_missed_either() -> None:
     async with gateway(archived=1) as gate:
-        asked = {ARCHIVED: range(20)}
-        assert (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 5] == (0, BROKER_START)
+        partitions = {ARCHIVED: range(20)}
+        assert (await gate.list_offsets(partitions, EARLIEST))[ARCHIVED, 5] == (0, BROKER_START)
         await copied(gate.other, segment(77, 0, BROKER_START - 1, tp=tp_of(5)))
-        assert (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 5] == (0, 0)
+        assert (await gate.list_offsets(partitions, EARLIEST))[ARCHIVED, 5] == (0, 0)
 
 
 async def test_an_old_view_is_read_again() -> None:
     async with gateway(archived=20) as gate:
-        asked = {ARCHIVED: range(20)}
-        await gate.list_offsets(asked, EARLIEST)
+        partitions = {ARCHIVED: range(20)}
+        await gate.list_offsets(partitions, EARLIEST)
         for number in range(20):
             await gate.other.raise_log_start_offset(tp_of(number), 33)
-        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 0)
+        assert await gate.list_offsets(partitions, EARLIEST) == every(ARCHIVED, 20, 0, 0)
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
-        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 33)
+        assert await gate.list_offsets(partitions, EARLIEST) == every(ARCHIVED, 20, 0, 33)
 
 
 async def test_a_view_of_some_age_is_renewed_while_nobody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with gateway(archived=20) as gate:
-        asked = {ARCHIVED: range(20)}
-        await gate.list_offsets(asked, EARLIEST)
+        partitions = {ARCHIVED: range(20)}
+        await gate.list_offsets(partitions, EARLIEST)
         monkeypatch.setattr(archive_lookup, "VIEW_RENEWED_AFTER_S", 0.001)
         for number in range(20):
             await gate.other.raise_log_start_offset(tp_of(number), 33)
         gate.store.door.clear()
-        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, 20, 0, 0)
+        assert await gate.list_offsets(partitions, EARLIEST) == every(ARCHIVED, 20, 0, 0)
         gate.store.door.set()
         async with asyncio.timeout(5):
-            while (await gate.list_offsets(asked, EARLIEST))[ARCHIVED, 0] != (0, 33):  # noqa: ASYNC110
+            while (await gate.list_offsets(partitions, EARLIEST))[ARCHIVED, 0] != (0, 33):  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
 
 
 async def test_an_outage_leaves_archived_topics_their_last_views() -> None:
     async with gateway(archived=20) as gate:
-        asked = {ARCHIVED: range(21)}
-        await gate.list_offsets(asked, EARLIEST)
+        partitions = {ARCHIVED: range(21)}
+        await gate.list_offsets(partitions, EARLIEST)
         gate.store.error = StorageUnavailable("the store is away")
         gate.later_s = 3_600
         nothing = (STORAGE_ERROR, -1)
-        found = await gate.list_offsets(asked, EARLIEST)
-        assert found == {**every(ARCHIVED, 20, 0, 0), (ARCHIVED, 20): nothing}
-        found = await gate.list_offsets(asked, 60)
-        assert found == {**every(ARCHIVED, 20, 0, 60), (ARCHIVED, 20): nothing}
+        offsets = await gate.list_offsets(partitions, EARLIEST)
+        assert offsets == {**every(ARCHIVED, 20, 0, 0), (ARCHIVED, 20): nothing}
+        offsets = await gate.list_offsets(partitions, 60)
+        assert offsets == {**every(ARCHIVED, 20, 0, 60), (ARCHIVED, 20): nothing}
         # The archive reaches the broker's log, so the broker has any offset that the archive lacks.
-        assert (await gate.list_offsets(asked, 75, broker=75))[ARCHIVED, 3] == (0, 75)
+        assert (await gate.list_offsets(partitions, 75, broker=75))[ARCHIVED, 3] == (0, 75)
         # Now it does not reach it: the offsets between are unknown.
         gate.cluster.log_offsets = LogOffsets(90, 100, 100, 0)
-        assert (await gate.list_offsets(asked, 75, broker=90))[ARCHIVED, 3] == nothing
+        assert (await gate.list_offsets(partitions, 75, broker=90))[ARCHIVED, 3] == nothing
 
 
 async def test_what_was_never_read_is_an_error_in_an_outage() -> None:
     async with gateway(archived=20) as gate:
         gate.store.error = StorageUnavailable("the store is away")
-        found = await gate.list_offsets({ARCHIVED: range(20), NEVER: [0]}, EARLIEST)
-        assert found == {**every(ARCHIVED, 20, STORAGE_ERROR, -1), (NEVER, 0): (0, BROKER_START)}
+        offsets = await gate.list_offsets({ARCHIVED: range(20), NEVER: [0]}, EARLIEST)
+        assert offsets == {**every(ARCHIVED, 20, STORAGE_ERROR, -1), (NEVER, 0): (0, BROKER_START)}
 
 
 async def test_a_cluster_that_is_away_leaves_what_is_known() -> None:
     async with gateway(archived=1) as gate:
-        asked = {ARCHIVED: [0], NEVER: [0]}
-        await gate.list_offsets(asked, EARLIEST)
+        partitions = {ARCHIVED: [0], NEVER: [0]}
+        await gate.list_offsets(partitions, EARLIEST)
         gate.cluster.failure = ClusterUnavailable("no broker is known")
-        assert await gate.list_offsets(asked, EARLIEST) == {
+        assert await gate.list_offsets(partitions, EARLIEST) == {
             (ARCHIVED, 0): (0, 0),
             (NEVER, 0): (0, BROKER_START),
         }
@@ -594,8 +597,8 @@ async def test_a_cluster_that_is_away_leaves_what_is_known() -> None:
 
 async def test_what_an_archiver_of_this_process_has_not_copied_yet_is_pending() -> None:
     async with gateway() as gate:
-        found = await gate.list_offsets({NEVER: range(12)}, PENDING, broker=-1)
-        assert found == every(NEVER, 12, 0, BROKER_START)
+        offsets = await gate.list_offsets({NEVER: range(12)}, PENDING, broker=-1)
+        assert offsets == every(NEVER, 12, 0, BROKER_START)
         assert gate.cluster.log_offsets_requests == [12]
 
 
@@ -613,8 +616,8 @@ async def test_records_that_are_at_hand_take_no_longer_look() -> None:
         gate.store.calls.clear()
         gate.at_hand |= {(tp_of(n), 6): (6, 6, 0) for n in range(98)}
         gate.at_hand[tp_of(98), 6] = (BROKER_START, 6, 0)  # the broker's log starts there
-        found = await gate.list_offsets({ARCHIVED: range(100)}, 6)
-        assert found == {**every(ARCHIVED, 100, 0, 6), (ARCHIVED, 98): (0, BROKER_START)}
+        offsets = await gate.list_offsets({ARCHIVED: range(100)}, 6)
+        assert offsets == {**every(ARCHIVED, 100, 0, 6), (ARCHIVED, 98): (0, BROKER_START)}
         assert gate.looked_at == [(tp_of(99), 6)]
         assert gate.store.calls == []
 
@@ -622,14 +625,14 @@ async def test_records_that_are_at_hand_take_no_longer_look() -> None:
 async def test_nothing_is_taken_from_memory_that_another_leader_may_not_have() -> None:
     async with gateway(archived=2) as gate:
         gate.at_hand |= {(tp_of(n), 6): (6, 6, 0) for n in range(2)}
-        asked = {ARCHIVED: range(2)}
-        assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
+        partitions = {ARCHIVED: range(2)}
+        assert await gate.list_offsets(partitions, 6) == every(ARCHIVED, 2, 0, 6)
         assert gate.looked_at == [(tp_of(0), 6), (tp_of(1), 6)]  # not compared before
         gate.looked_at.clear()
-        assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
+        assert await gate.list_offsets(partitions, 6) == every(ARCHIVED, 2, 0, 6)
         assert gate.looked_at == []
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
-        assert await gate.list_offsets(asked, 6) == every(ARCHIVED, 2, 0, 6)
+        assert await gate.list_offsets(partitions, 6) == every(ARCHIVED, 2, 0, 6)
         assert len(gate.looked_at) == 2  # by a view read since then
 
 
@@ -644,15 +647,15 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
             await copied(gate.other, replace(two, segment_leader_epochs=epochs))
         await gate.list_again()
         gate.later_s = archive_lookup.VIEW_AGE_MAX_S + 1
-        asked = {ARCHIVED: range(50), NEVER: range(5)}
-        found = await gate.end_of_epoch(asked, 0)
-        assert found == {**every(ARCHIVED, 50, 0, 40), **every(NEVER, 5, 0, 70)}
+        partitions = {ARCHIVED: range(50), NEVER: range(5)}
+        end_offsets = await gate.end_of_epoch(partitions, 0)
+        assert end_offsets == {**every(ARCHIVED, 50, 0, 40), **every(NEVER, 5, 0, 70)}
         assert gate.store.count("list") == 1
         assert gate.cluster.asked == [{ARCHIVED, NEVER}]
         gate.store.error = StorageUnavailable("the store is away")
-        assert await gate.end_of_epoch(asked, 0) == found
+        assert await gate.end_of_epoch(partitions, 0) == end_offsets
         gate.cluster.failure = ClusterUnavailable("no broker is known")
-        assert await gate.end_of_epoch(asked, 0) == found
+        assert await gate.end_of_epoch(partitions, 0) == end_offsets
 
 
 @pytest.mark.parametrize("timestamp", [EARLIEST, 5])
@@ -661,8 +664,8 @@ async def test_partitions_that_no_log_can_have_are_the_brokers(timestamp: int) -
     async with gateway() as gate:
         await copied(gate.other, segment(1, 0, 39))
         await gate.list_again()
-        found = await gate.list_offsets({ARCHIVED: [-5]}, timestamp)
-        assert found == {(ARCHIVED, -5): (0, BROKER_START)}
+        offsets = await gate.list_offsets({ARCHIVED: [-5]}, timestamp)
+        assert offsets == {(ARCHIVED, -5): (0, BROKER_START)}
         assert await gate.end_of_epoch({ARCHIVED: [-5]}, 0) == {(ARCHIVED, -5): (0, 70)}
         assert await gate.delete_records({ARCHIVED: [-5]}, 7) == {(ARCHIVED, -5): (0, 7)}
         assert gate.store.count("list") == 0
@@ -709,9 +712,9 @@ async def test_the_store_hears_nothing_of_offsets_at_and_above_logs_that_have_no
         topic = IDS[OTHER].bytes
         above, within = (topic, 0), (topic, 1)
         undecided = RouteDecider(gate.archive, False, True, {above: 101, within: 80}, gate.clock())
-        found = await undecided.run()
-        assert found[above].outcome is Route.RELAY_ERROR
-        assert found[within].outcome is Route.LOCAL
+        routes = await undecided.run()
+        assert routes[above].outcome is Route.RELAY_ERROR
+        assert routes[within].outcome is Route.LOCAL
         assert gate.store.calls == []
 
 
@@ -723,9 +726,9 @@ async def test_an_archive_that_another_process_has_just_begun_is_not_denied() ->
         await copied(gate.other, segment(500, 0, BROKER_START - 1, tp=tp_of(0, OTHER)))
         gate.store.calls.clear()
         offsets = {(topic, 0): 5, (topic, 1): 5}
-        found = await RouteDecider(gate.archive, False, True, offsets, gate.clock()).run()
-        assert found[topic, 0].outcome is Route.REMOTE
-        assert found[topic, 1].outcome is Route.RELAY_ERROR
+        routes = await RouteDecider(gate.archive, False, True, offsets, gate.clock()).run()
+        assert routes[topic, 0].outcome is Route.REMOTE
+        assert routes[topic, 1].outcome is Route.RELAY_ERROR
         assert gate.store.count("list_folders") == 1
 
 
@@ -735,9 +738,9 @@ async def test_a_folder_that_cannot_be_listed_holds_up_its_partition_alone(parti
         gate.store.unlisted = partition_folder("", tp_of(0))
         topic = IDS[ARCHIVED].bytes
         offsets = {(topic, n): 5 for n in range(partitions)}
-        found = await RouteDecider(gate.archive, False, True, offsets, gate.clock()).run()
-        assert found[topic, 0].outcome is Route.WAIT
-        outcomes = {found[topic, n].outcome for n in range(1, partitions)}
+        routes = await RouteDecider(gate.archive, False, True, offsets, gate.clock()).run()
+        assert routes[topic, 0].outcome is Route.WAIT
+        outcomes = {routes[topic, n].outcome for n in range(1, partitions)}
         assert outcomes == {Route.REMOTE}
     async with gateway(archived=partitions) as gate:
         await gate.list_again()
@@ -769,8 +772,8 @@ async def test_a_deletion_reaches_an_archive_that_had_just_begun(
     monkeypatch.setattr(delete_records, "LIST_INTERVAL_S", 0.001)
     async with gateway() as gate, asyncio.TaskGroup() as tasks:
         await copied(gate.other, segment(1, 0, BROKER_START - 1, tp=tp_of(0)))
-        asked = {ARCHIVED: [0], OTHER: [0]}
-        responses = await gate.delete_records(asked, 50)
+        partitions = {ARCHIVED: [0], OTHER: [0]}
+        responses = await gate.delete_records(partitions, 50)
         assert responses == {(ARCHIVED, 0): (0, 50), (OTHER, 0): (0, 50)}
         checking = tasks.create_task(delete_records.check_deletions(gate.archive))
         await asyncio.sleep(0.02)

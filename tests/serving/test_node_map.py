@@ -25,8 +25,8 @@ def proxy_with(cluster: MockCluster, folder: Path, node_map: str, listen: int = 
 
 
 def test_clients_are_told_what_the_map_says(tmp_path: Path) -> None:
-    first, second, told = free_port(), free_port(), free_port()
-    node_map = f"1={first}, 2={second}/proxy.example:{told}"
+    first, second, port_told = free_port(), free_port(), free_port()
+    node_map = f"1={first}, 2={second}/proxy.example:{port_told}"
     with MockCluster(broker_count=3) as cluster, proxy_with(cluster, tmp_path, node_map) as proxy:
         brokers = (
             AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(timeout=60).brokers
@@ -34,7 +34,7 @@ def test_clients_are_told_what_the_map_says(tmp_path: Path) -> None:
         places = {node: (broker.host, broker.port) for node, broker in brokers.items()}
         assert places == {
             1: ("127.0.0.1", first),
-            2: ("proxy.example", told),
+            2: ("proxy.example", port_told),
             3: ("127.0.0.1", proxy.port + 4),  # not in the map: the default
         }
         opened = {

@@ -118,7 +118,7 @@ def test_a_stranger_needs_no_header_and_may_not_send_one(proxy: ProxyProcess) ->
 
 
 @pytest.mark.parametrize(
-    ("number", "says", "sent"),
+    ("number", "says", "first_bytes"),
     [
         (1, "the client speaks Kafka's protocol", ASK),
         (2, "the client speaks HTTP", b"GET /readyz HTTP/1.1\r\n\r\n"),
@@ -127,11 +127,11 @@ def test_a_stranger_needs_no_header_and_may_not_send_one(proxy: ProxyProcess) ->
     ],
 )
 def test_a_balancer_without_a_header_is_named(
-    proxy: ProxyProcess, number: int, says: str, sent: bytes
+    proxy: ProxyProcess, number: int, says: str, first_bytes: bytes
 ) -> None:
     balancer = f"127.0.1.{number}"
     with connected(proxy, balancer) as peer:
-        peer.sendall(sent)
+        peer.sendall(first_bytes)
         assert is_closed(peer)
 
     def lines() -> list[dict[str, str]]:

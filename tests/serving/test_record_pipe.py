@@ -54,12 +54,12 @@ def client() -> Iterator[Pair]:
 
 
 def received(end: socket.socket) -> bytes:
-    found = b""
+    data_received = b""
     while True:
         try:
-            found += end.recv(1 << 20)
+            data_received += end.recv(1 << 20)
         except BlockingIOError:
-            return found
+            return data_received
 
 
 def send(end: socket.socket, content: bytes) -> int:

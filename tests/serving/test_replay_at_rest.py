@@ -145,19 +145,19 @@ def test_served_batches_are_the_brokers_own(
     kafka.create_topic(trimmed.topic, 1)
     produce(kafka.bootstrap, trimmed, 500)
     with RawConnection(kafka.bootstrap) as connection:
-        own = read_all(connection, trimmed.topic)
+        own_data = read_all(connection, trimmed.topic)
     archive_all((folder / "store").as_uri(), trimmed, trimmed.ends(kafka.bootstrap))
     trim(kafka.bootstrap, trimmed.topic, {0: 500})
     with RawConnection(proxy.bootstrap) as connection:
-        assert read_all(connection, trimmed.topic) == own
+        assert read_all(connection, trimmed.topic) == own_data
 
 
 def read_all(connection: RawConnection, topic: str) -> bytes:
-    read, offset = b"", 0
+    data, offset = b"", 0
     while offset < 500:
         fetched = connection.fetch_until_data(11, topic, None, offset)
         assert fetched.error == 0
         *_, last = walk(fetched.records)
-        read += fetched.records[: last.end]
+        data += fetched.records[: last.end]
         offset = last.last_offset + 1
-    return read
+    return data

@@ -96,8 +96,8 @@ def test_a_stock_consumer_reads_everything_once_and_in_order(
     partition_count: int,
 ) -> None:  # fmt: skip
     data = replayed(codec, partition_count)
-    read = PYTHON_CLIENTS[client](proxy.bootstrap, data.topic, data.ends(kafka_server.bootstrap))
-    assert read == data.written
+    records = PYTHON_CLIENTS[client](proxy.bootstrap, data.topic, data.ends(kafka_server.bootstrap))
+    assert records == data.written
 
 
 @pytest.mark.parametrize("client", PYTHON_CLIENTS)
@@ -141,6 +141,6 @@ def test_the_crossing_point_moves_while_a_consumer_reads(
 
     moving = threading.Thread(target=go_on)
     moving.start()
-    read = PYTHON_CLIENTS[client](proxy.bootstrap, name, {0: 4000})
+    records = PYTHON_CLIENTS[client](proxy.bootstrap, name, {0: 4000})
     moving.join()
-    assert read == data.written
+    assert records == data.written

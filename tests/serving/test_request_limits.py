@@ -44,10 +44,10 @@ def fetch_of(size: int) -> bytes:
     return struct.pack(">i", size) + body
 
 
-def refusal(proxy: ProxyProcess, sent: bytes, last_octet: int) -> str:
+def refusal(proxy: ProxyProcess, first_bytes: bytes, last_octet: int) -> str:
     before = len(proxy.logged("client_connection_closed"))
     with connect(proxy, last_octet) as peer:
-        peer.sendall(sent)
+        peer.sendall(first_bytes)
         assert is_closed(peer)
     wait_for("a log line", lambda: len(proxy.logged("client_connection_closed")) > before)
     return str(proxy.logged("client_connection_closed")[before]["error"])

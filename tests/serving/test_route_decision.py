@@ -85,19 +85,19 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_decide(name: str) -> None:
-    offset, seen, archiver_position, decided = CASES[name]
-    assert decide(offset, seen, LOG_OFFSETS, archiver_position) == decided
+    offset, view_seen, archiver_position, decided = CASES[name]
+    assert decide(offset, view_seen, LOG_OFFSETS, archiver_position) == decided
 
 
 @pytest.mark.parametrize(
-    ("seen", "archiver_position"),
+    ("view_seen", "archiver_position"),
     [(view((0, 399)), 400), (view((0, 399), copying=(400, 499)), NOBODY)],
     ids=["accumulated", "copied"],
 )
 def test_what_is_on_its_way_for_too_long_is_not_waited_for(
-    seen: PartitionView, archiver_position: int | None
+    view_seen: PartitionView, archiver_position: int | None
 ) -> None:
-    assert decide(450, seen, LOG_OFFSETS, archiver_position, may_wait=False) == LOST
+    assert decide(450, view_seen, LOG_OFFSETS, archiver_position, may_wait=False) == LOST
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_where_the_broker_has_nothing_more_the_reader_is_at_the_end() -> None:
 def test_what_any_tier_has_is_never_called_out_of_range(
     offset: int, archive_start: int, archive_end: int, archiver_position: int | None, patient: bool
 ) -> None:
-    seen = view((archive_start, archive_end))
-    outcome = decide(offset, seen, LOG_OFFSETS, archiver_position, may_wait=patient)
+    view_seen = view((archive_start, archive_end))
+    outcome = decide(offset, view_seen, LOG_OFFSETS, archiver_position, may_wait=patient)
     reachable = archive_start <= offset <= archive_end or 500 <= offset <= 900
     if reachable:
         assert outcome in (Route.REMOTE, Route.LOCAL)
@@ -151,8 +151,8 @@ def test_what_any_tier_has_is_never_called_out_of_range(
 
 
 class Known:
-    def __init__(self, seen: PartitionView | None, log_offsets: LogOffsets | None) -> None:
-        self.view, self.log_offsets = seen, log_offsets
+    def __init__(self, view_seen: PartitionView | None, log_offsets: LogOffsets | None) -> None:
+        self.view, self.log_offsets = view_seen, log_offsets
 
     def knowledge(self) -> CachedLookups:
         return CachedLookups(
@@ -267,11 +267,11 @@ def test_partitions_take_turns() -> None:
     table = RouteTable(permit_ttl_s=60)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     keys = [(b"t", n) for n in range(3)]
-    wanted = {key: entry(key[1], 3) for key in keys}
+    entries = {key: entry(key[1], 3) for key in keys}
     for key in keys:
         route = table.catch(key, 3, 0.0)
         assert route is not None
         route.decision = RouteDecision(Route.REMOTE, TP)
-    assert list(at_once(table.plan_in_steps(wanted, 1.0, known)).remote) == keys
+    assert list(at_once(table.plan_in_steps(entries, 1.0, known)).remote) == keys
     table.move_to_end(keys[0])
-    assert list(at_once(table.plan_in_steps(wanted, 1.0, known)).remote) == [*keys[1:], keys[0]]
+    assert list(at_once(table.plan_in_steps(entries, 1.0, known)).remote) == [*keys[1:], keys[0]]

@@ -49,8 +49,8 @@ def test_edges_from_before_the_catch_do_not_send_it_back_to_the_broker(
     route = table.catch(KEY, 100, 0.0)
     assert route is not None
     route.decision = RouteDecision(Route.REMOTE, TP)
-    asked = {KEY: entry(0, offset)}
-    plan = at_once(table.plan_in_steps(asked, 1.0, knowledge(STALE)))
+    entries = {KEY: entry(0, offset)}
+    plan = at_once(table.plan_in_steps(entries, 1.0, knowledge(STALE)))
     assert (KEY in plan.remote) is is_remote
 
 
@@ -65,12 +65,12 @@ def test_partitions_that_did_not_change_are_not_looked_at_again() -> None:
 
     known = knowledge(STALE)
     known = CachedLookups(known.view, known.log_offsets, identify)
-    asked = {(b"t", n): entry(n, 600) for n in range(100)}
+    entries = {(b"t", n): entry(n, 600) for n in range(100)}
     table.catch((b"t", 0), 600, 0.0)
-    at_once(table.plan_in_steps(asked, 1.0, known, []))
+    at_once(table.plan_in_steps(entries, 1.0, known, []))
     assert len(asked_of) == 99, "once, as the permit is new"
     table.catch((b"t", 0), 600, 2.0)
-    at_once(table.plan_in_steps(asked, 3.0, known, [(b"t", 5)]))
+    at_once(table.plan_in_steps(entries, 3.0, known, [(b"t", 5)]))
     assert len(asked_of) == 100
 
 
@@ -79,10 +79,10 @@ def test_a_broker_that_lacks_what_the_leader_has_is_not_judged_twice() -> None:
     route = table.catch(KEY, 100, 0.0)
     assert route is not None
     route.decision = RouteDecision(Route.LOCAL, TP)
-    asked = {KEY: entry(0, 100)}
+    entries = {KEY: entry(0, 100)}
     known = knowledge(STALE)
     assert not table.denied_again(KEY, 101)
-    assert not at_once(table.plan_in_steps(asked, 0.5, known)).kept_from_broker, (
+    assert not at_once(table.plan_in_steps(entries, 0.5, known)).kept_from_broker, (
         "the broker is asked again"
     )
     assert table.denied_again(KEY, 100)
@@ -104,11 +104,11 @@ def test_another_leader_epoch_than_the_checked_one_is_the_brokers_to_judge() -> 
     other = (b"t", 1)
 
     def kept_from_broker(*leader_epochs: int) -> frozenset[PartitionKey]:
-        asked = {
+        entries = {
             (b"t", number): entry(number, 100, leader_epoch=epoch)
             for number, epoch in enumerate(leader_epochs)
         }
-        return at_once(table.plan_in_steps(asked, 1.0, known)).kept_from_broker
+        return at_once(table.plan_in_steps(entries, 1.0, known)).kept_from_broker
 
     def caught(leader_epoch: int) -> None:
         route = table.catch(KEY, 100, 0.0, leader_epoch)

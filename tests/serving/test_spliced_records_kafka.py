@@ -38,7 +38,7 @@ def proxy(
 
 def responses(connection: RawConnection, topic_id: UUID) -> Responses:
     """Two answers of each version: leftovers of the first would show in the second."""
-    found: Responses = {}
+    by_version: Responses = {}
     for version in (4, 6, 7, 11, 12, 13, 16, 17):
         for _ in range(2):
             response = connection.fetch_response(
@@ -48,10 +48,10 @@ def responses(connection: RawConnection, topic_id: UUID) -> Responses:
                 dict.fromkeys(range(PARTITIONS), 0),
                 bytes_max=8 << 20,
             )
-            found.setdefault(version, []).extend(
+            by_version.setdefault(version, []).extend(
                 (p.partition_index, bytes(p.records)) for p in response.responses[0].partitions
             )
-    return found
+    return by_version
 
 
 def test_records_are_the_brokers_own(proxy: ProxyProcess, kafka_server: KafkaServer) -> None:
@@ -77,15 +77,15 @@ def test_clients_that_take_turns_and_one_that_is_slow(
     with RawConnection(kafka_server.bootstrap) as direct:
         topic_id = direct.topic_id(TOPIC)
         expected = responses(direct, topic_id)
-    got: list[Responses] = []
+    responses_read: list[Responses] = []
 
     def read(slow: bool) -> None:
         with RawConnection(proxy.bootstrap, receive_bytes_max=20_000 if slow else None) as through:
-            got.append(responses(through, topic_id))
+            responses_read.append(responses(through, topic_id))
 
     readers = [threading.Thread(target=read, args=(i == 0,)) for i in range(4)]
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join()
-    assert [response == expected for response in got] == [True] * 4
+    assert [response == expected for response in responses_read] == [True] * 4

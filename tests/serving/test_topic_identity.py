@@ -22,9 +22,9 @@ async def test_only_the_id_that_the_name_stands_for_is_kept() -> None:
             info = await cluster.topic_by_name("made")
             now = 100.0
             identities = TopicIdentities(cluster, lambda: now)
-            kept = TopicIdPartition(info.topic_id, "made", 0)
+            kept_tp = TopicIdPartition(info.topic_id, "made", 0)
             gone = TopicIdPartition(UUID(int=7), "made", 0)
-            assert await identities.replaced_topics([kept, gone], now + 5) == {UUID(int=7)}
+            assert await identities.replaced_topics([kept_tp, gone], now + 5) == {UUID(int=7)}
 
 
 async def test_a_broker_that_does_not_answer_says_nothing_against_an_id() -> None:

@@ -93,8 +93,8 @@ class Client:
 class Fetches:
     """The conversation, as far as a response knows it; `asked` lists the calls to it."""
 
-    def __init__(self, asked: list[str], clients_session: int = CLIENTS_SESSION) -> None:
-        self.asked = asked
+    def __init__(self, requests: list[str], clients_session: int = CLIENTS_SESSION) -> None:
+        self.asked = requests
         self.clients_session = clients_session
         self.throttle_time_ms = 0
         self.mirror = self
@@ -149,12 +149,12 @@ class Conversation:
 
 
 def fetch_response(
-    version: int, asked: list[str], fetches: Fetches | None = None, **shown: int
+    version: int, requests: list[str], fetches: Fetches | None = None, **log_starts: int
 ) -> RelayedFetch:
     """A response for a client with its own session; `shown`: the log start the client is shown."""
-    starts = {TOPIC[version]: lambda partition: shown["start"]} if shown else None
+    starts = {TOPIC[version]: lambda partition: log_starts["start"]} if log_starts else None
     return RelayedFetch(
-        cast(FetchConversation, fetches or Fetches(asked)),
+        cast(FetchConversation, fetches or Fetches(requests)),
         CORRELATION_ID,
         cast(fr.FetchRequest, SimpleNamespace(version=version)),
         FetchKind.SESSIONLESS,
@@ -163,9 +163,9 @@ def fetch_response(
     )
 
 
-def throttled(asked: list[str]) -> Fetches:
+def throttled(requests: list[str]) -> Fetches:
     """The client was not shown a throttle time yet: the next head must change."""
-    fetches = Fetches(asked)
+    fetches = Fetches(requests)
     fetches.throttle_time_ms = 1
     return fetches
 
@@ -188,20 +188,20 @@ def byte_by_byte(frame: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("version", [11, 12, 16])
-@pytest.mark.parametrize("shown", [{}, {"start": 20}, {"start": -1}])
+@pytest.mark.parametrize("start_options", [{}, {"start": 20}, {"start": -1}])
 def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
-    version: int, shown: dict[str, int]
+    version: int, start_options: dict[str, int]
 ) -> None:
     frame = framed(version, records=b"r" * 300)
-    asked: list[str] = []
-    whole = Conversation(fetch_response(version, asked, **shown))
+    requests: list[str] = []
+    whole = Conversation(fetch_response(version, requests, **start_options))
     whole.arrives([frame])
-    assert asked == ["plain", "done"]
+    assert requests == ["plain", "done"]
     assert len(whole.client.pieces) == whole.client.responses == 1
     assert not whole.link.expected
 
     waited: list[str] = []
-    small = Conversation(fetch_response(version, waited, **shown))
+    small = Conversation(fetch_response(version, waited, **start_options))
     small.arrives(byte_by_byte(frame))
     assert waited == ["plain", "done"]
     assert small.client.pieces == whole.client.pieces
@@ -209,10 +209,10 @@ def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
 
     large = framed(version, records=b"r" * WHOLE_BYTES_MAX)
     scanned: list[str] = []
-    cut = Conversation(fetch_response(version, scanned, **shown))
+    cut = Conversation(fetch_response(version, scanned, **start_options))
     cut.arrives(byte_by_byte(large))
     assert scanned == ["head", "done"]
-    whole = Conversation(fetch_response(version, [], **shown))
+    whole = Conversation(fetch_response(version, [], **start_options))
     whole.arrives([large])
     assert [b"".join(cut.client.pieces)] == whole.client.pieces
 
@@ -221,8 +221,8 @@ def test_a_plain_answer_leaves_in_one_piece_as_it_does_in_many(
 def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
     """Brokers send the head first, and then the records."""
     frame = framed(16)
-    asked: list[str] = []
-    response = fetch_response(16, asked, Fetches(asked, clients_session=BROKERS_SESSION))
+    requests: list[str] = []
+    response = fetch_response(16, requests, Fetches(requests, clients_session=BROKERS_SESSION))
     talk = Conversation(response)
     talk.arrives([frame[:cut_at]])
     assert talk.client.pieces == []
@@ -230,7 +230,7 @@ def test_a_small_answer_in_two_pieces_leaves_in_one(cut_at: int) -> None:
     talk.arrives([frame[cut_at:]])
     assert talk.client.pieces == [frame]
     assert response.frame_bytes == len(frame), "counted for the client's status"
-    assert asked == ["plain", "done"]
+    assert requests == ["plain", "done"]
     assert talk.link.kept_bytes == 0
 
 
@@ -245,39 +245,39 @@ def test_the_rest_of_a_small_answer_is_waited_for_in_front_of_the_next() -> None
 @pytest.mark.parametrize("version", [11, 12, 16])
 def test_an_answer_with_an_error_is_scanned(version: int) -> None:
     frame = framed(version, ErrorCode.OFFSET_OUT_OF_RANGE, b"")
-    asked: list[str] = []
-    whole = Conversation(fetch_response(version, asked))
+    requests: list[str] = []
+    whole = Conversation(fetch_response(version, requests))
     whole.arrives([frame])
-    assert asked == ["head", "error 1", "done"]
+    assert requests == ["head", "error 1", "done"]
     cut = Conversation(fetch_response(version, []))
     cut.arrives(byte_by_byte(frame))
     assert b"".join(whole.client.pieces) == b"".join(cut.client.pieces)
 
 
 def test_an_answer_with_an_error_at_its_top_is_scanned() -> None:
-    asked: list[str] = []
-    whole = Conversation(fetch_response(16, asked))
+    requests: list[str] = []
+    whole = Conversation(fetch_response(16, requests))
     whole.arrives([framed(16, top_error=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)])
-    assert asked == ["head", "done"]
+    assert requests == ["head", "done"]
 
 
 def test_an_answer_whose_head_must_change_is_scanned() -> None:
-    asked: list[str] = []
-    response = fetch_response(16, asked, throttled(asked))
+    requests: list[str] = []
+    response = fetch_response(16, requests, throttled(requests))
     whole = Conversation(response)
     whole.arrives([framed(16)])
-    assert asked == ["head", "done"]
+    assert requests == ["head", "done"]
     assert len(whole.client.pieces) == 1
 
 
 def test_a_parked_answer_stays_where_it_is() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     poll = BrokerPoll(
-        cast(FetchConversation, Fetches(asked)), CORRELATION_ID, 16, 0, 0.0, None, False
+        cast(FetchConversation, Fetches(requests)), CORRELATION_ID, 16, 0, 0.0, None, False
     )
     parked = Conversation(poll)
     parked.arrives([framed(16)])
-    assert asked == ["arrived"]
+    assert requests == ["arrived"]
     assert parked.client.pieces == []
     assert parked.link.expected
 
@@ -292,15 +292,15 @@ def test_another_answer_than_the_one_due_is_refused() -> None:
 
 
 def test_what_is_rewritten_is_not_passed_even_if_it_is_whole() -> None:
-    held = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [b"another"]))
-    held.arrives([framed(16)])
-    assert held.client.pieces == [b"\x00\x00\x00\x07another"]
+    conversation = Conversation(BufferedResponse(CORRELATION_ID, lambda payload: [b"another"]))
+    conversation.arrives([framed(16)])
+    assert conversation.client.pieces == [b"\x00\x00\x00\x07another"]
 
 
 def test_two_answers_in_one_piece_leave_in_order() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     both = Conversation(ExpectedResponse(CORRELATION_ID))
-    both.link.expected.append(fetch_response(16, asked))
+    both.link.expected.append(fetch_response(16, requests))
     first = INT32.pack(8) + INT32.pack(CORRELATION_ID) + b"body"
     both.arrives([first + framed(16)])
     assert b"".join(both.client.pieces).startswith(first)

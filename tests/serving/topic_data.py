@@ -70,7 +70,7 @@ def produce(
     )
     failures: list[object] = []
 
-    def sent(partition: int, key: bytes, value: bytes):
+    def on_delivery(partition: int, key: bytes, value: bytes):
         def delivered(error: object, message: object) -> None:
             if error is not None:
                 failures.append(error)
@@ -84,7 +84,7 @@ def produce(
         for number in range(have, have + count):
             key, value = b"k%d" % number, value_of(partition, number, size)
             producer.produce(
-                data.topic, value, key, partition, on_delivery=sent(partition, key, value)
+                data.topic, value, key, partition, on_delivery=on_delivery(partition, key, value)
             )
             producer.poll(0)
     assert producer.flush(60) == 0
@@ -143,13 +143,13 @@ async def _archived(store: str, topic: str) -> dict[int, int]:
         open_store(store, StoreConfig()) as storage,
         StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
-        found = {}
+        ends = {}
         for tp in await rlmm.list_partitions():
             if tp.topic == topic:
                 view = await rlmm.refresh(tp, asyncio.get_running_loop().time())
                 if view.log_end_offset is not None:
-                    found[tp.partition] = view.log_end_offset
-        return found
+                    ends[tp.partition] = view.log_end_offset
+        return ends
 
 
 def archived_ends(store: str, topic: str) -> dict[int, int]:

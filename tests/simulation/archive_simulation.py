@@ -180,10 +180,10 @@ class _Simulation:
         for name, door in self._doors.items():
             door.weather = Weather(NO_FAULTS)
             door.thaw()
-            mine = [
+            own_tps = [
                 log.tp for log in self.world.logs if (log.tp.partition % 2) == (name == "first")
             ]
-            self._leaderships[name].lead(mine)
+            self._leaderships[name].lead(own_tps)
         for _ in range(4):
             await asyncio.sleep(SETTLE_S_MAX / 4)
             await audit.look()

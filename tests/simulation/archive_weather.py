@@ -90,9 +90,9 @@ class ArchiversStore(FaultyObjectStore):
         return content
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        found = [entry async for entry in super().list(prefix, start_after)]
+        entries = [entry async for entry in super().list(prefix, start_after)]
         await self._door.passed()
-        for entry in found:
+        for entry in entries:
             yield entry
 
     async def _suffer(self, key: str) -> None:

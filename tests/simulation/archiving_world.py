@@ -142,12 +142,12 @@ def run_world(
         cluster.topic_configs[TOPIC] = {}
         objects = store or MemoryObjectStore()
         storage = RemoteStorage(objects)
-        own = ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=2_000)
+        cluster_config = ClusterConfig(bootstrap=cluster.bootstrap, request_max_ms=2_000)
         with tempfile.TemporaryDirectory() as folder:
             async with (
                 cluster.serving(),
                 StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
-                Cluster(own, Random(4)) as requests,
+                Cluster(cluster_config, Random(4)) as requests,
             ):
                 await main(World(logs, cluster, requests, objects, storage, rlmm, Path(folder)))
 

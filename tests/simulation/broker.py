@@ -175,11 +175,13 @@ class BrokerNode:
 
     def _metadata(self, request: Any, version: int) -> Any:
         cluster = self.cluster
-        asked: Iterable[tuple[str | None, UUID | None]] = [
+        names_and_ids: Iterable[tuple[str | None, UUID | None]] = [
             (name, topic_id) for name, topic_id in cluster.topic_ids.items()
         ]
         if request.topics is not None and (version > 0 or request.topics):
-            asked = [(topic.name, getattr(topic, "topic_id", None)) for topic in request.topics]
+            names_and_ids = [
+                (topic.name, getattr(topic, "topic_id", None)) for topic in request.topics
+            ]
         partitions: dict[str, list[tuple[int, int]]] = {}
         for (topic, number), leader in cluster.leaders.items():
             partitions.setdefault(topic, []).append((number, leader))
@@ -192,7 +194,9 @@ class BrokerNode:
             ],
             cluster_id="simulated",
             controller_id=1,
-            topics=[self._described(name, topic_id, partitions) for name, topic_id in asked],
+            topics=[
+                self._described(name, topic_id, partitions) for name, topic_id in names_and_ids
+            ],
         )
 
     def _described(
@@ -233,11 +237,11 @@ class BrokerNode:
             results=[
                 result(
                     error_code=0
-                    if asked.resource_name in self.cluster.topic_configs
+                    if config_resource.resource_name in self.cluster.topic_configs
                     else UNKNOWN_TOPIC,
                     error_message=None,
-                    resource_type=asked.resource_type,
-                    resource_name=asked.resource_name,
+                    resource_type=config_resource.resource_type,
+                    resource_name=config_resource.resource_name,
                     configs=[
                         result.DescribeConfigsResourceResult(
                             name=name,
@@ -248,11 +252,11 @@ class BrokerNode:
                             synonyms=[],
                         )
                         for name, value in self.cluster.topic_configs.get(
-                            asked.resource_name, {}
+                            config_resource.resource_name, {}
                         ).items()
                     ],
                 )
-                for asked in request.resources
+                for config_resource in request.resources
             ],
         )
 
@@ -302,12 +306,12 @@ class BrokerNode:
             topics.append(responded(name=topic.name, partitions=partitions))
         return ListOffsetsResponse(throttle_time_ms=0, topics=topics)
 
-    def _offset(self, topic: str, asked: Any, isolation: int) -> dict[str, int]:
-        log = self.cluster.log_of(topic, asked.partition_index)
-        error = self._error_of(topic, asked.partition_index, log)
+    def _offset(self, topic: str, partition_request: Any, isolation: int) -> dict[str, int]:
+        log = self.cluster.log_of(topic, partition_request.partition_index)
+        error = self._error_of(topic, partition_request.partition_index, log)
         offset = -1
         if log is not None and not error:
-            if asked.timestamp in (EARLIEST, EARLIEST_LOCAL):
+            if partition_request.timestamp in (EARLIEST, EARLIEST_LOCAL):
                 offset = log.start_offset
             else:
                 offset = log.last_stable_offset if isolation else log.high_watermark
@@ -331,8 +335,8 @@ class BrokerNode:
         while True:
             changed = self.cluster.changed
             reads = self._read_all(partitions, request)
-            size = sum(len(read.records) for read in reads.values())
-            failed = any(read.error_code for read in reads.values())
+            size = sum(len(log_read.records) for log_read in reads.values())
+            failed = any(log_read.error_code for log_read in reads.values())
             if failed or not reads or size >= request.min_bytes or loop.time() >= deadline:
                 break
             try:
@@ -345,7 +349,7 @@ class BrokerNode:
         return self._fetch_response(session_id, reads, request.isolation_level, version)
 
     def _context(
-        self, request: Any, asked: dict[Key, Partition], version: int
+        self, request: Any, partitions: dict[Key, Partition], version: int
     ) -> tuple[int, int, FetchSession | None, bool]:
         """(error code, session id to show, session, incremental or not), as in FetchManager."""
         if version < 7:
@@ -356,10 +360,10 @@ class BrokerNode:
             return 0, 0, None, False
         if epoch == 0:
             self.sessions.pop(session_id, None)
-            if len(self.sessions) >= self.sessions_max or not asked:
+            if len(self.sessions) >= self.sessions_max or not partitions:
                 return 0, 0, None, False
             new_id = self.cluster.rng.randint(1, 2**31 - 1)
-            self.sessions[new_id] = session = FetchSession(1, dict(asked))
+            self.sessions[new_id] = session = FetchSession(1, dict(partitions))
             return 0, new_id, session, False
         known = self.sessions.get(session_id)
         if known is None:
@@ -367,7 +371,7 @@ class BrokerNode:
         if epoch != known.epoch:
             return WRONG_EPOCH, 0, None, False
         known.epoch = 1 if epoch == 2**31 - 1 else epoch + 1
-        known.partitions.update(asked)
+        known.partitions.update(partitions)
         for topic in request.forgotten_topics_data:
             name = topic.topic_id if version >= 13 else topic.topic
             for partition in topic.partitions:
@@ -379,23 +383,23 @@ class BrokerNode:
         return 0, session_id, known, True
 
     def _read_all(self, partitions: dict[Key, Partition], request: Any) -> dict[Key, LogRead]:
-        left, whole_first = request.max_bytes, True
+        bytes_left, whole_first = request.max_bytes, True
         reads: dict[Key, LogRead] = {}
-        for (topic, number), asked in partitions.items():
+        for (topic, number), partition in partitions.items():
             log = self.cluster.log_of(topic, number)
             error = self._error_of(topic, number, log)
             if log is None or error:
                 reads[topic, number] = LogRead(error)
                 continue
-            limit = min(asked.partition_max_bytes, max(left, 0))
+            limit = min(partition.partition_max_bytes, max(bytes_left, 0))
             committed = bool(request.isolation_level)
-            read = log.read(asked.fetch_offset, limit, committed, whole_first)
-            if read.first_incomplete:
-                read = LogRead(0, aborted=read.aborted)
-            if read.records:
+            log_read = log.read(partition.fetch_offset, limit, committed, whole_first)
+            if log_read.first_incomplete:
+                log_read = LogRead(0, aborted=log_read.aborted)
+            if log_read.records:
                 whole_first = False
-                left -= len(read.records)
-            reads[topic, number] = read
+                bytes_left -= len(log_read.records)
+            reads[topic, number] = log_read
         return reads
 
     def _news(
@@ -404,45 +408,45 @@ class BrokerNode:
         """The partitions the response names; those with data move to the session's end
         (fairness).
         """
-        kept: dict[Key, LogRead] = {}
-        for key, read in reads.items():
+        reads_kept: dict[Key, LogRead] = {}
+        for key, log_read in reads.items():
             log = self.cluster.log_of(*key)
             edges = (-1, -1)
-            if log is not None and not read.error_code:
+            if log is not None and not log_read.error_code:
                 edges = (log.high_watermark, log.start_offset)
-            news = read.records or read.error_code or not incremental
+            news = log_read.records or log_read.error_code or not incremental
             if news or session.shown.get(key) != edges:
-                kept[key] = read
+                reads_kept[key] = log_read
             session.shown[key] = edges
-            if read.records:
+            if log_read.records:
                 session.partitions[key] = session.partitions.pop(key)
-        return kept
+        return reads_kept
 
     def _fetch_response(
         self, session_id: int, reads: dict[Key, LogRead], isolation: int, version: int
     ) -> Any:
         of_topic = FetchResponse.FetchableTopicResponse
         grouped: dict[str | UUID, list[Any]] = {}
-        for (topic, number), read in reads.items():
+        for (topic, number), log_read in reads.items():
             log = self.cluster.log_of(topic, number)
-            known = log is not None and not read.error_code
+            known = log is not None and not log_read.error_code
             aborted = None
             if isolation and known:
                 aborted = [
                     of_topic.PartitionData.AbortedTransaction(
                         producer_id=a.producer_id, first_offset=a.first_offset
                     )
-                    for a in read.aborted
+                    for a in log_read.aborted
                 ]
             data = of_topic.PartitionData(
                 partition_index=number,
-                error_code=read.error_code,
+                error_code=log_read.error_code,
                 high_watermark=log.high_watermark if log and known else -1,
                 last_stable_offset=log.last_stable_offset if log and known else -1,
                 log_start_offset=log.start_offset if log and known else -1,
                 aborted_transactions=aborted,
                 preferred_read_replica=-1,
-                records=read.records,
+                records=log_read.records,
             )
             grouped.setdefault(topic, []).append(data)
         name = "topic_id" if version >= 13 else "topic"
@@ -456,7 +460,7 @@ class BrokerNode:
 
 def _keyed(topics: Iterable[Any], version: int) -> dict[Key, Partition]:
     return {
-        (topic.topic_id if version >= 13 else topic.topic, asked.partition): asked
+        (topic.topic_id if version >= 13 else topic.topic, partition.partition): partition
         for topic in topics
-        for asked in topic.partitions
+        for partition in topic.partitions
     }

@@ -140,10 +140,10 @@ async def _gateway(
     warnings = SparingWarnings(asyncio.get_running_loop().time)
     async with (
         StoreBackedRemoteLogMetadataManager(storage, config.metadata) as rlmm,
-        Cluster(config.cluster, Random(4)) as own,
+        Cluster(config.cluster, Random(4)) as own_cluster,
         RemoteFetchPurgatory(
             remote_fetch,
-            views := LeaderViews(rlmm, LeaderLog(own), warnings),
+            views := LeaderViews(rlmm, LeaderLog(own_cluster), warnings),
             storage,
             Random(5),
             limits=reading,
@@ -152,7 +152,7 @@ async def _gateway(
             storage.objects, config.store.metadata_read_max_ms, asyncio.get_running_loop().time
         ) as positions,
         open_gateway(
-            config, own, rlmm, views, purgatory, positions, rng=Random(6), limits=limits
+            config, own_cluster, rlmm, views, purgatory, positions, rng=Random(6), limits=limits
         ) as gateway,
     ):
         yield gateway, storage.accounts
@@ -189,14 +189,14 @@ class PlainReader:
         while now() < until and not self._done(ends):
             turn += 1
             order = [*self.tps[turn % len(self.tps) :], *self.tps[: turn % len(self.tps)]]
-            wanted = {tp: Wanted(self.positions[tp], self.partition_bytes) for tp in order}
+            entries = {tp: Wanted(self.positions[tp], self.partition_bytes) for tp in order}
             limits = {
                 "max_wait_ms": self.wait_ms,
                 "min_bytes": 1,
                 "max_bytes": self.bytes_max,
                 "isolation_level": 0,
             }
-            request, _ = session.request(wanted, VERSION, limits)
+            request, _ = session.request(entries, VERSION, limits)
             began = now()
             responded = await connection.ask(request, FETCH_RESPONSE, VERSION)
             if throttled_ms:

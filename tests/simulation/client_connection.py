@@ -66,10 +66,10 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._lost.set()
-        for asked in self._asked:
-            if not asked.response.done():
-                asked.response.set_exception(ConnectionResetError(f"{self.name}: {exc}"))
-                asked.response.exception()  # mark as retrieved: some askers have left
+        for request in self._asked:
+            if not request.response.done():
+                request.response.set_exception(ConnectionResetError(f"{self.name}: {exc}"))
+                request.response.exception()  # mark as retrieved: some askers have left
 
     # -- for the client --------------------------------------------------------------------------
     @property
@@ -115,18 +115,18 @@ class ClientConnection(asyncio.Protocol):
 
     def _take(self, frame: bytes) -> None:
         assert self._asked, f"{self.name}: an answer to no request"
-        asked = self._asked.popleft()
-        message = asked.kind.decode(frame, version=asked.version, header=True)
-        assert message.header.correlation_id == asked.correlation_id, (
+        request = self._asked.popleft()
+        message = request.kind.decode(frame, version=request.version, header=True)
+        assert message.header.correlation_id == request.correlation_id, (
             f"{self.name}: answer {message.header.correlation_id} where "
-            f"{asked.correlation_id} was due"
+            f"{request.correlation_id} was due"
         )
         now = asyncio.get_running_loop().time()
-        began_at = max(asked.began_at, self._last_response_at)
+        began_at = max(request.began_at, self._last_response_at)
         self._last_response_at = now
         dawdled_s, self._dawdled_s = self._dawdled_s, 0.0
-        if not asked.response.done():
-            asked.response.set_result(Responded(message, len(frame), began_at, now, dawdled_s))
+        if not request.response.done():
+            request.response.set_result(Responded(message, len(frame), began_at, now, dawdled_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +145,21 @@ class ClientFetchSession:
         self.lost_by_error = 0
 
     def request(
-        self, wanted: dict[TopicIdPartition, Wanted], version: int, limits: dict[str, int]
+        self, entries: dict[TopicIdPartition, Wanted], version: int, limits: dict[str, int]
     ) -> tuple[Any, bool]:
         """(the request, whether it is incremental)."""
         incremental = self._epoch > 0
         if incremental:
-            asked = {tp: w for tp, w in wanted.items() if self._told.get(tp) != w}
-            forgotten = [tp for tp in self._told if tp not in wanted]
+            changed = {tp: w for tp, w in entries.items() if self._told.get(tp) != w}
+            forgotten = [tp for tp in self._told if tp not in entries]
         else:
-            asked, forgotten = wanted, []
-        self._told = dict(wanted)
+            changed, forgotten = entries, []
+        self._told = dict(entries)
         request = FetchRequest(
             replica_id=-1,
             session_id=self._id,
             session_epoch=self._epoch,
-            topics=_topics(asked, version),
+            topics=_topics(changed, version),
             forgotten_topics_data=_forgotten(forgotten, version),
             rack_id="",
             **limits,
@@ -186,10 +186,10 @@ class ClientFetchSession:
             self._epoch = 0
 
 
-def _topics(wanted: dict[TopicIdPartition, Wanted], version: int) -> list[Any]:
+def _topics(entries: dict[TopicIdPartition, Wanted], version: int) -> list[Any]:
     of_topic = FetchRequest.FetchTopic
-    found: list[Any] = []
-    for tp, asked in wanted.items():
+    topics: list[Any] = []
+    for tp, asked in entries.items():
         entry = of_topic.FetchPartition(
             partition=tp.partition,
             current_leader_epoch=-1,
@@ -198,10 +198,10 @@ def _topics(wanted: dict[TopicIdPartition, Wanted], version: int) -> list[Any]:
             log_start_offset=-1,
             partition_max_bytes=asked.bytes_max,
         )
-        if not found or found[-1].topic_id != tp.topic_id:
-            found.append(of_topic(topic=tp.topic, topic_id=tp.topic_id, partitions=[]))
-        found[-1].partitions.append(entry)
-    return found
+        if not topics or topics[-1].topic_id != tp.topic_id:
+            topics.append(of_topic(topic=tp.topic, topic_id=tp.topic_id, partitions=[]))
+        topics[-1].partitions.append(entry)
+    return topics
 
 
 def _forgotten(tps: list[TopicIdPartition], version: int) -> list[Any]:
@@ -210,8 +210,12 @@ def _forgotten(tps: list[TopicIdPartition], version: int) -> list[Any]:
 
 
 def metadata_request(topics: list[str]) -> tuple[Any, Any, int]:
-    asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-    return MetadataRequest(topics=asked, allow_auto_topic_creation=False), MetadataResponse, 9
+    topics_requested = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
+    return (
+        MetadataRequest(topics=topics_requested, allow_auto_topic_creation=False),
+        MetadataResponse,
+        9,
+    )
 
 
 FETCH_RESPONSE = FetchResponse

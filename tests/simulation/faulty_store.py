@@ -91,8 +91,8 @@ class FaultyObjectStore(ObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         await self._suffer(prefix)
-        async for found in self.inner.list(prefix, start_after):
-            yield found
+        async for stored_object in self.inner.list(prefix, start_after):
+            yield stored_object
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         await self._suffer(prefix)
@@ -108,15 +108,17 @@ class FaultyObjectStore(ObjectStore):
 
     @contextmanager
     def _counted(self, key: str, byte_range: ByteRange | None) -> Iterator[None]:
-        read = (key, byte_range)
-        self.reads.append(read)
-        self._in_flight[read] += 1
+        range_read = (key, byte_range)
+        self.reads.append(range_read)
+        self._in_flight[range_read] += 1
         self.in_flight_max = max(self.in_flight_max, self.in_flight)
-        self.same_in_flight_max[read] = max(self.same_in_flight_max[read], self._in_flight[read])
+        self.same_in_flight_max[range_read] = max(
+            self.same_in_flight_max[range_read], self._in_flight[range_read]
+        )
         try:
             yield
         finally:
-            self._in_flight[read] -= 1
+            self._in_flight[range_read] -= 1
 
     async def _suffer(self, key: str) -> None:
         faults = self.faults

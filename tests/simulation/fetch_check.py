@@ -47,9 +47,9 @@ class FetchCheck:
             world.sessions_lost += 1
             world.note(consumer.name, "session error", error)
             return
-        found = self._named(response)
+        parts = self._named(response)
         summary = []
-        for tp, part in found.items():
+        for tp, part in parts.items():
             size = len(part.records or b"")
             summary.append((tp.topic, tp.partition, self.wanted[tp].offset, size))
             self.empty = self.empty and not part.error_code and not size
@@ -60,30 +60,30 @@ class FetchCheck:
             else:
                 self._check_data(tp, part)
         world.note(consumer.name, *summary)
-        self._check_size(found)
-        self._check_not_in_a_loop(self.incremental and bool(found))
-        self._check_fair(found)
+        self._check_size(parts)
+        self._check_not_in_a_loop(self.incremental and bool(parts))
+        self._check_fair(parts)
         for tp in self.wanted:
-            part = found.get(tp)
+            part = parts.get(tp)
             self._check_tail(tp, part is not None and bool(part.records))
 
     def _named(self, response: Any) -> dict[TopicIdPartition, Any]:
         """Each partition once; all requested partitions, unless the response is incremental."""
         by_id = self.consumer.habits.version >= 13
         known = {(t.topic_id if by_id else t.topic, t.partition): t for t in self.wanted}
-        found: dict[TopicIdPartition, Any] = {}
+        parts: dict[TopicIdPartition, Any] = {}
         for topic in response.responses:
             for part in topic.partitions:
                 tp = known.get((topic.topic_id if by_id else topic.topic, part.partition_index))
                 assert tp is not None, f"{part.partition_index} was not asked for"
-                assert tp not in found, f"{tp} is answered twice"
-                found[tp] = part
+                assert tp not in parts, f"{tp} is answered twice"
+                parts[tp] = part
         if not self.incremental:
             listed = [topic.topic_id if by_id else topic.topic for topic in response.responses]
             assert len(listed) == len(set(listed)), "a topic has two entries"
-            missing = [str(tp) for tp in self.wanted if tp not in found]
+            missing = [str(tp) for tp in self.wanted if tp not in parts]
             assert not missing, f"not answered: {missing}"
-        return found
+        return parts
 
     # -- time ------------------------------------------------------------------------------------
     def _in_time(self, ready_at: float | None) -> None:
@@ -102,7 +102,7 @@ class FetchCheck:
         margin_s = self.consumer.world.margin_s(responded.size + min(habits.max_bytes, 200_000))
         assert late_s <= margin_s, f"{late_s:.3f} s late, where {margin_s:.3f} s are allowed"
 
-    def _check_fair(self, found: dict[TopicIdPartition, Any]) -> None:
+    def _check_fair(self, parts: dict[TopicIdPartition, Any]) -> None:
         """While the store is well, no archived partition waits until another is read to its end.
 
         This needs a cache: without one, each read throws away the data of the other partitions.
@@ -112,11 +112,11 @@ class FetchCheck:
         if cache_bytes_max < 8 * world.limits.reading.chunk_bytes:
             return
         skipped_records = consumer.skipped_records
-        served = [tp for tp, part in found.items() if part.records]
+        served = [tp for tp, part in parts.items() if part.records]
         archived = {
             tp
-            for tp, asked in self.wanted.items()
-            if asked.offset < min(world.archived_end[tp], world.log_of(tp).start_offset)
+            for tp, entry in self.wanted.items()
+            if entry.offset < min(world.archived_end[tp], world.log_of(tp).start_offset)
         }
         # A partition that is not judged yet may still wait for a metadata read that hung earlier.
         judged_s = world.config.store.metadata_read_max_ms / 1000
@@ -192,13 +192,13 @@ class FetchCheck:
         consumer = self.consumer
         log = consumer.world.log_of(tp)
         records = part.records or b""
-        asked = self.wanted[tp].offset
-        index = log.index_of(asked)
+        offset_asked = self.wanted[tp].offset
+        index = log.index_of(offset_asked)
         first = index
         for header in walk(records):
             batch = log.batches[index]
             assert records[header.position : header.end] == batch.content, (
-                f"{consumer.name}: {tp} asked at {asked}: got {header.base_offset}, "
+                f"{consumer.name}: {tp} asked at {offset_asked}: got {header.base_offset}, "
                 f"where {batch.base_offset} is next"
             )
             assert check_crc(records, header)
@@ -209,7 +209,7 @@ class FetchCheck:
         consumer.world.consumed_batches += index - first
         if consumer.habits.isolation:
             self._check_aborted(tp, part, first, index)
-        if consumer.positions[tp] == asked:
+        if consumer.positions[tp] == offset_asked:
             consumer.positions[tp] = log.batches[index - 1].last_offset + 1
 
     def _check_watermarks(self, tp: TopicIdPartition, part: Any, index: int) -> None:
@@ -225,11 +225,13 @@ class FetchCheck:
     def _check_aborted(self, tp: TopicIdPartition, part: Any, first: int, end: int) -> None:
         """All aborted transactions that overlap the data are listed; all listed ones are real."""
         log = self.consumer.world.log_of(tp)
-        given = log.batches[first:end]
+        batches_given = log.batches[first:end]
         listed = {(a.producer_id, a.first_offset) for a in part.aborted_transactions or ()}
         needed = {
             (a.producer_id, a.first_offset)
-            for a in log.overlapping(given[0].base_offset, given[-1].last_offset + 1)
+            for a in log.overlapping(
+                batches_given[0].base_offset, batches_given[-1].last_offset + 1
+            )
         }
         # In a first batch only offsets from the requested one on count.
         needed &= {
@@ -241,7 +243,7 @@ class FetchCheck:
         known = {(a.producer_id, a.first_offset) for a in log.aborted}
         assert listed <= known, f"{tp}: {listed - known} were never aborted"
 
-    def _check_size(self, found: dict[TopicIdPartition, Any]) -> None:
+    def _check_size(self, parts: dict[TopicIdPartition, Any]) -> None:
         """Both tiers together keep to max_bytes, except that the first batch comes whole."""
         habits = self.consumer.habits
         largest = max(
@@ -249,5 +251,5 @@ class FetchCheck:
             for tp in self.wanted
             for batch in self.consumer.world.log_of(tp).batches
         )
-        total = sum(len(part.records or b"") for part in found.values())
+        total = sum(len(part.records or b"") for part in parts.values())
         assert total <= max(habits.max_bytes, largest), f"{total} bytes of {habits.max_bytes}"

@@ -172,7 +172,7 @@ async def store_partition(
     before and after such a gap are not adjacent in offsets.
     """
     begin, start_offset = 0, made.batches[0].base_offset
-    kept: list[Batch] = []
+    batches_kept: list[Batch] = []
     for number, end in enumerate(ends):
         batches = made.batches[begin:end]
         begin = end
@@ -183,9 +183,9 @@ async def store_partition(
             store, rng, made.tp, batches, made.aborted, start_offset, index_interval_bytes
         )
         made.segments.append(metadata)
-        kept += batches
+        batches_kept += batches
         start_offset = metadata.end_offset + 1
-    made.batches = kept
+    made.batches = batches_kept
 
 
 async def store_segment(
@@ -229,14 +229,14 @@ def _aborted_entries(
     aborted: list[tuple[int, int, int]] | tuple[()], start: int, end: int
 ) -> tuple[AbortedTxn, ...]:
     """All that overlap the segment; if the marker is after the segment, the entry ends with it."""
-    found = sorted(
+    by_marker = sorted(
         (min(marker, end), first, producer_id)
         for producer_id, first, marker in aborted
         if first <= end and marker >= start
     )
     entries: list[AbortedTxn] = []
     undecided = end + 1  # the lowest first offset of transactions that end later
-    for last, first, producer_id in reversed(found):
+    for last, first, producer_id in reversed(by_marker):
         entries.append(AbortedTxn(first, last, producer_id, min(last + 1, undecided)))
         undecided = min(undecided, first)
     return tuple(reversed(entries))

@@ -217,15 +217,15 @@ def _check(
     if fetch.reason is CompletionReason.CANCELLED:
         assert not results
     by_tp = {partition.tp: partition for partition in world.partitions}
-    left, first = bytes_max, True
+    bytes_left, first = bytes_max, True
     for i, result in sorted(results.items()):
         partition = by_tp[requests[i].tp]
         if result.error is not None:
             assert not result.records
             _check_error(partition, requests[i], fetch, result)
             continue
-        _check_records(partition, requests[i], left, first, result)
-        left, first = left - result.size_bytes, False
+        _check_records(partition, requests[i], bytes_left, first, result)
+        bytes_left, first = bytes_left - result.size_bytes, False
 
 
 def _check_error(
@@ -246,33 +246,33 @@ def _check_error(
 def _check_records(
     partition: GeneratedPartition,
     request: RemoteReadRequest,
-    left: int,
+    bytes_left: int,
     first: bool,
     result: RemoteReadResult,
 ) -> None:
     """Stored bytes, at batch borders, from the right batch on, within the limits."""
-    got = b"".join(result.records)
-    assert got
-    assert len(got) == result.size_bytes
+    record_bytes = b"".join(result.records)
+    assert record_bytes
+    assert len(record_bytes) == result.size_bytes
     expected = partition.batches_from(request.fetch_offset)
     stored, served = b"", []
     for batch in expected:
-        if len(stored) >= len(got):
+        if len(stored) >= len(record_bytes):
             break
         stored += batch.content
         served.append(batch)
-    assert got == stored
-    limit = min(left, request.bytes_max)
-    assert len(got) <= limit or (first and len(served) == 1)
-    wanted = request.fetch_offset
-    if partition.is_archived(wanted):
+    assert record_bytes == stored
+    limit = min(bytes_left, request.bytes_max)
+    assert len(record_bytes) <= limit or (first and len(served) == 1)
+    offset_expected = request.fetch_offset
+    if partition.is_archived(offset_expected):
         assert result.skipped is None or not partition.is_archived(result.skipped[0])
     else:
         assert result.skipped is not None, "the reader is led behind a recorded gap"
-        assert result.skipped[0] <= wanted <= result.skipped[1]
-        wanted = result.skipped[1] + 1
-        assert wanted == partition.next_archived(request.fetch_offset)
-    gap = partition.next_archived(wanted)
+        assert result.skipped[0] <= offset_expected <= result.skipped[1]
+        offset_expected = result.skipped[1] + 1
+        assert offset_expected == partition.next_archived(request.fetch_offset)
+    gap = partition.next_archived(offset_expected)
     if gap is not None and not partition.is_archived(gap - 1):
         assert served[-1].last_offset < gap, "a read crossed a recorded gap"
     overlapping = {
@@ -282,8 +282,8 @@ def _check_records(
     }
     listed = [(txn.producer_id, txn.first_offset) for txn in result.aborted_txns]
     assert len(listed) == len(set(listed))
-    wanted = overlapping if request.isolation is IsolationLevel.READ_COMMITTED else set()
-    assert set(listed) == wanted
+    offset_expected = overlapping if request.isolation is IsolationLevel.READ_COMMITTED else set()
+    assert set(listed) == offset_expected
 
 
 def _advance(

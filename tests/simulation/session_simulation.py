@@ -119,8 +119,8 @@ class _Simulation:
             await self._with_faults()
             await self._check_rest(gateway)
         await asyncio.sleep(1)
-        left = [connection.address for connection in network.connections]
-        assert not left, f"connections left open: {left}"
+        addresses = [connection.address for connection in network.connections]
+        assert not addresses, f"connections left open: {addresses}"
         assert not self.world.failures, self.world.failures
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

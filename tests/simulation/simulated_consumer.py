@@ -153,15 +153,15 @@ class SimulatedConsumer:
             self.turns += 1  # as clients without a session do, to be fair to all partitions
             at = self.turns % len(order)
             order = order[at:] + order[:at]
-        wanted = {tp: Wanted(self.positions[tp], habits.partition_bytes) for tp in order}
+        entries = {tp: Wanted(self.positions[tp], habits.partition_bytes) for tp in order}
         limits = {
             "max_wait_ms": habits.max_wait_ms,
             "min_bytes": 1,
             "max_bytes": habits.max_bytes,
             "isolation_level": habits.isolation,
         }
-        request, incremental = session.request(wanted, habits.version, limits)
-        before = self._tail_at(wanted)
+        request, incremental = session.request(entries, habits.version, limits)
+        before = self._tail_at(entries)
         waiting = connection.ask(request, FETCH_RESPONSE, habits.version)
         behind = None
         if rng.random() < habits.pipelines:
@@ -172,8 +172,8 @@ class SimulatedConsumer:
             async with asyncio.timeout(habits.max_wait_ms / 1000 + UNANSWERED_S_MAX):
                 responded = await waiting
         except TimeoutError:
-            raise AssertionError(f"{self.name}: no answer for {wanted}") from None
-        check = FetchCheck(self, wanted, before, responded, incremental)
+            raise AssertionError(f"{self.name}: no answer for {entries}") from None
+        check = FetchCheck(self, entries, before, responded, incremental)
         check.run(session)
         if behind is not None:
             await behind
@@ -215,10 +215,10 @@ class SimulatedConsumer:
         if self.world.faults_over:
             self._paused.clear()
 
-    def _tail_at(self, wanted: dict[TopicIdPartition, Wanted]) -> set[TopicIdPartition]:
+    def _tail_at(self, entries: dict[TopicIdPartition, Wanted]) -> set[TopicIdPartition]:
         """The partitions whose asked offset the broker has (or will write next)."""
         return {
             tp
-            for tp, asked in wanted.items()
-            if tp not in self.above and self.world.log_of(tp).start_offset <= asked.offset
+            for tp, entry in entries.items()
+            if tp not in self.above and self.world.log_of(tp).start_offset <= entry.offset
         }

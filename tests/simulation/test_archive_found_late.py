@@ -31,11 +31,13 @@ def test_an_archive_is_found_after_an_outage(tmp_path: Path) -> None:
         storage = RemoteStorage(store)
         async with storage, StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm:
             nobody = cast("Cluster", None)
-            own = OwnArchive(config, storage, rlmm, nobody, uuid4, archives=True, create=True)
-            await own.confirm()
+            own_archive = OwnArchive(
+                config, storage, rlmm, nobody, uuid4, archives=True, create=True
+            )
+            await own_archive.confirm()
             store.faults = OUTAGE
             with capture_logs() as logs:
-                running = asyncio.create_task(own.run())
+                running = asyncio.create_task(own_archive.run())
                 await asyncio.sleep(2.5 * ARCHIVE_LOOK_INTERVAL_S)
                 assert "archive_found" not in {entry["event"] for entry in logs}
                 store.faults = NO_FAULTS

@@ -39,20 +39,20 @@ def test_a_failed_partition_ends_no_other_and_is_tried_again() -> None:
     async def main(world: World) -> None:
         for partition in range(4):
             world.write(partition, 2)
-        [left] = await world.once(workers_max=1)
+        [failure] = await world.once(workers_max=1)
         assert [await world.archive_end(p) for p in range(4)] == [20, 20, None, 20]
-        assert str(left) == (
+        assert str(failure) == (
             "orders-2: offsets 0 to 19: status 503 SlowDown; repair the store or the network to "
             "it, then run this again"
         )
-        assert (left.failed, left.may_succeed_again) == (True, True)
+        assert (failure.failed, failure.may_succeed_again) == (True, True)
         assert store.asked.count(2) == PARTITION_TRIES_MAX
         assert await world.once() == []
         assert await world.archive_end(2) == 20
         store.refusals[2] = PARTITION_TRIES_MAX
         world.write(2, 1)
-        [left] = await world.once()
-        assert left.offsets == (20, 29)  # what is archived is not in the list
+        [failure] = await world.once()
+        assert failure.offsets == (20, 29)  # what is archived is not in the list
 
     run_world(main, partitions=4, store=store)
 
@@ -63,8 +63,12 @@ def test_what_no_second_try_mends_is_tried_once() -> None:
     async def main(world: World) -> None:
         world.write(0, 1)
         world.write(1, 1)
-        [left] = await world.once()
-        assert (left.tp.partition, left.may_succeed_again, store.asked.count(0)) == (0, False, 1)
+        [failure] = await world.once()
+        assert (failure.tp.partition, failure.may_succeed_again, store.asked.count(0)) == (
+            0,
+            False,
+            1,
+        )
 
     run_world(main, partitions=2, store=store)
 
@@ -79,8 +83,8 @@ def test_what_to_do_depends_on_what_the_brokers_say(code: int, remedy: str) -> N
 
     async def main(world: World) -> None:
         world.write(0, 1)
-        [left] = await world.once()
-        assert remedy in left.remedy
+        [failure] = await world.once()
+        assert remedy in failure.remedy
 
     run_world(main, partitions=1, store=store)
 
@@ -92,11 +96,11 @@ def test_a_store_that_is_away_is_not_asked_for_each_partition() -> None:
     async def main(world: World) -> None:
         for partition in range(count):
             world.write(partition, 1)
-        left = await world.once(workers_max=1)
-        assert [one.tp.partition for one in left] == list(range(count))
-        assert all(one.failed for one in left)
+        failures = await world.once(workers_max=1)
+        assert [one.tp.partition for one in failures] == list(range(count))
+        assert all(one.failed for one in failures)
         assert len(store.asked) == PARTITION_TRIES_MAX * PARTITIONS_FAILED_IN_A_ROW_MAX
-        assert "not tried, because others failed before: away" in str(left[-1])
+        assert "not tried, because others failed before: away" in str(failures[-1])
 
     run_world(main, partitions=count, store=store)
 
@@ -107,8 +111,8 @@ def test_records_that_retention_took_first_are_named_once_and_stay_on_record() -
         assert await world.once() == []
         world.write(0, 6)
         world.trim(0, 60)
-        [left] = await world.once()
-        assert (left.offsets, left.cause, left.failed) == ((40, 59), GONE, True)
+        [failure] = await world.once()
+        assert (failure.offsets, failure.cause, failure.failed) == ((40, 59), GONE, True)
         assert await world.archive_end(0) == 100
         assert await world.once() == []
         assert [str(one) for one in await world.found(0)] == [
@@ -125,14 +129,14 @@ def test_a_loss_at_the_end_of_the_log_is_on_record_too() -> None:
         assert await world.once() == []
         world.write(0, 6)
         world.trim(0, 100)
-        [left] = await world.once()
-        assert left.offsets == (40, 99)
+        [failure] = await world.once()
+        assert failure.offsets == (40, 99)
         assert [(one.first_offset, one.last_offset) for one in await world.found(0)] == [(40, 99)]
         assert await world.once() == []
         world.write(0, 3)
         world.trim(0, 110)  # the gap grows
-        [left] = await world.once()
-        assert left.offsets == (100, 109)
+        [failure] = await world.once()
+        assert failure.offsets == (100, 109)
         gaps = await world.found(0)
         assert [(one.first_offset, one.last_offset) for one in gaps] == [(40, 109)]
         assert await world.archive_end(0) == 130
@@ -146,8 +150,8 @@ def test_records_lost_before_anything_was_archived_are_named_too() -> None:
         archive_pass = world.archive_pass()
         archive_pass.log_starts = {world.logs[0].tp: 0}  # as planned before the trim
         world.trim(0, 30)
-        _, [left] = await archive_pass.run()
-        assert (left.offsets, left.cause) == ((0, 29), GONE)
+        _, [failure] = await archive_pass.run()
+        assert (failure.offsets, failure.cause) == ((0, 29), GONE)
         assert await world.found(0) == []  # the archive begins behind them
         assert await world.archive_end(0) == 100
 
@@ -159,19 +163,19 @@ def test_what_an_open_transaction_keeps_from_the_archive_is_said_and_is_no_failu
         log = world.logs[0]
         world.write(0, 10)
         log.open_since = 40
-        [left] = await world.once()
+        [failure] = await world.once()
         assert await world.archive_end(0) == 40
-        assert (left.offsets, left.failed) == ((40, 99), False)
-        assert str(left) == (
+        assert (failure.offsets, failure.failed) == ((40, 99), False)
+        assert str(failure) == (
             "orders-0: offsets 40 to 99: a transaction of producer 4711, open since offset 40, "
             "keeps the last stable offset at 40; if its producer does not end it, this does: "
             "kafka-transactions.sh --bootstrap-server BROKER abort --topic orders --partition 0 "
             "--start-offset 40"
         )
         world.cluster.describes_producers = False
-        [left] = await world.once()
-        assert left.cause == "an open transaction keeps the last stable offset at 40"
-        assert "describe-producers --topic orders --partition 0" in left.remedy
+        [failure] = await world.once()
+        assert failure.cause == "an open transaction keeps the last stable offset at 40"
+        assert "describe-producers --topic orders --partition 0" in failure.remedy
         log.open_since = None  # aborted
         assert await world.once() == []
         assert await world.archive_end(0) == log.high_watermark == 10 * BATCH_OFFSETS

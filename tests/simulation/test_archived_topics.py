@@ -85,13 +85,13 @@ def test_a_topic_is_looked_up_once_in_its_time(max_age_s: float) -> None:
 
 def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
     """Names are looked up some at a time, each client's in turn, and a join costs by its own."""
-    asked: list[set[str | UUID]] = []
+    requests: list[set[str | UUID]] = []
 
     class CountingCluster(Cluster):
         async def topics_of(
             self, keys: Collection[str | UUID], max_age_ms: int | None = None
         ) -> dict[str | UUID, TopicInfo | ClusterError]:
-            asked.append(set(keys))
+            requests.append(set(keys))
             return await super().topics_of(keys, max_age_ms)
 
     loop = NetworkLoop()
@@ -109,7 +109,7 @@ def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
             await asyncio.sleep(0)
             ordinary = TopicsOfConnection(archived)
             ordinary.note({(b"weather", 0)}, by_id=False, only_these=True)
-            while sum(map(len, asked)) < 8_001:  # noqa: ASYNC110 - virtual time
+            while sum(map(len, requests)) < 8_001:  # noqa: ASYNC110 - virtual time
                 await asyncio.sleep(0.1)
             running.cancel()
             for client in (*clients, ordinary):
@@ -119,9 +119,9 @@ def test_clients_with_many_names_hold_up_nobody_and_leave_nothing() -> None:
             assert not archived.starts
 
     run_virtual(main, lambda: loop)
-    assert max(map(len, asked)) <= LOOK_UPS_AT_ONCE + LOOK_UPS_A_CLIENT
-    assert any("weather" in names for names in asked[:2])
-    assert sum(map(len, asked)) == 8_001, "each is looked up once"
+    assert max(map(len, requests)) <= LOOK_UPS_AT_ONCE + LOOK_UPS_A_CLIENT
+    assert any("weather" in names for names in requests[:2])
+    assert sum(map(len, requests)) == 8_001, "each is looked up once"
 
 
 def test_a_client_with_very_many_names_comes_and_leaves_in_steps(

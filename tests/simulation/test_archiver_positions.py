@@ -62,24 +62,24 @@ class World:
     async def archiver(
         self, positions: Mapping[TopicIdPartition, int], number: int = 1
     ) -> AsyncIterator[asyncio.Task[None]]:
-        told = PublishedPositions(
+        published = PublishedPositions(
             self.storage.objects, UUID(int=number), lambda: positions, positions.get
         )
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(told.run())
+            task = tasks.create_task(published.run())
             await asyncio.sleep(0.5)
             yield task
             task.cancel()
 
     async def kill(self, task: asyncio.Task[None]) -> None:
         """Stop it as SIGKILL does: the positions that it published stay."""
-        kept = {
+        contents = {
             stored.key: await self.store.inner.get(stored.key)
             async for stored in self.storage.objects.list_archiver_positions()
         }
         task.cancel()
         await asyncio.wait([task])
-        for key, content in kept.items():
+        for key, content in contents.items():
             await self.store.inner.put(key, content)
 
 
@@ -95,11 +95,11 @@ def test_positions_come_back_as_they_were_written() -> None:
 
 
 def test_sentences_for_people_are_cut_to_what_a_page_shows() -> None:
-    said = OperatorNotes(('no "room"', "x" * 5_000) * TROUBLES_MAX, "y" * 5_000)
-    read = decode_positions(asyncio.run(encode_positions({}, 1, said)), "key")[1]
-    assert len(read.troubles) == TROUBLES_MAX
-    assert read.troubles[:2] == ('no "room"', "x" * SENTENCE_CHARS_MAX)
-    assert len(read.retention) == SENTENCE_CHARS_MAX
+    notes = OperatorNotes(('no "room"', "x" * 5_000) * TROUBLES_MAX, "y" * 5_000)
+    notes_read = decode_positions(asyncio.run(encode_positions({}, 1, notes)), "key")[1]
+    assert len(notes_read.troubles) == TROUBLES_MAX
+    assert notes_read.troubles[:2] == ('no "room"', "x" * SENTENCE_CHARS_MAX)
+    assert len(notes_read.retention) == SENTENCE_CHARS_MAX
     older = b'{"version": 1, "beat": 1, "positions": {}}'
     assert decode_positions(older, "key") == ({}, OperatorNotes())
 
@@ -161,10 +161,10 @@ def test_one_that_was_killed_is_believed_for_a_while_and_its_word_is_removed() -
             assert reader.archiver_position(T0) is None
             async with world.archiver({T1: 5}, number=2):
                 await asyncio.sleep(30 * SILENT_MAX_S)
-                left = [
+                keys = [
                     stored.key async for stored in world.storage.objects.list_archiver_positions()
                 ]
-                assert left == [world.storage.objects.archiver_positions_key(UUID(int=2))]
+                assert keys == [world.storage.objects.archiver_positions_key(UUID(int=2))]
 
     run_virtual(main)
 
@@ -215,9 +215,9 @@ def test_one_that_an_outage_has_silenced_is_believed_when_it_is_over(failed_look
 
 def test_of_several_the_lowest_counts_and_of_this_process_its_own_word() -> None:
     async def main() -> None:
-        world, own = World(), {T1: 7}
+        world, own_positions = World(), {T1: 7}
         async with (
-            world.reader(own.get) as reader,
+            world.reader(own_positions.get) as reader,
             world.archiver({T0: 100}),
             world.archiver({T0: 60, T1: 3}, number=2),
         ):
@@ -361,18 +361,22 @@ def test_none_is_named_in_an_outage_nor_after_it(outage_s: int, faults: Faults) 
 
 def test_what_an_archiver_says_is_shown_elsewhere() -> None:
     async def main() -> None:
-        world, said = World(), [OperatorNotes(("The disk fails",), "the brokers delete nothing")]
-        told = PublishedPositions(
-            world.storage.objects, UUID(int=1), lambda: [T0], lambda tp: 100, lambda topics: said[0]
+        world, notes = World(), [OperatorNotes(("The disk fails",), "the brokers delete nothing")]
+        published = PublishedPositions(
+            world.storage.objects,
+            UUID(int=1),
+            lambda: [T0],
+            lambda tp: 100,
+            lambda topics: notes[0],
         )
         async with watched(world):
-            task = asyncio.create_task(told.run())
+            task = asyncio.create_task(published.run())
             await asyncio.sleep(1 + POSITIONS_LOOK_INTERVAL_S)
             assert world.headlines() == ["The disk fails"]
-            world.own_key = told.key
+            world.own_key = published.key
             await asyncio.sleep(POSITIONS_LOOK_INTERVAL_S)
             assert world.headlines() == [], "by itself it says it itself"
-            said[0] = OperatorNotes((), "the brokers delete nothing")
+            notes[0] = OperatorNotes((), "the brokers delete nothing")
             await asyncio.sleep(2 + POSITIONS_LOOK_INTERVAL_S)
             assert world.headlines() == []
             await world.kill(task)

@@ -133,8 +133,8 @@ def test_when_none_answers_new_clients_are_not_served() -> None:
 def test_a_wrong_bootstrap_is_said_within_15_s() -> None:
     async def main(simulated: SimulatedCluster, watch: BrokerWatch, entries: list[Any]) -> None:
         assert missing_of(watch) == ("brokers: none answers",)
-        said = [e for e in entries if e["event"] == "brokers_away"]
-        assert [e["addresses"] for e in said] == ["10.0.0.99:9092"]
+        warnings = [e for e in entries if e["event"] == "brokers_away"]
+        assert [e["addresses"] for e in warnings] == ["10.0.0.99:9092"]
 
     run_watch(main, "10.0.0.99:9092")
 

@@ -59,7 +59,7 @@ def test_all_partitions_together_take_no_more_than_the_rate(
         async with (
             cluster.serving(),
             StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
-            Cluster(ClusterConfig(bootstrap=cluster.bootstrap), Random(4)) as own,
+            Cluster(ClusterConfig(bootstrap=cluster.bootstrap), Random(4)) as own_cluster,
         ):
             began = now()
 
@@ -72,14 +72,14 @@ def test_all_partitions_together_take_no_more_than_the_rate(
 
             if once:
                 archive_pass = ArchivePass(
-                    config, own, storage, rlmm,
+                    config, own_cluster, storage, rlmm,
                     wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
                     limits=limits,
                 )  # fmt: skip
                 assert (await archive_pass.run())[1] == []
             else:
                 manager = RemoteLogManager(
-                    config, own, storage, rlmm,
+                    config, own_cluster, storage, rlmm,
                     wall_clock_ms=wall_clock_ms, uuid_factory=lambda: random_uuid(ids),
                     rng=Random(3), limits=limits,
                 )  # fmt: skip

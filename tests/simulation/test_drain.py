@@ -66,10 +66,10 @@ def ask_for_metadata(client: Client, version: int) -> asyncio.Future[Responded]:
 def ask_for_records(
     client: Client, offsets: dict[TopicIdPartition, int], wait_ms: int, session: Any = None
 ) -> asyncio.Future[Responded]:
-    wanted = {tp: Wanted(offset, 1 << 20) for tp, offset in offsets.items()}
+    entries = {tp: Wanted(offset, 1 << 20) for tp, offset in offsets.items()}
     limits = {"max_wait_ms": wait_ms, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
     session = session or ClientFetchSession(enabled=False)
-    request, _ = session.request(wanted, VERSION, limits)
+    request, _ = session.request(entries, VERSION, limits)
     return client.ask(request, FETCH_RESPONSE, VERSION)
 
 
@@ -132,9 +132,9 @@ def test_a_client_that_can_be_told_is_served_until_it_is_told() -> None:
         began = drain()
         await asyncio.sleep(SOON_S)
         assert records_in((await ask_for_records(client, {archived: 0}, 500)).message)
-        told = (await ask_for_metadata(client, 13)).message
-        assert told.error_code == REBOOTSTRAP_REQUIRED
-        assert (told.brokers, told.topics, told.cluster_id) == ([], [], None)
+        metadata = (await ask_for_metadata(client, 13)).message
+        assert metadata.error_code == REBOOTSTRAP_REQUIRED
+        assert (metadata.brokers, metadata.topics, metadata.cluster_id) == ([], [], None)
         assert await ends_in_peace(client) < began + 2 * SOON_S + 1
 
     drained(script)

@@ -33,25 +33,25 @@ def fates(seed: int) -> list[str]:
         store = FaultyObjectStore(MemoryObjectStore(), Random(seed))
         await store.put("k", bytes(100))
         store.faults = Faults(0.01, 0.2, 0.3, 0.1, 0.3)
-        seen = []
+        outcomes = []
         for _ in range(50):
             try:
                 async with asyncio.timeout(1):
                     content = await store.get("k")
-                seen.append("right" if content == bytes(100) else "damaged")
+                outcomes.append("right" if content == bytes(100) else "damaged")
             except TimeoutError:
-                seen.append("hung")
+                outcomes.append("hung")
             except RemoteStorageError as error:
-                seen.append(type(error).__name__)
-        return [*seen, f"{asyncio.get_running_loop().time():.6f}"]
+                outcomes.append(type(error).__name__)
+        return [*outcomes, f"{asyncio.get_running_loop().time():.6f}"]
 
     return run_virtual(main)
 
 
 def test_every_fault_occurs_and_the_seed_decides_which() -> None:
     first = fates(1)
-    wanted = {"right", "damaged", "hung", "StorageUnavailable", "StorageThrottled"}
-    assert set(first[:-1]) == wanted
+    expected = {"right", "damaged", "hung", "StorageUnavailable", "StorageThrottled"}
+    assert set(first[:-1]) == expected
     assert fates(1) == first
     assert fates(2) != first
 

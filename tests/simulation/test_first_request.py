@@ -117,13 +117,13 @@ def test_a_client_that_ends_its_sending_before_there_is_a_broker() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, NetworkLoop)
         factory = loop.network.listeners[BOOTSTRAP].factory
-        for data, kept in ((b"", False), (API_VERSIONS[:9], False), (API_VERSIONS, True)):
+        for data, stays_open in ((b"", False), (API_VERSIONS[:9], False), (API_VERSIONS, True)):
             session = factory()
             assert isinstance(session, GatewaySession)
             session.connection_made(Held())
             session.get_buffer(-1)[: len(data)] = data
             session.buffer_updated(len(data))
-            assert bool(session.eof_received()) is kept, data
+            assert bool(session.eof_received()) is stays_open, data
             session.close()
             session.connection_lost(None)
 

@@ -72,8 +72,8 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
         while True:
             try:
                 next(reading)
-            except StopIteration as read:
-                return read.value
+            except StopIteration as done:
+                return done.value
             steps += 1
             yield
 
@@ -83,8 +83,8 @@ def test_a_fetch_of_ten_thousand_partitions_is_read_in_many_turns(
         connection = await connected("wide")
         response = await connection.ask(fetch_of(PARTITIONS), FETCH_RESPONSE, VERSION)
         (topic,) = response.message.responses
-        found = [each.partition_index for each in topic.partitions]
-        assert sorted(found) == list(range(PARTITIONS))
+        numbers = [each.partition_index for each in topic.partitions]
+        assert sorted(numbers) == list(range(PARTITIONS))
         await connection.close()
 
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
@@ -154,11 +154,11 @@ def test_the_answer_to_one_partition_named_very_often_is_walked_in_steps(
 def test_a_request_that_names_too_many_partitions_reaches_no_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sent: list[int] = []
+    request_sizes: list[int] = []
     send = BrokerLink.send
 
     def counted(link: BrokerLink, request: bytes, response: Any) -> None:
-        sent.append(len(request))
+        request_sizes.append(len(request))
         send(link, request, response)
 
     monkeypatch.setattr(BrokerLink, "send", counted)
@@ -176,19 +176,19 @@ def test_a_request_that_names_too_many_partitions_reaches_no_broker(
         await connection._lost.wait()
 
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=1)
-    assert max(sent) < 1_000
+    assert max(request_sizes) < 1_000
 
 
 def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No step goes through all partitions. By then the client has a permit for the topic."""
-    asked: list[int] = []
+    counts_asked: list[int] = []
     identified: Counter[int] = Counter()  # by turn of the loop
     ask_log_offsets, identify = FetchRouter._ask_log_offsets, FetchRouter.identify
 
     async def requested_log_offsets(self: FetchRouter, tps: Any, not_older_than: float) -> None:
-        asked.append(len(tps))
+        counts_asked.append(len(tps))
         await ask_log_offsets(self, tps, not_older_than)
 
     def identifies(self: FetchRouter, topic: bytes, partition: int) -> Any:
@@ -207,8 +207,8 @@ def test_ten_thousand_beside_one_of_the_archive_are_one_question_to_the_brokers(
     monkeypatch.setattr(FetchRouter, "_ask_log_offsets", requested_log_offsets)
     monkeypatch.setattr(FetchRouter, "identify", identifies)
     run_replay(RemoteFetchConfig(), main, partitions=1, batches=3)
-    assert max(asked) >= PARTITIONS - 1
-    assert len(asked) <= 6, asked
+    assert max(counts_asked) >= PARTITIONS - 1
+    assert len(counts_asked) <= 6, counts_asked
     assert identified.total() >= PARTITIONS
     assert max(identified.values()) <= 2 * PARTITIONS_PER_STEP + 100
 
@@ -249,9 +249,9 @@ def test_what_a_connection_held_is_free_when_it_is_over(heard: bool) -> None:
         request.session_epoch = 0
         for number in range(3):
             connection = await connected(f"wide-{number}")
-            asked = connection.ask(request, FETCH_RESPONSE, VERSION)
+            response_future = connection.ask(request, FETCH_RESPONSE, VERSION)
             if heard:
-                await asked
+                await response_future
             else:
                 for _ in range(20):
                     await asyncio.sleep(0)
@@ -291,8 +291,8 @@ def test_who_sends_many_requests_at_once_gets_a_few_in_each_turn(
 
     async def main(replay: Replay) -> None:
         connection = await connected("pipelining")
-        asked = [connection.ask(*metadata_request(["weather"])) for _ in range(500)]
-        for response in asked:
+        response_futures = [connection.ask(*metadata_request(["weather"])) for _ in range(500)]
+        for response in response_futures:
             assert (await response).message.topics[0].name == "weather"
         await connection.close()
 

@@ -74,13 +74,13 @@ def test_bytes_arrive_once_in_order_through_a_small_window(
 ) -> None:
     async def main(network: SimulatedNetwork) -> None:
         client, server = await pair()
-        sent = Random(3).randbytes(50_000)
-        view = memoryview(sent)
-        for at in range(0, len(sent), 7_000):
+        data_sent = Random(3).randbytes(50_000)
+        view = memoryview(data_sent)
+        for at in range(0, len(data_sent), 7_000):
             client.transport.write(view[at : at + 7_000])
             server.transport.write(view[at : at + 7_000])
         await asyncio.sleep(10)
-        assert bytes(server.received) == bytes(client.received) == sent
+        assert bytes(server.received) == bytes(client.received) == data_sent
         assert server.pieces > (7 if cutting == "whole" else 40)
         client.transport.close()
         await asyncio.sleep(1)

@@ -24,8 +24,10 @@ SELDOM: dict[str, Any] = {
 
 
 def reported(manager: RemoteLogManager, kind: Kind) -> Condition | None:
-    found = [manager.published_conditions.health.reported(kind, one.tp) for one in manager.status()]
-    return found[0] if found else None
+    reported_conditions = [
+        manager.published_conditions.health.reported(kind, one.tp) for one in manager.status()
+    ]
+    return reported_conditions[0] if reported_conditions else None
 
 
 async def when(there: Callable[[], bool]) -> int:

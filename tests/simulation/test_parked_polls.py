@@ -37,12 +37,12 @@ def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> No
                 tail.write(1)
                 tail.replicate(now())
                 await asyncio.sleep(0.05)  # the parked poll is answered
-            wanted = {
+            entries = {
                 archived.tp: Wanted(number * BATCH_OFFSETS, 1),
                 tail.tp: Wanted(end, 1 << 20),
             }
             limits = LIMITS | {"max_bytes": 1 << 20, "isolation_level": isolation}
-            request, _ = ClientFetchSession(enabled=False).request(wanted, version, limits)
+            request, _ = ClientFetchSession(enabled=False).request(entries, version, limits)
             async with asyncio.timeout(10):  # a response that cannot be decoded never arrives
                 message = (await connection.ask(request, FETCH_RESPONSE, version)).message
             parts = {p.partition_index: p for t in message.responses for p in t.partitions}

@@ -37,8 +37,8 @@ def test_objects_that_come_back_end_it() -> None:
         assert len(lost) >= 4
         for key in lost:
             await world.store.delete(key)
-        [found] = await world.found(0)
-        assert (found.kind, found.first_offset) == (Kind.ARCHIVED_OFFSETS_MISSING, 20)
+        [condition] = await world.found(0)
+        assert (condition.kind, condition.first_offset) == (Kind.ARCHIVED_OFFSETS_MISSING, 20)
         for key, content in lost.items():
             await world.store.put(key, content)
         assert await kinds(world) == []
@@ -52,9 +52,9 @@ def test_verify_makes_unreadable_metadata_again() -> None:
         [key] = [key for key in await middle_segment(world) if key.endswith(".metadata")]
         await world.store.put(key, b"no metadata")
         assert await kinds(world) == [Kind.SEGMENT_METADATA_UNREADABLE]
-        found = await verify_archive(world.storage, world.rlmm)
+        report = await verify_archive(world.storage, world.rlmm)
         done = await repair_archive(
-            world.storage, world.rlmm, found.faults, wall_clock_ms=wall_clock_ms, dry_run=False
+            world.storage, world.rlmm, report.faults, wall_clock_ms=wall_clock_ms, dry_run=False
         )
         assert (len(done.repairs), done.refusals) == (1, [])
         assert await kinds(world) == []
@@ -74,9 +74,9 @@ def test_behind_the_deleted_batch_the_archiver_goes_on() -> None:
         world.write(0, 5)
         async with world.archiving() as manager:
             health = manager.published_conditions.health
-            while not (found := health.reported(Kind.LOG_DAMAGED, log.tp)):  # noqa: ASYNC110
+            while not (condition := health.reported(Kind.LOG_DAMAGED, log.tp)):  # noqa: ASYNC110
                 await asyncio.sleep(0.5)
-            assert "the batch of offsets 20 to 29 fails its CRC" in found.what
+            assert "the batch of offsets 20 to 29 fails its CRC" in condition.what
             assert await world.archive_end(0) == 20
             world.trim(0, 30)  # kafka-delete-records.sh up to the batch's last offset
             while await world.archive_end(0) != 50:  # noqa: ASYNC110
@@ -119,9 +119,9 @@ def test_a_pattern_that_matches_an_archived_topic_no_more_is_said_and_mended() -
 
         async with world.archiving(topics="order", **soon) as mistyped:
             assert await left_out(mistyped) == []  # nothing is lost yet
-            with patch.object(mistyped.rlmm, "refresh", wraps=mistyped.rlmm.refresh) as read:
+            with patch.object(mistyped.rlmm, "refresh", wraps=mistyped.rlmm.refresh) as refreshes:
                 assert await left_out(mistyped) == []
-            assert read.call_count == 0  # what does not grow costs the store nothing
+            assert refreshes.call_count == 0  # what does not grow costs the store nothing
             world.write(0, 2)
             [what] = await left_out(mistyped)
             assert "archive.topics = 'order' does not match it" in what

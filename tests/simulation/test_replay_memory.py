@@ -83,7 +83,7 @@ class Told:
 
 
 def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
-    told = Told()
+    counters = Told()
     Counted.live = Counted.most = 0
 
     async def main() -> None:
@@ -101,17 +101,17 @@ def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
             asyncio.TaskGroup() as clients,
         ):
             for number in range(CLIENTS):
-                client = Client(number, purgatory, budget, told)
+                client = Client(number, purgatory, budget, counters)
                 clients.create_task(client.run(rng.choice(tps), Random(number)))
         assert budget.bytes_in_use == 0
 
     run_virtual(main)
-    assert told.responses == 5 * CLIENTS
-    assert told.size > 5 * (
+    assert counters.responses == 5 * CLIENTS
+    assert counters.size > 5 * (
         CACHE + INFLIGHT + RESPONSES
     )  # far more than ever was in memory at once
-    assert told.over > 0.7 * RESPONSES, "the budget was put to the test"
-    assert told.over <= RESPONSES + CHUNK
+    assert counters.over > 0.7 * RESPONSES, "the budget was put to the test"
+    assert counters.over <= RESPONSES + CHUNK
     assert Counted.most <= CACHE + INFLIGHT + RESPONSES + CHUNK
     gc.collect()
     assert Counted.live == 0
@@ -148,11 +148,13 @@ class Client:
         request = RemoteReadRequest(tp, offset, RESPONSE, COMMITTED, self.number)
         fetch = self.purgatory.fetch({0: request}, bytes_max=RESPONSE, deadline=deadline)
         await fetch.completed.wait()
-        found = [
+        partition_responses = [
             PartitionResponse((b"weather", tp.partition), PartitionPatch(), 0, result.records)
             for result in fetch.results().values()
         ]
         room = ResponseRoom(self.budget.room(), first_whole=not self.budget.full)
-        responses = [room.fit(part) for part in found]
-        asked = FetchRequest(12, 1, b"", -1, 0, 1, RESPONSE, COMMITTED, 0, -1, {}, (), b"", b"")
-        return await in_steps(encode_proxy_response(asked, 0, responses, 0))
+        responses = [room.fit(part) for part in partition_responses]
+        fetch_request = FetchRequest(
+            12, 1, b"", -1, 0, 1, RESPONSE, COMMITTED, 0, -1, {}, (), b"", b""
+        )
+        return await in_steps(encode_proxy_response(fetch_request, 0, responses, 0))

@@ -103,10 +103,10 @@ async def _archiving(folder: Path, loop: NetworkLoop) -> AsyncIterator[Outage]:
         async with (
             cluster.serving(),
             StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
-            Cluster(ClusterConfig(bootstrap=cluster.bootstrap), Random(4)) as own,
+            Cluster(ClusterConfig(bootstrap=cluster.bootstrap), Random(4)) as own_cluster,
         ):
             manager = RemoteLogManager(
-                config, own, storage, rlmm,
+                config, own_cluster, storage, rlmm,
                 wall_clock_ms=lambda: int(loop.time() * 1000),
                 uuid_factory=lambda: random_uuid(ids), rng=Random(3),
             )  # fmt: skip
@@ -172,7 +172,7 @@ def test_lag_margin_and_used_share_go_on_counting(tmp_path: Path) -> None:
     async def main(here: Outage) -> None:
         here.store.full = True
         await asyncio.sleep(5)
-        seen = []
+        margins = []
         for _ in range(4):
             await asyncio.sleep(RETENTION_S / 2)
             status, log = here.status(), here.logs[0]
@@ -192,9 +192,9 @@ def test_lag_margin_and_used_share_go_on_counting(tmp_path: Path) -> None:
             )
             used = gauge(metrics.ARCHIVE_RETENTION_USED_SHARE)
             assert used == pytest.approx(status.retention_used, abs=0.1)
-            seen.append(status.margin_offsets)
-        assert seen == sorted(seen, reverse=True)
-        assert seen[-1] < 0
+            margins.append(status.margin_offsets)
+        assert margins == sorted(margins, reverse=True)
+        assert margins[-1] < 0
 
     run_outage(tmp_path, main)
 

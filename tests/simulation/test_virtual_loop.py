@@ -10,24 +10,24 @@ from virtual_loop import START_S, Deadlock, run_virtual
 
 def test_hours_pass_at_once_and_timers_fire_in_order() -> None:
     async def main() -> list[tuple[float, int]]:
-        seen: list[tuple[float, int]] = []
+        turns: list[tuple[float, int]] = []
 
         async def sleeper(number: int) -> None:
             rng = Random(number)
             for _ in range(3):
                 await asyncio.sleep(rng.uniform(0, 3600))
-                seen.append((asyncio.get_running_loop().time(), number))
+                turns.append((asyncio.get_running_loop().time(), number))
 
         async with asyncio.TaskGroup() as group:
             for number in range(50):
                 group.create_task(sleeper(number))
-        return seen
+        return turns
 
     began = time.monotonic()
-    seen = run_virtual(main)
-    assert [when for when, _ in seen] == sorted(when for when, _ in seen)
-    assert seen[-1][0] - START_S > 3600 > time.monotonic() - began
-    assert run_virtual(main) == seen
+    turns = run_virtual(main)
+    assert [when for when, _ in turns] == sorted(when for when, _ in turns)
+    assert turns[-1][0] - START_S > 3600 > time.monotonic() - began
+    assert run_virtual(main) == turns
 
 
 def test_a_deadlock_raises() -> None:

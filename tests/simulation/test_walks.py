@@ -21,7 +21,7 @@ from client_connection import FETCH_RESPONSE, ClientFetchSession, Wanted
 from fetchproxy.config.schema import KiB, RemoteFetchConfig
 from fetchproxy.reading.limits import ReadingLimits
 
-OURS = ("fetchproxy.", "fetchproxy_protocol.")
+PRODUCT_PREFIXES = ("fetchproxy.", "fetchproxy_protocol.")
 VIEWS = "fetchproxy.metadata.store_backed"
 LIMITS = {"max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
 PARTITION_BYTES = 4 * KiB
@@ -49,18 +49,18 @@ class Walk:
 
 @contextmanager
 def walking(walk: Walk) -> Iterator[None]:
-    seen: set[FrameType] = set()
+    frames_seen: set[FrameType] = set()
 
     def look(frame: FrameType, event: str, _: object) -> None:
         name = frame.f_globals.get("__name__", "")
         # A resumed generator or coroutine is entered again: that is not a new call.
-        if event != "call" or not name.startswith(OURS) or frame in seen:
+        if event != "call" or not name.startswith(PRODUCT_PREFIXES) or frame in frames_seen:
             return
-        seen.add(frame)
+        frames_seen.add(frame)
         walk.modules.add(name)
         caller = frame.f_back
         asked_by = "" if caller is None else caller.f_globals.get("__name__", "")
-        if asked_by.startswith(OURS) and asked_by != name:
+        if asked_by.startswith(PRODUCT_PREFIXES) and asked_by != name:
             walk.calls[asked_by, name] += 1
 
     sys.setprofile(look)
@@ -79,8 +79,8 @@ async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
         if log.high_watermark == position:
             log.write(1)
             log.replicate(now())
-        wanted = {log.tp: Wanted(position, PARTITION_BYTES)}
-        request, _ = session.request(wanted, VERSION, LIMITS)
+        entries = {log.tp: Wanted(position, PARTITION_BYTES)}
+        request, _ = session.request(entries, VERSION, LIMITS)
         if number == 4:
             with walking(walk):
                 response = await connection.ask(request, FETCH_RESPONSE, VERSION)
@@ -100,16 +100,16 @@ async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
 
 
 def walk_of(partition: int, first: int) -> Walk:
-    found: list[Walk] = []
+    walks: list[Walk] = []
 
     async def main(replay: Replay) -> None:
-        found.append(await walk_of_a_fetch(replay, partition, first))
+        walks.append(await walk_of_a_fetch(replay, partition, first))
 
     reading = ReadingLimits(chunk_bytes=256 * KiB)
     run_replay(
         RemoteFetchConfig(), main, partitions=2, batches=200, tail_batches=1, reading=reading
     )
-    return found[0]
+    return walks[0]
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,11 @@ def test_the_accounts_of_a_thousand_clients_add_up_to_the_stores_own_counters() 
     async def main(replay: Replay) -> None:
         store = replay.store.inner = CountingStore(replay.store.inner)
         replay.store.faults = PASSING
-        begun, asked = total(replay, "gets"), len(replay.store.reads)
+        begun, reads_before = total(replay, "gets"), len(replay.store.reads)
         lists, came = total(replay, "lists"), total(replay, "store_bytes")
         readers = await read_all(replay, CLIENTS, Random(11))
         replay.store.faults = NO_FAULTS
-        gets = len(replay.store.reads) - asked
+        gets = len(replay.store.reads) - reads_before
         assert gets > CLIENTS
         assert store.sent_bytes > 20 * PARTITIONS * BATCHES * BATCH_BYTES
         assert near(total(replay, "gets") - begun, gets)

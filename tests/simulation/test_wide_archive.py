@@ -81,7 +81,7 @@ class Steps:
         return max(self.calls[name].values())
 
 
-async def read(wanted: int) -> list[list[int]]:
+async def read(done_min: int) -> list[list[int]]:
     """The partitions of each response with records, until `wanted` of them are read to their
     end.
     """
@@ -90,18 +90,18 @@ async def read(wanted: int) -> list[list[int]]:
     positions = dict.fromkeys(range(PARTITIONS), 0)
     responses: list[list[int]] = []
     for _ in range(40):
-        left = {n: offset for n, offset in positions.items() if offset < end}
-        if PARTITIONS - len(left) >= wanted:
+        positions_left = {n: offset for n, offset in positions.items() if offset < end}
+        if PARTITIONS - len(positions_left) >= done_min:
             break
-        response = await connection.ask(fetch_at(left), FETCH_RESPONSE, VERSION)
+        response = await connection.ask(fetch_at(positions_left), FETCH_RESPONSE, VERSION)
         partitions = response.message.responses[0].partitions
         assert not any(each.error_code for each in partitions)
-        if got := [each.partition_index for each in partitions if each.records]:
-            responses.append(got)
-        for partition in got:
+        if partitions_served := [each.partition_index for each in partitions if each.records]:
+            responses.append(partitions_served)
+        for partition in partitions_served:
             positions[partition] += BATCH_OFFSETS
     else:
-        pytest.fail(f"{len(left)} partitions are not read to their end")
+        pytest.fail(f"{len(positions_left)} partitions are not read to their end")
     await connection.close()
     return responses
 
@@ -147,12 +147,12 @@ def test_those_that_the_store_does_not_give_keep_nobody_waiting() -> None:
 
         replay.store._suffer = some_fail  # type: ignore[method-assign]
         responses = await read(PARTITIONS - failing)
-        assert {n for got in responses for n in got} == set(range(failing, PARTITIONS))
+        assert {n for response in responses for n in response} == set(range(failing, PARTITIONS))
 
     run_replay(RemoteFetchConfig(), main, partitions=PARTITIONS, batches=BATCHES)
 
 
 def partition_of(key: str) -> int:
-    found = re.search(r"/(\d+)/", key) or re.search(r"-(\d+)/", key)
-    assert found, key
-    return int(found[1])
+    match = re.search(r"/(\d+)/", key) or re.search(r"-(\d+)/", key)
+    assert match, key
+    return int(match[1])

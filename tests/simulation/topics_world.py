@@ -93,9 +93,9 @@ def earliest_request(tp: TopicIdPartition) -> tuple[Any, Any, int]:
     partition = of_topic.ListOffsetsPartition(
         partition_index=tp.partition, current_leader_epoch=-1, timestamp=-2
     )
-    asked = [of_topic(name=tp.topic, partitions=[partition])]
+    topics = [of_topic(name=tp.topic, partitions=[partition])]
     return (
-        ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=asked),
+        ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics),
         ListOffsetsResponse,
         5,
     )
@@ -167,11 +167,11 @@ class TopicsWorld:
         assert found.message.topics[0].partitions[0].offset == 0
         session, offset = ClientFetchSession(False), 0
         while offset < END:
-            wanted = {log.tp: Wanted(offset, 1 << 20)}
+            entries = {log.tp: Wanted(offset, 1 << 20)}
             limits = {
                 "max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0,
             }  # fmt: skip
-            request, _ = session.request(wanted, FETCH_VERSION, limits)
+            request, _ = session.request(entries, FETCH_VERSION, limits)
             response = await connection.ask(request, FETCH_RESPONSE, FETCH_VERSION)
             for topic in response.message.responses:
                 for partition in topic.partitions:
@@ -211,8 +211,8 @@ def census() -> tuple[Counter[str], int]:
     lines = generate_latest(REGISTRY).count(b"\n")
     gc.collect()
     # One error that is under way has dozens of the others.
-    held = [one for one in gc.get_objects() if type(one) not in (FrameType, TracebackType)]
-    kinds = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in held)
+    objects = [one for one in gc.get_objects() if type(one) not in (FrameType, TracebackType)]
+    kinds = Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in objects)
     return kinds, lines
 
 
@@ -290,12 +290,12 @@ async def _process(
         asyncio.TaskGroup() as tasks,
     ):
         archives, health = spool is not None, Health()
-        own = OwnArchive(
+        own_archive = OwnArchive(
             config, storage, rlmm, cluster, uuid4, archives=archives, create=archives, health=health
         )
-        await own.at_start()
+        await own_archive.at_start()
         limits = replace(LIMITS, writing=WRITING)
-        parts = Parts(config, limits, storage, rlmm, cluster, own, health, Random(5), True)
+        parts = Parts(config, limits, storage, rlmm, cluster, own_archive, health, Random(5), True)
         running = [tasks.create_task(serve(parts))]
         if archives:  # the other one asks the brokers for nothing but what its clients need
             running.append(tasks.create_task(_collector(parts).run()))

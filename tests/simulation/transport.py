@@ -217,10 +217,10 @@ class SimulatedTransport(asyncio.Transport):
         self._flush_due = False
         while self._buffer:
             view = self._buffer[0]
-            sent = self._send(view)
-            self._buffered -= sent
-            if sent < len(view):
-                self._buffer[0] = view[sent:]
+            bytes_sent = self._send(view)
+            self._buffered -= bytes_sent
+            if bytes_sent < len(view):
+                self._buffer[0] = view[bytes_sent:]
                 break
             self._buffer.popleft()
         if self._writing_paused and self._buffered <= self._low:

@@ -78,8 +78,10 @@ def run_virtual(
 
         async def whole() -> T:
             result = await main()
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not left, f"tasks left behind: {sorted(task.get_name() for task in left)}"
+            tasks_left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not tasks_left, (
+                f"tasks left behind: {sorted(task.get_name() for task in tasks_left)}"
+            )
             return result
 
         return runner.run(whole())

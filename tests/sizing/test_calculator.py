@@ -48,9 +48,9 @@ FindPart = Callable[[str, Callable[[], str]], str]
 
 
 def node() -> str:
-    if (found := shutil.which("node")) is None:
+    if (node_path := shutil.which("node")) is None:
         raise PartMissing("node", "there is no Node.js on PATH", "Install Node.js.")
-    return found
+    return node_path
 
 
 def leaves_of(value: object, path: str = "") -> dict[str, float]:
@@ -72,9 +72,9 @@ def test_the_calculator_gives_what_the_command_gives(find_part: FindPart) -> Non
             [program, "-e", PROGRAM, str(SCRIPT)],
             input=text, capture_output=True, text=True, check=True,
         )  # fmt: skip
-        for case, (found, _) in zip(cases, json.loads(done.stdout), strict=True):
+        for case, (estimate_shown, _) in zip(cases, json.loads(done.stdout), strict=True):
             expected = leaves_of(asdict(estimate(*case)))
-            assert leaves_of(found) == pytest.approx(expected, rel=1e-9), case
+            assert leaves_of(estimate_shown) == pytest.approx(expected, rel=1e-9), case
 
     compared()
 
@@ -85,8 +85,8 @@ def test_the_rows_are_those_of_the_command(find_part: FindPart) -> None:
         [find_part("node", node), "-e", PROGRAM, str(SCRIPT)],
         input=cases, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    ((_, shown),) = json.loads(done.stdout)
-    assert [tuple(row) for row in shown] == rows(estimate(EXAMPLE, EXAMPLE_PRICES))
+    ((_, rows_shown),) = json.loads(done.stdout)
+    assert [tuple(row) for row in rows_shown] == rows(estimate(EXAMPLE, EXAMPLE_PRICES))
 
 
 def test_both_files_on_disk_are_the_generated_ones() -> None:

@@ -19,15 +19,15 @@ ONE = Workload(mb_per_s=1, partitions=1, retention_days=1)
 
 
 def test_a_quiet_partition_has_a_segment_each_ten_minutes() -> None:
-    found = estimate(replace(ONE, mb_per_s=0.001), EXAMPLE_PRICES).segments
-    assert found.per_partition_day == 144
-    assert found.log_bytes == pytest.approx(0.001e6 * 600)
+    segments = estimate(replace(ONE, mb_per_s=0.001), EXAMPLE_PRICES).segments
+    assert segments.per_partition_day == 144
+    assert segments.log_bytes == pytest.approx(0.001e6 * 600)
 
 
 def test_a_busy_partition_has_full_segments() -> None:
-    found = estimate(replace(ONE, mb_per_s=10), EXAMPLE_PRICES).segments
-    assert found.log_bytes == pytest.approx(64 * MIB)
-    assert found.per_day == pytest.approx(10e6 * DAY_S / (64 * MIB))
+    segments = estimate(replace(ONE, mb_per_s=10), EXAMPLE_PRICES).segments
+    assert segments.log_bytes == pytest.approx(64 * MIB)
+    assert segments.per_day == pytest.approx(10e6 * DAY_S / (64 * MIB))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_by_topic_a_partition_is_listed_for_orphans_alone() -> None:
 
 
 def test_money_is_the_sum_of_its_parts() -> None:
-    found = estimate(replace(ONE, replay_mb_per_s=1), replace(EXAMPLE_PRICES, egress_gb=0.09))
-    costs = asdict(found.costs_per_month)
+    estimated = estimate(replace(ONE, replay_mb_per_s=1), replace(EXAMPLE_PRICES, egress_gb=0.09))
+    costs = asdict(estimated.costs_per_month)
     assert costs.pop("total") == pytest.approx(sum(costs.values()))
     assert costs["egress"] == pytest.approx(86.4 * 30 * 0.09)
     assert costs["storage"] == pytest.approx(86.4 * 0.023)
@@ -78,19 +78,19 @@ def test_more_of_a_load_never_costs_less(load: Workload, what: str) -> None:
 
 @given(loads())
 def test_one_process_of_each_kind_may_be_missing(load: Workload) -> None:
-    found = estimate(load, EXAMPLE_PRICES).machines
-    assert found.proxy_cores < found.proxies - 1 or found.proxy_cores <= 1
-    assert found.archiver_cores < found.archivers - 1 or found.archiver_cores <= 1
+    machines = estimate(load, EXAMPLE_PRICES).machines
+    assert machines.proxy_cores < machines.proxies - 1 or machines.proxy_cores <= 1
+    assert machines.archiver_cores < machines.archivers - 1 or machines.archiver_cores <= 1
 
 
 def test_prices_are_those_of_the_configuration() -> None:
     config = PricesConfig(put_usd_per_1000=1.0, get_usd_per_1000=2.0, storage_usd_per_gb_month=0.5)
-    found = prices_of(config)
-    assert (found.per_1000_writes, found.per_1000_reads) == (1.0, 2.0)
-    assert (found.gb_month, found.egress_gb) == (0.5, 0.0)
+    prices = prices_of(config)
+    assert (prices.per_1000_writes, prices.per_1000_reads) == (1.0, 2.0)
+    assert (prices.gb_month, prices.egress_gb) == (0.5, 0.0)
     assert prices_of(PricesConfig()) == EXAMPLE_PRICES
 
 
 def test_next_to_nothing_costs_a_finite_amount() -> None:
-    found = estimate(replace(ONE, mb_per_s=5e-324, replay_mb_per_s=1), EXAMPLE_PRICES)
-    assert isfinite(found.costs_per_month.total)
+    estimated = estimate(replace(ONE, mb_per_s=5e-324, replay_mb_per_s=1), EXAMPLE_PRICES)
+    assert isfinite(estimated.costs_per_month.total)

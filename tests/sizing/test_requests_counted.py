@@ -126,9 +126,9 @@ def running(folder: Path, settings: dict[str, object], *arguments: str) -> Itera
 def archiver(
     kafka: KafkaServer, store: CountingStore, folder: Path, **settings: object
 ) -> Iterator[None]:
-    given = SETTINGS | {name.replace("__", "."): value for name, value in settings.items()}
+    all_settings = SETTINGS | {name.replace("__", "."): value for name, value in settings.items()}
     places = ("--bootstrap", kafka.bootstrap, "--store", store.url, "--topics", store.topic)
-    with running(folder, given, "archive", *places):
+    with running(folder, all_settings, "archive", *places):
         yield
 
 
@@ -154,11 +154,13 @@ def test_segments_of_several_parts_and_their_readers(
     produce(kafka_server, store.topic, 250, 900_000)  # 225 MB
     with archiver(kafka_server, store, tmp_path, archive__segment_bytes_max="10MiB"):
         wait_until_finished(store, 20)
-    found, sizes = store.counted(0), [path.stat().st_size for path in store.logs()]
+    requests, sizes = store.counted(0), [path.stat().st_size for path in store.logs()]
     assert len(sizes) >= 20
     writes = sum(COEFFICIENTS.segment_writes + log_writes(size, COEFFICIENTS) for size in sizes)
-    assert found["write"] == pytest.approx(writes, rel=0.05)
-    assert found["read"] == pytest.approx(len(sizes) * COEFFICIENTS.segment_reads_store, rel=0.05)
+    assert requests["write"] == pytest.approx(writes, rel=0.05)
+    assert requests["read"] == pytest.approx(
+        len(sizes) * COEFFICIENTS.segment_reads_store, rel=0.05
+    )
 
     before, port = store.now(), free_port()
     node = ("serve", "--archive-only", "--store", store.url, "--listen", f"127.0.0.1:{port}")
@@ -178,16 +180,16 @@ def test_a_listing_grows_with_the_partition_and_retention_deletes_all_objects(
     produce(kafka_server, store.topic, count + 1, 1500)
     with archiver(kafka_server, store, tmp_path, archive__segment_bytes_max="1KiB"):
         wait_until_finished(store, count - 1)
-    found, segments = store.counted(0), len(store.logs())
+    requests, segments = store.counted(0), len(store.logs())
     assert segments >= count - 1
     per_segment = COEFFICIENTS.segment_writes + log_writes(1500, COEFFICIENTS)
-    assert found["write"] == pytest.approx(segments * per_segment, rel=0.05)
-    assert found["read"] == pytest.approx(segments * COEFFICIENTS.segment_reads_store, rel=0.05)
+    assert requests["write"] == pytest.approx(segments * per_segment, rel=0.05)
+    assert requests["read"] == pytest.approx(segments * COEFFICIENTS.segment_reads_store, rel=0.05)
     a_page = COEFFICIENTS.page_objects / COEFFICIENTS.objects_per_segment
     pages = sum(max(1, ceil(number / a_page)) for number in range(segments))
     listings = COEFFICIENTS.segment_listings_store * pages
     assert listings > COEFFICIENTS.segment_listings_store * segments * 1.1
-    assert found["listing"] == pytest.approx(listings, rel=0.05)
+    assert requests["listing"] == pytest.approx(listings, rel=0.05)
 
     before = store.now()
     retention = {
@@ -228,9 +230,9 @@ async def test_looks_at_a_long_partition_list_its_ends(store: CountingStore, seg
         await plant(storage, last)
         view = await manager.refresh(tp, clock())
         assert view.log_end_offset == 10 * segments + 10
-        found = store.counted(since)
-        assert found["listing"] == (COEFFICIENTS.ends_listings if is_long else pages)
-        assert found["read"] == 1
+        requests = store.counted(since)
+        assert requests["listing"] == (COEFFICIENTS.ends_listings if is_long else pages)
+        assert requests["read"] == 1
 
 
 async def plant(storage: RemoteStorage, metadata: RemoteLogSegmentMetadata) -> None:

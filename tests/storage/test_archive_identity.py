@@ -32,7 +32,7 @@ from fetchproxy.storage.stores.object_store import OBJECT_BYTES_MAX
 
 TP = TopicIdPartition(UUID(int=7), "orders", 0)
 WORDS = st.text(st.characters(categories=["L", "N", "P"], max_codepoint=0x7E), min_size=1)
-OURS = ArchiveIdentity(UUID(int=5), "cluster-1", "topic __remote_log_metadata")
+OWN_IDENTITY = ArchiveIdentity(UUID(int=5), "cluster-1", "topic __remote_log_metadata")
 
 
 @given(st.builds(ArchiveIdentity, st.none() | st.uuids(), st.none() | WORDS, st.none() | WORDS))
@@ -53,8 +53,8 @@ def test_where_an_archive_has_moved_is_read_back(moved: Moved) -> None:
 
 
 def test_lines_of_a_later_version_are_left_alone() -> None:
-    content = encode_identity(OURS) + b"colour green\nword\n"
-    assert parse_identity(content) == OURS
+    content = encode_identity(OWN_IDENTITY) + b"colour green\nword\n"
+    assert parse_identity(content) == OWN_IDENTITY
     assert parse_identity(layout_text()) == ArchiveIdentity()
 
 
@@ -68,8 +68,10 @@ def test_what_cannot_be_read_is_no_archive_of_ours(content: bytes) -> None:
 
 
 def test_only_what_is_missing_is_completed() -> None:
-    said = ArchiveIdentity(None, "cluster-2", None)
-    assert said.completed(OURS) == ArchiveIdentity(OURS.generation, "cluster-2", OURS.manager)
+    partial_identity = ArchiveIdentity(None, "cluster-2", None)
+    assert partial_identity.completed(OWN_IDENTITY) == ArchiveIdentity(
+        OWN_IDENTITY.generation, "cluster-2", OWN_IDENTITY.manager
+    )
 
 
 async def test_a_place_without_an_archive_is_no_empty_archive() -> None:
@@ -79,22 +81,22 @@ async def test_a_place_without_an_archive_is_no_empty_archive() -> None:
             with pytest.raises(ArchiveMissing):
                 await look()
         with pytest.raises(ArchiveMissing):
-            assert [found async for found in storage.objects.list_partition(TP)]
+            assert [stored_object async for stored_object in storage.objects.list_partition(TP)]
         with pytest.raises(ArchiveMissing):
             await storage.objects.put_log_start_offset(TP, 5, b"")
-        assert [found async for found in store.list("")] == []
-        await storage.identity.state(OURS)
+        assert [stored_object async for stored_object in store.list("")] == []
+        await storage.identity.state(OWN_IDENTITY)
         assert await storage.objects.list_partitions() == []
 
 
 async def test_an_archive_that_goes_away_is_missed_before_it_is_believed_to_be_empty() -> None:
     async with MemoryObjectStore() as store:
         storage = RemoteStorage(store, must_exist=True)
-        await storage.identity.state(OURS)
+        await storage.identity.state(OWN_IDENTITY)
         await storage.objects.put_log_start_offset(TP, 5, b"")
         assert await storage.objects.list_partitions() == [TP]
-        for found in [found async for found in store.list("")]:
-            await store.delete(found.key)
+        for stored_object in [stored_object async for stored_object in store.list("")]:
+            await store.delete(stored_object.key)
         await asyncio.sleep(1.1)
         with pytest.raises(ArchiveMissing):
             await storage.objects.list_partitions()
@@ -104,20 +106,20 @@ async def test_an_archive_that_goes_away_is_missed_before_it_is_believed_to_be_e
 
 async def test_who_is_set_to_another_manager_neither_reads_nor_writes() -> None:
     async with MemoryObjectStore() as store:
-        await RemoteStorage(store).identity.state(OURS)
+        await RemoteStorage(store).identity.state(OWN_IDENTITY)
         storage = RemoteStorage(store, manager="store", must_exist=True)
         with pytest.raises(ArchiveMismatch, match=r"metadata\.manager.*__remote_log_metadata"):
             await storage.objects.list_partitions()
         with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
             await storage.objects.put_log_start_offset(TP, 5, b"")
-        assert [found.key async for found in store.list("")] == [LAYOUT_OBJECT]
+        assert [stored_object.key async for stored_object in store.list("")] == [LAYOUT_OBJECT]
 
 
 async def test_an_archive_that_was_replaced_meanwhile_is_not_taken_for_the_same() -> None:
     async with MemoryObjectStore() as store:
         storage = RemoteStorage(store, must_exist=True)
-        await storage.identity.state(OURS)
-        other = ArchiveIdentity(uuid4(), OURS.cluster_id, OURS.manager)
+        await storage.identity.state(OWN_IDENTITY)
+        other = ArchiveIdentity(uuid4(), OWN_IDENTITY.cluster_id, OWN_IDENTITY.manager)
         await store.put(LAYOUT_OBJECT, encode_identity(other))
         await asyncio.sleep(1.1)
         with pytest.raises(ArchiveMismatch, match="replaced by another"):
@@ -130,19 +132,19 @@ async def test_of_two_that_make_an_archive_at_once_the_first_ones_words_stand() 
         first, second = (OwnIdentity(store, "", None, must_exist=True) for _ in range(2))
         assert await first.look() is None
         assert await second.look() is None
-        assert await first.create(OURS) == OURS
-        assert await second.create(replace(OURS, generation=UUID(int=6))) == OURS
-        assert await first.look() == await second.look() == OURS
+        assert await first.create(OWN_IDENTITY) == OWN_IDENTITY
+        assert await second.create(replace(OWN_IDENTITY, generation=UUID(int=6))) == OWN_IDENTITY
+        assert await first.look() == await second.look() == OWN_IDENTITY
 
 
 async def test_one_with_another_manager_does_not_take_an_archive_that_was_made_just_now() -> None:
     async with MemoryObjectStore() as store:
         late = OwnIdentity(store, "", "store", must_exist=True)
         assert await late.look() is None
-        await OwnIdentity(store, "", OURS.manager, must_exist=True).create(OURS)
+        await OwnIdentity(store, "", OWN_IDENTITY.manager, must_exist=True).create(OWN_IDENTITY)
         with pytest.raises(ArchiveMismatch, match=r"metadata\.manager"):
-            await late.create(ArchiveIdentity(UUID(int=6), OURS.cluster_id, "store"))
-        assert await read_identity(store, "") == OURS
+            await late.create(ArchiveIdentity(UUID(int=6), OWN_IDENTITY.cluster_id, "store"))
+        assert await read_identity(store, "") == OWN_IDENTITY
 
 
 class MadeMeanwhile(MemoryObjectStore):
@@ -152,14 +154,14 @@ class MadeMeanwhile(MemoryObjectStore):
         try:
             return await super().get(key, bytes_max)
         except ObjectNotFound:
-            await self.put(LAYOUT_OBJECT, encode_identity(OURS))
+            await self.put(LAYOUT_OBJECT, encode_identity(OWN_IDENTITY))
             raise
 
 
 async def test_who_puts_the_first_object_takes_no_words_away() -> None:
     async with MadeMeanwhile() as store:
         await RemoteStorage(store).objects.put_log_start_offset(TP, 5, b"")
-        assert await read_identity(store, "") == OURS
+        assert await read_identity(store, "") == OWN_IDENTITY
 
 
 async def test_two_that_make_an_archive_at_once_agree() -> None:
@@ -169,5 +171,7 @@ async def test_two_that_make_an_archive_at_once_agree() -> None:
             for number, one in enumerate(both):
                 assert await one.look() is None
                 tasks.create_task(one.state(ArchiveIdentity(UUID(int=number + 1))))
-        generations = {said.generation for one in both if (said := await one.look()) is not None}
+        generations = {
+            identity.generation for one in both if (identity := await one.look()) is not None
+        }
         assert len(generations) == 1

@@ -43,10 +43,10 @@ async def answering(
             if looked_for is not None and head.startswith(b"HEAD"):
                 looked_for.append(head.split(b" ")[1])
             body = coming.pop(0) if len(coming) > 1 else coming[0]
-            shown = b"" if head.startswith(b"HEAD") else body
+            content = b"" if head.startswith(b"HEAD") else body
             writer.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n"
-                b"Content-Length: %d\r\n\r\n%s" % (len(body), shown)
+                b"Content-Length: %d\r\n\r\n%s" % (len(body), content)
             )
             await writer.drain()
         writer.close()

@@ -30,7 +30,7 @@ class Scene:
             await self.store.put(key, CONTENT)
 
     async def keys(self) -> list[str]:
-        return [found.key async for found in self.inner.list("")]
+        return [stored_object.key async for stored_object in self.inner.list("")]
 
 
 @pytest.mark.parametrize("fault", [Fault.STORE_DOWN, Fault.STORE_CORRUPT])
@@ -59,9 +59,9 @@ async def test_a_store_that_is_down_gives_nothing_out() -> None:
     scene = Scene()
     await scene.fill()
     scene.drill.begin(Fault.STORE_DOWN, 60)
-    for read in (scene.store.get(LOG), scene.store.get_range(LOG, ByteRange(0, 1))):
+    for store_read in (scene.store.get(LOG), scene.store.get_range(LOG, ByteRange(0, 1))):
         with pytest.raises(StorageUnavailable):
-            await read
+            await store_read
     with pytest.raises(StorageUnavailable):
         [_ async for _ in scene.store.list("")]
     with pytest.raises(StorageUnavailable):

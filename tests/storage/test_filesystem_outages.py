@@ -78,7 +78,7 @@ async def everything_is_unavailable(store: FilesystemObjectStore) -> None:
         await store.delete("t/0/k")
     for prefix in ("", "t/", "absent/"):
         with pytest.raises(StorageUnavailable):
-            [found async for found in store.list(prefix)]
+            [stored_object async for stored_object in store.list(prefix)]
         with pytest.raises(StorageUnavailable):
             [name async for name in store.list_folders(prefix)]
     with pytest.raises(StorageUnavailable):
@@ -100,7 +100,7 @@ async def test_an_empty_mount_point_is_an_outage(store: FilesystemObjectStore, r
     assert list(root.iterdir()) == []
     root.rmdir()
     away.rename(root)
-    assert [found.key async for found in store.list("")] == ["t/0/k"]
+    assert [stored_object.key async for stored_object in store.list("")] == ["t/0/k"]
 
 
 async def test_a_file_in_the_folders_place_is_an_outage(
@@ -114,18 +114,18 @@ async def test_a_file_in_the_folders_place_is_an_outage(
 async def test_an_outage_within_a_listing_is_one(store: FilesystemObjectStore, root: Path) -> None:
     for n in range(1500):
         (root / "t" / "0" / f"{n:04d}").touch()
-    seen = 0
+    objects_listed = 0
 
     async def list_through_an_outage() -> None:
-        nonlocal seen
+        nonlocal objects_listed
         async for _ in store.list(""):
-            if seen == 0:
+            if objects_listed == 0:
                 root.rename(root.with_name("away"))
-            seen += 1
+            objects_listed += 1
 
     with pytest.raises(StorageUnavailable):
         await list_through_an_outage()
-    assert 0 < seen < 1500
+    assert 0 < objects_listed < 1500
 
 
 async def test_a_folder_is_looked_for_again_by_a_reader(root: Path) -> None:
@@ -146,7 +146,7 @@ async def test_any_folder_may_be_read(root: Path) -> None:
     (root / "k").write_bytes(b"x")
     async with FilesystemObjectStore(root) as reader:
         assert await reader.get("k") == b"x"
-        assert [found.key async for found in reader.list("")] == ["k"]
+        assert [stored_object.key async for stored_object in reader.list("")] == ["k"]
 
 
 async def test_the_stores_own_files_are_no_objects(
@@ -154,7 +154,7 @@ async def test_the_stores_own_files_are_no_objects(
 ) -> None:
     (root / "t" / "0" / "~put-1-0").write_bytes(b"half")
     assert any(path.name.startswith("~") for path in root.iterdir())
-    assert [found.key async for found in store.list("")] == ["t/0/k"]
+    assert [stored_object.key async for stored_object in store.list("")] == ["t/0/k"]
     assert [name async for name in store.list_folders("t/")] == ["0"]
 
 
@@ -276,7 +276,7 @@ async def test_a_cancelled_put_is_not_committed_later(root: Path) -> None:
             await asyncio.sleep(0.001)
             if not list(root.glob("~put-*")):
                 break
-        assert [found async for found in store.list("")] == []
+        assert [stored_object async for stored_object in store.list("")] == []
         assert [path.name for path in root.iterdir()] == ["~fetchproxy-store"]
 
 
@@ -318,9 +318,9 @@ async def test_a_killed_writer_leaves_whole_objects(root: Path) -> None:
         writer.send_signal(signal.SIGKILL)
         await writer.wait()
         tree = FileTree(root, create=True)
-        for found in tree.walk("", ""):
-            content = tree.get(found.key, found.size_bytes)
-            assert found.key == "a/k"
+        for file_node in tree.walk("", ""):
+            content = tree.get(file_node.key, file_node.size_bytes)
+            assert file_node.key == "a/k"
             assert len(content) == 300_000
             assert len(set(content)) == 1
 

@@ -17,8 +17,8 @@ def entry(name: str, is_folder: bool) -> FileStatus:
 
 def key_order(entries: list[FileStatus]) -> list[str]:
     order = KeyOrder()
-    found = [ready for added in entries for ready in order.add(added)]
-    return [ready.place for ready in [*found, *order.rest()]]
+    in_order = [ready for added in entries for ready in order.add(added)]
+    return [ready.place for ready in [*in_order, *order.rest()]]
 
 
 @given(FOLDERS)

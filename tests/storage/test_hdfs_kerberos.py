@@ -106,7 +106,7 @@ async def test_many_who_ask_at_once_get_one_token(kdc: Kdc) -> None:
     async with judged_store(judge) as store:
         async with asyncio.TaskGroup() as group:
             reads = [group.create_task(store.get("k")) for _ in range(20)]
-        assert {read.result() for read in reads} == {b"content"}
+        assert {store_read.result() for store_read in reads} == {b"content"}
         assert judge.users == [f"archive@{Kdc.REALM}"]
         assert judge.headers == [""] * 20  # no ticket for a DataNode
 
@@ -223,11 +223,11 @@ async def test_a_silent_kdc_holds_up_nobody_for_longer_than_allowed(kdc: Kdc) ->
         kdc.pause()
         turns = 0
         try:
-            read = asyncio.ensure_future(refusal(store))
-            while not read.done():
+            refused_read = asyncio.ensure_future(refusal(store))
+            while not refused_read.done():
                 await asyncio.sleep(0.01)
                 turns += 1
-            error = await read
+            error = await refused_read
         finally:
             kdc.resume()
         assert isinstance(error, StorageUnavailable)

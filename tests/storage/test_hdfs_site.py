@@ -55,7 +55,7 @@ def test_a_name_service(
 
 
 @pytest.mark.parametrize(
-    ("more", "authority", "told"),
+    ("more", "authority", "message"),
     [
         ({}, "prud", "'prud' is no name service of dfs.nameservices in conf, and no host:port"),
         ({}, "", "names no host, and conf has no fs.defaultFS of hdfs://"),
@@ -67,10 +67,12 @@ def test_a_name_service(
         ({"dfs.namenode.http-address.other": "${h}", "h": "${h}"}, "other", "refers to itself"),
     ],
 )
-def test_what_is_wrong_in_it_is_named(more: Mapping[str, str], authority: str, told: str) -> None:
+def test_what_is_wrong_in_it_is_named(
+    more: Mapping[str, str], authority: str, message: str
+) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - its text is compared
         namenodes(PAIR | more, authority, "conf")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def configuration(folder: Path, properties: Mapping[str, str]) -> Path:
@@ -91,8 +93,8 @@ def test_a_url_by_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.setenv("HADOOP_HOME", str(tmp_path))
     folder = configuration(tmp_path / "etc" / "hadoop", PAIR)
-    wanted = HdfsLocation(("a.example:9870", "b.example:50070"), "/kafka", user="kafka")
-    assert parse_store_url("hdfs://prod/kafka?user=kafka") == wanted
+    expected = HdfsLocation(("a.example:9870", "b.example:50070"), "/kafka", user="kafka")
+    assert parse_store_url("hdfs://prod/kafka?user=kafka") == expected
     assert same_place("hdfs://other/a", "webhdfs://c.example:9870/a")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "mine"))
     with pytest.raises(ConfigError, match="mine has neither core-site"):
@@ -102,11 +104,11 @@ def test_a_url_by_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "<configuration><property><name>fs.defaultFS</name><value>hdfs://prod</value></property>"
         "</configuration>"
     )
-    assert parse_store_url("hdfs:///kafka?user=kafka") == wanted
+    assert parse_store_url("hdfs:///kafka?user=kafka") == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("<configuration>", "hdfs-site.xml is not XML"),
         ("<configuration><include/></configuration>", "has <include>; only <property>"),
@@ -114,13 +116,13 @@ def test_a_url_by_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_files_that_are_no_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     (tmp_path / "hdfs-site.xml").write_text(text)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     with pytest.raises(ConfigError) as caught:
         open_object_store("hdfs://prod/x", StoreConfig())
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ async def test_more_bytes_than_asked_for_are_no_range() -> None:
 async def test_what_is_no_listing_is_no_empty_folder(body: bytes) -> None:
     async with answering(namenode(LISTSTATUS_BATCH=lambda _: web.Response(body=body))) as store:
         with pytest.raises(StorageUnavailable):
-            [found async for found in store.list("")]
+            [stored_object async for stored_object in store.list("")]
 
 
 async def test_a_page_that_does_not_go_on_ends_the_listing_with_an_error() -> None:
@@ -203,7 +203,7 @@ async def test_a_page_that_does_not_go_on_ends_the_listing_with_an_error() -> No
     response = json.dumps({"DirectoryListing": listing}).encode()
     async with answering(namenode(LISTSTATUS_BATCH=lambda _: web.Response(body=response))) as store:
         with pytest.raises(StorageUnavailable, match="is listed after"):
-            [found async for found in store.list("")]
+            [stored_object async for stored_object in store.list("")]
 
 
 async def test_a_server_that_cannot_replace_files_says_so() -> None:
@@ -228,21 +228,21 @@ async def test_a_server_that_cannot_replace_files_says_so() -> None:
 
 
 async def test_a_standby_is_passed_over_for_good() -> None:
-    asked: list[str] = []
+    requests: list[str] = []
 
     def standby(request: web.Request) -> web.Response:
-        asked.append("standby")
+        requests.append("standby")
         return said("StandbyException")
 
     def active(request: web.Request) -> web.Response:
-        asked.append("active")
+        requests.append("active")
         return web.json_response(FOLDER)
 
     async with server(standby) as one, server(active) as other:
         async with HdfsObjectStore(HdfsLocation((one, other), "/a")) as store:
             await store._check_present()
             await store._check_present()
-        assert asked == ["standby", "active", "active"]
+        assert requests == ["standby", "active", "active"]
         async with HdfsObjectStore(HdfsLocation((one, one), "/a")) as store:
             with pytest.raises(StorageUnavailable, match="StandbyException"):
                 await store._check_present()
@@ -276,10 +276,10 @@ async def test_a_refused_token_is_read_again(tmp_path: Path, exception: str) -> 
 @pytest.mark.parametrize("stated", [True, False])
 async def test_an_object_without_end_is_given_up(stated: bool) -> None:
     """By the stated length; HttpFS may state none, then after a number of bytes."""
-    sent = 0
+    bytes_sent = 0
 
     async def endless(request: web.Request) -> web.StreamResponse:
-        nonlocal sent
+        nonlocal bytes_sent
         if request.query["op"] == "GETFILESTATUS":
             return web.json_response(FOLDER)
         response = web.StreamResponse()
@@ -289,7 +289,7 @@ async def test_an_object_without_end_is_given_up(stated: bool) -> None:
         with suppress(ConnectionError, asyncio.CancelledError):
             while True:
                 await response.write(bytes(64 * 1024))
-                sent += 64 * 1024
+                bytes_sent += 64 * 1024
         return response
 
     async with streaming(endless) as address:
@@ -299,11 +299,13 @@ async def test_an_object_without_end_is_given_up(stated: bool) -> None:
                 await store.get("k", 1024 * 1024)
             with pytest.raises(StorageUnavailable, match="bytes came"):
                 await store.get_range("k", ByteRange(0, 1000))
-    assert sent < 64 * 1024 * 1024  # only buffered data
+    assert bytes_sent < 64 * 1024 * 1024  # only buffered data
 
 
-@pytest.mark.parametrize(("broken", "asked"), [(1, 2), (2, 2)])
-async def test_an_answer_that_breaks_off_is_asked_for_once_more(broken: int, asked: int) -> None:
+@pytest.mark.parametrize(("broken", "count_expected"), [(1, 2), (2, 2)])
+async def test_an_answer_that_breaks_off_is_asked_for_once_more(
+    broken: int, count_expected: int
+) -> None:
     """As if the file was replaced within the first response."""
     responses = 0
 
@@ -329,7 +331,7 @@ async def test_an_answer_that_breaks_off_is_asked_for_once_more(broken: int, ask
             else:
                 with pytest.raises(StorageUnavailable):
                     await store.get("k")
-    assert responses == asked
+    assert responses == count_expected
 
 
 async def test_a_namenode_that_says_too_much_is_given_up() -> None:
@@ -418,16 +420,16 @@ async def test_kerberos_without_the_package_for_it(monkeypatch: pytest.MonkeyPat
 async def test_a_token_of_the_file_is_not_replaced_by_kerberos(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("old")
-    asked: list[str] = []
+    operations: list[str] = []
 
     def refuse(request: web.Request) -> web.Response:
-        asked.append(request.query["op"])
+        operations.append(request.query["op"])
         return wants_kerberos(request)
 
     async with answering(refuse, hdfs_token_file=token) as store:
         with pytest.raises(StorageDenied, match="status 401"):
             await store.get("k")
-    assert set(asked) == {"OPEN"}
+    assert set(operations) == {"OPEN"}
 
 
 @pytest.mark.parametrize(

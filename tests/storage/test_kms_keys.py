@@ -255,7 +255,7 @@ async def test_a_silent_service_is_asked_by_one_and_fails_the_others_at_once(
 def test_each_answer_has_its_error(code: str, status: int, error: str) -> None:
     from botocore.exceptions import ClientError
 
-    said = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    found = _translated(ClientError(said, "Decrypt"), "k1")  # type: ignore[arg-type]
-    assert type(found).__name__ == error
-    assert "'k1'" in str(found)
+    error_response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    translated_error = _translated(ClientError(error_response, "Decrypt"), "k1")  # type: ignore[arg-type]
+    assert type(translated_error).__name__ == error
+    assert "'k1'" in str(translated_error)

@@ -28,8 +28,8 @@ class Late(MemoryObjectStore):
     """A listing shows nothing new."""
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        for found in ():
-            yield found
+        for stored_object in ():
+            yield stored_object
 
 
 @pytest.mark.parametrize(("store", "by"), [(NoFolders(), "with"), (Late(), "without")])
@@ -46,7 +46,7 @@ async def test_a_whole_listing_is_taken_and_the_check_leaves_nothing() -> None:
     store = MemoryObjectStore()
     storage = RemoteStorage(store, "p")
     assert await storage.identity.create(IDENTITY) == IDENTITY
-    assert [found.key async for found in store.list("")] == ["p/remote-log-layout"]
+    assert [stored_object.key async for stored_object in store.list("")] == ["p/remote-log-layout"]
 
 
 async def test_an_archiver_needs_no_right_to_delete() -> None:

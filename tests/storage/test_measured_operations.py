@@ -44,22 +44,22 @@ def segment_metadata(tp: TopicIdPartition, segment: UUID, start: int) -> RemoteL
 async def test_operations_are_timed_and_failures_counted() -> None:
     count = "fetchproxy_store_request_seconds_count"
     errors = "fetchproxy_store_request_errors_total"
-    seen = sample(count, operation="get_segment_metadata")
+    count_before = sample(count, operation="get_segment_metadata")
     failed = sample(errors, operation="get_segment_metadata", error="ObjectNotFound")
     async with RemoteStorage(MemoryObjectStore()) as storage:
         with pytest.raises(ObjectNotFound):
             await storage.objects.get_segment_metadata("absent")
-    assert sample(count, operation="get_segment_metadata") == seen + 1
+    assert sample(count, operation="get_segment_metadata") == count_before + 1
     assert sample(errors, operation="get_segment_metadata", error="ObjectNotFound") == failed + 1
 
 
 async def test_what_succeeds_is_no_error(tmp_path: Path) -> None:
     count = "fetchproxy_store_request_seconds_count"
-    seen = sample(count, operation="list_partitions")
+    count_before = sample(count, operation="list_partitions")
     async with open_store(tmp_path.as_uri(), StoreConfig(), create=True) as storage:
         await storage.identity.state(ArchiveIdentity())
         assert await storage.objects.list_partitions() == []
-    assert sample(count, operation="list_partitions") == seen + 1
+    assert sample(count, operation="list_partitions") == count_before + 1
 
 
 async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
@@ -70,11 +70,11 @@ async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
         for number in range(segments):
             metadata = segment_metadata(tp, UUID(int=rng.getrandbits(128)), number)
             await storage.objects.put_segment_metadata(metadata, b"{}")
-        turns = seen = 0
+        turns = turns_taken = 0
 
         async def others() -> None:
             nonlocal turns
-            while seen < segments:
+            while turns_taken < segments:
                 await asyncio.sleep(0)
                 turns += 1
 
@@ -84,7 +84,7 @@ async def test_a_long_listing_leaves_the_event_loop_to_others() -> None:
             most, last = 0, 0
             at = turns
             async for _ in storage.objects.list_partition(tp):
-                seen += 1
+                turns_taken += 1
                 if turns != at:
-                    most, last, at = max(most, seen - last), seen, turns
+                    most, last, at = max(most, turns_taken - last), turns_taken, turns
         assert 0 < most <= LISTED_AT_ONCE + 1

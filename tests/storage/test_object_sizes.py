@@ -128,8 +128,10 @@ async def test_verify_reports_each_and_ends(tmp_path: Path) -> None:
         StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,
     ):
         report = await verify_archive(storage, rlmm, chunk_bytes=1_000)
-    told = {fault.object_key for fault in report.faults if f"{SPARSE_BYTES} bytes" in fault.what}
-    suffixes = {key.rpartition(".")[2] for key in told}
+    object_keys = {
+        fault.object_key for fault in report.faults if f"{SPARSE_BYTES} bytes" in fault.what
+    }
+    suffixes = {key.rpartition(".")[2] for key in object_keys}
     assert suffixes == set(SegmentFile) - {SegmentFile.LOG, SegmentFile.PACKING}
 
 

@@ -267,7 +267,7 @@ async def test_a_file_that_its_disk_does_not_give_out(
     first, second = segment(10, segment_id=1), segment(20, segment_id=2)
     store = FilesystemObjectStore(tmp_path / "store", create=True)
     async with await archive_of(store, tmp_path) as storage:
-        read = storage.health[StoreOperation.READ]
+        read_health = storage.health[StoreOperation.READ]
         now = asyncio.get_running_loop().time
         key = storage.rsm.object_key(first, SegmentFile.LOG)
         disk.failing = {key: 1}
@@ -278,19 +278,19 @@ async def test_a_file_that_its_disk_does_not_give_out(
             with pytest.raises(StorageUnavailable):
                 await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
             return
-        said = rf"{os.strerror(error)}; the store gives out other objects: check the disks"
-        with pytest.raises(ObjectNotReadable, match=said):
+        message = rf"{os.strerror(error)}; the store gives out other objects: check the disks"
+        with pytest.raises(ObjectNotReadable, match=message):
             await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
         (condition,) = storage.health.conditions(now())
         assert (condition.kind, condition.first_offset) == (Kind.OBJECT_NOT_READABLE, 10)
         assert await storage.rsm.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
-        assert read.status(now()).up
+        assert read_health.status(now()).up
 
         disk.failing = {"": float("inf")}
         with pytest.raises(StorageUnavailable) as outage:
             await storage.rsm.fetch_log_segment(second, ByteRange(0, 5))
         assert outage.value.retriable
-        assert read.status(now()).up is False
+        assert read_health.status(now()).up is False
 
         disk.failing = {}
         await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))

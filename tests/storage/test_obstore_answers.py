@@ -32,8 +32,8 @@ from fetchproxy.storage.stores.obstore_store import (
 from fetchproxy.storage.stores.s3 import s3_address
 
 
-def generic(said: str, debug: str = "") -> obstore_errors.GenericError:
-    return obstore_errors.GenericError(f"Generic GCS error: {said}\n\nDebug source:\n{debug}")
+def generic(message: str, debug: str = "") -> obstore_errors.GenericError:
+    return obstore_errors.GenericError(f"Generic GCS error: {message}\n\nDebug source:\n{debug}")
 
 
 def status(number: int, body: str = "") -> obstore_errors.GenericError:

@@ -58,7 +58,7 @@ def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("ftp://bucket/x", "unknown scheme 'ftp'; known: file, s3, gs, az, hdfs, webhdfs, s"),
         ("gs://b/x", "'b' is not a bucket name"),
@@ -93,10 +93,10 @@ def test_hdfs_urls(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://[bucket/a", "store URL"),
     ],
 )
-def test_what_is_wrong_is_named(url: str, said: str) -> None:
+def test_what_is_wrong_is_named(url: str, message: str) -> None:
     with pytest.raises(ConfigError, match="store URL") as caught:
         open_store(url, StoreConfig())
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_secrets_are_refused_and_not_repeated() -> None:

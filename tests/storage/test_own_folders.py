@@ -48,13 +48,13 @@ def test_one_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         SegmentMetadataCache(tmp_path).__enter__()
 
 
-@pytest.mark.parametrize(("mode", "told"), [(0o777, True), (0o775, False), (0o755, False)])
-def test_one_where_everybody_may_write_is_told(tmp_path: Path, mode: int, told: bool) -> None:
+@pytest.mark.parametrize(("mode", "is_told"), [(0o777, True), (0o775, False), (0o755, False)])
+def test_one_where_everybody_may_write_is_told(tmp_path: Path, mode: int, is_told: bool) -> None:
     tmp_path.chmod(mode)
     with capture_logs() as logs:
         take(tmp_path)
     events = [line["event"] for line in logs]
-    assert events == ["folder_writable_by_everybody"] * told
+    assert events == ["folder_writable_by_everybody"] * is_told
 
 
 async def test_a_spool_folder_of_another_user_holds_up_no_start(tmp_path: Path) -> None:
@@ -62,10 +62,12 @@ async def test_a_spool_folder_of_another_user_holds_up_no_start(tmp_path: Path) 
     if os.geteuid() != 0:
         pytest.skip("only root makes another user's folder")
     async with Spool(tmp_path) as spool:
-        left = spool.new_file().parent.with_name(spool.new_file().parent.name + "-planted")
-    left.mkdir()
-    os.mkfifo(left / ".lock")
-    os.mkfifo(left / "lock")
-    os.chown(left, 12_345, -1)
+        planted_folder = spool.new_file().parent.with_name(
+            spool.new_file().parent.name + "-planted"
+        )
+    planted_folder.mkdir()
+    os.mkfifo(planted_folder / ".lock")
+    os.mkfifo(planted_folder / "lock")
+    os.chown(planted_folder, 12_345, -1)
     async with Spool(tmp_path):
-        assert left.is_dir()
+        assert planted_folder.is_dir()

@@ -117,8 +117,8 @@ async def test_what_is_packed_is_read_as_it_was(
 ) -> None:
     metadata, size = packed_segment(), len(LOG)
     for start, end in ((0, size), (0, 1), (BLOCK_BYTES - 1, BLOCK_BYTES + 1), (size - 1, size + 9)):
-        found = await storage.rsm.fetch_log_segment(metadata, ByteRange(start, end))
-        assert found == LOG[start:end]
+        log_bytes = await storage.rsm.fetch_log_segment(metadata, ByteRange(start, end))
+        assert log_bytes == LOG[start:end]
     for start in (size, size + 5):
         with pytest.raises(RangeNotSatisfiable):
             await storage.rsm.fetch_log_segment(metadata, ByteRange(start, start + 1))
@@ -200,10 +200,10 @@ async def test_a_flipped_bit_of_a_packing_is_no_other_log(data: st.DataObject) -
     await store.put(key, bytes(changed))
     async with manager(store, folder / "keys.json") as reader:
         try:
-            found = await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, len(LOG)))
+            log_bytes = await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(0, len(LOG)))
         except DamagedObject:
             return
-        assert found == LOG
+        assert log_bytes == LOG
 
 
 @pytest.fixture(autouse=True)
@@ -220,18 +220,18 @@ async def test_objects_of_another_segment_do_not_pass(
     moved: tuple[SegmentFile, ...],
 ) -> None:
     """Segments of the same offsets, size and key ring; all or some of their objects are swapped."""
-    own, other = packed_segment(1), packed_segment(2)
+    own_segment, other = packed_segment(1), packed_segment(2)
     data.log.write_bytes(OTHER_LOG)
     await storage.rsm.copy_log_segment_data(other, data)
     for file in moved:
         content = await store.get(storage.rsm.object_key(other, file))
-        await store.put(storage.rsm.object_key(own, file), content)
+        await store.put(storage.rsm.object_key(own_segment, file), content)
     async with RemoteStorage(store, "archive", at_rest=storage.packed._at_rest) as reader:
         if moved == FILES and not storage.packed.encrypts:
             return  # as before: other checks compare these files with the log
         file = SegmentFile.INDEX if moved == FILES else SegmentFile.LOG
         with pytest.raises(DamagedObject):
-            await read_whole(reader, own, file)
+            await read_whole(reader, own_segment, file)
 
 
 async def test_a_packing_of_other_keys_does_not_make_records_of_ones_own(
@@ -240,9 +240,9 @@ async def test_a_packing_of_other_keys_does_not_make_records_of_ones_own(
     """A writer without the key packs a segment without a key, or with a key of its own."""
     async with manager(store, ring) as storage:
         await storage.rsm.copy_log_segment_data(packed_segment(), data)
-    own = tmp_path / "own.json"
-    write_keys(own, NO_KEYS.with_new("k1", bytes(32)), new=True)
-    async with manager(store, own) as forger:
+    own_keys = tmp_path / "own.json"
+    write_keys(own_keys, NO_KEYS.with_new("k1", bytes(32)), new=True)
+    async with manager(store, own_keys) as forger:
         await forger.rsm.copy_log_segment_data(packed_segment(), data)
     async with manager(store, ring) as reader:
         with pytest.raises(SegmentLocked, match="does not open it"):
@@ -284,34 +284,34 @@ async def test_metadata_that_somebody_has_changed_are_refused(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, forged: dict[str, Any]
 ) -> None:
     """A writer without the key changes the metadata; the log and its index are unchanged."""
-    own = packed_segment()
+    own_segment = packed_segment()
     async with manager(store, ring) as storage:
-        await storage.rsm.copy_log_segment_data(own, data)
-        assert await storage.packed.as_copied(own) == own
-        changed = replace(own, **forged)
+        await storage.rsm.copy_log_segment_data(own_segment, data)
+        assert await storage.packed.as_copied(own_segment) == own_segment
+        changed = replace(own_segment, **forged)
         for file in ALL_FILES:  # their keys have the start offset
-            content = await store.get(storage.rsm.object_key(own, file))
+            content = await store.get(storage.rsm.object_key(own_segment, file))
             await store.put(storage.rsm.object_key(changed, file), content)
         for reader in (manager(store, ring), storage):  # also one that has read it before
-            for read in (
+            for segment_read in (
                 reader.rsm.fetch_log_segment(changed, ByteRange(0, 1)),
                 reader.rsm.fetch_index(changed, SegmentFile.INDEX),
                 reader.packed.check_metadata(changed),
             ):
                 with pytest.raises(MetadataChanged, match=r"\.metadata: it differs from what"):
-                    await read
-            (told,) = reader.health.conditions(0.0)
-            assert (told.kind, told.subject) == (
+                    await segment_read
+            (condition,) = reader.health.conditions(0.0)
+            assert (condition.kind, condition.subject) == (
                 Kind.SEGMENT_METADATA_CHANGED,
                 "weather-eu.v1_raw-0",
             )
-            await reader.packed.check_metadata(own)
+            await reader.packed.check_metadata(own_segment)
             assert [*reader.health.conditions(0.0)] == []
             # A ref has not all fields; what it has must be true, unless it is only of a listing.
-            if changed.ref != own.ref:
+            if changed.ref != own_segment.ref:
                 with pytest.raises(MetadataChanged):
                     await reader.rsm.fetch_index(changed.ref, SegmentFile.INDEX)
-            assert await reader.rsm.fetch_index(own.ref, SegmentFile.INDEX) == data.index
+            assert await reader.rsm.fetch_index(own_segment.ref, SegmentFile.INDEX) == data.index
             listed = changed.ref.as_listed()
             assert await reader.rsm.fetch_index(listed, SegmentFile.INDEX) == data.index
         mended = await storage.packed.as_copied(changed)
@@ -324,22 +324,22 @@ async def test_a_segment_that_was_cut_is_still_its_own(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
     """After an unclean leader election the end, epochs and largest timestamp become less."""
-    own = replace(
+    own_segment = replace(
         packed_segment(), segment_leader_epochs=(EpochStart(0, 0), EpochStart(3, 6)),
         max_timestamp_ms=1_000,
     )  # fmt: skip
     async with manager(store, ring) as storage:
-        await storage.rsm.copy_log_segment_data(own, data)
+        await storage.rsm.copy_log_segment_data(own_segment, data)
         for end in (0, 5, 6, 8):
-            cut = replace(own.clipped(end), max_timestamp_ms=end)
+            cut = replace(own_segment.clipped(end), max_timestamp_ms=end)
             await storage.packed.check_metadata(cut)
             assert await storage.packed.as_copied(cut) == cut
             await storage.packed.check_metadata(cut.clipped(0))
-        without_epoch = replace(own.clipped(8), segment_leader_epochs=(EpochStart(0, 0),))
+        without_epoch = replace(own_segment.clipped(8), segment_leader_epochs=(EpochStart(0, 0),))
         with pytest.raises(MetadataChanged, match="leader_epochs"):
             await storage.packed.check_metadata(without_epoch)
         for state in RemoteLogSegmentState:
-            await storage.packed.check_metadata(own.with_state(state, 7))
+            await storage.packed.check_metadata(own_segment.with_state(state, 7))
 
 
 @pytest.mark.parametrize("change", ["base_offset", "end_offset", "has_aborted_txns", "left out"])
@@ -347,10 +347,10 @@ async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, change: str
 ) -> None:
     """It fails even if the metadata change alike, or if the description is removed."""
-    own = packed_segment()
+    own_segment = packed_segment()
     async with manager(store, ring) as storage:
-        await storage.rsm.copy_log_segment_data(own, data)
-        key = storage.rsm.object_key(own, SegmentFile.PACKING)
+        await storage.rsm.copy_log_segment_data(own_segment, data)
+        key = storage.rsm.object_key(own_segment, SegmentFile.PACKING)
     document = json.loads(await store.get(key))
     assert (document["version"], document["end_offset"]) == (2, 9)
     if change == "left out":
@@ -362,34 +362,36 @@ async def test_what_a_packing_says_of_its_segment_cannot_be_changed(
     await store.put(key, json.dumps(document).encode())
     async with manager(store, ring) as reader:
         with pytest.raises(SegmentLocked, match="data stored with it was changed"):
-            await reader.rsm.fetch_log_segment(own, ByteRange(0, 1))
+            await reader.rsm.fetch_log_segment(own_segment, ByteRange(0, 1))
 
 
 async def test_a_segment_that_was_encrypted_without_a_description_is_read(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData
 ) -> None:
     """An older program wrote it: its metadata are trusted as before; it is rewrapped as it is."""
-    own, keys = packed_segment(), FileKeyRing(ring)
+    own_segment, keys = packed_segment(), FileKeyRing(ring)
     async with manager(store, ring) as storage:
-        await storage.rsm.copy_log_segment_data(own, data)
-        key = storage.rsm.object_key(own, SegmentFile.PACKING)
+        await storage.rsm.copy_log_segment_data(own_segment, data)
+        key = storage.rsm.object_key(own_segment, SegmentFile.PACKING)
         packing = decode_packing(await store.get(key), key)
         assert packing.key is not None
-        data_key = await keys.unwrap(packing.key, key_context(own.segment_id, packing.digest))
+        data_key = await keys.unwrap(
+            packing.key, key_context(own_segment.segment_id, packing.digest)
+        )
         older = replace(
             packing,
             copy_description=None,
-            key=await keys.wrap(data_key, key_context(own.segment_id, "")),
+            key=await keys.wrap(data_key, key_context(own_segment.segment_id, "")),
         )
         await store.put(key, encode_packing(older))
     write_keys(ring, read_keys(ring).with_new("k2", bytes(32)), new=False)
     for _ in range(2):
         async with manager(store, ring) as storage:
-            assert await storage.rsm.fetch_log_segment(own, ByteRange(0, len(LOG))) == LOG
-            assert await storage.packed.as_copied(replace(own, end_offset=8)) == replace(
-                own, end_offset=8
+            assert await storage.rsm.fetch_log_segment(own_segment, ByteRange(0, len(LOG))) == LOG
+            assert await storage.packed.as_copied(replace(own_segment, end_offset=8)) == replace(
+                own_segment, end_offset=8
             )
-            await storage.packed.rewrap(own)
+            await storage.packed.rewrap(own_segment)
     assert await key_of(storage, store, 1) == "k2"
 
 
@@ -427,8 +429,8 @@ async def test_keys_are_rotated_and_rewrapped_while_segments_are_read(
         keys = [(await key_of(storage, store, number)) for number in (1, 2)]
         assert keys == ["k1", "k2"]
         before = {key: await store.get(key) for key in await all_keys(store)}
-        found = await storage.packed.rewrap(packed_segment(1), dry_run=True)
-        assert (found.key_id, found.done) == ("k1", True)
+        rewrap_plan = await storage.packed.rewrap(packed_segment(1), dry_run=True)
+        assert (rewrap_plan.key_id, rewrap_plan.done) == ("k1", True)
         assert before == {key: await store.get(key) for key in await all_keys(store)}
         assert (await storage.packed.rewrap(packed_segment(1))).done
         assert not (await storage.packed.rewrap(packed_segment(1))).done
@@ -445,7 +447,7 @@ async def test_keys_are_rotated_and_rewrapped_while_segments_are_read(
 
 
 async def all_keys(store: MemoryObjectStore) -> list[str]:
-    return [found.key async for found in store.list("archive/weather")]
+    return [stored_object.key async for stored_object in store.list("archive/weather")]
 
 
 async def key_of(storage: RemoteStorage, store: MemoryObjectStore, number: int) -> str:
@@ -470,7 +472,7 @@ async def test_what_lies_beside_a_log_can_be_made_anew(
 async def test_all_of_it_is_deleted(storage: RemoteStorage, store: MemoryObjectStore) -> None:
     await storage.objects.put_segment_metadata(packed_segment(), b"metadata")
     assert len(await all_keys(store)) == len(ALL_FILES) + 1
-    listed = [(key.file, found) async for key, found in storage.objects.list_segment_objects(
+    listed = [(key.file, stored_object) async for key, stored_object in storage.objects.list_segment_objects(
         packed_segment().topic_id_partition)]  # fmt: skip
     raw, log_bytes = await storage.rsm.get_listed_index(dict(listed))
     assert (raw, log_bytes) == (b"the index", len(LOG))
@@ -495,10 +497,10 @@ async def test_nothing_changes_for_segments_that_are_as_they_are(
         async with RemoteStorage(store, "archive", at_rest=at_rest) as storage:
             await storage.rsm.copy_log_segment_data(plain, data)
             contents.append({key: await store.get(key) for key in await all_keys(store)})
-            asked = watched(store)
+            keys_read = watched(store)
             assert await storage.rsm.fetch_log_segment(plain, ByteRange(0, len(LOG))) == LOG
             await storage.rsm.fetch_index(plain, SegmentFile.INDEX)
-            requests.append(asked)
+            requests.append(keys_read)
     assert contents[0] == contents[1]
     assert requests[0] == requests[1]
     assert len(requests[0]) == 2
@@ -506,33 +508,33 @@ async def test_nothing_changes_for_segments_that_are_as_they_are(
 
 
 def watched(store: MemoryObjectStore) -> list[str]:
-    asked: list[str] = []
+    keys_read: list[str] = []
     get, get_range = store.get, store.get_range
 
     async def counted_get(key: str, *more: int) -> bytes:
-        asked.append(key)
+        keys_read.append(key)
         return await get(key, *more)
 
     async def counted_range(key: str, byte_range: ByteRange) -> bytes | bytearray:
-        asked.append(key)
+        keys_read.append(key)
         return await get_range(key, byte_range)
 
     store.get, store.get_range = counted_get, counted_range  # type: ignore[assignment]
-    return asked
+    return keys_read
 
 
 async def test_a_packing_is_read_once(storage: RemoteStorage, store: MemoryObjectStore) -> None:
     async with RemoteStorage(store, "archive", at_rest=storage.packed._at_rest) as reader:
-        asked = watched(store)
+        keys_read = watched(store)
         await reader.rsm.fetch_index(packed_segment(), SegmentFile.INDEX)
         for at in range(0, len(LOG), 100_000):
             await reader.rsm.fetch_log_segment(packed_segment(), ByteRange(at, at + 100_000))
-        packings = [key for key in asked if key.endswith(".packing")]
+        packings = [key for key in keys_read if key.endswith(".packing")]
         assert len(packings) == 1
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "not JSON"),
         (b"[]", "no object `keys`"),
@@ -543,9 +545,9 @@ async def test_a_packing_is_read_once(storage: RemoteStorage, store: MemoryObjec
         (b'{"version": 1, "keys": {}, "active": "a"}', "not one of its keys"),
     ],
 )
-def test_a_key_ring_that_is_none_says_why(content: bytes, said: str, ring: Path) -> None:
+def test_a_key_ring_that_is_none_says_why(content: bytes, message: str, ring: Path) -> None:
     ring.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{ring}.*{said}"):
+    with pytest.raises(ConfigError, match=f"{ring}.*{message}"):
         FileKeyRing(ring)
 
 
@@ -579,7 +581,7 @@ def unusable(ring: Path, how: str) -> None:
 async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
     store: MemoryObjectStore, ring: Path, data: LogSegmentData, how: str
 ) -> None:
-    kept = ring.read_bytes()
+    ring_bytes = ring.read_bytes()
     async with manager(store, ring) as storage:
         await storage.rsm.copy_log_segment_data(packed_segment(), data)
         running = asyncio.create_task(storage.health.run())
@@ -601,7 +603,7 @@ async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
         assert await storage.rsm.fetch_log_segment(packed_segment(), ByteRange(0, 2)) == b"an"
         ring.unlink(missing_ok=True)
         ring.touch(0o600)
-        ring.write_bytes(kept)
+        ring.write_bytes(ring_bytes)
         await until(lambda: not said())
         running.cancel()
 
@@ -619,8 +621,8 @@ async def test_a_locked_segment_is_unlocked_by_its_own_success_alone(
         for number in (1, 2):
             await storage.rsm.copy_log_segment_data(packed_segment(number), data)
         packing = storage.rsm.object_key(packed_segment(1), SegmentFile.PACKING)
-        kept = await store.get(packing)
-        packed = decode_packing(kept, packing)
+        packing_bytes = await store.get(packing)
+        packed = decode_packing(packing_bytes, packing)
         assert packed.key is not None
         other = replace(packed.key, wrapped=packed.key.wrapped[:-1] + b"?")
         await store.put(packing, encode_packing(replace(packed, key=other)))
@@ -636,7 +638,7 @@ async def test_a_locked_segment_is_unlocked_by_its_own_success_alone(
             await read(1)
         await read(2)
         assert locked() == ["segments_locked"]
-        await store.put(packing, kept)
+        await store.put(packing, packing_bytes)
         await read(1)
         assert locked() == []
 
@@ -713,9 +715,9 @@ class Opener:
     async def response(self, count: int) -> None:
         """Let the key service answer so many requests, and be asked again."""
         for _ in range(count):
-            asked = len(self.keys.asked)
+            count_before = len(self.keys.asked)
             self.keys.responses.release()
-            while len(self.keys.asked) == asked:  # noqa: ASYNC110
+            while len(self.keys.asked) == count_before:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     def asked_at(self, number: int) -> int:
@@ -784,9 +786,9 @@ async def test_who_no_longer_waits_for_a_key_is_not_asked_for(opener: Opener) ->
     await opener.begin("many", *range(1, 40))
     opener.end()
     await asyncio.wait(opener.tasks.values())
-    asked = len(opener.keys.asked)
+    count_before = len(opener.keys.asked)
     await opener.begin("one", 40)
-    assert len(opener.keys.asked) == asked + 1 == KEYS_AT_ONCE + 1
+    assert len(opener.keys.asked) == count_before + 1 == KEYS_AT_ONCE + 1
     opener.keys.responses.release()
     await opener.tasks[40]
     assert not list(opener.packed.conditions(asyncio.get_running_loop().time() + WAIT_SHOWN_S))

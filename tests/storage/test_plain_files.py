@@ -69,7 +69,10 @@ async def test_what_is_no_file_is_damage_at_once(
         with pytest.raises(DamagedObject, match=f"^t/0/odd is a {kind}"):
             await store.get_range("t/0/odd", ByteRange(0, 1))
         # It is listed, so it does not seem to be missing.
-        assert [found.key async for found in store.list("t/")] == ["t/0/k", "t/0/odd"]
+        assert [stored_object.key async for stored_object in store.list("t/")] == [
+            "t/0/k",
+            "t/0/odd",
+        ]
         await store.put("t/0/odd", b"mended")
         assert await store.get("t/0/odd") == b"mended"
 
@@ -113,8 +116,8 @@ async def test_the_root_may_be_a_link(root: Path, tmp_path: Path) -> None:
 
 
 def modes_of(root: Path) -> dict[str, int]:
-    found = {str(p.relative_to(root)): stat.S_IMODE(p.stat().st_mode) for p in root.rglob("*")}
-    return {name: mode for name, mode in found.items() if "~" not in name}
+    modes = {str(p.relative_to(root)): stat.S_IMODE(p.stat().st_mode) for p in root.rglob("*")}
+    return {name: mode for name, mode in modes.items() if "~" not in name}
 
 
 @pytest.mark.parametrize("linked", [True, False])

@@ -153,12 +153,12 @@ async def test_a_connection_that_is_not_to_be_kept(header: str) -> None:
         assert len(connections) == 3
 
 
-@pytest.mark.parametrize("sent", [0, 5, None])
-async def test_a_server_that_breaks_off(sent: int | None) -> None:
+@pytest.mark.parametrize("bytes_sent", [0, 5, None])
+async def test_a_server_that_breaks_off(bytes_sent: int | None) -> None:
     async def serve(served: Served) -> None:
         await served.request()
         whole = served.head() + served.body
-        served.writer.write(whole[: sent if sent is not None else -1])
+        served.writer.write(whole[: bytes_sent if bytes_sent is not None else -1])
 
     async with serving(serve) as (url, _), requests() as client:
         for _ in range(2):
@@ -221,23 +221,23 @@ async def test_a_read_given_up_leaves_its_place_and_nothing_for_the_next() -> No
 
 
 async def test_closing_ends_a_read_with_an_error() -> None:
-    asked = asyncio.Event()
+    request_seen = asyncio.Event()
 
     async def serve(served: Served) -> None:
         await served.request()
-        asked.set()
+        request_seen.set()
         await asyncio.sleep(60)
 
     async with serving(serve) as (url, _), asyncio.TaskGroup() as tasks:
         async with requests() as client:
-            read = tasks.create_task(_raised(client.get(url, PartRequest(PART))))
-            await asked.wait()
-        assert isinstance(await read, ConnectionError)
+            failing_read = tasks.create_task(_raised(client.get(url, PartRequest(PART))))
+            await request_seen.wait()
+        assert isinstance(await failing_read, ConnectionError)
 
 
-async def _raised(read: Awaitable[object]) -> BaseException | None:
+async def _raised(range_read: Awaitable[object]) -> BaseException | None:
     try:
-        await read
+        await range_read
     except OSError as error:
         return error
     return None
@@ -300,9 +300,9 @@ def test_an_object_that_ends_inside_the_range() -> None:
     whole = RIGHT.replace(b"10-19/100", b"0-9/10")
     assert part_of(whole, PartRequest(ByteRange(0, 64), to_end=True))[0] == 10
     assert part_of(whole, PartRequest(ByteRange(0, 10), to_end=True))[0] == 10
-    for wanted in (PartRequest(ByteRange(0, 64)), PartRequest(ByteRange(0, 9), to_end=True)):
+    for request in (PartRequest(ByteRange(0, 64)), PartRequest(ByteRange(0, 9), to_end=True)):
         with pytest.raises(OtherResponse):
-            part_of(whole, wanted)
+            part_of(whole, request)
 
 
 @pytest.mark.parametrize("total", [b"0-9/100", b"0-9/*", b"0-9/9", b"1-10/10"])

@@ -120,23 +120,23 @@ class BusyStore(MemoryObjectStore):
 
 async def readers_of(store: BusyStore, *, watched: bool, seconds: float) -> None:
     """Run fifty readers that read all the time and wait a little after a refusal."""
-    asked = WatchedObjectStore(store) if watched else store
+    counting_store = WatchedObjectStore(store) if watched else store
     await store.put("k", b"x")
 
     async def read() -> None:
         while True:
             try:
-                await asked.get("k")
+                await counting_store.get("k")
             except StorageThrottled:
                 await asyncio.sleep(0.1)
 
     async with asyncio.TaskGroup() as tasks:
         readers = [tasks.create_task(read()) for _ in range(50)]
-        if isinstance(asked, WatchedObjectStore):
-            readers.append(tasks.create_task(asked.health.run()))
+        if isinstance(counting_store, WatchedObjectStore):
+            readers.append(tasks.create_task(counting_store.health.run()))
         await asyncio.sleep(seconds)
-        if isinstance(asked, WatchedObjectStore):
-            (condition,) = asked.health.conditions(asyncio.get_running_loop().time())
+        if isinstance(counting_store, WatchedObjectStore):
+            (condition,) = counting_store.health.conditions(asyncio.get_running_loop().time())
             assert condition.kind == "store_throttles"
             assert condition.subject == "read"
         for reader in readers:
@@ -165,8 +165,8 @@ def test_it_is_told_and_ends() -> None:
         assert set(results) == {b"x"}, "what was refused was sent again"
         assert store.refused
         watched.health.look(clock())
-        read = {"operation": "read"}
-        limit = REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", read)
+        labels = {"operation": "read"}
+        limit = REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", labels)
         assert limit is not None
         assert 100 <= limit < 120, "half of the requests, and some growth since then"
         await asyncio.sleep(0.5)  # room again
@@ -177,7 +177,7 @@ def test_it_is_told_and_ends() -> None:
         with capture_logs() as logs:
             watched.health.look(clock())
         assert [entry["event"] for entry in logs] == ["store_throttles_no_more"]
-        assert REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", read) == 0
+        assert REGISTRY.get_sample_value("fetchproxy_store_requests_per_s_max", labels) == 0
 
     run_virtual(main)
 

@@ -40,12 +40,12 @@ T = TypeVar("T")
 
 def responses(*errors: RemoteStorageError) -> tuple[Callable[[], Awaitable[int]], list[float]]:
     """A call that raises these errors, then succeeds, and the loop times of its calls."""
-    left, times = list(errors), []
+    errors_left, times = list(errors), []
 
     async def call() -> int:
         times.append(asyncio.get_running_loop().time())
-        if left:
-            raise left.pop(0)
+        if errors_left:
+            raise errors_left.pop(0)
         return len(times)
 
     return call, times
@@ -288,8 +288,8 @@ def test_anothers_object_is_anothers_also_after_a_failed_try() -> None:
             return made
 
     async def main() -> None:
-        own = WatchedObjectStore(Lost())
-        assert await own.put_new("own", b"mine")
+        watched_store = WatchedObjectStore(Lost())
+        assert await watched_store.put_new("own", b"mine")
         Lost.numbers = count()
         inner = Lost()
         await inner.put("k", b"theirs")

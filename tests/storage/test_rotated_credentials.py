@@ -137,8 +137,8 @@ async def test_a_rotated_authority_is_trusted(
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(old.file.read_bytes())
     monkeypatch.setenv("AWS_CA_BUNDLE", str(trusted))
-    shown = old.issue("server", key_file=True)
-    with S3Server(certificate=shown) as server:
+    certificate = old.issue("server", key_file=True)
+    with S3Server(certificate=certificate) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         location = S3Location("trust", endpoint_url=server.endpoint_url, region=server.region)
@@ -147,8 +147,8 @@ async def test_a_rotated_authority_is_trusted(
             await store.put("a", b"1")
             server.kill()
             issued = new.issue("server", key_file=True)
-            shutil.copy(issued, shown)
-            shutil.copy(new.key_of(issued), old.key_of(shown))
+            shutil.copy(issued, certificate)
+            shutil.copy(new.key_of(issued), old.key_of(certificate))
             server.start()
             with pytest.raises(StorageUnavailable):
                 await store.get("a")

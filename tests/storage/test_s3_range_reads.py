@@ -59,7 +59,7 @@ async def store(
     response: ExpectedResponse, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[S3ObjectStore, list[bool]]]:
     """(a store at a server with these responses, whether each request had a signed URL)."""
-    asked: list[bool] = []
+    signed_requests: list[bool] = []
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,7 +67,7 @@ async def store(
             with suppress(asyncio.IncompleteReadError, ConnectionError):
                 while True:
                     head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                    asked.append(signed_url(head))
+                    signed_requests.append(signed_url(head))
                     writer.write(response(head))
         finally:
             writer.close()
@@ -83,7 +83,7 @@ async def store(
         async with S3ObjectStore(
             S3Location("bucket", endpoint_url=url, region="us-east-1")
         ) as opened:
-            yield opened, asked
+            yield opened, signed_requests
     finally:
         server.close()
         await server.wait_closed()
@@ -93,10 +93,10 @@ async def store(
 
 
 async def test_a_range_takes_one_request_with_a_signed_url() -> None:
-    async with store(part) as (s3, asked):
+    async with store(part) as (s3, signed_requests):
         for _ in range(3):
             assert await s3.get_range("k", PART) == b"0123456789"
-        assert asked == [True] * 3
+        assert signed_requests == [True] * 3
 
 
 async def test_a_small_object_takes_one_request_and_a_large_one_two() -> None:
@@ -107,21 +107,21 @@ async def test_a_small_object_takes_one_request_and_a_large_one_two() -> None:
         content = bytes(size)
         if not signed_url(head):
             return http("200 OK", content)
-        sent = content[: SMALL_OBJECT.length]
-        content_range = f"Content-Range: bytes 0-{len(sent) - 1}/{size}"
-        return http("206 Partial Content", sent, content_range)
+        body = content[: SMALL_OBJECT.length]
+        content_range = f"Content-Range: bytes 0-{len(body) - 1}/{size}"
+        return http("206 Partial Content", body, content_range)
 
-    async with store(response) as (s3, asked):
+    async with store(response) as (s3, signed_requests):
         for size in sizes:
             assert await s3.get("k") == bytes(size)
-        assert asked == [True] * 3 + [True, False]
+        assert signed_requests == [True] * 3 + [True, False]
 
 
 async def test_whole_objects_of_a_store_without_ranges() -> None:
-    async with store(lambda _: http("200 OK", CONTENT)) as (s3, asked):
+    async with store(lambda _: http("200 OK", CONTENT)) as (s3, signed_requests):
         for _ in range(NEEDLESS_MAX + 2):
             assert await s3.get("k") == CONTENT
-        assert asked == [True, False] * NEEDLESS_MAX + [False] * 2
+        assert signed_requests == [True, False] * NEEDLESS_MAX + [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -133,28 +133,28 @@ async def test_whole_objects_of_a_store_without_ranges() -> None:
     ],
 )
 async def test_a_store_in_trouble_is_not_asked_twice(status: str, error: type[Exception]) -> None:
-    async with store(lambda _: http(status, b"")) as (s3, asked):
+    async with store(lambda _: http(status, b"")) as (s3, signed_requests):
         with pytest.raises(error):
             await s3.get_range("k", PART)
-        assert asked == [True]
+        assert signed_requests == [True]
 
 
 async def test_what_an_answer_means_is_for_the_client_to_say() -> None:
-    async with store(lambda _: http("404 Not Found", ABSENT)) as (s3, asked):
+    async with store(lambda _: http("404 Not Found", ABSENT)) as (s3, signed_requests):
         for _ in range(NEEDLESS_MAX + 1):
             with pytest.raises(ObjectNotFound):
                 await s3.get_range("k", PART)
-        assert asked == [True, False] * (NEEDLESS_MAX + 1)  # signed URLs stay in use
+        assert signed_requests == [True, False] * (NEEDLESS_MAX + 1)  # signed URLs stay in use
 
 
 async def test_a_store_that_takes_no_signed_urls_is_soon_not_asked_with_them() -> None:
     def response(head: str) -> bytes:
         return http("403 Forbidden", DENIED) if signed_url(head) else part(head)
 
-    async with store(response) as (s3, asked):
+    async with store(response) as (s3, signed_requests):
         for _ in range(NEEDLESS_MAX + 3):
             assert await s3.get_range("k", PART) == b"0123456789"
-        assert asked == [True, False] * NEEDLESS_MAX + [False] * 3
+        assert signed_requests == [True, False] * NEEDLESS_MAX + [False] * 3
 
 
 async def test_an_address_that_was_refused_once_is_made_anew() -> None:
@@ -178,10 +178,10 @@ async def test_an_address_that_was_refused_once_is_made_anew() -> None:
 @pytest.mark.parametrize("region", ["eu-central-1", "us-east-1", "cn-north-1"])
 @pytest.mark.parametrize("bucket", ["plain", "with.dots"])
 async def test_a_signed_url_is_of_the_host_that_the_client_asks(region: str, bucket: str) -> None:
-    asked: list[str] = []
+    urls: list[str] = []
 
     def no_request(request: AWSPreparedRequest, **_: object) -> None:
-        asked.append(request.url)
+        urls.append(request.url)
         raise ConnectionError
 
     async with AsyncExitStack() as resources:
@@ -195,35 +195,35 @@ async def test_a_signed_url_is_of_the_host_that_the_client_asks(region: str, buc
         client.meta.events.register("before-send.s3", no_request)
         with pytest.raises(ConnectionError):
             await client.get_object(Bucket=bucket, Key="t/0/k")
-    assert url.partition("?")[0] == asked[0]
+    assert url.partition("?")[0] == urls[0]
     assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in url
 
 
 async def test_what_goes_through_an_http_proxy_is_the_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with store(part) as (_, asked):
+    async with store(part) as (_, signed_requests):
         pass
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    async with store(part) as (s3, asked):
+    async with store(part) as (s3, signed_requests):
         with pytest.raises(StorageUnavailable):
             await s3.get_range("k", PART)  # no proxy listens there
-        assert asked == []
+        assert signed_requests == []
 
 
 @pytest.mark.parametrize("trusted", [True, False])
 async def test_by_tls_only_from_whom_the_bundle_trusts(
     trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ours, other = Authority(tmp_path / "a"), Authority(tmp_path / "b")
+    own_authority, other = Authority(tmp_path / "a"), Authority(tmp_path / "b")
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(ours.issue("s3"))
-    monkeypatch.setenv("AWS_CA_BUNDLE", str((ours if trusted else other).file))
-    async with store(part, tls) as (s3, asked):
+    tls.load_cert_chain(own_authority.issue("s3"))
+    monkeypatch.setenv("AWS_CA_BUNDLE", str((own_authority if trusted else other).file))
+    async with store(part, tls) as (s3, signed_requests):
         if trusted:
             assert await s3.get_range("k", PART) == b"0123456789"
-            assert asked == [True]
+            assert signed_requests == [True]
         else:
             with pytest.raises(StorageUnavailable, match=r"(?i)certificate"):
                 await s3.get_range("k", PART)
-            assert asked == []
+            assert signed_requests == []

@@ -105,7 +105,7 @@ WRONG_REGION = (
     b"<Error><Code>AuthorizationHeaderMalformed</Code><Message>m</Message>"
     b"<Region>eu-west-1</Region></Error>"
 )
-LEFT = (
+UPLOADS_LEFT = (
     b"<ListMultipartUploadsResult><Upload><Key>k</Key><UploadId>u1</UploadId></Upload>"
     b"<Upload><Key>k2</Key><UploadId>u2</UploadId></Upload></ListMultipartUploadsResult>"
 )
@@ -163,9 +163,9 @@ async def test_an_object_cut_short() -> None:
             await store.get("k")
 
 
-@pytest.mark.parametrize("sent", [0, 50])
-async def test_silence_within_an_answer(sent: int) -> None:
-    head = http("200 OK", b"x" * sent, length=100) if sent else b""
+@pytest.mark.parametrize("bytes_sent", [0, 50])
+async def test_silence_within_an_answer(bytes_sent: int) -> None:
+    head = http("200 OK", b"x" * bytes_sent, length=100) if bytes_sent else b""
     async with answering(lambda _: head, silent=True) as store, asyncio.timeout(60):
         with pytest.raises(StorageUnavailable):
             await store.get("k")
@@ -206,7 +206,7 @@ Call = Callable[[S3ObjectStore], Awaitable[object]]
 
 
 async def listed(store: S3ObjectStore) -> list[str]:
-    return [found.key async for found in store.list("")]
+    return [stored_object.key async for stored_object in store.list("")]
 
 
 async def folders(store: S3ObjectStore) -> list[str]:
@@ -445,7 +445,7 @@ async def test_an_upload_to_a_bucket_of_another_region() -> None:
         await store.put("k", b"hello")
         await store.put("k", b"again")
     assert regions[0] == "PUT us-east-1"
-    assert [asked for asked in regions if asked.startswith("PUT")][1:] == ["PUT eu-west-1"] * 2
+    assert [region for region in regions if region.startswith("PUT")][1:] == ["PUT eu-west-1"] * 2
 
 
 async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None:
@@ -461,8 +461,12 @@ async def test_a_failed_part_fails_and_aborts_the_upload(tmp_path: Path) -> None
         if method == "DELETE":
             return http("204 No Content", b"")
         if method == "GET":
-            left = not any("DELETE" in request for request in requests)
-            return http("200 OK", LEFT if left else NONE_LEFT, "Content-Type: application/xml")
+            uploads_stay = not any("DELETE" in request for request in requests)
+            return http(
+                "200 OK",
+                UPLOADS_LEFT if uploads_stay else NONE_LEFT,
+                "Content-Type: application/xml",
+            )
         if "partNumber=2" in target:
             return error("503 Slow Down", "SlowDown")
         return http("200 OK", b"", 'ETag: "x"')
@@ -487,25 +491,25 @@ async def test_an_upload_is_aborted_until_it_is_gone(
     path = tmp_path / "segment"
     path.write_bytes(bytes(6 * MiB))
     aborts = [*responses, error("404 Gone", "NoSuchUpload")]
-    asked: list[str] = []
+    requests: list[str] = []
 
     def server(head: str) -> bytes:
         method = head.split(" ")[0]
         if method == "POST":
             return http("200 OK", BEGUN, "Content-Type: application/xml")
         if method == "DELETE":
-            asked.append(head.split(" ")[1].partition("?")[2])
+            requests.append(head.split(" ")[1].partition("?")[2])
             return aborts.pop(0)
         if method == "GET":
-            left = LEFT if aborts else NONE_LEFT
-            return http("200 OK", left, "Content-Type: application/xml")
+            uploads_listed = UPLOADS_LEFT if aborts else NONE_LEFT
+            return http("200 OK", uploads_listed, "Content-Type: application/xml")
         return error("403 Forbidden", "AccessDenied")
 
     async with answering(server) as store:
         with pytest.raises(RemoteStorageError):  # perhaps the error of the abort
             await store.put_file("k", path)
     assert aborts == []
-    assert set(asked) == {"uploadId=u1"}, "an upload to another key is somebody else's"
+    assert set(requests) == {"uploadId=u1"}, "an upload to another key is somebody else's"
 
 
 async def test_an_error_within_a_good_answer_to_complete(tmp_path: Path) -> None:
@@ -556,7 +560,9 @@ async def test_a_probe_tells_whether_a_checksum_is_checked(
             there.clear()
             return http("204 No Content", b"")
         if method == "GET":
-            return http("200 OK", LEFT if there else NONE_LEFT, "Content-Type: application/xml")
+            return http(
+                "200 OK", UPLOADS_LEFT if there else NONE_LEFT, "Content-Type: application/xml"
+            )
         if "partNumber=1" in target:
             assert "x-amz-checksum-crc64nvme: aaaaaaaaaaa=" in head.lower()
             return reply

@@ -18,7 +18,7 @@ from fetchproxy.storage.store_health import (
 from fetchproxy.storage.watched_store import WatchedObjectStore
 
 ERROR = StorageUnavailable("refused")
-READ = {"operation": "read"}
+READ_LABELS = {"operation": "read"}
 
 
 def test_before_the_first_answer_nothing_is_known() -> None:
@@ -33,8 +33,8 @@ def test_an_outage_counts_from_the_beginning_of_the_first_failed_request() -> No
     tracker.failed(50.0, began_at=49.0, error=ERROR)
     assert tracker.status(60.0) == OperationStatus(False, 45.0, "StorageUnavailable: refused")
     assert tracker.last_failure_at == 50.0
-    assert REGISTRY.get_sample_value("fetchproxy_store_up", READ) == 0
-    assert REGISTRY.get_sample_value("fetchproxy_store_failing_seconds", READ) == 35.0
+    assert REGISTRY.get_sample_value("fetchproxy_store_up", READ_LABELS) == 0
+    assert REGISTRY.get_sample_value("fetchproxy_store_failing_seconds", READ_LABELS) == 35.0
 
 
 def test_but_not_from_before_the_last_success() -> None:
@@ -50,8 +50,8 @@ def test_one_success_ends_it_and_the_last_error_stays_known() -> None:
     tracker.succeeded(2.0)
     assert tracker.status(3.0) == OperationStatus(True, 0.0, "StorageUnavailable: refused")
     assert tracker.failing_since is None
-    assert REGISTRY.get_sample_value("fetchproxy_store_up", READ) == 1
-    assert REGISTRY.get_sample_value("fetchproxy_store_failing_seconds", READ) == 0
+    assert REGISTRY.get_sample_value("fetchproxy_store_up", READ_LABELS) == 1
+    assert REGISTRY.get_sample_value("fetchproxy_store_failing_seconds", READ_LABELS) == 0
 
 
 def test_a_short_trouble_is_not_logged_a_long_one_once() -> None:
@@ -122,7 +122,7 @@ async def test_a_store_that_takes_no_writes_is_shown_as_such() -> None:
         await store.put("a", b"")
     with pytest.raises(ObjectNotFound):
         await store.get("a")
-    assert [found async for found in store.list("")] == []
+    assert [stored_object async for stored_object in store.list("")] == []
     await store.delete("a")
     now = asyncio.get_running_loop().time()
     assert {name: status.up for name, status in store.health.status(now).items()} == {

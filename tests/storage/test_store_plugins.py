@@ -89,7 +89,7 @@ async def test_a_scheme_opens_its_plug_in(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import nosuchmodule", "cannot be imported: ModuleNotFoundError.*nosuchmodule"),
         ("def open_shop(): ...", "cannot be imported: AttributeError.*open_store"),
@@ -104,11 +104,11 @@ async def test_a_scheme_opens_its_plug_in(install: Install) -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_the_plug_ins_name(
-    install: Install, source: str, said: str
+    install: Install, source: str, message: str
 ) -> None:
     install("acme", source)
     named = "the store plug-in acme_store_acme:open_store of acme-store "
-    with pytest.raises(ConfigError, match=named + said):
+    with pytest.raises(ConfigError, match=named + message):
         opened("acme://place")
     assert isinstance(parse_store_url("file:///tmp"), FileLocation)  # others are not harmed
 
@@ -149,9 +149,9 @@ async def test_foreign_errors_are_outages_that_name_the_plug_in(install: Install
             await storage.objects.list_topics()
     store = opened("acme://place")
     with pytest.raises(StorageUnavailable, match="ZeroDivisionError"):
-        [found async for found in store.list("")]
+        [stored_object async for stored_object in store.list("")]
     with pytest.raises(StorageUnavailable, match="TimeoutError"):
-        [found async for found in store.list_folders("")]
+        [folder async for folder in store.list_folders("")]
 
 
 async def test_a_cancelled_call_stays_cancelled() -> None:
@@ -198,12 +198,12 @@ def test_the_proxy_goes_on(
     path = ":".join(map(str, (tmp_path, ROOT, ROOT / "protocol", CONTRACTS)))
     monkeypatch.setenv("PYTHONPATH", path)
     with ProxyProcess(mock_cluster.bootstrap, "acme://place", tmp_path, archive=".*") as proxy:
-        said = "acme-store: KeyError"
-        wait_for("the plug-in is named", lambda: said in proxy.log_text())
+        message = "acme-store: KeyError"
+        wait_for("the plug-in is named", lambda: message in proxy.log_text())
         data = TopicData("relayed")
         produce(proxy.bootstrap, data, 20, partition_count=2)
-        read = read_confluent(proxy.bootstrap, "relayed", {0: 20, 1: 20})
-        assert sum(map(len, read.values())) == 40
+        records = read_confluent(proxy.bootstrap, "relayed", {0: 20, 1: 20})
+        assert sum(map(len, records.values())) == 40
         assert proxy.running
         assert not proxy.logged("part_failed")
         assert not proxy.logged("session_crashed")

@@ -39,11 +39,11 @@ class PagedStore(MemoryObjectStore):
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
         number = 0
-        async for found in super().list(prefix, start_after):
+        async for stored_object in super().list(prefix, start_after):
             if not number % self._page_objects:
                 await self._page(prefix)
             number += 1
-            yield found
+            yield stored_object
         if not number:
             await self._page(prefix)
 
@@ -92,17 +92,23 @@ async def filled(
 )
 async def test_each_object_is_found_once(partitions: list[int], segments: int) -> None:
     store = await filled(partitions, segments)
-    found: list[tuple[TopicIdPartition, Standing]] = []
-    seen = await store.while_it_lists(
-        take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda *one: found.append(one))
+    standings_found: list[tuple[TopicIdPartition, Standing]] = []
+    took_any = await store.while_it_lists(
+        take_topic_objects(store, "a/", TOPIC, TOPIC_ID, lambda *one: standings_found.append(one))
     )
-    assert seen
-    said = [standing("a/", one) async for one in MemoryObjectStore.list(store, "a/")]
-    assert Counter(one for _, one in found) == Counter(one for one in said if one is not None)
+    assert took_any
+    standings_listed = [standing("a/", one) async for one in MemoryObjectStore.list(store, "a/")]
+    assert Counter(one for _, one in standings_found) == Counter(
+        one for one in standings_listed if one is not None
+    )
     for partition in partitions:
-        own = [getattr(one, "base_offset", -1) for tp, one in found if tp.partition == partition]
-        assert own == sorted(own)
-        assert len(own) == segments
+        own_offsets = [
+            getattr(one, "base_offset", -1)
+            for tp, one in standings_found
+            if tp.partition == partition
+        ]
+        assert own_offsets == sorted(own_offsets)
+        assert len(own_offsets) == segments
 
 
 @pytest.mark.parametrize(("partitions", "trips", "pages"), [(2_000, 3, 17), (10_000, 9, 130)])

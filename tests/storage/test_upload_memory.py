@@ -32,9 +32,9 @@ class MuteServer:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 length = re.search(r"(?i)content-length: (\d+)", head)
-                left = int(length[1]) if length else 0
-                while left:
-                    left -= len(await reader.read(min(left, MiB)))
+                bytes_left = int(length[1]) if length else 0
+                while bytes_left:
+                    bytes_left -= len(await reader.read(min(bytes_left, MiB)))
                 if "partNumber=" in head:
                     self.parts += 1
                     if self.parts == UPLOADS * PARTS_IN_FLIGHT_MAX:

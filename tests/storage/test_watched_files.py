@@ -117,7 +117,7 @@ async def test_botos_files_are_read_on_a_thread(
         return load(path, *args)
 
     monkeypatch.setattr(botocore.configloader, "raw_config_parse", noted)
-    found = await trusted_file(AioSession())
-    assert found._path == Path("/no/bundle.pem")
+    session = await trusted_file(AioSession())
+    assert session._path == Path("/no/bundle.pem")
     assert threads
     assert threading.current_thread() not in threads

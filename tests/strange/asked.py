@@ -50,18 +50,18 @@ def read(
     by_id = {p.topic_id: p.topic for p in planted}
     ids = {p.topic: p.topic_id for p in planted}
     deadline = time.monotonic() + SETTLES_S
-    left = set(reads)
-    while left:
-        response = wire.ask("Fetch", _FETCH_VERSION, _fetch(reads, left, ids, isolation))
+    keys_left = set(reads)
+    while keys_left:
+        response = wire.ask("Fetch", _FETCH_VERSION, _fetch(reads, keys_left, ids, isolation))
         assert response.error_code == 0, response
         moved = False
         for topic in response.responses:
             for part in topic.partitions:
                 moved |= _take(reads[by_id[topic.topic_id], part.partition_index], part)
-        left = {k for k in left if not reads[k].error and reads[k].next_offset < ends[k]}
+        keys_left = {k for k in keys_left if not reads[k].error and reads[k].next_offset < ends[k]}
         if moved:
             deadline = time.monotonic() + SETTLES_S
-        assert time.monotonic() < deadline, {k: reads[k] for k in left}
+        assert time.monotonic() < deadline, {k: reads[k] for k in keys_left}
     return reads
 
 
@@ -69,24 +69,24 @@ def read_topic(wire: WireConnection, topic: str, partition: int) -> bytes:
     """All batches of another topic's partition, whatever is in them."""
     key = (topic, partition)
     end = list_offsets(wire, [(key, -1)])[key, -1][1]
-    found = Read()
+    topic_read = Read()
     topic_id = wire.ask("Metadata", 12, {"topics": [{"name": topic, "topic_id": UUID(int=0)}]})
     ids = {topic: topic_id.topics[0].topic_id}
-    while found.next_offset < end:
-        fields = _fetch({key: found}, [key], ids, READ_UNCOMMITTED)
+    while topic_read.next_offset < end:
+        fields = _fetch({key: topic_read}, [key], ids, READ_UNCOMMITTED)
         response = wire.ask("Fetch", _FETCH_VERSION, fields)
         assert response.error_code == 0, response
         for topic_response in response.responses:
-            _take(found, topic_response.partitions[0])
-        assert not found.error, found
-    return found.records
+            _take(topic_read, topic_response.partitions[0])
+        assert not topic_read.error, topic_read
+    return topic_read.records
 
 
 def _fetch(
-    reads: Mapping[Key, Read], left: Iterable[Key], ids: Mapping[str, Any], isolation: int
+    reads: Mapping[Key, Read], keys: Iterable[Key], ids: Mapping[str, Any], isolation: int
 ) -> dict[str, Any]:
     grouped: dict[str, list[dict[str, Any]]] = {}
-    for name, number in sorted(left):
+    for name, number in sorted(keys):
         fields = {"partition": number, "fetch_offset": reads[name, number].next_offset}
         fields |= {"current_leader_epoch": -1, "last_fetched_epoch": -1, "log_start_offset": -1}
         grouped.setdefault(name, []).append(fields | {"partition_max_bytes": _PARTITION_BYTES})
@@ -107,31 +107,36 @@ def _fetch(
     }
 
 
-def _take(read: Read, part: Any) -> bool:
+def _take(partition_read: Read, part: Any) -> bool:
     if part.error_code in _NOT_AVAILABLE:
         return False
-    read.error = part.error_code
-    read.high_watermark, read.last_stable = part.high_watermark, part.last_stable_offset
-    read.log_start = part.log_start_offset
-    read.aborted |= {(t.producer_id, t.first_offset) for t in part.aborted_transactions or ()}
+    partition_read.error = part.error_code
+    partition_read.high_watermark, partition_read.last_stable = (
+        part.high_watermark,
+        part.last_stable_offset,
+    )
+    partition_read.log_start = part.log_start_offset
+    partition_read.aborted |= {
+        (t.producer_id, t.first_offset) for t in part.aborted_transactions or ()
+    }
     records = bytes(part.records or b"")
     moved = False
     for header in walk(records):
-        if header.last_offset < read.next_offset:
+        if header.last_offset < partition_read.next_offset:
             continue
-        read.records += records[header.position : header.end]
-        read.next_offset = header.last_offset + 1
+        partition_read.records += records[header.position : header.end]
+        partition_read.next_offset = header.last_offset + 1
         moved = True
     return moved
 
 
 def list_offsets(
-    wire: WireConnection, asked: Iterable[tuple[Key, int]], isolation: int = READ_UNCOMMITTED
+    wire: WireConnection, questions: Iterable[tuple[Key, int]], isolation: int = READ_UNCOMMITTED
 ) -> dict[tuple[Key, int], tuple[int, int, int, int]]:
     """(error, offset, timestamp, epoch) by partition and time."""
-    found: dict[tuple[Key, int], tuple[int, int, int, int]] = {}
+    offsets_by_question: dict[tuple[Key, int], tuple[int, int, int, int]] = {}
     by_time: dict[int, list[Key]] = {}
-    for key, timestamp in asked:
+    for key, timestamp in questions:
         by_time.setdefault(timestamp, []).append(key)
     for timestamp, keys in by_time.items():
         topics: dict[str, list[dict[str, Any]]] = {}
@@ -146,20 +151,20 @@ def list_offsets(
         )
         for topic in response.topics:
             for p in topic.partitions:
-                found[(topic.name, p.partition_index), timestamp] = (
+                offsets_by_question[(topic.name, p.partition_index), timestamp] = (
                     *(p.error_code, p.offset, p.timestamp),
                     p.leader_epoch,
                 )
-    return found
+    return offsets_by_question
 
 
 def epoch_ends(
-    wire: WireConnection, asked: Iterable[tuple[Key, int]]
+    wire: WireConnection, questions: Iterable[tuple[Key, int]]
 ) -> dict[tuple[Key, int], tuple[int, int, int]]:
     """(error, epoch, end offset) by partition and asked epoch."""
-    found: dict[tuple[Key, int], tuple[int, int, int]] = {}
+    ends_by_question: dict[tuple[Key, int], tuple[int, int, int]] = {}
     by_key: dict[Key, list[int]] = {}
-    for key, epoch in asked:
+    for key, epoch in questions:
         by_key.setdefault(key, []).append(epoch)
     rounds = max(map(len, by_key.values()), default=0)
     for number in range(rounds):
@@ -175,8 +180,8 @@ def epoch_ends(
         for topic in response.topics:
             for p in topic.partitions:
                 key = (topic.topic, p.partition)
-                found[key, at[key]] = (p.error_code, p.leader_epoch, p.end_offset)
-    return found
+                ends_by_question[key, at[key]] = (p.error_code, p.leader_epoch, p.end_offset)
+    return ends_by_question
 
 
 def delete_records(wire: WireConnection, offsets: Mapping[Key, int]) -> None:

@@ -40,12 +40,12 @@ def cluster_differences(
         ends = ends_of(oracle.planted, isolation)
         reads = asked.read(wire, oracle.planted, isolation, starts_of(oracle.planted), ends)
         yield from _read_differences(oracle, isolation, reads)
-        found = asked.list_offsets(wire, asked_times(oracle.planted), isolation)
+        offsets = asked.list_offsets(wire, asked_times(oracle.planted), isolation)
         for place, expected in oracle.offsets[isolation].items():
             without_epoch = (*expected[:3], -1)
             may_lack = {without_epoch} if _counts_anew(oracle, place[0]) else set()
-            if found[place] not in {expected} | may_lack:
-                yield f"ListOffsets {_NAMES[isolation]} {place}: {found[place]}, not {expected}"
+            if offsets[place] not in {expected} | may_lack:
+                yield f"ListOffsets {_NAMES[isolation]} {place}: {offsets[place]}, not {expected}"
     epochs = asked.epoch_ends(wire, asked_epochs(oracle.planted))
     for place, end in oracle.epochs.items():
         if epochs[place] != end:
@@ -66,14 +66,14 @@ def _tier_differences(
 ) -> Iterator[str]:
     """Where the tiers meet: the broker says where its log begins, the archive where it ends."""
     places = [(key_of(p), time) for p in oracle.planted for time in (EARLIEST_LOCAL, LATEST_TIERED)]
-    found, brokers = asked.list_offsets(wire, places), asked.list_offsets(broker, places)
+    offsets, brokers = asked.list_offsets(wire, places), asked.list_offsets(broker, places)
     ends = ends_with_archive(oracle)
     for (key, time), right in brokers.items():
-        shown = found[key, time][:3]
+        offset_shown = offsets[key, time][:3]
         archived = time == LATEST_TIERED and key in ends
         expected = (0, ends[key] - 1, -1) if archived else right[:3]
-        if shown != expected:
-            yield f"ListOffsets {key, time}: {shown}, not {expected}"
+        if offset_shown != expected:
+            yield f"ListOffsets {key, time}: {offset_shown}, not {expected}"
 
 
 def end_by_log_dirs(log: LegalLog) -> int:
@@ -91,10 +91,12 @@ def end_by_log_dirs(log: LegalLog) -> int:
 
 def console_differences(status: str, oracle: Oracle) -> Iterator[str]:
     """`status`: the JSON that the page shows; names are shown as they are, never as HTML."""
-    shown = {(row["topic"], row["partition"]): row for row in json.loads(status)["partitions"]}
+    rows_by_key = {
+        (row["topic"], row["partition"]): row for row in json.loads(status)["partitions"]
+    }
     for key, end in ends_with_archive(oracle).items():
         start = next(p.log.log_start for p in oracle.planted if key_of(p) == key)
-        row = shown.get(key, {})
+        row = rows_by_key.get(key, {})
         if row.get("archived") != [{"first": start, "last": end - 1}] or row.get("gaps"):
             yield f"console {key}: {row}, not {start} to {end - 1}"
 
@@ -102,15 +104,15 @@ def console_differences(status: str, oracle: Oracle) -> Iterator[str]:
 def _read_differences(oracle: Oracle, isolation: int, reads: Mapping[Key, Read]) -> Iterator[str]:
     for planted in oracle.planted:
         key = key_of(planted)
-        found, expected = reads[key], oracle.reads[isolation][key]
+        partition_read, expected = reads[key], oracle.reads[isolation][key]
         where = f"Fetch {_NAMES[isolation]} of {key}"
-        if found.error:
-            yield f"{where}: error {found.error} at offset {found.next_offset}"
-        if found.records != expected.records:
-            yield f"{where}: {offsets_of(found.records)}, not {offsets_of(expected.records)}"
-        if found.aborted != expected.aborted:
-            yield f"{where}: aborted {found.aborted}, not {expected.aborted}"
-        marks = found.high_watermark, found.last_stable, found.log_start
+        if partition_read.error:
+            yield f"{where}: error {partition_read.error} at offset {partition_read.next_offset}"
+        if partition_read.records != expected.records:
+            yield f"{where}: {offsets_of(partition_read.records)}, not {offsets_of(expected.records)}"
+        if partition_read.aborted != expected.aborted:
+            yield f"{where}: aborted {partition_read.aborted}, not {expected.aborted}"
+        marks = partition_read.high_watermark, partition_read.last_stable, partition_read.log_start
         right = expected.high_watermark, expected.last_stable, expected.log_start
         # -1: just after the proxy's start, it does not know how far back the archive goes.
         if marks != right and marks != (*right[:2], -1):
@@ -133,30 +135,34 @@ def _has_archive(oracle: Oracle, key: Key) -> bool:
 
 def archive_differences(wire: WireConnection, oracle: Oracle) -> Iterator[str]:
     """Of archive-only, which knows what is archived and no more."""
-    held = [p for p in oracle.planted if _has_archive(oracle, key_of(p))]
-    starts, ends = starts_of(held), ends_of(held, READ_COMMITTED)
+    archived = [p for p in oracle.planted if _has_archive(oracle, key_of(p))]
+    starts, ends = starts_of(archived), ends_of(archived, READ_COMMITTED)
     for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
-        reads = asked.read(wire, held, isolation, starts, ends)
-        for planted in held:
+        reads = asked.read(wire, archived, isolation, starts, ends)
+        for planted in archived:
             key, log = key_of(planted), planted.log
             where = f"Fetch {_NAMES[isolation]} of {key}"
-            found = reads[key]
+            partition_read = reads[key]
             expected = expected_records(log, log.log_start, READ_COMMITTED)
-            if found.error or found.records != expected:
-                read, right = offsets_of(found.records), offsets_of(expected)
-                yield f"{where}: error {found.error}, {read}, not {right}"
+            if partition_read.error or partition_read.records != expected:
+                offsets_read, right = offsets_of(partition_read.records), offsets_of(expected)
+                yield f"{where}: error {partition_read.error}, {offsets_read}, not {right}"
             aborted = expected_aborted(log) if isolation == READ_COMMITTED else set()
-            if found.aborted != aborted:
-                yield f"{where}: aborted {found.aborted}, not {aborted}"
-            marks = found.high_watermark, found.last_stable, found.log_start
+            if partition_read.aborted != aborted:
+                yield f"{where}: aborted {partition_read.aborted}, not {aborted}"
+            marks = (
+                partition_read.high_watermark,
+                partition_read.last_stable,
+                partition_read.log_start,
+            )
             if marks != (ends[key], ends[key], log.log_start):
                 yield f"{where}: marks {marks}, not {(ends[key], ends[key], log.log_start)}"
-    edges = [(key_of(p), time) for p in held for time in (EARLIEST_LOCAL, LATEST_TIERED)]
+    edges = [(key_of(p), time) for p in archived for time in (EARLIEST_LOCAL, LATEST_TIERED)]
     for (key, time), (error, offset, at, _) in asked.list_offsets(wire, edges).items():
         right_edge = ends[key] - (time == LATEST_TIERED)  # no record is on a broker's disk
         if (error, offset, at) != (0, right_edge, -1):
             yield f"ListOffsets {key, time}: {(error, offset, at)}, not {right_edge}"
-    asks = list(asked_times(held))
+    asks = list(asked_times(archived))
     found_offsets = asked.list_offsets(wire, asks)
     for (key, time), (error, offset, at, _) in found_offsets.items():
         broker = oracle.offsets[READ_UNCOMMITTED].get((key, time))

@@ -359,8 +359,8 @@ def _offset_deltas(draw: st.DrawFn, holes: bool, last_max: int) -> tuple[list[in
         return list(range(count)), count - 1
     last = draw(st.sampled_from([count, count + 1, 300, 70_000]))
     last = min(last, last_max)
-    kept = draw(st.sets(st.integers(0, last), max_size=4))
-    return sorted(kept), last
+    deltas_kept = draw(st.sets(st.integers(0, last), max_size=4))
+    return sorted(deltas_kept), last
 
 
 @dataclass
@@ -474,15 +474,15 @@ def _epochs(draw: st.DrawFn, count: int) -> list[int]:
     any order, as when a cluster is set up anew around its logs and counts from 0 again.
     """
     epoch = draw(st.sampled_from([0, 0, 1, 7, 2**30, INT32_MAX - 9]))
-    found = []
+    epochs = []
     for _ in range(count):
         step = draw(st.sampled_from([0, 0, 0, 0, 1, 1000, -1, -(2**31)]))
         if step < 0:
-            found.append(step)
+            epochs.append(step)
             continue
         epoch = min(epoch + step, INT32_MAX - 9)
-        found.append(epoch)
-    return draw(st.permutations(found)) if draw(st.integers(0, 3)) == 0 else found
+        epochs.append(epoch)
+    return draw(st.permutations(epochs)) if draw(st.integers(0, 3)) == 0 else epochs
 
 
 @st.composite

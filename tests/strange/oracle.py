@@ -37,8 +37,8 @@ def ends_of(planted: Iterable[PlantedPartition], isolation: int) -> dict[Key, in
     for partition in planted:
         log = partition.log
         end = log.last_stable if isolation == READ_COMMITTED else log.end
-        got = [batch.last_offset + 1 for batch in log.batches if batch.last_offset < end]
-        ends[key_of(partition)] = max([log.log_start, *got])
+        ends_below = [batch.last_offset + 1 for batch in log.batches if batch.last_offset < end]
+        ends[key_of(partition)] = max([log.log_start, *ends_below])
     return ends
 
 
@@ -63,14 +63,17 @@ def ask_broker(wire: WireConnection, planted: Sequence[PlantedPartition]) -> Ora
     return Oracle(
         planted,
         reads,
-        {isolation: _without_guesses(planted, found) for isolation, found in offsets.items()},
+        {
+            isolation: _without_guesses(planted, offsets_of_isolation)
+            for isolation, offsets_of_isolation in offsets.items()
+        },
         asked.epoch_ends(wire, asked_epochs(planted)),
     )
 
 
 def _without_guesses(
     planted: Sequence[PlantedPartition],
-    found: dict[tuple[Key, int], tuple[int, int, int, int]],
+    offsets: dict[tuple[Key, int], tuple[int, int, int, int]],
 ) -> dict[tuple[Key, int], tuple[int, int, int, int]]:
     """Without times for which Kafka looks into one segment, in vain, and not into those after it:
     it takes a segment without a time from 0 on to be as new as its file, and it believes a
@@ -83,11 +86,11 @@ def _without_guesses(
         or p.log.log_start > p.log.batches[0].base_offset
         or _has_timeless_segment(p.log)
     }
-    for place, response in found.items():
+    for place, response in offsets.items():
         assert response[0] == (35 if place[1] < min(_SPECIAL_TIMES) else 0), (place, response)
     return {
         (key, time): response
-        for (key, time), response in found.items()
+        for (key, time), response in offsets.items()
         if time in _SPECIAL_TIMES or key not in guessed
     }
 
@@ -103,10 +106,13 @@ def _has_timeless_segment(log: LegalLog) -> bool:
 def _check_described(planted: PlantedPartition, reads: dict[int, dict[Key, Read]]) -> None:
     log = planted.log
     for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
-        found = reads[isolation][key_of(planted)]
-        assert found.error == 0, (planted, found)
-        assert found.records == expected_records(log, log.log_start, isolation), (planted, found)
-        marks = found.high_watermark, found.last_stable, found.log_start
+        partition_read = reads[isolation][key_of(planted)]
+        assert partition_read.error == 0, (planted, partition_read)
+        assert partition_read.records == expected_records(log, log.log_start, isolation), (
+            planted,
+            partition_read,
+        )
+        marks = partition_read.high_watermark, partition_read.last_stable, partition_read.log_start
         assert marks == (log.end, log.last_stable, log.log_start), (planted, marks)
     assert reads[READ_COMMITTED][key_of(planted)].aborted == expected_aborted(log), planted
 

@@ -49,11 +49,11 @@ class PlantedPartition:
 
 def planted_kafka(folder: Path, node_id: int, settings: Mapping[str, str]) -> KafkaServer:
     """A broker with this node id, which is not started."""
-    own = {
+    node_settings = {
         "node.id": str(node_id),
         "controller.quorum.voters": f"{node_id}@127.0.0.1:{{controller_port}}",
     }
-    return KafkaServer({**SETTINGS, **own, **settings}, folder)
+    return KafkaServer({**SETTINGS, **node_settings, **settings}, folder)
 
 
 def plant(kafka: KafkaServer, node_id: int, planted: Iterable[PlantedPartition]) -> None:

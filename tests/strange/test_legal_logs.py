@@ -36,16 +36,16 @@ def test_other_peoples_readers_read_the_records(log: LegalLog) -> None:
     for batch in log.batches:
         if batch.raw_snappy and batch.codec == legal_logs.SNAPPY:
             continue
-        kept = [r for r in batch.records if not any(_is_no_text(key) for key, _ in r.headers)]
-        if len(kept) < len(batch.records):
+        readable = [r for r in batch.records if not any(_is_no_text(key) for key, _ in r.headers)]
+        if len(readable) < len(batch.records):
             continue
-        read = list(AiokafkaReader(bytearray(batch.content)))
-        for found, record in zip(read, batch.records, strict=True):
-            assert found.offset == batch.base_offset + record.offset_delta
-            assert found.key == record.key
-            assert found.value == record.value
-            assert [(k.encode(), v) for k, v in found.headers] == list(record.headers)
-            assert legal_logs.wrapped(found.timestamp) == batch.timestamp_of(record)
+        records_read = list(AiokafkaReader(bytearray(batch.content)))
+        for record_read, record in zip(records_read, batch.records, strict=True):
+            assert record_read.offset == batch.base_offset + record.offset_delta
+            assert record_read.key == record.key
+            assert record_read.value == record.value
+            assert [(k.encode(), v) for k, v in record_read.headers] == list(record.headers)
+            assert legal_logs.wrapped(record_read.timestamp) == batch.timestamp_of(record)
 
 
 def _is_no_text(key: bytes) -> bool:

@@ -93,14 +93,16 @@ def strange(
 
 
 def _leads_all(wire: WireConnection, planted: list[PlantedPartition]) -> bool:
-    found = asked.list_offsets(wire, [(key_of(p), -1) for p in planted])
-    return len(found) == len(planted) and not any(error for error, *_ in found.values())
+    offsets = asked.list_offsets(wire, [(key_of(p), -1) for p in planted])
+    return len(offsets) == len(planted) and not any(error for error, *_ in offsets.values())
 
 
 def assert_same(differences: Iterator[str]) -> None:
-    found = list(differences)
-    shown = "\n".join(found[:20])
-    assert not found, f"{len(found)} differences, with EXAMPLES={EXAMPLES} SEED={SEED}:\n{shown}"
+    all_differences = list(differences)
+    excerpt = "\n".join(all_differences[:20])
+    assert not all_differences, (
+        f"{len(all_differences)} differences, with EXAMPLES={EXAMPLES} SEED={SEED}:\n{excerpt}"
+    )
 
 
 def test_the_brokers_files_are_archived(strange: Strange) -> None:
@@ -108,8 +110,8 @@ def test_the_brokers_files_are_archived(strange: Strange) -> None:
     for planted in strange.oracle.planted:
         if planted.topic in strange.ends_from_files:
             end = compared.end_by_log_dirs(planted.log)
-            found = strange.ends_from_files[planted.topic].get(planted.partition)
-            assert (found or planted.log.log_start) == end, planted
+            end_of_files = strange.ends_from_files[planted.topic].get(planted.partition)
+            assert (end_of_files or planted.log.log_start) == end, planted
     assert strange.from_files.returncode == 0, strange.from_files.stderr
 
 
@@ -160,8 +162,8 @@ def test_archive_only_says_what_the_broker_said(strange: Strange) -> None:
 
 def _files(folder: Path) -> dict[Path, tuple[int, int, bytes]]:
     """(inode, time of the last change, content) by path."""
-    found = ((path, path.stat()) for path in folder.rglob("*") if path.is_file())
-    return {path: (stat.st_ino, stat.st_mtime_ns, path.read_bytes()) for path, stat in found}
+    files = ((path, path.stat()) for path in folder.rglob("*") if path.is_file())
+    return {path: (stat.st_ino, stat.st_mtime_ns, path.read_bytes()) for path, stat in files}
 
 
 def test_jobs_keep_the_logs(strange: Strange) -> None:
@@ -229,7 +231,7 @@ def test_parquet_has_every_committed_record(strange: Strange) -> None:
     names = f"--topics={','.join(sorted(topics))}"
     output_of("backfill", "--store", strange.store, names, "--parquet", str(folder))
     columns = ["topic", "partition", "offset", "key", "value"]
-    found = {
+    rows_read = {
         (row["topic"], row["partition"], row["offset"]): (row["key"], row["value"])
         for path in folder.rglob("*.parquet")
         for row in pq.ParquetFile(path).read(columns).to_pylist()
@@ -240,7 +242,7 @@ def test_parquet_has_every_committed_record(strange: Strange) -> None:
         if p.topic in topics
         for record in records_of(p.log, p.log.last_stable, p.log.aborted)
     }
-    assert found == expected
+    assert rows_read == expected
 
 
 def test_another_topic_gets_the_same_records(strange: Strange) -> None:
@@ -254,9 +256,13 @@ def test_another_topic_gets_the_same_records(strange: Strange) -> None:
     )
     with WireConnection(strange.kafka.bootstrap) as wire:
         for planted in partitions:
-            found = [r[1:] for r in read_records(asked.read_topic(wire, target, planted.partition))]
+            records_read = [
+                r[1:] for r in read_records(asked.read_topic(wire, target, planted.partition))
+            ]
             log = planted.log
-            assert found == [r[1:] for r in records_of(log, log.last_stable, log.aborted)], planted
+            assert records_read == [r[1:] for r in records_of(log, log.last_stable, log.aborted)], (
+                planted
+            )
 
 
 def _topics_with_most_records(oracle: Oracle, count: int) -> list[str]:

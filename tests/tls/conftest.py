@@ -50,12 +50,12 @@ def tls_proxy(
 ) -> Iterator[ProxyProcess]:  # fmt: skip
     """Archives every topic named `tls-…`. Its own key has a password."""
     folder = tmp_path_factory.mktemp("tls-proxy")
-    own = authority.issue("proxy", password=KEY_PASSWORD, key_file=True)
+    certificate = authority.issue("proxy", password=KEY_PASSWORD, key_file=True)
     settings = {
         **ARCHIVE,
         **upstream_settings(authority, authority.issue("proxy-upstream", hosts=("proxy",))),
-        **listener_settings(authority, own),
-        "gateway.tls_key_file": authority.key_of(own),
+        **listener_settings(authority, certificate),
+        "gateway.tls_key_file": authority.key_of(certificate),
         "gateway.tls_key_password": KEY_PASSWORD,
     }
     with ProxyProcess(

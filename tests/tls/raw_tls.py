@@ -22,19 +22,19 @@ class RawTls(RawConnection):
         proxy: ProxyProcess,
         authority: Authority,
         server_name: str = "localhost",
-        own: Path | None = None,
+        certificate: Path | None = None,
     ) -> None:
         super().__init__(proxy.bootstrap)
-        self._socket = client_context(authority, own).wrap_socket(
+        self._socket = client_context(authority, certificate).wrap_socket(
             self._socket, server_hostname=server_name
         )
 
 
 def tls_connection(
-    proxy: ProxyProcess, authority: Authority, own: Path | None = None,
+    proxy: ProxyProcess, authority: Authority, certificate: Path | None = None,
     server_name: str | None = "localhost",
 ) -> ssl.SSLSocket:  # fmt: skip
-    context = client_context(authority, own)
+    context = client_context(authority, certificate)
     context.check_hostname = server_name is not None
     peer = socket.create_connection(("127.0.0.1", proxy.port))
     peer.settimeout(20)

@@ -45,14 +45,14 @@ class EvilBroker(LargeBroker):
     ENDLESS = 4242  # the correlation id of such a request
 
     def _send_large(self, peer: socket.socket, version: int, correlation_id: int) -> None:
-        found = self._fetch()
-        found.responses[0].topic = TOPIC
-        peer.sendall(encode(found, version, correlation_id))
+        fetch_response = self._fetch()
+        fetch_response.responses[0].topic = TOPIC
+        peer.sendall(encode(fetch_response, version, correlation_id))
 
     def _offsets(self) -> Any:
-        found = super()._offsets()
-        found.topics[0].partitions[0].offset = LOG_START
-        return found
+        offsets_response = super()._offsets()
+        offsets_response.topics[0].partitions[0].offset = LOG_START
+        return offsets_response
 
     def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
         if api_key == METADATA and correlation_id == self.ENDLESS:

@@ -53,8 +53,8 @@ async def test_nothing_stays_of_a_failed_handshake(authority: Authority, data: b
                     await ended.get()
         for _ in range(5):
             await asyncio.sleep(0)  # the transports' own last turns
-        left = [each for each in gc.get_objects() if isinstance(each, TlsProtocol)]
-        assert not left
+        protocols = [each for each in gc.get_objects() if isinstance(each, TlsProtocol)]
+        assert not protocols
     finally:
         gc.enable()
 

@@ -50,14 +50,14 @@ async def test_who_shows_a_certificate_counts_by_it(authority: Authority, auth: 
     async with server:
         port: int = server.sockets[0].getsockname()[1]
 
-        async def payer(own: Path | None) -> str:
+        async def payer(certificate: Path | None) -> str:
             _, writer = await asyncio.open_connection(
-                "127.0.0.1", port, ssl=client_context(authority, own)
+                "127.0.0.1", port, ssl=client_context(authority, certificate)
             )
             async with asyncio.timeout(20):
-                found = await payers.get()
+                payer_seen = await payers.get()
             writer.close()
-            return found
+            return payer_seen
 
         orders, other = authority.issue(f"orders-{auth}"), authority.issue(f"other-{auth}")
         if auth == "none":

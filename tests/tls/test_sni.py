@@ -90,11 +90,11 @@ def test_a_name_stands_for_a_broker_also_after_a_restart(
 def test_python_clients_read_all_partitions(
     through: ProxyProcess, authority: Authority, data: TopicData, client: str
 ) -> None:
-    read, settings = READERS[client]
+    read_all, settings = READERS[client]
     ends = dict.fromkeys(range(PARTITIONS), COUNT)
     with names_here(NAMES):
         bootstrap = f"{BOOTSTRAP}:{through.port}"
-        assert read(bootstrap, data.topic, ends, **settings(authority, None)) == data.written
+        assert read_all(bootstrap, data.topic, ends, **settings(authority, None)) == data.written
 
 
 # Runs in a process of its own: prints brokers, and what it has read of each partition.
@@ -142,10 +142,10 @@ def test_librdkafka_reads_all_partitions(
     command = find_part(
         "names", lambda: with_names(tmp_path, NAMES, [sys.executable, "-c", script])
     )
-    brokers, read = json.loads(run(command))
+    brokers, records_by_partition = json.loads(run(command))
     port = through.port
     assert brokers == {str(n): f"{name}:{port}" for n, name in enumerate(NODES, 1)}
-    assert read == {str(p): as_text(records) for p, records in data.written.items()}
+    assert records_by_partition == {str(p): as_text(records) for p, records in data.written.items()}
 
 
 @pytest.mark.slow
@@ -179,9 +179,9 @@ def test_an_unknown_name_is_refused(through: ProxyProcess, authority: Authority,
     with pytest.raises(ssl.SSLError, match="UNRECOGNIZED_NAME"):
         tls_connection(through, authority, server_name=name)
     wait_for("log", lambda: through.logged("tls_handshake_failed"))
-    said = through.logged("tls_handshake_failed")
-    assert {entry["reason"] for entry in said} == {"server_name"}
-    assert said[0]["server_name"], "the name is in the log"
+    failures = through.logged("tls_handshake_failed")
+    assert {entry["reason"] for entry in failures} == {"server_name"}
+    assert failures[0]["server_name"], "the name is in the log"
 
 
 def test_a_name_of_no_broker_is_closed_with_a_reason(

@@ -64,30 +64,30 @@ def test_header_and_hello_may_come_in_one_packet(authority: Authority, proxy: Pr
     tls = client_context(authority, None).wrap_bio(incoming, outgoing, server_hostname="localhost")
     with socket.create_connection(("127.0.0.1", proxy.port)) as peer:
         peer.settimeout(60)
-        sent = header("192.0.2.2")
+        header_bytes = header("192.0.2.2")
         while True:
             try:
                 tls.do_handshake()
                 break
             except ssl.SSLWantReadError:
-                peer.sendall(sent + outgoing.read())
-                sent = b""
+                peer.sendall(header_bytes + outgoing.read())
+                header_bytes = b""
                 incoming.write(peer.recv(65_536))
     assert tls.version() in ("TLSv1.2", "TLSv1.3")
 
 
 @pytest.mark.parametrize(
-    ("client", "sent", "spoken"),
+    ("client", "first_bytes", "spoken"),
     [
         ("192.0.2.3", b"GET / HTTP/1.1\r\n\r\n", "HTTP"),
         ("192.0.2.4", header("192.0.2.5"), "the PROXY protocol"),
     ],
 )
 def test_what_is_not_tls_is_named_with_the_clients_own_address(
-    proxy: ProxyProcess, client: str, sent: bytes, spoken: str
+    proxy: ProxyProcess, client: str, first_bytes: bytes, spoken: str
 ) -> None:
     with connection(proxy, client) as peer:
-        peer.sendall(sent)
+        peer.sendall(first_bytes)
         assert is_closed(peer)
 
     def lines() -> list[dict[str, str]]:

@@ -32,7 +32,7 @@ from topic_data import TopicData, archived_ends, produce, trim
 pytestmark = pytest.mark.kafka
 
 COUNT = 1_000
-KEPT = 100
+TAIL_RECORDS = 100
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def replayed(
     settings = confluent_tls(authority, client_certificate)
     produce_tls(tls_proxy.bootstrap, data, COUNT, settings)
     wait_for("archive", lambda: archived_ends(tls_store, data.topic) == {0: COUNT})
-    trim(secured.server.bootstrap, data.topic, {0: COUNT - KEPT + 3})
+    trim(secured.server.bootstrap, data.topic, {0: COUNT - TAIL_RECORDS + 3})
     return data
 
 
@@ -54,12 +54,12 @@ def test_a_client_reads_both_tiers(
     replayed: TopicData, tls_proxy: ProxyProcess, authority: Authority, client_certificate: Path,
     client: str,
 ) -> None:  # fmt: skip
-    read, settings = READERS[client]
+    read_all, settings = READERS[client]
     caught = tls_proxy.metric("fetchproxy_catches_total")
-    found = read(
+    records = read_all(
         tls_proxy.bootstrap, replayed.topic, {0: COUNT}, **settings(authority, client_certificate)
     )
-    assert found == replayed.written
+    assert records == replayed.written
     assert tls_proxy.metric("fetchproxy_catches_total") > caught, "it was read from the archive"
 
 
@@ -68,8 +68,8 @@ def test_the_java_consumer_reads_both_tiers(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     properties = java_tls(authority, client_certificate, tmp_path)
-    found = read_by_java(tls_proxy.bootstrap, replayed.topic, COUNT, properties)
-    assert found == [(o, k.decode(), v.decode()) for o, k, v in replayed.written[0]]
+    records = read_by_java(tls_proxy.bootstrap, replayed.topic, COUNT, properties)
+    assert records == [(o, k.decode(), v.decode()) for o, k, v in replayed.written[0]]
 
 
 def test_other_clients_produce(

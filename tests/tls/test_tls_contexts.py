@@ -95,7 +95,7 @@ def test_keys_that_do_not_go_together(assignments: list[str], named: str) -> Non
     assert PASSWORD not in str(caught.value)
 
 
-OWN = ["cluster.security_protocol=SSL", "cluster.tls_certificate_file=/own.pem"]
+OWN_CERTIFICATE = ["cluster.security_protocol=SSL", "cluster.tls_certificate_file=/own.pem"]
 PUBLIC = "gateway.listen=0.0.0.0:9192"
 CLIENTS = [CERTIFICATE, "gateway.tls_client_ca_file=/ca"]
 
@@ -103,7 +103,9 @@ CLIENTS = [CERTIFICATE, "gateway.tls_client_ca_file=/ca"]
 @pytest.mark.parametrize("more", [[], [*CLIENTS, "gateway.tls_client_auth=requested"]])
 def test_strangers_do_not_get_the_principal_of_the_proxys_certificate(more: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, {}, [parse_assignment(text) for text in [*OWN, PUBLIC, *more]])
+        load_config(
+            None, {}, [parse_assignment(text) for text in [*OWN_CERTIFICATE, PUBLIC, *more]]
+        )
     for word in ("cluster.tls_certificate_file", "gateway.tls_client_auth = required", "loopback"):
         assert word in str(caught.value)
 
@@ -111,12 +113,12 @@ def test_strangers_do_not_get_the_principal_of_the_proxys_certificate(more: list
 @pytest.mark.parametrize(
     "assignments",
     [
-        OWN,
-        [*OWN, "gateway.listen=[::1]:9192"],
-        [*OWN, PUBLIC, *CLIENTS, "gateway.tls_client_auth=required"],
-        [OWN[0], PUBLIC],
+        OWN_CERTIFICATE,
+        [*OWN_CERTIFICATE, "gateway.listen=[::1]:9192"],
+        [*OWN_CERTIFICATE, PUBLIC, *CLIENTS, "gateway.tls_client_auth=required"],
+        [OWN_CERTIFICATE[0], PUBLIC],
         # Each client says who it is, and the certificate is none of it.
-        ["cluster.security_protocol=SASL_SSL", OWN[1], PUBLIC, "cluster.sasl_mechanism=PLAIN",
+        ["cluster.security_protocol=SASL_SSL", OWN_CERTIFICATE[1], PUBLIC, "cluster.sasl_mechanism=PLAIN",
          "cluster.sasl_username=u", "cluster.sasl_password=p"],
     ],
 )  # fmt: skip
@@ -141,8 +143,10 @@ def test_every_key_can_be_set_by_its_variable() -> None:
             value = getattr(getattr(config, key.section), key.name)
             if key.is_secret:
                 assert isinstance(value, SecretFile if of_file else SecretStr)
-            shown = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-            assert (str(value.file) if isinstance(value, SecretFile) else shown) == text, key.dotted
+            text_shown = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+            assert (str(value.file) if isinstance(value, SecretFile) else text_shown) == text, (
+                key.dotted
+            )
 
 
 def test_a_password_is_not_in_what_the_configuration_prints() -> None:
@@ -173,8 +177,8 @@ def test_the_password_of_a_key(authority: Authority, tmp_path: Path) -> None:
     server_context(gateway(tls_certificate_file=file, tls_key_password=PASSWORD), TlsConfig())
     word = tmp_path / "password"
     word.write_text(PASSWORD + "\n")
-    kept = SecretFile(file=word)
-    server_context(gateway(tls_certificate_file=file, tls_key_password=kept), TlsConfig())
+    password = SecretFile(file=word)
+    server_context(gateway(tls_certificate_file=file, tls_key_password=password), TlsConfig())
     assert "gateway.tls_key_password is not set" in fault_of(tls_certificate_file=file)
     wrong = fault_of(tls_certificate_file=file, tls_key_password=PASSWORD + "x")
     assert "cannot be decrypted" in wrong

@@ -28,12 +28,12 @@ def test_what_waits_is_answered_first(
     with ProxyProcess(secured.bootstrap, store, tmp_path, settings=settings) as proxy:
         clients = [RawTls(proxy, authority, own=client_certificate) for _ in range(2)]
         waits, idle = clients
-        with waits, idle, long_poll(waits, topic, 0) as got:
+        with waits, idle, long_poll(waits, topic, 0) as responses:
             wait_for("the connections", lambda: proxy.metric("fetchproxy_connections") >= 2)
             ask_to_end(proxy)
             assert_lets_nobody_in(proxy)
             assert_ended(idle)
-        (answer,) = got
+        (answer,) = responses
         assert (answer.error, answer.records) == (0, b"")
         wait_for("the end", lambda: not proxy.running)
         (end,) = proxy.logged("drained")

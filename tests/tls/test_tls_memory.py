@@ -101,11 +101,11 @@ def bytes_each(proxy: ProxyProcess, make: Callable[[], socket.socket], count: in
     """Freed memory goes back to the system every 5 s, so the least of some seconds counts."""
 
     def settled() -> int:
-        found = []
+        sizes = []
         for _ in range(_SETTLE_S):
             time.sleep(1)
-            found.append(resident_bytes(proxy.pid))
-        return min(found)
+            sizes.append(resident_bytes(proxy.pid))
+        return min(sizes)
 
     for peer in [make() for _ in range(20)]:
         peer.close()
@@ -125,8 +125,10 @@ def measured(
 ) -> tuple[float, int]:
     """(what each takes, what the plan counts for it), in bytes."""
     context = client_context(authority, None)
-    given = settings_of(authority, clients, brokers).items()
-    plan = connection_bytes(load_config(None, {}, [Setting(k, str(v), "test") for k, v in given]))
+    settings = settings_of(authority, clients, brokers).items()
+    plan = connection_bytes(
+        load_config(None, {}, [Setting(k, str(v), "test") for k, v in settings])
+    )
     with opened(authority, folder, clients, brokers) as proxy:
 
         def make() -> socket.socket:

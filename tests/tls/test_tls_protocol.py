@@ -164,8 +164,8 @@ async def test_unsent_bytes_count_until_the_socket_has_taken_them(authority: Aut
         before = client.transport.get_write_buffer_size()
         for _ in range(20):  # the sockets fill up
             await asyncio.sleep(0.01)
-        held = client.transport.get_write_buffer_size()
-        assert BYTES < held <= before + PIECE_BYTES
+        unsent_bytes = client.transport.get_write_buffer_size()
+        assert BYTES < unsent_bytes <= before + PIECE_BYTES
         server.transport.resume_reading()
         await client.writable.wait()
         assert client.transport.get_write_buffer_size() < BYTES

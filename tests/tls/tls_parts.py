@@ -77,43 +77,46 @@ def listener_settings(authority: Authority, certificate: Path) -> dict[str, obje
 
 
 # -- clients: what to set. `own` None: without a certificate -------------------------------------
-def confluent_tls(authority: Authority, own: Path | None) -> dict[str, str]:
+def confluent_tls(authority: Authority, certificate: Path | None) -> dict[str, str]:
     settings = {"security.protocol": "ssl", "ssl.ca.location": str(authority.file)}
-    if own is not None:
-        settings |= {"ssl.certificate.location": str(own), "ssl.key.location": str(own)}
+    if certificate is not None:
+        settings |= {
+            "ssl.certificate.location": str(certificate),
+            "ssl.key.location": str(certificate),
+        }
     return settings
 
 
-def kafka_python_tls(authority: Authority, own: Path | None) -> dict[str, object]:
+def kafka_python_tls(authority: Authority, certificate: Path | None) -> dict[str, object]:
     settings: dict[str, object] = {
         "security_protocol": "SSL",
         "ssl_cafile": str(authority.file),
     }
-    if own is not None:
-        settings |= {"ssl_certfile": str(own), "ssl_keyfile": str(own)}
+    if certificate is not None:
+        settings |= {"ssl_certfile": str(certificate), "ssl_keyfile": str(certificate)}
     return settings
 
 
-def client_context(authority: Authority, own: Path | None) -> ssl.SSLContext:
+def client_context(authority: Authority, certificate: Path | None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=authority.file)
-    if own is not None:
-        context.load_cert_chain(own)
+    if certificate is not None:
+        context.load_cert_chain(certificate)
     return context
 
 
-def aiokafka_tls(authority: Authority, own: Path | None) -> dict[str, object]:
-    return {"security_protocol": "SSL", "ssl_context": client_context(authority, own)}
+def aiokafka_tls(authority: Authority, certificate: Path | None) -> dict[str, object]:
+    return {"security_protocol": "SSL", "ssl_context": client_context(authority, certificate)}
 
 
-def java_tls(authority: Authority, own: Path | None, folder: Path) -> Path:
+def java_tls(authority: Authority, certificate: Path | None, folder: Path) -> Path:
     """A properties file."""
     settings = {
         "security.protocol": "SSL",
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(authority.file),
     }
-    if own is not None:
-        settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(own)}
+    if certificate is not None:
+        settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(certificate)}
     file = folder / "client.properties"
     file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     return file

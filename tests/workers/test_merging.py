@@ -31,7 +31,7 @@ def worker_registry(factor: int) -> CollectorRegistry:
 def test_each_sample_gets_its_worker_and_nothing_else_changes() -> None:
     registries = {number: worker_registry(number + 1) for number in range(2)}
     texts = {number: generate_latest(each).decode() for number, each in registries.items()}
-    found = {
+    values = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(merged_metrics(texts, "own_metric 1.0\n"))
         for sample in family.samples
@@ -42,7 +42,7 @@ def test_each_sample_gets_its_worker_and_nothing_else_changes() -> None:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert found == expected | {("own_metric", ()): 1.0}
+    assert values == expected | {("own_metric", ()): 1.0}
 
 
 def test_a_metric_is_declared_once() -> None:
@@ -135,8 +135,8 @@ def test_conditions_are_there_once_and_the_worst_first() -> None:
         [condition(Kind.BROKER_AWAY, "1"), condition(Kind.BROKER_AWAY, "2")],
         [condition(Kind.BROKERS_AWAY), condition(Kind.BROKER_AWAY, "2")],
     ]
-    found = [(row["kind"], row["subject"]) for row in merged_conditions(lists)]
-    assert found == [("brokers_away", ""), ("broker_away", "1"), ("broker_away", "2")]
+    kinds_and_subjects = [(row["kind"], row["subject"]) for row in merged_conditions(lists)]
+    assert kinds_and_subjects == [("brokers_away", ""), ("broker_away", "1"), ("broker_away", "2")]
 
 
 def test_lines_of_the_log_are_sorted_by_time() -> None:

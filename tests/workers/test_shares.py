@@ -16,11 +16,13 @@ PORT = 9192
 
 
 def configured(**settings: object) -> Config:
-    given = {
+    all_settings = {
         "store.url": "file:///tmp/store",
         **{k.replace("__", "."): v for k, v in settings.items()},
     }
-    return load(None, {}, [Setting(key, str(value), "test") for key, value in given.items()]).config
+    return load(
+        None, {}, [Setting(key, str(value), "test") for key, value in all_settings.items()]
+    ).config
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

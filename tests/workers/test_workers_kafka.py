@@ -50,10 +50,10 @@ def data(proxy: ProxyProcess, kafka_server: KafkaServer, tmp_path: Path) -> Topi
 def is_ready(proxy: ProxyProcess, workers: int = 2) -> bool:
     """All workers serve."""
     try:
-        found = json.loads(proxy.get("/readyz"))
+        readiness = json.loads(proxy.get("/readyz"))
     except (urllib.error.URLError, ConnectionError):  # also 503
         return False
-    return bool(found["ready"]) and found["workers"] == workers
+    return bool(readiness["ready"]) and readiness["workers"] == workers
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_all_take_clients_and_one_archives(proxy: ProxyProcess, data: TopicData)
         with pytest.raises(urllib.error.HTTPError, match="400") as refused:
             proxy.get("/api/status?rows_max=many")
         refused.value.close()
-    for read in (read_confluent, read_kafka_python):
-        assert read(proxy.bootstrap, data.topic, {0: RECORDS}) == data.written
+    for read_all in (read_confluent, read_kafka_python):
+        assert read_all(proxy.bootstrap, data.topic, {0: RECORDS}) == data.written
     assert status["archiver"]["leads"] == 1, "the page shows the archiver's worker"
     assert proxy.metric("kafka_server_brokertopicmetrics_remotecopybytes_total", 'worker="1"') == 0
 
@@ -185,14 +185,14 @@ def test_what_keeps_a_worker_from_starting_ends_all(
 
 def rows(proxy: ProxyProcess, path: str, limit: int = 2) -> list[dict[str, Any]]:
     """All rows of a list, in small pages."""
-    found: list[dict[str, Any]] = []
+    all_rows: list[dict[str, Any]] = []
     after: str | None = ""
     while after is not None:
         page = json.loads(proxy.get(f"{path}?limit={limit}&after={quote(after)}"))
         assert len(page["items"]) <= limit
-        found += page["items"]
+        all_rows += page["items"]
         after = page["next"]
-    return found
+    return all_rows
 
 
 def test_the_one_console_has_the_pages_of_all(proxy: ProxyProcess, data: TopicData) -> None:
@@ -212,8 +212,8 @@ def test_the_one_console_has_the_pages_of_all(proxy: ProxyProcess, data: TopicDa
             s["last_offset"] + 1 for s in segments[:-1]
         ]
         [raw] = [row for row in rows(proxy, "/api/readers") if row["client_id"] == "raw"]
-        own = [row for row in rows(proxy, "/api/readers") if row["address"] == "this process"]
-        assert len(own) == 1
+        own_rows = [row for row in rows(proxy, "/api/readers") if row["address"] == "this process"]
+        assert len(own_rows) == 1
         by_worker = [
             proxy.metric("fetchproxy_reader_served_bytes_total", f'worker="{number}",address="1')
             for number in range(2)
@@ -277,19 +277,19 @@ def test_settings_reach_all_workers_and_those_that_start_later(
         )
         for client in clients:
             metadata(client, 12)
-    assert all("prices.get_usd_per_1000 = 3.5" in found for found in settings())
+    assert all("prices.get_usd_per_1000 = 3.5" in setting for setting in settings())
     assert {entry["worker"] for entry in proxy.logged("settings_read_again")} == {0, 1}
     assert proxy.logged("settings_read_again")[0]["waiting"] == ["cluster.request_max_ms"]
     before = pids(proxy)
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     wait_for("both again", lambda: is_ready(proxy) and set(pids(proxy)).isdisjoint(before))
-    assert all("prices.get_usd_per_1000 = 3.5" in found for found in settings())
-    assert not any('cluster.request_max_ms = "9s"' in found for found in settings())
+    assert all("prices.get_usd_per_1000 = 3.5" in setting for setting in settings())
+    assert not any('cluster.request_max_ms = "9s"' in setting for setting in settings())
     wait_for("what waits is told", lambda: "settings_wait" in kinds(proxy))
     hang_up("prices.get_usd_per_1000 = -1", "settings_refused")
     assert "settings_refused" in kinds(proxy)
-    assert all("prices.get_usd_per_1000 = 3.5" in found for found in settings())
+    assert all("prices.get_usd_per_1000 = 3.5" in setting for setting in settings())
 
 
 def kinds(proxy: ProxyProcess) -> set[str]:

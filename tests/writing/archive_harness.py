@@ -162,8 +162,10 @@ def archived_up_to(
     topic: str, ends: dict[int, int]
 ) -> Callable[[list[PartitionArchiveStatus]], bool]:
     def check(statuses: list[PartitionArchiveStatus]) -> bool:
-        found = {s.tp.partition: s.archive_end for s in statuses if s.tp.topic == topic}
-        return all(found.get(partition) == end for partition, end in ends.items() if end)
+        ends_by_partition = {s.tp.partition: s.archive_end for s in statuses if s.tp.topic == topic}
+        return all(
+            ends_by_partition.get(partition) == end for partition, end in ends.items() if end
+        )
 
     return check
 

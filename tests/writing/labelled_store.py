@@ -140,8 +140,8 @@ class LabelledStore(ObjectStore):
         return await self.inner.get_range(key, byte_range)
 
     async def list(self, prefix: str, start_after: str = "") -> AsyncIterator[StoredObject]:
-        async for found in self.inner.list(prefix, start_after):
-            yield found
+        async for stored_object in self.inner.list(prefix, start_after):
+            yield stored_object
 
     async def list_folders(self, prefix: str) -> AsyncIterator[str]:
         async for folder in self.inner.list_folders(prefix):

@@ -117,7 +117,7 @@ class MergingWorld(World):
             _, rlmm = await self.start(opened)
             await rlmm.refresh(TP, asyncio.get_running_loop().time())
             archive = Archive(self.planted.storage, rlmm)  # type: ignore[arg-type]
-            found = []
+            segments = []
             for s in rlmm.list_remote_log_segments(TP):
                 assert s.state is FINISHED, s
                 files = [
@@ -125,8 +125,8 @@ class MergingWorld(World):
                     for file in (SegmentFile.LOG, SegmentFile.TXN, SegmentFile.EPOCHS)
                 ]
                 range_ = (s.start_offset, s.end_offset)
-                found.append((*range_, s.max_timestamp_ms, s.segment_leader_epochs, *files))
-            return found
+                segments.append((*range_, s.max_timestamp_ms, s.segment_leader_epochs, *files))
+            return segments
 
     async def ranges(self) -> list[tuple[int, int]]:
         return [(start, end) for start, end, *_ in await self.finished()]

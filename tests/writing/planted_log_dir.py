@@ -57,6 +57,6 @@ def plant_kafka_files(folder: Path, base: int, end: int) -> tuple[bytes, bytes, 
 
 def rolled(folder: Path, position: int) -> RolledSegment:
     segments, txn_indexes = list_partition(folder)
-    found = rolled_at(segments, position)
-    assert found is not None
-    return RolledSegment(TP, folder, txn_indexes, *found, position)
+    rolled_segment = rolled_at(segments, position)
+    assert rolled_segment is not None
+    return RolledSegment(TP, folder, txn_indexes, *rolled_segment, position)

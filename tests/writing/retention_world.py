@@ -122,7 +122,7 @@ class World:
 
     def told(self) -> list[str]:
         """The conditions that the last process reports."""
-        return [str(found) for found in self.published_conditions.health.conditions(0.0)]
+        return [str(condition) for condition in self.published_conditions.health.conditions(0.0)]
 
     def bases(self) -> list[int]:
         """Base offsets of the segments with at least one object left."""

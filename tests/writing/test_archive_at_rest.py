@@ -213,7 +213,7 @@ async def test_nothing_takes_over_a_segment_that_anybody_may_have_put_there(
     ring: Path, tmp_path: Path
 ) -> None:
     """Also where no other segment of the partition is encrypted."""
-    store, kept = tmp_path / "store", AtRest(keys=FileKeyRing(ring))
+    store, at_rest = tmp_path / "store", AtRest(keys=FileKeyRing(ring))
     async with (
         open_archive(store, NO_ENCRYPTION) as archive,
         Spool(tmp_path / "spool", encrypted=False) as spool,
@@ -222,7 +222,7 @@ async def test_nothing_takes_over_a_segment_that_anybody_may_have_put_there(
     keys = [archive.storage.rsm.object_key(each, SegmentFile.LOG) for each in forged]
     bytes_before = [(store / key).read_bytes() for key in keys]
     async with (
-        open_archive(store, kept) as archive,
+        open_archive(store, at_rest) as archive,
         Spool(tmp_path / "spool", encrypted=True) as spool,
     ):
         with capture_logs() as logged:
@@ -238,13 +238,13 @@ async def test_nothing_takes_over_a_segment_that_anybody_may_have_put_there(
         assert (merged.merged, len(merged.refused)) == (0, 2)
         # What is derived for it does not make it one that a holder of the key has written.
         lost(SegmentFile.INDEX)(archive.storage, forged[0], store)
-    async with open_archive(store, kept) as archive:
+    async with open_archive(store, at_rest) as archive:
         report = await verify_archive(archive.storage, archive.rlmm)
         repaired = await repair_archive(
             archive.storage, archive.rlmm, report.faults, wall_clock_ms=wall_clock_ms
         )
         assert repaired.repairs
-    async with open_archive(store, kept) as archive:
+    async with open_archive(store, at_rest) as archive:
         report = await verify_archive(archive.storage, archive.rlmm)
         assert (report.faults, report.not_encrypted) == ([], keys)
     assert [(store / key).read_bytes() for key in keys] == bytes_before
@@ -385,9 +385,9 @@ async def test_aborted_records_cannot_be_made_committed_ones(ring: Path, tmp_pat
     as_it_was = (store / key).read_bytes()
     (store / key).write_text(json.dumps(json.loads(as_it_was) | {"has_aborted_txns": False}))
     async with open_archive(store, at_rest) as archive:
-        (shown,) = (await archive.view(TP)).segments
+        (shown_segment,) = (await archive.view(TP)).segments
         with pytest.raises(MetadataChanged, match="has_aborted_txns is False, not True"):
-            await archive.storage.rsm.fetch_log_segment(shown, ByteRange(0, 1))
+            await archive.storage.rsm.fetch_log_segment(shown_segment, ByteRange(0, 1))
         report = await verify_archive(archive.storage, archive.rlmm)
         assert [fault.object_key for fault in report.faults] == [key]
         await repair_archive(
@@ -439,8 +439,8 @@ async def test_a_segment_of_an_attached_topic_is_opened_by_the_key_it_was_writte
     ):
         await Written(archive, spool).add(0)
     attached = AttachedTopic("history", FilesystemObjectStore(tmp_path / "there"), "", TP.topic)
-    own = FilesystemObjectStore(tmp_path / "here", create=True)
-    store = AttachedObjectStore(own, "", [attached])
+    own_store = FilesystemObjectStore(tmp_path / "here", create=True)
+    store = AttachedObjectStore(own_store, "", [attached])
     async with (
         RemoteStorage(store, at_rest=at_rest) as storage,
         StoreBackedRemoteLogMetadataManager(storage, MetadataConfig()) as rlmm,

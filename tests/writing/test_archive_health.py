@@ -334,54 +334,58 @@ def test_all_places_say_the_same(
     report = verify(Here(), config).report
     _, listed = asyncio.run(read_archive(config, None))
     assert tuple(report.published_conditions) == listed
-    [said] = [found for found in listed if found.kind == name]
-    assert (said.first_offset, said.last_offset) == offsets
+    [condition] = [condition for condition in listed if condition.kind == name]
+    assert (condition.first_offset, condition.last_offset) == offsets
     assert report.clean == (name not in FAULTS)
     if name in SAID_IN_THE_LOG:
         [event] = [e for e in logs if e["event"] == name]
-        assert (event["error"], event["log_level"]) == (said.what, said.level)
+        assert (event["error"], event["log_level"]) == (condition.what, condition.level)
     print_summary(report)
-    assert f"{name}: {said.what}" in capsys.readouterr().out.splitlines()
+    assert f"{name}: {condition.what}" in capsys.readouterr().out.splitlines()
     assert json.loads(json.dumps(report_json(report)))["concerns"] == [
-        found.as_json() for found in listed
+        condition.as_json() for condition in listed
     ]
-    _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
+    _page_and_metrics_say(condition, listed, asyncio.run(shown(config)))
 
 
-def _page_and_metrics_say(said: Condition, listed: tuple[Condition, ...], status: Status) -> None:
-    shown = [{name: one[name] for name in said.as_json()} for one in status.conditions]
-    assert said.as_json() in shown
-    assert all(one in [found.as_json() for found in listed] for one in shown)
-    waits = [found.what for found in listed if found.meaning.waits]
+def _page_and_metrics_say(
+    condition: Condition, listed: tuple[Condition, ...], status: Status
+) -> None:
+    rows_shown = [{name: one[name] for name in condition.as_json()} for one in status.conditions]
+    assert condition.as_json() in rows_shown
+    assert all(one in [condition.as_json() for condition in listed] for one in rows_shown)
+    waits = [condition.what for condition in listed if condition.meaning.waits]
     assert set(status.headlines) <= set(waits)
-    assert (said.what in status.headlines) == (said.level != Level.ON_RECORD)
-    assert status.condition_counts[said.kind] == gauge(said.kind) == 1
-    offsets = REGISTRY.get_sample_value("fetchproxy_condition_offsets", {"kind": said.kind})
-    assert offsets == said.offsets
+    assert (condition.what in status.headlines) == (condition.level != Level.ON_RECORD)
+    assert status.condition_counts[condition.kind] == gauge(condition.kind) == 1
+    offsets = REGISTRY.get_sample_value("fetchproxy_condition_offsets", {"kind": condition.kind})
+    assert offsets == condition.offsets
     assert b"fetchproxy_conditions{" in generate_latest(REGISTRY)
 
 
-@pytest.mark.parametrize("left", [0, 1])
-def test_newest_segments_that_are_gone_are_told_by_the_page_too(tmp_path: Path, left: int) -> None:
+@pytest.mark.parametrize("count_left", [0, 1])
+def test_newest_segments_that_are_gone_are_told_by_the_page_too(
+    tmp_path: Path, count_left: int
+) -> None:
     """The page sees no hole here: the archive's end is on record."""
 
     async def newest_gone() -> MemoryObjectStore:
         planted = PlantedArchive()
         for base in (0, 10, 20):
             await planted.add([batch(base)])
-        for segment in planted.segments[left:]:
+        for segment in planted.segments[count_left:]:
             for file in SegmentFile:
                 await planted.store.delete(planted.key(segment, file))
         return planted.store
 
     config = folder_of(asyncio.run(newest_gone()), tmp_path)
     _, listed = asyncio.run(read_archive(config, None))
-    [said] = listed
-    assert (said.kind, said.last_offset) == ("archived_offsets_missing", 29)
+    [condition] = listed
+    assert (condition.kind, condition.last_offset) == ("archived_offsets_missing", 29)
     report = verify(Here(), config).report
     assert tuple(report.published_conditions) == listed
     assert not report.clean
-    _page_and_metrics_say(said, listed, asyncio.run(shown(config)))
+    _page_and_metrics_say(condition, listed, asyncio.run(shown(config)))
 
 
 async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
@@ -405,15 +409,21 @@ async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
             await planted.store.delete(planted.key(planted.segments[3], file))
         with capture_logs() as logs:
             for _ in range(2):
-                [said] = await look()
-                assert (said.kind, said.first_offset) == ("archived_offsets_missing", 30)
+                [condition] = await look()
+                assert (condition.kind, condition.first_offset) == ("archived_offsets_missing", 30)
             await rlmm.raise_log_start_offset(TP, 40)
             assert await look() == [], "deleted on purpose"
         place = {"topic": TP.topic, "partition": TP.partition}
         began, ended = [e for e in logs if e["event"].startswith("archived_offsets_missing")]
-        assert began == {"event": said.kind, "log_level": "error", "error": said.what, **place}
+        assert began == {
+            "event": condition.kind,
+            "log_level": "error",
+            "error": condition.what,
+            **place,
+        }
         assert (
-            ended.items() >= {"event": f"{said.kind}_no_more", "log_level": "info", **place}.items()
+            ended.items()
+            >= {"event": f"{condition.kind}_no_more", "log_level": "info", **place}.items()
         )
 
 
@@ -445,7 +455,7 @@ async def test_what_is_over_leaves_the_store() -> None:
         with capture_logs():
             first.hold(Kind.PARTITION_STOPPED, TP, "it stands")
         await first.publish()
-        assert [found.name for found in await objects.list_published_conditions()] == [
+        assert [condition.name for condition in await objects.list_published_conditions()] == [
             "partition_stopped"
         ]
         second = first if went_on else PublishedConditions(objects)
@@ -466,9 +476,9 @@ async def test_a_deleted_partition_has_no_published_conditions() -> None:
         published_conditions.hold(Kind.TOPIC_DELETION_STOPPED, None, "of the archive")
     await published_conditions.publish()
     await planted.storage.objects.forget_partition(TP)
-    assert [found.tp for found in await planted.storage.objects.list_published_conditions()] == [
-        None
-    ]
+    assert [
+        condition.tp for condition in await planted.storage.objects.list_published_conditions()
+    ] == [None]
 
 
 async def test_what_is_known_is_not_read_again() -> None:
@@ -491,7 +501,7 @@ async def test_what_is_known_is_not_read_again() -> None:
     await published_conditions.publish()
     again = await read_published_conditions(objects, known)
     assert len(again) == 39
-    assert [said.what for one, said in again.items() if one.tp == tps[3]] == [
+    assert [condition.what for one, condition in again.items() if one.tp == tps[3]] == [
         "it stands, and otherwise"
     ]
     after = REGISTRY.get_sample_value(reads, {"operation": "get_concern"})

@@ -68,9 +68,9 @@ async def test_the_end_is_withdrawn_before_a_truncation() -> None:
     archive = PlantedArchive()
     await archive.add([batch(0), batch(10)])
     await ArchiveRecords(archive.storage.objects, TP).withdraw_end()
-    found = await stated(archive)
-    assert found is not None
-    assert (found.recorded_from, found.end_offset) == (0, NOT_STATED)
+    offsets_stated = await stated(archive)
+    assert offsets_stated is not None
+    assert (offsets_stated.recorded_from, offsets_stated.end_offset) == (0, NOT_STATED)
     archive.segments.clear()
     assert (await archive.verify()).clean
 

@@ -101,11 +101,11 @@ def test_little_by_little() -> None:
         view = rlmm.view(TP)
         assert view is not None
         assert view.log_start_offset == 80  # at once, and in full
-        left = []
+        counts_left = []
         for _ in range(5):
             await expirer.expire(TP)
-            left.append(len(world.bases()))
-        assert left == [9, 8, 5, 2, 1]
+            counts_left.append(len(world.bases()))
+        assert counts_left == [9, 8, 5, 2, 1]
 
     virtually(life)
 
@@ -294,15 +294,15 @@ def test_a_segment_that_cannot_be_deleted_keeps_no_other(manager: str) -> None:
         changes = {"retention_deletes_per_turn_max": 3, "retention_grace_ms": 0}
         expirer, _ = await world.start(opened, remote_log_retention_ms=1, **changes)
         store.kept = f"/{0:020}", f"/{20:020}"
-        told: list[str] = []
+        errors: list[str] = []
         for _ in range(20):
             try:
                 await expirer.expire(TP)
             except StorageDenied as error:
-                told.append(str(error))
+                errors.append(str(error))
             await asyncio.sleep(1)
-        assert len(told) > 10  # in each turn, as the archive keeps more than it may
-        assert all("it is locked" in text for text in told)
+        assert len(errors) > 10  # in each turn, as the archive keeps more than it may
+        assert all("it is locked" in text for text in errors)
         assert world.bases() == [0, 20, 80]
         store.kept = ()
         await turns(expirer, 20)

@@ -73,8 +73,8 @@ def test_the_hour_is_the_limit() -> None:
 
 def test_only_a_record_that_holds_others_up_is_named() -> None:
     def held(*newest_ms: int, age_max_ms: int = DAY_MS) -> int | None:
-        found = stopped_by(view(0, *newest_ms).segments, age_max_ms, NOW_MS)
-        return None if found is None else found.start_offset
+        stopped = stopped_by(view(0, *newest_ms).segments, age_max_ms, NOW_MS)
+        return None if stopped is None else stopped.start_offset
 
     old = NOW_MS - 2 * DAY_MS
     assert held(YEAR_2100_MS, old) == 0
@@ -136,10 +136,10 @@ async def test_the_brokers_tier_says_it_too() -> None:
         await world.planted.add([batch(40, timestamp=1_000)], tp=TRIMMED)
         await world.local.trim(TRIMMED)
         assert world.broker.deletions == 1  # up to the record
-        [told] = world.published_conditions.health.conditions(0.0)
-        assert told.kind == "local_retention_held_up"
-        assert (told.first_offset, told.last_offset) == (30, 39)
-        assert "DeleteRecords below offset 40, sent to a broker" in told.what
+        [condition] = world.published_conditions.health.conditions(0.0)
+        assert condition.kind == "local_retention_held_up"
+        assert (condition.first_offset, condition.last_offset) == (30, 39)
+        assert "DeleteRecords below offset 40, sent to a broker" in condition.what
         world.broker.start = 40  # it was sent
         await asyncio.sleep(0.01)
         await world.local.trim(TRIMMED)

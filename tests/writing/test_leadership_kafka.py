@@ -88,14 +88,14 @@ async def test_two_share_the_partitions_and_one_takes_over_from_the_killed(
         with archiver_process(kafka.bootstrap, tmp_path, topic, **settings) as other:
             await until_true(lambda: len(led(manager)) == PARTITIONS // 2)
             await until_true(lambda: manager.leadership_state.members == 2)
-            mine = led(manager)
+            led_before = led(manager)
             await asyncio.to_thread(produce, kafka.bootstrap, topic, PARTITIONS, COUNT)
             # It also knows the archive of followed partitions, from the other archiver's copies.
             await until(manager, archived_up_to(topic, dict.fromkeys(everything, COUNT)))
-            assert led(manager) == mine
+            assert led(manager) == led_before
             assert manager.leadership_state.state == "stable"
             assert ARCHIVE_GROUP_STABLE._value.get() == 1
-            assert mine in await asyncio.to_thread(parts_of_members, kafka, topic)
+            assert led_before in await asyncio.to_thread(parts_of_members, kafka, topic)
             other.send(signal.SIGKILL)
             await until_true(lambda: led(manager) == everything)
             await asyncio.to_thread(produce, kafka.bootstrap, topic, PARTITIONS, COUNT)
@@ -110,7 +110,7 @@ async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> Non
     """A static member that is back in time gets its old partitions; any other gets a new share."""
     topic = kafka.create_topic("restarted", PARTITIONS)
     half = PARTITIONS // 2
-    seen: list[set[int]] = []
+    led_sets: list[set[int]] = []
     async with open_archive(tmp_path / "store") as archive, AsyncExitStack() as exits:
         first, _ = await start(exits, kafka, topic, archive, group_session_timeout_ms=15_000)
 
@@ -121,22 +121,22 @@ async def test_a_restart_moves_little(kafka: KafkaServer, tmp_path: Path) -> Non
                 second, _ = await start(second_exits, kafka, topic, archive, **changes)
                 await until_true(lambda: len(led(second)) == half)
                 await until_true(lambda: len(led(first)) == half)
-                told = first._leadership.on_change
-                first._leadership.on_change = lambda: (told(), seen.append(led(first)))
+                on_change = first._leadership.on_change
+                first._leadership.on_change = lambda: (on_change(), led_sets.append(led(first)))
                 return led(second), led(first)
 
         await until_true(lambda: len(led(first)) == PARTITIONS)
-        theirs, ours = await life(group_instance_id="second")
-        seen.clear()
-        assert await life(group_instance_id="second") == (theirs, ours)
-        assert seen == [], "a static member's restart has moved something"
+        led_by_second, led_by_first = await life(group_instance_id="second")
+        led_sets.clear()
+        assert await life(group_instance_id="second") == (led_by_second, led_by_first)
+        assert led_sets == [], "a static member's restart has moved something"
         await until_true(lambda: len(led(first)) == PARTITIONS)  # its session has ended
-        theirs, ours = await life()
+        led_by_second, led_by_first = await life()
         await until_true(lambda: len(led(first)) == PARTITIONS)  # it left the group: at once
-        seen.clear()
+        led_sets.clear()
         theirs_again, ours_again = await life()
         assert theirs_again | ours_again == set(range(PARTITIONS))
-        assert all(len(now) >= half for now in seen), "the one that stayed lost more than half"
+        assert all(len(now) >= half for now in led_sets), "the one that stayed lost more than half"
 
 
 async def test_topics_and_partitions_that_come_are_shared_out(
@@ -202,7 +202,7 @@ async def test_a_broker_that_is_paused(kafka: KafkaServer, tmp_path: Path) -> No
 
 async def test_one_that_was_replaced_in_its_group(kafka: KafkaServer, tmp_path: Path) -> None:
     topic = kafka.create_topic("replaced", 4)
-    finished, seen = await meet(
+    finished, visible = await meet(
         kafka.bootstrap,
         topic,
         4,
@@ -210,4 +210,4 @@ async def test_one_that_was_replaced_in_its_group(kafka: KafkaServer, tmp_path: 
         OVERTAKEN_TOO_LATE,
         **group(topic, group_session_timeout_ms=3_000),  # the stopped one is to lose it
     )
-    assert finished > seen, "no range was copied twice: this run has shown nothing"
+    assert finished > visible, "no range was copied twice: this run has shown nothing"

@@ -78,12 +78,12 @@ class Scene:
         """Whether each segment is answered locally; a local answer must be right."""
         responses = []
         for metadata in segments:
-            found = await self.local.read(metadata)
-            responses.append(found is not None)
-            if found is not None:
+            index = await self.local.read(metadata)
+            responses.append(index is not None)
+            if index is not None:
                 raw = await self._get(self.archive.key(metadata, SegmentFile.INDEX))
-                assert found.memory_bytes > 0
-                assert list(found.spans()) == list(type(found).parse(raw).spans())
+                assert index.memory_bytes > 0
+                assert list(index.spans()) == list(type(index).parse(raw).spans())
         return responses
 
     def files(self, tp: TopicIdPartition = TP) -> list[str]:
@@ -122,10 +122,10 @@ async def test_what_the_log_start_has_passed_goes(scene: Scene) -> None:
         async with rlmm:
             await rlmm.raise_log_start_offset(TP, scene.archive.segments[8].start_offset)
         await scene.bring_up(refresher)
-        kept = [name for name in before if int(name[:20]) >= 0]
+        names_kept = [name for name in before if int(name[:20]) >= 0]
         assert scene.files() == [
             name
-            for name, after in zip(kept, [*kept[1:], None], strict=True)
+            for name, after in zip(names_kept, [*names_kept[1:], None], strict=True)
             if after is None or int(after[:20]) > scene.archive.segments[8].start_offset
         ]
         assert len(scene.files()) < len(before)
@@ -286,8 +286,8 @@ async def test_a_cold_read_asks_the_store_for_no_index(scene: Scene) -> None:
             await scene.bring_up(refresher)
             scene.index_reads.clear()
             hits = LOCAL_INDEX_READS.labels("hit")._value.get()
-            found = await read(scene, scene.local, offset)
-            assert [bytes(part) for part in found.records] == [bytes(p) for p in expected.records]
+            result = await read(scene, scene.local, offset)
+            assert [bytes(part) for part in result.records] == [bytes(p) for p in expected.records]
             assert scene.index_reads == []
             assert LOCAL_INDEX_READS.labels("hit")._value.get() > hits
 
@@ -315,8 +315,8 @@ async def test_a_read_beyond_the_local_index_asks_the_store(scene: Scene) -> Non
         await scene.add(1)
         scene.index_reads.clear()
         absent = LOCAL_INDEX_READS.labels("absent")._value.get()
-        found = await read(scene, scene.local, scene.archive.segments[2].start_offset)
-        assert found.size_bytes > 0
+        result = await read(scene, scene.local, scene.archive.segments[2].start_offset)
+        assert result.size_bytes > 0
         assert len(scene.index_reads) == 1
         assert LOCAL_INDEX_READS.labels("absent")._value.get() == absent + 1
 

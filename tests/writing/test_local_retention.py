@@ -32,9 +32,9 @@ def test_nothing_goes_that_is_not_archived(
     gone = range(max(start, view.raised_log_start), target)
     assert all(view.covers(offset) for offset in gone)
     # All whole segments below passed by time, or by bytes together with the rest of the run.
-    kept = 0
-    while view.covers(target + kept):
-        kept += 1
+    count_kept = 0
+    while view.covers(target + count_kept):
+        count_kept += 1
     by_time = all(
         0 <= ms <= now_ms - newest_timestamp_ms(s)
         for s in view.segments
@@ -51,10 +51,10 @@ def test_what_local_retention_keeps_is_there(
     _, view = archive
     target = trim_target(view, log_offsets(start), Retention(local_bytes=size_limit), 0)
     if target is not None:
-        kept = 0
-        while view.covers(target + kept):
-            kept += 1
-        assert kept >= min(size_limit, 1)
+        count_kept = 0
+        while view.covers(target + count_kept):
+            count_kept += 1
+        assert count_kept >= min(size_limit, 1)
 
 
 def contiguous(count: int) -> PartitionView:

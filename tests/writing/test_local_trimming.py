@@ -225,7 +225,7 @@ async def test_without_local_retention_nobody_is_asked() -> None:
 
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize(
-    ("file", "edit", "said"),
+    ("file", "edit", "message"),
     [
         (SegmentFile.LOG, None, "is missing"),
         (SegmentFile.LOG, lambda log: log[:-1], "is shorter"),
@@ -237,7 +237,7 @@ async def test_without_local_retention_nobody_is_asked() -> None:
     ],
 )
 async def test_not_where_the_store_has_lost_what_was_copied(
-    file: SegmentFile, edit: Any, said: str, number: int
+    file: SegmentFile, edit: Any, message: str, number: int
 ) -> None:
     async with trimming() as world:
         segment = world.planted.segments[number]
@@ -252,7 +252,7 @@ async def test_not_where_the_store_has_lost_what_was_copied(
             await asyncio.sleep(0.01)
         assert world.broker.deletions == 0
         [headline] = headlines(world.published_conditions.health.conditions(0.0))
-        assert said in headline
+        assert message in headline
         assert key in headline
         # Once mended, trimming continues by itself.
         await world.store.put(key, before)

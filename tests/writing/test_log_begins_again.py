@@ -60,9 +60,9 @@ async def process(archiver: PartitionArchiver) -> None:
 
 
 def finished(here: World) -> list[tuple[int, int]]:
-    found = here.rlmm.list_remote_log_segments(TP)
-    assert all(segment.state is FINISHED for segment in found)
-    return [(segment.start_offset, segment.end_offset) for segment in found]
+    segments = here.rlmm.list_remote_log_segments(TP)
+    assert all(segment.state is FINISHED for segment in segments)
+    return [(segment.start_offset, segment.end_offset) for segment in segments]
 
 
 @pytest.mark.parametrize(("produced", "epochs"), [(0, 1), (3, 1), (200, 1), (0, 0), (3, 0)])
@@ -216,10 +216,10 @@ async def audit(here: World, served: list[tuple[int, int]]) -> None:
     """Another process sees the same from the store alone, and `verify` finds no fault."""
     assert await here.served() == served
     async with StoreBackedRemoteLogMetadataManager(here.storage, MetadataConfig()) as other:
-        seen = await other.refresh(TP, 0.0)
-        mine = here.rlmm.view(TP)
-        assert mine is not None
-        assert list(seen.segments) == list(mine.segments)
+        other_view = await other.refresh(TP, 0.0)
+        own_view = here.rlmm.view(TP)
+        assert own_view is not None
+        assert list(other_view.segments) == list(own_view.segments)
         assert await read_published_conditions(here.storage.objects) == {}
         report = await verify_archive(here.storage, other)
     assert not report.faults, report.faults[:3]
@@ -312,14 +312,14 @@ async def test_later_elections_respect_what_was_kept(tmp_path: Path) -> None:
         cluster.produce(3)
         await process(archiver)
         log = list(cluster.leader.log)
-        kept = [b for b in log if b.last < end]
-        cluster.replicas[1].log = kept
+        log_kept = [b for b in log if b.last < end]
+        cluster.replicas[1].log = log_kept
         cluster.leads, cluster.epoch = 1, cluster.epoch + 1
         cluster.produce(1)
         cluster.hear()
         with structlog.testing.capture_logs(), pytest.raises(LogBeginsAgain):
             await process(archiver)
-        cluster.replicas[1].log = log[: len(kept) + 3]
+        cluster.replicas[1].log = log[: len(log_kept) + 3]
         cluster.epoch += 1
         cluster.produce(2)
         cluster.hear()

@@ -69,12 +69,12 @@ async def test_each_partition_is_copied_beside_its_leader(
                     leaders.update(moved)
                 await asyncio.to_thread(produce, cluster, 2.5, life)
                 await archived(archive, cluster, leaders)
-                shown = {
+                partitions_shown = {
                     node: {s.tp.partition for s in sidecar.status() if s.archive_end is not None}
                     for node, sidecar in sidecars.items()
                 }
                 for partition, leader in leaders.items():
-                    assert partition in shown[leader]
+                    assert partition in partitions_shown[leader]
             for tp in await tps(client, TOPIC):
                 end = rolled_end(cluster, leaders[tp.partition], tp.partition)
                 # Brokers roll at their own offsets: equal bytes show that no record is doubled.

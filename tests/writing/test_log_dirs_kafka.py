@@ -105,7 +105,9 @@ def log_dirs(kafka: KafkaServer, tmp_path: Path) -> dict[str, object]:
 
 
 def archived_to(topic: str, end: int) -> Callable[[list[PartitionArchiveStatus]], bool]:
-    return lambda found: [s.archive_end for s in found if s.tp.topic == topic] == [end]
+    return lambda segments_found: (
+        [s.archive_end for s in segments_found if s.tp.topic == topic] == [end]
+    )
 
 
 async def segments(archive: Archive, tp: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
@@ -136,7 +138,10 @@ async def test_a_file_that_was_cut_is_no_compacted_one(
         open_archive(tmp_path / "store") as archive,
         running_archiver(kafka_server.bootstrap, archive, topic, **settings) as (manager, _),
     ):
-        await until(manager, lambda found: any(expected in (s.last_error or "") for s in found))
+        await until(
+            manager,
+            lambda segments_found: any(expected in (s.last_error or "") for s in segments_found),
+        )
 
 
 async def test_rolled_segments_are_copied_as_they_are(
@@ -154,10 +159,10 @@ async def test_rolled_segments_are_copied_as_they_are(
     ):
         await until(manager, archived_to(topic, bases[-1]))
         (tp,) = await tps(cluster, topic)
-        found = await segments(archive, tp)
-        assert [s.start_offset for s in found] == bases[:-1]
+        segments_found = await segments(archive, tp)
+        assert [s.start_offset for s in segments_found] == bases[:-1]
         folder = folder_of(kafka_server, topic)
-        for segment, base in zip(found, bases, strict=False):
+        for segment, base in zip(segments_found, bases, strict=False):
             for file, name in (
                 (SegmentFile.LOG, f"{base:020d}.log"),
                 (SegmentFile.OFFSET_INDEX, f"{base:020d}.index"),
@@ -365,7 +370,7 @@ async def test_where_no_link_can_be_made_it_is_copied(
 
 
 @pytest.mark.parametrize(
-    ("node_id", "cluster_id", "said"),
+    ("node_id", "cluster_id", "message"),
     [(1, CLUSTER_ID, "belongs to cluster"), (2, None, None), (1, None, "no folder")],
     ids=["another-cluster", "another-broker", "another-directory"],
 )
@@ -375,13 +380,13 @@ async def test_directories_that_are_not_the_leaders(
     tmp_path: Path,
     node_id: int,
     cluster_id: str | None,
-    said: str | None,
+    message: str | None,
 ) -> None:
     """Those of another cluster are refused by name; those of a follower give no work."""
     topic = create_topic(config=SMALL_SEGMENTS)
     await asyncio.to_thread(produce, kafka_server, topic, 1.5)
-    own = open_log_dir(kafka_server.data_dir).cluster_id
-    beside = plant_log_dir(tmp_path / "logs", node_id, cluster_id or own)
+    own_cluster_id = open_log_dir(kafka_server.data_dir).cluster_id
+    beside = plant_log_dir(tmp_path / "logs", node_id, cluster_id or own_cluster_id)
     config = ArchiveConfig(topics=topic, log_dirs=str(beside))
     async with (
         open_archive(tmp_path / "store") as archive,
@@ -392,10 +397,10 @@ async def test_directories_that_are_not_the_leaders(
         accumulator = open_source(config, cluster, FETCH_BYTES_MAX, open_log_dirs(config))(
             tp, spool
         )
-        if said is None:
+        if message is None:
             assert await accumulator.accumulate(0, close_short=True) is None
         else:
-            with pytest.raises(FetchProxyError, match=said):
+            with pytest.raises(FetchProxyError, match=message):
                 await accumulator.accumulate(0, close_short=True)
         assert list(await archive.rlmm.list_partitions()) == []
 
@@ -431,5 +436,5 @@ async def stable_end(cluster: Cluster, tp: TopicIdPartition) -> int:
 async def kafka_files(archive: Archive, segment: RemoteLogSegmentMetadata) -> set[SegmentFile]:
     store = archive.storage.store
     folder = archive.storage.rsm.object_key(segment, SegmentFile.LOG).rpartition("/")[0]
-    keys = {found.key async for found in store.list(folder + "/")}
+    keys = {stored_object.key async for stored_object in store.list(folder + "/")}
     return {file for file in KAFKA_FILES if archive.storage.rsm.object_key(segment, file) in keys}

@@ -199,8 +199,8 @@ async def shows_the_brokers_bytes(
         Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster,
     ):
         (tp,) = await tps(cluster, topic)
-        if shown := (await archive.view(tp)).segments:
-            end = shown[-1].end_offset + 1
+        if segments := (await archive.view(tp)).segments:
+            end = segments[-1].end_offset + 1
             assert await archive.batches(tp) == await broker_batches(cluster, tp, 0, end)
 
 
@@ -242,6 +242,6 @@ async def finish(
             for segment in (await archive.view(tp)).segments
             for file in SegmentFile
         }
-        found = {stored.key async for stored in archive.storage.store.list("")}
-        assert {key for key in found if parse_segment_key("", key)} - named == set()
+        keys = {stored.key async for stored in archive.storage.store.list("")}
+        assert {key for key in keys if parse_segment_key("", key)} - named == set()
     assert list(changes["spool_dir"].iterdir()) == []

@@ -45,13 +45,13 @@ async def restore(archive: Archive, segment: RemoteLogSegmentMetadata, folder: P
 async def aborted_everywhere(
     cluster: Cluster, tp: TopicIdPartition, ends: list[int]
 ) -> list[frozenset[tuple[int, int]]]:
-    found = []
+    aborted_sets = []
     for offset in ends:
         fetched = await cluster.fetch(
             tp, offset, bytes_max=1, wait_max_ms=0, isolation=IsolationLevel.READ_COMMITTED
         )
-        found.append(frozenset(fetched.aborted))
-    return found
+        aborted_sets.append(frozenset(fetched.aborted))
+    return aborted_sets
 
 
 def log_since(kafka: KafkaServer, position: int) -> str:
@@ -74,23 +74,25 @@ async def test_a_broker_starts_with_restored_segments(
             (tp,) = await tps(cluster, TOPIC)
             log = await broker_batches(cluster, tp, 0, bases[-1])
             aborted = await aborted_everywhere(cluster, tp, bases[:-1])
-        found = await segments(archive, tp)
-        assert {s.has_aborted_txns for s in found} == {True, False}, "both ways are shown"
+        segments_found = await segments(archive, tp)
+        assert {s.has_aborted_txns for s in segments_found} == {True, False}, "both ways are shown"
         await asyncio.to_thread(kafka._server().stop, 60.0)
         folder = kafka.data_dir / f"{TOPIC}-0"
         for path in folder.iterdir():
             if path.stem.isdigit() and int(path.stem) < bases[-1]:
                 path.unlink()
-        for segment in found:
+        for segment in segments_found:
             await restore(archive, segment, folder)
         # Without a clean shutdown the broker would rebuild everything anyway.
         assert (kafka.data_dir / ".kafka_cleanshutdown").exists()
-        seen = kafka.log.stat().st_size
+        log_size = kafka.log.stat().st_size
         await asyncio.to_thread(kafka.start)
     rebuilt = re.findall(
-        r"Could not find offset index file.*/(\d{20})\.log", log_since(kafka, seen)
+        r"Could not find offset index file.*/(\d{20})\.log", log_since(kafka, log_size)
     )
-    assert {int(base) for base in rebuilt} == {s.start_offset for s in found if s.has_aborted_txns}
+    assert {int(base) for base in rebuilt} == {
+        s.start_offset for s in segments_found if s.has_aborted_txns
+    }
     async with Cluster(ClusterConfig(bootstrap=kafka.bootstrap)) as cluster:
         assert await broker_batches(cluster, tp, 0, bases[-1]) == log
         assert await aborted_everywhere(cluster, tp, bases[:-1]) == aborted

@@ -86,14 +86,14 @@ async def test_killed_at_every_step_of_a_merge(
         async with open_archive(tmp_path / "store") as archive:
             (tp,) = [tp for tp in await archive.rlmm.list_partitions() if tp.partition == 0]
             assert await readable(archive, tp) == expected
-    found = await merged_until_settled(tmp_path)
+    ranges = await merged_until_settled(tmp_path)
     async with open_archive(tmp_path / "store") as archive:
         assert await readable(archive, tp) == expected
         assert (await verify_archive(archive.storage, archive.rlmm)).clean
-    assert found[0][1] - found[0][0] > 300
-    assert found == await merged_until_settled(tmp_path)
+    assert ranges[0][1] - ranges[0][0] > 300
+    assert ranges == await merged_until_settled(tmp_path)
     logs = list((tmp_path / "store").rglob("*.log"))
-    assert len(logs) == len(found)
+    assert len(logs) == len(ranges)
 
 
 @pytest.mark.slow
@@ -108,8 +108,8 @@ async def test_killed_at_every_step_of_the_removal(
         async with open_archive(tmp_path / "store") as archive:
             (tp,) = [tp for tp in await archive.rlmm.list_partitions() if tp.partition == 0]
             assert await readable(archive, tp) == expected
-    found = await merged_until_settled(tmp_path)
-    assert len(list((tmp_path / "store").rglob("*.log"))) == len(found)
+    ranges = await merged_until_settled(tmp_path)
+    assert len(list((tmp_path / "store").rglob("*.log"))) == len(ranges)
 
 
 async def test_merged_while_it_is_archived_and_read(
@@ -137,5 +137,5 @@ async def test_merged_while_it_is_archived_and_read(
         segments = archive.rlmm.list_remote_log_segments(tp)
     assert merged >= 3
     assert reads == 8
-    held = sum(s.end_offset - s.start_offset + 1 for s in segments)
-    assert held < 2 * 1_200, "the archiver has removed nothing of what was replaced"
+    offsets_archived = sum(s.end_offset - s.start_offset + 1 for s in segments)
+    assert offsets_archived < 2 * 1_200, "the archiver has removed nothing of what was replaced"

@@ -149,10 +149,10 @@ def test_each_offset_stays_served_and_only_what_was_merged_goes(
         assert sum(s.segment_size_bytes for s in group) <= bytes_max
         every = _merge(every, group, 1_000 + number)
         # If a part of the plan is carried out, the rest is planned as before.
-        left = plan_merges(
+        merges_left = plan_merges(
             every, build_view(TP, every, 1.0, view.unreadable, raised), bytes_max=bytes_max
         )
-        assert left == plan[number + 1 :]
+        assert merges_left == plan[number + 1 :]
     after = build_view(TP, every, 1.0, view.unreadable, raised)
     assert _served(every, after) == before
     replaced = {s.segment_id.id for group in plan for s in group}

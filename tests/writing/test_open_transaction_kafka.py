@@ -50,8 +50,8 @@ async def test_it_ends_what_it_names_and_archiving_goes_on(
         health = manager.published_conditions.health
 
         def told() -> Condition | None:
-            found = health.reported(Kind.OPEN_TRANSACTION, tp)
-            return found if found is not None and "of producer" in found.what else None
+            condition = health.reported(Kind.OPEN_TRANSACTION, tp)
+            return condition if condition is not None and "of producer" in condition.what else None
 
         await until_true(lambda: told() is not None)
         condition = told()

@@ -34,13 +34,13 @@ def test_orphans_go_when_they_were_seen_for_long_enough() -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
         await world.plant(2)
         sound = world.store.objects()
-        left = await orphan(world, 77, SegmentFile.LOG, SegmentFile.INDEX)
+        objects_left = await orphan(world, 77, SegmentFile.LOG, SegmentFile.INDEX)
         settings = {"orphan_check_interval_ms": 500_000, "orphan_age_min_ms": 100_000}
         expirer, _ = await world.start(opened, **settings)
         await turns(expirer, 50)
         late = await orphan(world, 78, SegmentFile.LOG)
         await turns(expirer, 49)
-        assert world.store.objects() == sound | left | late
+        assert world.store.objects() == sound | objects_left | late
         await turns(expirer, 20)
         assert world.store.objects() == sound | late
         await turns(expirer, 200)
@@ -68,11 +68,11 @@ def test_what_is_still_being_written_is_no_orphan() -> None:
         settings = {"orphan_check_interval_ms": 5_000, "orphan_age_min_ms": 60_000}
         expirer, _ = await world.start(opened, **settings)
         for _ in range(20):
-            left = await orphan(world, 77, SegmentFile.LOG)  # its version changes
+            objects_left = await orphan(world, 77, SegmentFile.LOG)  # its version changes
             await turns(expirer, 30)
-            assert left <= world.store.objects()
+            assert objects_left <= world.store.objects()
         await turns(expirer, 100)
-        assert not left & world.store.objects()
+        assert not objects_left & world.store.objects()
 
     virtually(life)
 
@@ -140,15 +140,15 @@ def test_the_word_of_a_copy_that_the_metadata_topic_has_deleted_is_an_orphan(alo
         sound = world.store.objects()
         late = replace(world.planted.segments[0], segment_id=RemoteLogSegmentId(TP, UUID(int=77)))
         await world.planted.restate(late)
-        left = {world.planted.key(late, SegmentFile.METADATA)}
+        objects_left = {world.planted.key(late, SegmentFile.METADATA)}
         if not alone:
-            left |= await orphan(world, 77, SegmentFile.INDEX)
+            objects_left |= await orphan(world, 77, SegmentFile.INDEX)
         settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 10_000}
         expirer, _ = await world.start(opened, **settings)
         await turns(expirer, 9)
-        assert world.store.objects() == sound | left
+        assert world.store.objects() == sound | objects_left
         await turns(expirer, 30)
-        assert world.store.objects() == (sound if alone else sound | left)
+        assert world.store.objects() == (sound if alone else sound | objects_left)
 
     virtually(life, "topic")
 
@@ -179,10 +179,10 @@ def test_a_long_partition_is_searched_less_often(
         }
         expirer, _ = await world.start(opened, **settings)
         await turns(expirer, 5)
-        left = await orphan(world, 77, SegmentFile.INDEX)
+        objects_left = await orphan(world, 77, SegmentFile.INDEX)
         await turns(expirer, found_s - 6)
-        assert left <= world.store.objects()
+        assert objects_left <= world.store.objects()
         await turns(expirer, 6)
-        assert not left & world.store.objects()
+        assert not objects_left & world.store.objects()
 
     virtually(life)

@@ -64,10 +64,10 @@ async def process(config: Config, *, create: bool = False) -> AsyncIterator[Proc
         metadata_manager(config, storage, cluster, lambda: 0) as rlmm,
     ):
         health = Health()
-        own = OwnArchive(
+        own_archive = OwnArchive(
             config, storage, rlmm, cluster, uuid4, archives=archives, create=create, health=health
         )
-        yield Process(own, storage, rlmm, cluster, health)
+        yield Process(own_archive, storage, rlmm, cluster, health)
 
 
 def written_topic(kafka: KafkaServer, name: str, *, forgotten: int = 0) -> None:
@@ -90,13 +90,13 @@ async def test_the_first_archiver_makes_the_archive_and_says_whose_it_is(
     async with process(config) as one:
         await one.own.confirm()
         assert one.own.confirmed.is_set()
-        said = await one.storage.identity.look()
-        assert said is not None
-        assert said.cluster_id == await one.cluster.cluster_id() != ""
-        assert said.manager == "store"
+        identity = await one.storage.identity.look()
+        assert identity is not None
+        assert identity.cluster_id == await one.cluster.cluster_id() != ""
+        assert identity.manager == "store"
     async with process(config) as one:
         await one.own.confirm()
-        assert await one.storage.identity.look() == said, "who comes later changes nothing"
+        assert await one.storage.identity.look() == identity, "who comes later changes nothing"
 
 
 async def test_what_brokers_have_deleted_by_themselves_is_in_no_archive(
@@ -250,10 +250,10 @@ async def test_an_archive_whose_metadata_move_is_named_until_a_restart_with_the_
             await state_metadata_topic(storage.identity, "moved-here")
         await named(one)
         now = asyncio.get_running_loop().time()
-        [found] = one.health.conditions(now)
-        assert found.kind is Kind.ARCHIVE_MISMATCH
-        assert "metadata.manager" in found.what
-        assert "topic moved-here" in found.what
+        [condition] = one.health.conditions(now)
+        assert condition.kind is Kind.ARCHIVE_MISMATCH
+        assert "metadata.manager" in condition.what
+        assert "topic moved-here" in condition.what
         running.cancel()
     corrected = configured(
         kafka_server,
@@ -285,18 +285,18 @@ async def test_an_archive_that_another_cluster_makes_at_the_same_moment_is_left_
     kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with process(configured(kafka_server, tmp_path, "orders")) as one:
-        theirs = ArchiveIdentity(UUID(int=1), "another", "store")
+        foreign_identity = ArchiveIdentity(UUID(int=1), "another", "store")
         put_new = FilesystemObjectStore.put_new
 
         async def put_late(store: FilesystemObjectStore, key: str, content: bytes) -> bool:
             """The other process was faster, after this one looked."""
-            await put_new(store, LAYOUT_OBJECT, encode_identity(theirs))
+            await put_new(store, LAYOUT_OBJECT, encode_identity(foreign_identity))
             return await put_new(store, key, content)
 
         monkeypatch.setattr(FilesystemObjectStore, "put_new", put_late)
         with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap: .* the cluster another"):
             await one.own.at_start()
-        assert await one.storage.identity.look() == theirs
+        assert await one.storage.identity.look() == foreign_identity
 
 
 async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_path: Path) -> None:
@@ -306,10 +306,10 @@ async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_pa
     config = configured(kafka_server, tmp_path, "own-claimed")
     async with process(config) as one:
         await one.own.confirm()
-        said = await one.storage.identity.look()
-        assert said is not None
-        assert (said.cluster_id, said.manager) == (await one.cluster.cluster_id(), "store")
-        assert said.generation is not None
+        identity = await one.storage.identity.look()
+        assert identity is not None
+        assert (identity.cluster_id, identity.manager) == (await one.cluster.cluster_id(), "store")
+        assert identity.generation is not None
 
 
 async def test_a_metadata_topic_that_knows_an_archive_makes_no_second_one(

@@ -74,9 +74,11 @@ def test_a_member_that_goes_or_comes_moves_no_more_than_its_part(
     sizes = [len(member.owned) for member in joined.values()]
     assert max(sizes) - min(sizes) <= 1
     gone = data.draw(st.sampled_from(sorted(joined)))
-    left, moved = settle({n: m for n, m in joined.items() if n != gone}, counts)
+    members_left, moved = settle({n: m for n, m in joined.items() if n != gone}, counts)
     assert moved == 0  # only partitions without an owner are assigned
-    assert left == {} or set().union(*(m.owned for m in left.values())) == every(counts)
+    assert members_left == {} or set().union(*(m.owned for m in members_left.values())) == every(
+        counts
+    )
 
 
 @given(COUNTS, NAMES, st.data())
@@ -88,9 +90,9 @@ def test_members_that_want_different_topics(
     settled, _ = settle(members, counts)
     for name, member in settled.items():
         assert {topic for topic, _ in member.owned} <= members[name].topics
-    wanted = frozenset().union(*(m.topics for m in members.values()))
+    topics = frozenset().union(*(m.topics for m in members.values()))
     assert set().union(*(m.owned for m in settled.values())) == {
-        p for p in every(counts) if p[0] in wanted
+        p for p in every(counts) if p[0] in topics
     }
 
 

@@ -243,9 +243,11 @@ async def test_created_again_under_its_name() -> None:
         added = await world.planted.add([batch(0)], tp=again)
         world.broker.topics = (OTHER, (TOPIC, again.topic_id, 0), NO_ID)
         await world.look()
-        left = world.of_the_topic()
-        assert {world.planted.key(added, SegmentFile.LOG)} < left
-        assert all(key.split("/")[1] == left.copy().pop().split("/")[1] for key in left)
+        objects_left = world.of_the_topic()
+        assert {world.planted.key(added, SegmentFile.LOG)} < objects_left
+        assert all(
+            key.split("/")[1] == objects_left.copy().pop().split("/")[1] for key in objects_left
+        )
 
 
 @with_both
@@ -279,8 +281,8 @@ async def test_one_that_was_started_waits_for_no_second_grace() -> None:
         world.store.fail(8)
         with pytest.raises(RemoteStorageError):
             await world.look()
-        left = {key for key in world.of_the_topic() if f"/{TPS[0].partition}/" in key}
-        assert left
+        objects_left = {key for key in world.of_the_topic() if f"/{TPS[0].partition}/" in key}
+        assert objects_left
         async with world.process(grace_ms=3_600_000) as deletion:
             await deletion.look()
         # The other partition's deletion had not begun, so it waits.

@@ -125,8 +125,8 @@ async def test_two_merges_that_both_come_to_count(world: MergingWorld) -> None:
     # One archive with the writes of both.
     world.store._objects = {**other.store._objects, **world.store._objects}
     if world.manager == "topic":
-        seen = [len(part) for part in late.then[1]]
-        for number, start in enumerate(seen):
+        counts = [len(part) for part in late.then[1]]
+        for number, start in enumerate(counts):
             world.log.logs[number] += other.log.logs[number][start:]
     assert await world.read() == before
     await world.tidy_until_settled()

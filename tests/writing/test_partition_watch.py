@@ -87,90 +87,98 @@ def watch(published_conditions: PublishedConditions | None = None) -> PartitionW
 
 async def test_warned_once_per_episode_by_the_records_own_time() -> None:
     published_conditions = PublishedConditions()
-    seen = watch(published_conditions)
+    partition_watch = watch(published_conditions)
     status = replace(LAGGING, first_unarchived_ms=1_000 * HOUR)
     with capture_logs() as logs:
         for hours in (1_004, 1_005, 1_006, 1_007):
-            await seen.look([status], 0.0, hours * HOUR)
+            await partition_watch.look([status], 0.0, hours * HOUR)
     assert [(e["event"], e["retention_used"]) for e in logs] == [("archive_margin_small", 0.5)]
     assert logs[0]["log_level"] == "error"
-    assert seen.margin(TP)[0] == pytest.approx(0.7)
+    assert partition_watch.margin(TP)[0] == pytest.approx(0.7)
     assert ARCHIVE_RETENTION_USED_SHARE.labels("orders", "3")._value.get() == pytest.approx(0.7)
-    assert [str(found) for found in published_conditions.health.conditions(0.0)] == [
+    assert [str(condition) for condition in published_conditions.health.conditions(0.0)] == [
         "archive_margin_small: orders-3: the records from offset 100 on are not archived and have "
         "used up 70 % of the brokers' retention; at 100 % the brokers delete them; cause: copies "
         "are slower than producers, or have just begun"
     ]
     caught_up = replace(LAGGING, archive_end=150)
     with capture_logs() as logs:
-        await seen.look([caught_up], 0.0, 1_008 * HOUR)
-        await seen.look([status], 0.0, 1_009 * HOUR)
+        await partition_watch.look([caught_up], 0.0, 1_008 * HOUR)
+        await partition_watch.look([status], 0.0, 1_009 * HOUR)
     assert [e["event"] for e in logs] == ["archive_margin_small_no_more", "archive_margin_small"]
-    seen.forget(TP)
+    partition_watch.forget(TP)
     assert published_conditions.health.conditions(0.0) == ()
     assert ("orders", "3") not in ARCHIVE_RETENTION_USED_SHARE._metrics
 
 
 async def test_what_nobody_could_read_counts_from_when_it_was_known_to_wait() -> None:
-    seen = watch()
-    await seen.look([LAGGING], 0.0, 0)
+    partition_watch = watch()
+    await partition_watch.look([LAGGING], 0.0, 0)
     unknown = replace(LAGGING, last_stable_offset=None)  # the brokers are away
-    await seen.look([unknown], 0.0, 4 * HOUR)
-    assert seen.margin(TP)[0] == pytest.approx(0.4)
+    await partition_watch.look([unknown], 0.0, 4 * HOUR)
+    assert partition_watch.margin(TP)[0] == pytest.approx(0.4)
     copied = replace(LAGGING, archive_end=120)
-    await seen.look([copied], 0.0, 5 * HOUR)  # another range waits, from now on
-    assert seen.margin(TP)[0] == 0
+    await partition_watch.look([copied], 0.0, 5 * HOUR)  # another range waits, from now on
+    assert partition_watch.margin(TP)[0] == 0
 
 
 async def test_bytes_count_too() -> None:
-    seen = watch()
+    partition_watch = watch()
     limits = BrokerRetention(ms=None, bytes=1_000)
     with capture_logs() as logs:
-        await seen.look([replace(LAGGING, broker_retention=limits, bytes_per_offset=9.98)], 0.0, 0)
+        await partition_watch.look(
+            [replace(LAGGING, broker_retention=limits, bytes_per_offset=9.98)], 0.0, 0
+        )
         assert logs == []
-        await seen.look([replace(LAGGING, broker_retention=limits, bytes_per_offset=16.0)], 0.0, 0)
+        await partition_watch.look(
+            [replace(LAGGING, broker_retention=limits, bytes_per_offset=16.0)], 0.0, 0
+        )
     assert [e["retention_used"] for e in logs] == [0.8]
 
 
 async def test_without_limits_nothing_is_said() -> None:
-    seen = watch()
+    partition_watch = watch()
     with capture_logs() as logs:
-        await seen.look([replace(LAGGING, broker_retention=BROKER_UNLIMITED)], 0.0, 0)
-        await seen.look([replace(LAGGING, broker_retention=BROKER_UNLIMITED)], 0.0, 9_999 * HOUR)
+        await partition_watch.look([replace(LAGGING, broker_retention=BROKER_UNLIMITED)], 0.0, 0)
+        await partition_watch.look(
+            [replace(LAGGING, broker_retention=BROKER_UNLIMITED)], 0.0, 9_999 * HOUR
+        )
     assert logs == []
-    assert seen.margin(TP)[0] is None
+    assert partition_watch.margin(TP)[0] is None
 
 
 @pytest.mark.remedy("segment_copy_stalled")
 async def test_a_copy_that_hangs_is_said_once_and_shown() -> None:
     published_conditions = PublishedConditions()
-    seen = watch(published_conditions)
+    partition_watch = watch(published_conditions)
     copy = CopyProgress(UUID(int=9), base_offset=100, size_bytes=5, started_at=1_000.0)
     status = replace(LAGGING, broker_retention=BROKER_UNLIMITED, copy=copy)
     with capture_logs() as logs:
         for now in (1_010.0, 1_029.0):
-            await seen.look([status], now, 0)
+            await partition_watch.look([status], now, 0)
         assert published_conditions.health.conditions(0.0) == ()
         for now in (1_030.0, 1_047.0, 1_059.0):
-            await seen.look([status], now, 0)
+            await partition_watch.look([status], now, 0)
     assert [(e["event"], e["since_s"], e["ended_after_s"]) for e in logs] == [
         ("segment_copy_stalled", 30.0, 60.0)
     ]
-    [shown] = published_conditions.health.conditions(0.0)
-    assert shown.what == "a copy has taken 50 s so far; the archiver gives it up after 60 s"
-    assert (shown.since, shown.until) == (1_000.0, 1_060.0)
+    [condition] = published_conditions.health.conditions(0.0)
+    assert condition.what == "a copy has taken 50 s so far; the archiver gives it up after 60 s"
+    assert (condition.since, condition.until) == (1_000.0, 1_060.0)
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 59
     assert ARCHIVE_STALLED_COPIES._value.get() == 1
-    await seen.look([replace(status, copy=None)], 1_061.0, 0)
+    await partition_watch.look([replace(status, copy=None)], 1_061.0, 0)
     assert published_conditions.health.conditions(0.0) == ()
     assert ARCHIVE_OLDEST_COPY_SECONDS._value.get() == 0
     assert ARCHIVE_STALLED_COPIES._value.get() == 0
 
 
 async def test_a_follower_is_not_watched() -> None:
-    seen = watch()
+    partition_watch = watch()
     with capture_logs() as logs:
-        await seen.look([replace(LAGGING, leads=False, first_unarchived_ms=0)], 0.0, 999 * HOUR)
+        await partition_watch.look(
+            [replace(LAGGING, leads=False, first_unarchived_ms=0)], 0.0, 999 * HOUR
+        )
     assert logs == []
     assert ARCHIVE_LEADER_PARTITIONS._value.get() == 0
 
@@ -189,16 +197,18 @@ def test_counters_begin_at_0_so_that_the_first_gap_is_an_increase() -> None:
 @pytest.mark.remedy("partitions_not_led")
 async def test_partitions_that_no_archiver_leads_are_named_until_one_does() -> None:
     published_conditions, accumulated = PublishedConditions(), dict[TopicIdPartition, int]()
-    seen = PartitionWatch(ArchiveConfig(copy_max_ms=60_000), published_conditions, accumulated.get)
+    partition_watch = PartitionWatch(
+        ArchiveConfig(copy_max_ms=60_000), published_conditions, accumulated.get
+    )
     other = replace(LAGGING, tp=TopicIdPartition(TP.topic_id, "orders", 4), leads=False)
     followed = [replace(LAGGING, leads=False), other]
     for now in (0.0, 59.9):
-        await seen.look(followed, now, 0)
+        await partition_watch.look(followed, now, 0)
         assert published_conditions.health.conditions(0.0) == ()
-    await seen.look(followed, 60.0, 0)
-    [told] = published_conditions.health.conditions(0.0)
-    assert told.kind == "partitions_not_led"
-    assert told.what.startswith("orders-3 and 1 more are not archived")
+    await partition_watch.look(followed, 60.0, 0)
+    [condition] = published_conditions.health.conditions(0.0)
+    assert condition.kind == "partitions_not_led"
+    assert condition.what.startswith("orders-3 and 1 more are not archived")
     accumulated |= {TP: 100, other.tp: 100}  # an archiver was started beside their broker
-    await seen.look(followed, 65.0, 0)
+    await partition_watch.look(followed, 65.0, 0)
     assert published_conditions.health.conditions(0.0) == ()

@@ -50,12 +50,12 @@ async def test_sources_of_a_merge_stay_where_the_merged_one_is_damaged(
         await world.store.put(key, content[:-1])
     await world.tidy_until_settled()
     assert sources <= world.store.objects()
-    [told] = world.told()
-    assert told.startswith("replaced_segment_kept: orders-0: ")
+    [condition_text] = world.told()
+    assert condition_text.startswith("replaced_segment_kept: orders-0: ")
     await world.store.put(key, content)
     await world.tidy_until_settled()
     assert not any(
-        f"{base:020d}-" in found for base in (10, 190) for found in world.store.objects()
+        f"{base:020d}-" in object_key for base in (10, 190) for object_key in world.store.objects()
     )
     assert await world.ranges() == [(0, 199)]
 
@@ -95,12 +95,14 @@ async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWo
         await expirer.delete_all_due(TP)
         await expirer.delete_all_due(TP)
     stem = key.removesuffix("log")
-    for found in [found for found in world.store.objects() if found.startswith(stem)]:
-        await world.store.delete(found)
+    for object_key in [
+        object_key for object_key in world.store.objects() if object_key.startswith(stem)
+    ]:
+        await world.store.delete(object_key)
     await world.tidy_until_settled()
     assert logs <= world.store.objects()
-    [told] = world.told()
-    assert told.startswith("replaced_segment_kept: orders-0: ")
+    [condition_text] = world.told()
+    assert condition_text.startswith("replaced_segment_kept: orders-0: ")
 
 
 async def test_nor_where_the_store_does_not_give_them_out_now(
@@ -117,8 +119,10 @@ async def test_nor_where_the_store_does_not_give_them_out_now(
         await expirer.delete_all_due(TP)
         await expirer.delete_all_due(TP)
     stem = key.removesuffix("log")
-    for found in [found for found in world.store.objects() if found.startswith(stem)]:
-        await world.store.delete(found)
+    for object_key in [
+        object_key for object_key in world.store.objects() if object_key.startswith(stem)
+    ]:
+        await world.store.delete(object_key)
 
     async def denied(key: str, byte_range: ByteRange) -> bytes:
         raise StorageDenied(f"get {key}: KMS.DisabledException")
@@ -155,9 +159,9 @@ def test_a_second_copy_stays_where_the_first_is_damaged(manager: str) -> None:
 
 
 @with_both
-@pytest.mark.parametrize("left", [None, SegmentFile.INDEX, SegmentFile.EPOCHS])
+@pytest.mark.parametrize("file_left", [None, SegmentFile.INDEX, SegmentFile.EPOCHS])
 def test_of_what_is_a_word_alone_the_whole_one_takes_the_place(
-    manager: str, left: SegmentFile | None
+    manager: str, file_left: SegmentFile | None
 ) -> None:
     """Its metadata says "finished", but it was deleted. With an object left, a person decides."""
 
@@ -166,13 +170,13 @@ def test_of_what_is_a_word_alone_the_whole_one_takes_the_place(
         first = world.planted.segments[0]
         copy = await world.add(0, event_timestamp_ms=world.wall_clock_ms())
         for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
-            if file is not left:
+            if file is not file_left:
                 await world.store.delete(world.planted.key(first, file))
         expirer, rlmm = await world.start(opened)
         await turns(expirer, 400)
         view = rlmm.view(TP)
         assert view is not None
-        gone = left is None
+        gone = file_left is None
         assert view.segments[0].segment_id == (copy if gone else first).segment_id
         key = world.planted.key(first, SegmentFile.METADATA)
         assert (key in world.store.objects()) != gone
@@ -232,9 +236,9 @@ def test_a_log_without_metadata_stays_where_the_other_one_is_damaged(
         await world.plant(3)
         named = world.planted.segments[1]
         orphan = of_no_metadata(named, 77)
-        left = set()
+        keys_left = set()
         for file in (SegmentFile.LOG, SegmentFile.INDEX, SegmentFile.EPOCHS):
-            left.add(world.planted.key(orphan, file))
+            keys_left.add(world.planted.key(orphan, file))
             content = await world.store.get(world.planted.key(named, file))
             await world.store.put(world.planted.key(orphan, file), content)
         key = world.planted.key(named, SegmentFile.LOG)
@@ -246,11 +250,11 @@ def test_a_log_without_metadata_stays_where_the_other_one_is_damaged(
         settings = {"orphan_check_interval_ms": 1_000, "orphan_age_min_ms": 1_000}
         expirer, _ = await world.start(opened, **settings)
         await turns(expirer, 200)
-        assert left <= world.store.objects()
+        assert keys_left <= world.store.objects()
         assert key in world.told()[0]
         await world.store.put(key, before)
         await turns(expirer, 200)
-        assert not left & world.store.objects()
+        assert not keys_left & world.store.objects()
         assert world.told() == []
 
     virtually(life)

@@ -47,9 +47,9 @@ def test_oldest_first_up_to_the_first_that_stays(
     retention = Retention(remote_ms=ms, remote_bytes=size_limit)
     start = retained_from(view, retention, now_ms)
     if start is None:
-        kept, gone = list(view.segments), []
+        segments_kept, gone = list(view.segments), []
     else:
-        kept = [s for s in view.segments if s.end_offset >= start]
+        segments_kept = [s for s in view.segments if s.end_offset >= start]
         gone = [s for s in view.segments if s.end_offset < start]
         assert gone
         assert start == gone[-1].end_offset + 1
@@ -59,18 +59,20 @@ def test_oldest_first_up_to_the_first_that_stays(
         return 0 <= ms <= now_ms - newest_timestamp_ms(s)
 
     # The newest segment stays, and all from an unreadable segment on.
-    assert not view.segments or view.segments[-1] in kept
+    assert not view.segments or view.segments[-1] in segments_kept
     assert all(s.end_offset < base for s in gone for base in view.unreadable)
     # Every removed segment had passed by time, or exceeded the limit with all newer ones.
     for i, s in enumerate(gone):
         from_here_on = sum(size[other.segment_id] for other in view.segments[i:])
         assert passed(s) or 0 <= size_limit <= from_here_on - size[s.segment_id]
     # The first segment that stays has a reason to stay.
-    if len(kept) > 1 and not any(base <= kept[0].end_offset for base in view.unreadable):
-        assert not passed(kept[0])
-        count = size[kept[0].segment_id]
-        left = sum(size[s.segment_id] for s in kept)
-        assert size_limit < 0 or left - count < size_limit or count == 0
+    if len(segments_kept) > 1 and not any(
+        base <= segments_kept[0].end_offset for base in view.unreadable
+    ):
+        assert not passed(segments_kept[0])
+        count = size[segments_kept[0].segment_id]
+        bytes_kept = sum(size[s.segment_id] for s in segments_kept)
+        assert size_limit < 0 or bytes_kept - count < size_limit or count == 0
 
 
 def test_without_limits_nothing_goes() -> None:
@@ -107,8 +109,8 @@ def test_what_is_served_stays_so(
     removals = plan(every, view, now_ms, grace, age)
     hidden = {s.segment_id for s in removals.hide}
     after = [s for s in every if s.segment_id not in hidden]
-    left = build_view(TP, after, 1.0, view.unreadable, view.raised_log_start)
-    assert served(left) == served(view)
+    view_left = build_view(TP, after, 1.0, view.unreadable, view.raised_log_start)
+    assert served(view_left) == served(view)
     for s in removals.hide:
         assert s.state is not DELETING
         if s.state is STARTED:

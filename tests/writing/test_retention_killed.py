@@ -93,12 +93,14 @@ async def test_killed_at_every_step_of_a_deletion(
             start = view.log_start_offset
             assert start is not None
             assert start > 0
-            kept = [base for base in before if base >= start]
-            await until_true(lambda: logs(tmp_path) == kept)
+            bases_kept = [base for base in before if base >= start]
+            await until_true(lambda: logs(tmp_path) == bases_kept)
             # Nothing below the log start, and everything from there on.
             expected = await broker_batches(cluster, tp, start, COUNT)
             assert await archive.batches(tp) == expected
         assert (await archive.view(tp)).unfinished == ()
         assert (await verify_archive(archive.storage, archive.rlmm)).faults == []
-        left = {path.name[:20] for path in (tmp_path / "store").rglob("*-*.*")}
-        assert {int(name) for name in left if name.isdigit()} - {start} == set(kept) - {start}
+        names = {path.name[:20] for path in (tmp_path / "store").rglob("*-*.*")}
+        assert {int(name) for name in names if name.isdigit()} - {start} == set(bases_kept) - {
+            start
+        }

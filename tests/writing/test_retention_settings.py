@@ -70,7 +70,7 @@ def test_an_override_counts_before_the_topic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic_config", "said"),
+    ("topic_config", "message"),
     [
         (None, "cannot be read"),
         ({}, "cannot be read"),
@@ -80,10 +80,10 @@ def test_an_override_counts_before_the_topic() -> None:
         ({**TIERED, "retention.ms": "-1"}, "remote.storage.enable=true"),
     ],
 )
-def test_trimming_is_refused(topic_config: dict[str, str] | None, said: str) -> None:
+def test_trimming_is_refused(topic_config: dict[str, str] | None, message: str) -> None:
     reason = trimming_refusal(topic_config)
     assert reason is not None
-    assert said in reason
+    assert message in reason
 
 
 def test_trimming_is_not_refused_where_the_brokers_delete_nothing() -> None:

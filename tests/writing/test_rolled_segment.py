@@ -83,12 +83,12 @@ def test_from_a_position_inside_only_what_is_wanted_is_copied(
     """A log start may be inside a batch: that batch comes whole."""
     _, _, snapshot = plant_kafka_files(folder, 0, 29)
     taken = take(folder, position, spool)
-    wanted = b"".join(FIRST[1:])
-    assert (taken.log_settled, taken.size_bytes) == (True, len(wanted))
-    assert taken.log.read_bytes() == wanted
+    content = b"".join(FIRST[1:])
+    assert (taken.log_settled, taken.size_bytes) == (True, len(content))
+    assert taken.log.read_bytes() == content
     assert (taken.start_offset, taken.end_offset) == (position, 29)
     assert taken.leader_epochs == (EpochStart(0, position), EpochStart(2, 20))
-    RemoteLogIndex.parse(taken.index.encoded("k")).check_covers(29, len(wanted))
+    RemoteLogIndex.parse(taken.index.encoded("k")).check_covers(29, len(content))
     assert taken.kafka_files == KafkaFiles(producer_snapshot=snapshot)
 
 
@@ -148,12 +148,12 @@ def test_a_copy_in_the_spool_is_encrypted(
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", other_file_system)
-    key, wanted = bytes(range(32)), b"".join(FIRST[position // 10 :])
+    key, content = bytes(range(32)), b"".join(FIRST[position // 10 :])
     segment, _ = take_segment(rolled(folder, position), spool, lambda: True, key)
     stored = spool.read_bytes()
     assert segment.stream_key == key
-    assert stored != wanted
-    assert stream_at(key, 0).update(stored) == wanted
+    assert stored != content
+    assert stream_at(key, 0).update(stored) == content
     asyncio.run(segment.check_log())
 
 
@@ -199,14 +199,14 @@ def test_truncated_while_it_is_read(
 ) -> None:
     """Also inside the next batch: the reader must not wait for bytes that never come."""
     monkeypatch.setattr(rolled_segment, "_BLOCK_BYTES", 1)
-    for left in (len(FIRST[0]), len(FIRST[0]) + 5, len(FIRST[0]) + 80):
+    for bytes_left in (len(FIRST[0]), len(FIRST[0]) + 5, len(FIRST[0]) + 80):
         plant_segment(folder, 0, FIRST)
 
-        def cut(left: int = left) -> bool:
-            os.truncate(folder / f"{0:020d}.log", left)
+        def cut(bytes_left: int = bytes_left) -> bool:
+            os.truncate(folder / f"{0:020d}.log", bytes_left)
             return True
 
-        with pytest.raises(LogDirUnusable, match=f"has {left} bytes now"):
+        with pytest.raises(LogDirUnusable, match=f"has {bytes_left} bytes now"):
             take_segment(rolled(folder, 0), spool, cut)
         assert not spool.exists()
 
@@ -282,10 +282,10 @@ def old(magic: int, first: int, count: int, codec: int = 0) -> bytes:
 
 def found_rows(records: bytes) -> list[tuple[int, int | None, bytes | None]]:
     batches: Any = MemoryRecords(records)
-    found = []
+    found_records = []
     while (one := batches.next_batch()) is not None:
-        found += [(record.offset, record.timestamp, record.value) for record in one]
-    return found
+        found_records += [(record.offset, record.timestamp, record.value) for record in one]
+    return found_records
 
 
 OLD = [old(0, 0, 5), old(0, 5, 5, codec=1), old(1, 10, 5), old(1, 15, 5, codec=1)]

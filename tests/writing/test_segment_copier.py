@@ -50,7 +50,7 @@ class HeldStore(MemoryObjectStore):
         await super().put_file(key, path, settled=settled)
 
     async def files(self) -> set[SegmentFile]:
-        keys = [parse_segment_key("", found.key) async for found in self.list("")]
+        keys = [parse_segment_key("", stored_object.key) async for stored_object in self.list("")]
         return {key.file for key in keys if key is not None}
 
 
@@ -96,12 +96,12 @@ async def test_a_running_copy_is_seen(archive: Archive, store: HeldStore, tmp_pa
     async with asyncio.TaskGroup() as tasks:
         copy = tasks.create_task(copying.copy(segment, (), confirmed))
         await store.waiting.wait()
-        seen = copying.running(TP)
-        assert seen is not None
-        assert (seen.base_offset, seen.size_bytes) == (0, segment.size_bytes)
-        assert seen.started_at <= asyncio.get_running_loop().time()
+        running_copy = copying.running(TP)
+        assert running_copy is not None
+        assert (running_copy.base_offset, running_copy.size_bytes) == (0, segment.size_bytes)
+        assert running_copy.started_at <= asyncio.get_running_loop().time()
         store.go_on.set()
-    assert copy.result().segment_id.id == seen.segment_id
+    assert copy.result().segment_id.id == running_copy.segment_id
     assert copy.result().state is FINISHED
     assert copying.running(TP) is None
 
@@ -173,8 +173,8 @@ async def test_a_copy_that_was_deleted_before_it_was_finished_is_taken_back(
 
     async def late(key: str, content: bytes) -> None:
         if FINISHED.name.encode() in content:
-            for found in list(store._objects):
-                await store.delete(found)
+            for object_key in list(store._objects):
+                await store.delete(object_key)
         await MemoryObjectStore.put(store, key, content)
         if FINISHED.name.encode() in content:
             await asyncio.sleep(3_600)
@@ -237,8 +237,8 @@ async def test_a_brokers_own_files_go_with_the_segment(
     copying = copier(archive)
     segment = replace(accumulated(tmp_path / "log"), kafka_files=files)
     metadata = await copying.copy(segment, (), confirmed)
-    found = [await archive.object(metadata, file) for file in KAFKA_FILES]
-    assert found == [b"offsets", b"", b"state"]
+    objects = [await archive.object(metadata, file) for file in KAFKA_FILES]
+    assert objects == [b"offsets", b"", b"state"]
     await copying.remove(metadata)
     assert await store.files() == set()
 

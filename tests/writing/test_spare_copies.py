@@ -16,8 +16,8 @@ Every = list[RemoteLogSegmentMetadata]
 
 
 def spare(every: Every, finished_by_ms: int = 1_000) -> list[int]:
-    found = spare_copies(every, build_view(TP, every, 0.0), finished_by_ms)
-    return sorted(segment_id.int for segment_id in found)
+    copies = spare_copies(every, build_view(TP, every, 0.0), finished_by_ms)
+    return sorted(segment_id.int for segment_id in copies)
 
 
 def test_one_that_lies_across_two_others_goes() -> None:
@@ -64,15 +64,15 @@ def test_whoever_is_left_holds_all_and_when_all_is_old_each_offset_once(
     every: Every, finished_by_ms: int
 ) -> None:
     gone = set(spare(every, finished_by_ms))
-    left = [s for s in every if s.segment_id.id.int not in gone]
+    segments_left = [s for s in every if s.segment_id.id.int not in gone]
     view = build_view(TP, every, 0.0)
-    assert {o for s in left for o in range(s.start_offset, s.end_offset + 1)} == {
+    assert {o for s in segments_left for o in range(s.start_offset, s.end_offset + 1)} == {
         o for s in view.segments for o in range(s.start_offset, s.end_offset + 1)
     }
-    assert all(s.event_timestamp_ms <= finished_by_ms for s in every if s not in left)
+    assert all(s.event_timestamp_ms <= finished_by_ms for s in every if s not in segments_left)
     if finished_by_ms >= len(every):
-        assert sum(s.end_offset - s.start_offset + 1 for s in left) == view.log_end_offset
-        assert spare(left) == []
+        assert sum(s.end_offset - s.start_offset + 1 for s in segments_left) == view.log_end_offset
+        assert spare(segments_left) == []
 
 
 @given(meetings())
@@ -80,5 +80,5 @@ def test_each_look_comes_to_the_same(every: Every) -> None:
     """If two leaders remove copies and one was stopped half-way, no more is removed."""
     gone = set(spare(every))
     for only in gone:
-        left = [s for s in every if s.segment_id.id != UUID(int=only)]
-        assert set(spare(left)) == gone - {only}
+        segments_left = [s for s in every if s.segment_id.id != UUID(int=only)]
+        assert set(spare(segments_left)) == gone - {only}

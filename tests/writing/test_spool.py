@@ -28,13 +28,13 @@ async def test_each_has_its_own_folder_and_removes_it(tmp_path: Path) -> None:
 
 
 async def test_leftovers_without_an_owner_go(tmp_path: Path) -> None:
-    left = tmp_path / "fetchproxy-spool-dead"
-    left.mkdir()
-    (left / "lock").touch()
-    (left / "00000001.log").write_bytes(b"x")
+    leftover = tmp_path / "fetchproxy-spool-dead"
+    leftover.mkdir()
+    (leftover / "lock").touch()
+    (leftover / "00000001.log").write_bytes(b"x")
     (tmp_path / "other").mkdir()
     async with Spool(tmp_path):
-        assert not left.exists()
+        assert not leftover.exists()
         assert (tmp_path / "other").exists()
 
 
@@ -54,17 +54,17 @@ async def test_a_folder_that_another_start_takes_for_a_leftover_is_not_worked_in
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other start looks between the creation of the lock file and the lock."""
-    lock, looked = fcntl.flock, []
+    lock, looks = fcntl.flock, []
 
     def after_another_has_looked(file: IO[bytes], operation: int) -> None:
-        if not looked:
-            looked.append(operation)
+        if not looks:
+            looks.append(operation)
             Spool(tmp_path)._remove_leftovers()
         lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", after_another_has_looked)
     async with Spool(tmp_path) as spool:
-        assert looked
+        assert looks
         spool.new_file().write_bytes(b"there is a folder for it")
         Spool(tmp_path)._remove_leftovers()
         assert len(list(tmp_path.iterdir())) == 1

@@ -15,16 +15,16 @@ def topic(name: str, is_internal: bool = False, topic_id: UUID = UUID(int=1)) ->
     return TopicInfo(topic_id, name, is_internal, {1: (1, 0), 0: (1, 0)})
 
 
-OWN = "remote-log"
+OWN_TOPIC = "remote-log"
 
 
 def test_whole_names_match_and_internal_is_what_kafka_calls_internal() -> None:
     names = ["orders", "orders-eu", "__audit", "__debezium-heartbeat.srv", "-", ".hidden", "_"]
-    own = [topic("__consumer_offsets", True), topic("not-by-name", True), topic(OWN)]
-    topics = [*map(topic, names), *own]
-    assert [t.name for t in matching_topics("orders", topics, OWN)] == ["orders"]
-    assert [t.name for t in matching_topics(".*", topics, OWN)] == names
-    assert matching_topics("order|remote-log", topics, OWN) == []
+    own_topics = [topic("__consumer_offsets", True), topic("not-by-name", True), topic(OWN_TOPIC)]
+    topics = [*map(topic, names), *own_topics]
+    assert [t.name for t in matching_topics("orders", topics, OWN_TOPIC)] == ["orders"]
+    assert [t.name for t in matching_topics(".*", topics, OWN_TOPIC)] == names
+    assert matching_topics("order|remote-log", topics, OWN_TOPIC) == []
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,10 @@ async def test_old_formats_are_converted(
         async with running_archiver(kafka.bootstrap, archive, OLD) as (manager, cluster):
             await until(manager, archived_up_to(OLD, {0: 150}))
             (tp,) = await tps(cluster, OLD)
-        found = rows(await archive.batches(tp))
-        assert [offset for offset, _, _ in found] == list(range(150))
-        assert [value for _, _, value in found[:100]] == [b"%d" % n for n in range(100)]
-        assert [time for _, time, _ in found[:100]] == [-1] * 50 + [
+        rows_read = rows(await archive.batches(tp))
+        assert [offset for offset, _, _ in rows_read] == list(range(150))
+        assert [value for _, _, value in rows_read[:100]] == [b"%d" % n for n in range(100)]
+        assert [time for _, time, _ in rows_read[:100]] == [-1] * 50 + [
             1_000 + n for n in range(50, 100)
         ]
         assert (await verify_partition(archive.storage, archive.rlmm, tp)).clean
@@ -188,8 +188,10 @@ async def test_the_archive_knows_each_topics_partitions(kafka: KafkaServer, tmp_
 
         async def described(expected: dict[str, tuple[int, dict[int, int]]]) -> None:
             while True:
-                said = (await descriptions.refresh()).values()
-                if {one.topic: (one.partitions, dict(one.empty)) for one in said} == expected:
+                descriptions_read = (await descriptions.refresh()).values()
+                if {
+                    one.topic: (one.partitions, dict(one.empty)) for one in descriptions_read
+                } == expected:
                     return
                 await asyncio.sleep(0.1)
 

@@ -93,10 +93,10 @@ def test_dead_copies_below_others_are_found_and_shown_ones_are_not() -> None:
     plan = buried_copies(every, build_view(TP, every, 0.0))
     assert [s.segment_id.id.int for s in plan.drop] == [3, 2]
     assert {s.segment_id.id.int: end for s, end in plan.clip.items()} == {1: 499}
-    left = [dead[0].clipped(499), *alive, double]
-    plan = buried_copies(left, build_view(TP, left, 0.0))
+    copies_left = [dead[0].clipped(499), *alive, double]
+    plan = buried_copies(copies_left, build_view(TP, copies_left, 0.0))
     assert not plan
-    assert build_view(TP, every, 0.0).segments == build_view(TP, left, 0.0).segments
+    assert build_view(TP, every, 0.0).segments == build_view(TP, copies_left, 0.0).segments
 
 
 TXN = AbortedTxn(first_offset=40, last_offset=70, producer_id=7, last_stable_offset=71)

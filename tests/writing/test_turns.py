@@ -178,10 +178,10 @@ async def test_a_follower_takes_back_nothing_that_the_leader_says(
         await before.publish()
         async with managed(cluster, archive, GivenLeadership(0)) as manager:
             await until(manager, archived_up_to(TOPIC, {0: 50}))
-            await until(manager, lambda found: all(s.last_success_ms for s in found))
+            await until(manager, lambda segments: all(s.last_success_ms for s in segments))
             await manager.published_conditions.publish()
         assert [
-            found.tp for found in await archive.storage.objects.list_published_conditions()
+            condition.tp for condition in await archive.storage.objects.list_published_conditions()
         ] == [followed]
 
 
@@ -234,15 +234,17 @@ async def test_a_copy_that_hangs_is_shown_and_ended(
         ),
     ):
         await until_true(lambda: not store.hangs)
-        told: set[str] = set()
+        condition_texts: set[str] = set()
 
         def ended() -> bool:
-            told.update(one.what for one in manager.published_conditions.health.conditions(0.0))
-            return any("took over 7000 ms" in what for what in told)
+            condition_texts.update(
+                one.what for one in manager.published_conditions.health.conditions(0.0)
+            )
+            return any("took over 7000 ms" in what for what in condition_texts)
 
         await until_true(ended)
-        shown = r"a copy has taken \d s so far; the archiver gives it up after 7 s"
-        assert any(re.fullmatch(shown, what) for what in told)
+        pattern = r"a copy has taken \d s so far; the archiver gives it up after 7 s"
+        assert any(re.fullmatch(pattern, what) for what in condition_texts)
         await until(manager, archived_up_to(TOPIC, dict.fromkeys(range(PARTITIONS), 100)))
         await until_true(lambda: all(s.copy is None for s in manager.status()))
         await until_true(lambda: all(s.last_error is None for s in manager.status()))

@@ -78,9 +78,9 @@ async def tidied(bootstrap: str, topic: str, folder: Path) -> None:
 async def test_two_that_do_not_know_of_each_other(
     mock_cluster: MockCluster, tmp_path: Path, label: str
 ) -> None:
-    finished, seen = await meet(mock_cluster.bootstrap, TOPIC, PARTITIONS, tmp_path, label)
+    finished, visible = await meet(mock_cluster.bootstrap, TOPIC, PARTITIONS, tmp_path, label)
     # The other copies are taken back at their confirmation, unless timing prevents it.
-    assert finished > seen or label != OVERTAKEN_TOO_LATE, "no range was copied twice"
+    assert finished > visible or label != OVERTAKEN_TOO_LATE, "no range was copied twice"
     await tidied(mock_cluster.bootstrap, TOPIC, tmp_path)
 
 
@@ -117,15 +117,15 @@ async def test_finished_when_its_objects_had_been_deleted(
             else:
                 # The test writes its metadata for it: the woken process might take it back at once.
                 other.send(signal.SIGKILL)
-                said = replace(
+                finished_attempt = replace(
                     decode_segment(begun, attempt.name),
                     state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
                 )
                 copied = (await archive.view(tp)).segments
-                first = build_view(tp, [said, *copied], read_at=0.0).segments[0]
-                assert first.segment_id == said.segment_id, "readers are not sent there"
+                first = build_view(tp, [finished_attempt, *copied], read_at=0.0).segments[0]
+                assert first.segment_id == finished_attempt.segment_id, "readers are not sent there"
                 attempt.parent.mkdir(exist_ok=True)
-                attempt.write_bytes(encode_segment(said))
+                attempt.write_bytes(encode_segment(finished_attempt))
             await until_true(lambda: not attempt.exists())
             expected = await broker_batches(cluster, tp, 0, MEETING_COUNT)
             assert await readable(archive, tp) == expected

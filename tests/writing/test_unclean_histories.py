@@ -80,7 +80,7 @@ class World:
             pass  # the leader did not answer: nothing is served meanwhile
         view = self.views.view(TP)
         assert view is not None
-        offset, found = view.log_start_offset, []
+        offset, batches_served = view.log_start_offset, []
         while offset is not None and view.covers(offset):
             # Small answers, so that they end inside chunks and cross their borders.
             request = RemoteReadRequest(
@@ -92,10 +92,10 @@ class World:
             assert result.error is None, result.error
             for header in walk(b"".join(result.records)):
                 if header.last_offset >= offset:
-                    found.append((header.base_offset, header.partition_leader_epoch))
+                    batches_served.append((header.base_offset, header.partition_leader_epoch))
                     offset = header.last_offset + 1
         assert offset in (None, view.log_end_offset) or view.gap_at(offset or 0)
-        return found
+        return batches_served
 
 
 @asynccontextmanager
@@ -268,10 +268,10 @@ async def test_nothing_is_asked_twice_while_nobody_is_elected(tmp_path: Path) ->
         segments = len(here.rlmm.list_remote_log_segments(TP))
         assert here.cluster.questions <= segments + 1 + here.cluster.epoch
         await here.served()
-        asked = here.cluster.questions
+        questions_before = here.cluster.questions
         for _ in range(5):
             await here.served()
-        assert here.cluster.questions == asked
+        assert here.cluster.questions == questions_before
 
 
 def lag(cluster: UncleanCluster, batches: int) -> None:

@@ -155,9 +155,9 @@ async def meet(
                 await until_true(lambda: any(_content(p) != begun[p] for p in begun))
             await asyncio.sleep(1)  # by then the woken one has written its pending data
             other.send(signal.SIGSTOP)  # a look at the writes of both needs them unchanged
-            finished = seen = 0
+            finished = visible = 0
             for tp in await tps(cluster, topic):
-                seen += len((await archive.view(tp)).segments)
+                visible += len((await archive.view(tp)).segments)
                 segments = archive.rlmm.list_remote_log_segments(tp)
                 finished += sum(s.state.name == "COPY_SEGMENT_FINISHED" for s in segments)
                 expected = await broker_batches(cluster, tp, 0, 2 * MEETING_COUNT)
@@ -165,4 +165,4 @@ async def meet(
             report = await verify_archive(archive.storage, archive.rlmm, chunk_bytes=10_000)
             assert report.clean, report.faults
             assert gaps_of(report) == []
-            return finished, seen
+            return finished, visible

@@ -47,8 +47,8 @@ class Replica:
     def follow(self, leader: Replica, up_to: int) -> None:
         """Truncate as a follower does, then copy some batches."""
         shared = 0
-        for mine, theirs in zip(self.log, leader.log, strict=False):
-            if mine != theirs:
+        for own_batch, leader_batch in zip(self.log, leader.log, strict=False):
+            if own_batch != leader_batch:
                 break
             shared += 1
         self.log = leader.log[: max(shared, up_to)]
@@ -137,6 +137,6 @@ class UncleanCluster(LeaderLog):
         leader = self.leader
         if not leader.log_start <= offset <= leader.end:
             return FetchedPartition(ErrorCode.OFFSET_OUT_OF_RANGE, -1, -1, -1, (), b"")
-        wanted = [b for b in leader.log if b.last >= offset]
-        records = b"".join(b.content for b in wanted[: self.rng.randint(1, 6)])
+        batches = [b for b in leader.log if b.last >= offset]
+        records = b"".join(b.content for b in batches[: self.rng.randint(1, 6)])
         return FetchedPartition(0, leader.end, leader.end, leader.log_start, (), records)

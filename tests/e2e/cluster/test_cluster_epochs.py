@@ -88,7 +88,9 @@ async def test_segments_have_the_brokers_epochs(
         first, last = segment.start_offset, segment.end_offset
         inside = [(e, s) for e, s in expected if first < s <= last]
         before = [e for e, s in expected if s <= first][-1]
-        epochs_found = [(entry.epoch, entry.start_offset) for entry in segment.segment_leader_epochs]
+        epochs_found = [
+            (entry.epoch, entry.start_offset) for entry in segment.segment_leader_epochs
+        ]
         assert epochs_found == [(before, first), *inside]
 
 
