@@ -110,7 +110,7 @@ def _read(
     call: str,
     records: int,
     partitions: int,
-    found: dict[Key, list[float]],
+    rates_by_key: dict[Key, list[float]],
 ) -> None:
     path, server = way
     topic = f"{'tail' if path == TAIL else 'old'}-{name}"
@@ -123,25 +123,25 @@ def _read(
         with FetchproxyServer(kafka.bootstrap, settings, store) as proxy:
             rates = child("benchmarks.stock_reader", call, proxy.bootstrap, *arguments)
     for part, rate in rates.items():
-        found.setdefault((f"{what}, {path}", server, part), []).append(rate / 1000)
+        rates_by_key.setdefault((f"{what}, {path}", server, part), []).append(rate / 1000)
 
 
-def _rows(found: dict[Key, list[float]]) -> Sequence[Row]:
+def _rows(rates_by_key: dict[Key, list[float]]) -> Sequence[Row]:
     rows = [
         row(f"{what}: {server}, {part} half", "k records/s", rates)
-        for (what, server, part), rates in found.items()
+        for (what, server, part), rates in rates_by_key.items()
     ]
-    for (what, server, part), rates in found.items():
+    for (what, server, part), rates in rates_by_key.items():
         if server != FETCHPROXY:
             continue
         at = what.rpartition(", ")[0]
-        direct = ratios(rates, found[f"{at}, {TAIL}", DIRECT, part])
+        direct = ratios(rates, rates_by_key[f"{at}, {TAIL}", DIRECT, part])
         small = what.startswith(f"{SMALL},")
         at_least = (3.0 if part == "first" else 5.0) if small else None
         rows.append(row(f"{what}, {part} half: paced / direct", "x", direct, at_least=at_least))
-        off = ratios(rates, found[what, UNPACED, part])
+        off = ratios(rates, rates_by_key[what, UNPACED, part])
         rows.append(row(f"{what}, {part} half: paced / not paced", "x", off, at_least=0.97))
-        limit = ratios(rates, found[f"{at}, {TAIL}", LIMIT, part])
+        limit = ratios(rates, rates_by_key[f"{at}, {TAIL}", LIMIT, part])
         rows.append(row(f"{what}, {part} half: paced / never pauses", "x", limit))
     return rows
 

@@ -38,11 +38,11 @@ _PROJECT = Path(__file__).parents[1]
 _END_S = 60.0
 _NOT_SLOWER = 1 / 0.97
 _UNFAIR_MAX = 0.10
-Found = dict[tuple[str, str], list[float]]  # (what is measured, the way)
+SecondsByWay = dict[tuple[str, str], list[float]]  # (what is measured, the way)
 
 
 def measure(options: argparse.Namespace, console: Console) -> Outcome:
-    seconds_by_way: Found = {}
+    seconds_by_way: SecondsByWay = {}
     with (
         tempfile.TemporaryDirectory(prefix="applications-") as folder,
         KafkaServer(data_dir=Path(folder) / "kafka") as kafka,
@@ -68,7 +68,7 @@ def _read_as_applications(
     ends: Mapping[int, int],
     number: int,
     console: Console,
-    seconds_by_way: Found,
+    seconds_by_way: SecondsByWay,
 ) -> None:
     for name in APPLICATIONS:
         for way in in_turn((UNPACED, FETCHPROXY), number):
@@ -85,7 +85,7 @@ def _read_as_crowd(
     options: argparse.Namespace,
     number: int,
     console: Console,
-    seconds_by_way: Found,
+    seconds_by_way: SecondsByWay,
 ) -> None:
     ways = (UNPACED, FETCHPROXY) if options.archived else (UNPACED, FETCHPROXY, DIRECT)
     for way in in_turn(ways, number):
@@ -135,7 +135,7 @@ def _seconds(child: subprocess.Popen[str], records: int) -> float:
     return float(first / rates["first"] + (records - first) / rates["later"])
 
 
-def note(seconds_by_way: Found, way: str, seconds: Sequence[float]) -> None:
+def note(seconds_by_way: SecondsByWay, way: str, seconds: Sequence[float]) -> None:
     what = f"{len(seconds)} at once"
     seconds_by_way.setdefault((f"{what}: median", way), []).append(median(seconds))
     seconds_by_way.setdefault((f"{what}: the last", way), []).append(max(seconds))
@@ -143,7 +143,7 @@ def note(seconds_by_way: Found, way: str, seconds: Sequence[float]) -> None:
     seconds_by_way.setdefault((f"{what}: furthest from the mean", way), []).append(spread)
 
 
-def rows_of(seconds_by_way: Found) -> list[Row]:
+def rows_of(seconds_by_way: SecondsByWay) -> list[Row]:
     rows = []
     for (name, way), values in seconds_by_way.items():
         spread = name.endswith("from the mean")

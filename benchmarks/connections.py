@@ -132,7 +132,7 @@ def raise_files_max() -> int:
 
 
 @contextmanager
-def held(bootstrap: str, count: int) -> Iterator[None]:
+def open_connections(bootstrap: str, count: int) -> Iterator[None]:
     """Holds `count` idle connections. Raises PartFailed."""
     command = [sys.executable, "-m", "benchmarks.many_connections", bootstrap, SMALL, str(count)]
     with subprocess.Popen(
@@ -152,11 +152,14 @@ def held(bootstrap: str, count: int) -> Iterator[None]:
 def measure_idle(kafka: KafkaServer, count: int, measured: Measured) -> None:
     """Uses a proxy of its own. The kernel's socket memory is not the process's and not counted."""
     measured.idle = idle_within(count, raise_files_max())
-    with FetchproxyServer(kafka.bootstrap) as proxy, held(proxy.bootstrap, _WARM_CONNECTIONS):
+    with (
+        FetchproxyServer(kafka.bootstrap) as proxy,
+        open_connections(proxy.bootstrap, _WARM_CONNECTIONS),
+    ):
         time.sleep(_SETTLE_S)
         kib, files = resident_mib(proxy.pid) * 1024, open_files(proxy.pid)
         more = measured.idle - _WARM_CONNECTIONS
-        with held(proxy.bootstrap, more):
+        with open_connections(proxy.bootstrap, more):
             time.sleep(_SETTLE_S)
             measured.idle_kib = (resident_mib(proxy.pid) * 1024 - kib) / more
             measured.files_each = (open_files(proxy.pid) - files) / more

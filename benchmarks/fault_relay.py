@@ -111,7 +111,7 @@ class Listing:
 
     def __init__(self, responses: dict[bytes, bytes]) -> None:
         self._responses = responses
-        self._asked: bytes | None = None
+        self._listing_path: bytes | None = None
         self._response = b""
 
     def asked_before(self, data: bytes) -> bytes | None:
@@ -120,17 +120,17 @@ class Listing:
         if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
             return None
         listing = line[0] == b"GET" and b"list-type=2" in line[1]
-        self._asked, self._response = (line[1] if listing else None), b""
+        self._listing_path, self._response = (line[1] if listing else None), b""
         return self._responses.get(line[1]) if listing else None
 
     def responded(self, data: bytes) -> None:
-        if self._asked is None:
+        if self._listing_path is None:
             return
         self._response += data
         head, separator, body = self._response.partition(b"\r\n\r\n")
         if separator and len(body) == _length(head) and head.split(b" ", 2)[1] == b"200":
-            self._responses[self._asked] = self._response
-            self._asked = None
+            self._responses[self._listing_path] = self._response
+            self._listing_path = None
 
 
 def _length(head: bytes) -> int:

@@ -67,10 +67,10 @@ class Group:
 
     def __init__(self, bootstrap: str, topic: str, ends: Mapping[int, int]) -> None:
         self._arguments = [bootstrap, topic, f"{topic}-{uuid.uuid4()}"]
-        self._seen = {partition: bytearray(end) for partition, end in ends.items()}
-        self.left = sum(ends.values())
+        self._counts = {partition: bytearray(end) for partition, end in ends.items()}
+        self.records_left = sum(ends.values())
         self._repeated = 0
-        self._told: queue.Queue[tuple[float, list[Run]]] = queue.Queue()
+        self._runs: queue.Queue[tuple[float, list[Run]]] = queue.Queue()
         self._at: list[float] = []
         self._members = ExitStack()
 
@@ -92,29 +92,29 @@ class Group:
 
     def read_until(self, least: int) -> None:
         """Returns when at most `left` records have not been reported. Raises TimeoutError."""
-        while self.left > least:
+        while self.records_left > least:
             try:
-                at, runs = self._told.get(timeout=_STALLED_S)
+                at, runs = self._runs.get(timeout=_STALLED_S)
             except queue.Empty:
-                raise TimeoutError(f"{self.left} records were not read") from None
+                raise TimeoutError(f"{self.records_left} records were not read") from None
             self._at.append(at)
             for partition, first, behind in runs:
-                counted = self._seen[partition]
+                counted = self._counts[partition]
                 again = counted.count(1, first, behind)
                 counted[first:behind] = b"\x01" * (behind - first)
                 self._repeated += again
-                self.left -= behind - first - again
+                self.records_left -= behind - first - again
 
     def outcome(self) -> Outcome:
         """Call it only after everything is read."""
-        assert not self.left
+        assert not self.records_left
         return Outcome(self._at[-1] - self._at[0], self._repeated)
 
     def _listen(self, member: subprocess.Popen[str]) -> None:
         assert member.stdout is not None
         with member.stdout as lines:
             for line in lines:
-                self._told.put((time.monotonic(), json.loads(line)))
+                self._runs.put((time.monotonic(), json.loads(line)))
 
 
 def _end(member: subprocess.Popen[str], listener: threading.Thread) -> None:
@@ -131,7 +131,7 @@ def _naps(group: Group) -> None:
 
 def _rebalances(group: Group) -> None:
     """A second member joins after a quarter is read and leaves after half is read."""
-    records = group.left
+    records = group.records_left
     group.join()
     group.read_until(records * 3 // 4)
     second = group.join()
@@ -143,7 +143,7 @@ def _rebalances(group: Group) -> None:
 def _killed(group: Group) -> None:
     """The member is killed and comes back at once under its instance id, so the group does not wait
     for the session timeout."""
-    half = group.left // 2
+    half = group.records_left // 2
     first = group.join("the-one")
     group.read_until(half)
     first.kill()

@@ -39,7 +39,7 @@ THEMES = {
 }
 _TITLE = "Speed of fetchproxy, vs. what one would use instead"
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-_WIDTH, _LEFT_PX, _RIGHT, _TOP, _ROW, _BAR = 900, 390, 170, 64, 30, 14
+_WIDTH, _LEFT_X, _RIGHT, _TOP, _ROW, _BAR = 900, 390, 170, 64, 30, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ def drawing(bars_drawn: list[Bar], theme: Theme) -> str:
     """An SVG without a background."""
     height = _TOP + _ROW * len(bars_drawn) + 30
     last = max(each.most for each in bars_drawn)
-    scale = (_WIDTH - _LEFT_PX - _RIGHT) / last
+    scale = (_WIDTH - _LEFT_X - _RIGHT) / last
 
     def x(value: float) -> float:
-        return _LEFT_PX + value * scale
+        return _LEFT_X + value * scale
 
     bottom = _TOP + _ROW * len(bars_drawn)
     lines = [
@@ -102,8 +102,8 @@ def _row(bar: Bar, top: float, end: float, least: float, most: float) -> list[st
     y = f'y1="{middle:.0f}" y2="{middle:.0f}"'
     numbers = f"{bar.value:.2f} ({bar.least:.2f} to {bar.most:.2f})"
     return [
-        f'<text class="end" x="{_LEFT_PX - 10}" y="{middle + 5:.0f}">{escape(bar.words)}</text>',
-        f'<rect class="bar" x="{_LEFT_PX}" y="{middle - _BAR / 2:.0f}" width="{end - _LEFT_PX:.1f}" '
+        f'<text class="end" x="{_LEFT_X - 10}" y="{middle + 5:.0f}">{escape(bar.words)}</text>',
+        f'<rect class="bar" x="{_LEFT_X}" y="{middle - _BAR / 2:.0f}" width="{end - _LEFT_X:.1f}" '
         f'height="{_BAR}" rx="2"/>',
         f'<line class="range" x1="{least:.1f}" x2="{most:.1f}" {y}/>',
         f'<text class="more end" x="{_WIDTH - 10}" y="{middle + 5:.0f}">{numbers}</text>',

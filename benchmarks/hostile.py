@@ -82,8 +82,10 @@ def rows_of(measured: Measured) -> list[Row]:
         for percent in (50, 99):
             values = [percentile(samples, percent) for samples in rounds]
             rows.append(row(f"tail p{percent}, {listener}, {how}", "ms", values))
-    for listener, seen in measured.memory_mib.items():
-        rows.append(row(f"memory of the proxy, {listener}", "MiB", [most for most, _ in seen]))
+    for listener, listener_samples in measured.memory_mib.items():
+        rows.append(
+            row(f"memory of the proxy, {listener}", "MiB", [most for most, _ in listener_samples])
+        )
     for (listener, how), rates in measured.attack_rates.items():
         rows.append(row(f"attacks, {listener}, {how}", "1/s", rates))
     rows.append(row("harm done", "times", [measured.attacks.total()]))

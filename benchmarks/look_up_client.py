@@ -31,7 +31,7 @@ def main(bootstrap: str, topic: str, partitions: int, timestamp: int, *questions
         offsets = consumer.offsets_for_times(dict.fromkeys(every, timestamp))
         return {tp: -1 if offsets[tp] is None else offsets[tp].offset for tp in every}
 
-    asked: dict[str, Callable[[], dict[TopicPartition, int]]] = {
+    calls: dict[str, Callable[[], dict[TopicPartition, int]]] = {
         BEGINNING: lambda: consumer.beginning_offsets(every),
         END: lambda: consumer.end_offsets(every),
         TIMES: times,
@@ -42,7 +42,7 @@ def main(bootstrap: str, topic: str, partitions: int, timestamp: int, *questions
     responses: dict[str, dict[str, float]] = {}
     for question in questions:
         begun = time.perf_counter()
-        offsets = asked[question]()
+        offsets = calls[question]()
         seconds = time.perf_counter() - begun
         responses[question] = {"seconds": seconds, "offsets": sum(offsets.values())}
     consumer.close()

@@ -49,17 +49,17 @@ class Measured:
 
     partitions: int
     direct: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
-    ours: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
+    proxied: dict[tuple[str, str, str], list[float]] = field(default_factory=dict)
 
     def add(self, kind: str, how: str, name: str, seconds: Mapping[str, float]) -> None:
-        side = self.direct if name == DIRECT else self.ours
+        side = self.direct if name == DIRECT else self.proxied
         for question, each in seconds.items():
             side.setdefault((kind, question, how), []).append(each)
 
 
 def rows_of(measured: Measured) -> list[Row]:
     factors = {
-        key: ratios(measured.ours[key], measured.direct[key]) for key in sorted(measured.ours)
+        key: ratios(measured.proxied[key], measured.direct[key]) for key in sorted(measured.proxied)
     }
 
     def worst(*hows: str) -> list[float]:
@@ -68,7 +68,7 @@ def rows_of(measured: Measured) -> list[Row]:
     rows = goal_rows(LOOK_UPS, worst(WARM, WARM_WIDE), worst(COLD, COLD_WIDE))
     for (kind, question, how), factor in factors.items():
         rows.append(row(f"{question}, {kind}, {how}: {FETCHPROXY} : {DIRECT}", "x", factor))
-    for (kind, question, how), seconds in measured.ours.items():
+    for (kind, question, how), seconds in measured.proxied.items():
         rows.append(row(f"{question}, {kind}, {how}: {FETCHPROXY}", "s", seconds))
     return rows
 

@@ -100,7 +100,7 @@ class Load:
         self._body = expected[_BODY_AT:]
         self._response_bytes = len(expected)
         self._begun: dict[int, bytes] = {}  # answers that are not complete yet
-        self._sent = 0
+        self._count_sent = 0
         self.responded = 0
         self._epoll = select.epoll()
         for number, connection in self._connections.items():
@@ -136,8 +136,8 @@ class Load:
         self._send(connection)
 
     def _send(self, connection: socket.socket) -> None:
-        self._sent = (self._sent + 1) & 0x7FFFFFFF
-        _CORRELATION.pack_into(self._request, _CORRELATION_AT, self._sent)
+        self._count_sent = (self._count_sent + 1) & 0x7FFFFFFF
+        _CORRELATION.pack_into(self._request, _CORRELATION_AT, self._count_sent)
         connection.send(self._request)
 
 

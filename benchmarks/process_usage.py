@@ -41,12 +41,12 @@ class CpuMeter:
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
-        self._seen = self._read()
+        self._usage = self._read()
 
     def spent(self) -> dict[str, float]:
         """Since construction or the last call. Raises OSError if a process has ended."""
-        before, self._seen = self._seen, self._read()
-        return {name: now - before[name] for name, now in self._seen.items()}
+        before, self._usage = self._usage, self._read()
+        return {name: now - before[name] for name, now in self._usage.items()}
 
     def _read(self) -> dict[str, float]:
         return {name: cpu_seconds(pid) for name, pid in self._pids.items()}

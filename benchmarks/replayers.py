@@ -170,7 +170,7 @@ class ReplayerProcess:
     def __init__(self, arguments: Sequence[str]) -> None:
         self._command = [sys.executable, "-m", "benchmarks.replayers", *arguments]
         self._latest = Replayed(time.monotonic())
-        self._told = threading.Condition()
+        self._progress = threading.Condition()
 
     @property
     def pid(self) -> int:
@@ -178,7 +178,7 @@ class ReplayerProcess:
 
     def latest(self) -> Replayed:
         """Raises PartFailed if a reader saw a fault, or if the readers have ended."""
-        with self._told:
+        with self._progress:
             latest = self._latest
         if latest.faults:
             raise PartFailed(f"a reader of the archive saw: {'; '.join(latest.faults)}")
@@ -194,8 +194,8 @@ class ReplayerProcess:
         while not ready(latest := self.latest()):
             if time.monotonic() > deadline:
                 raise PartFailed(f"not within {timeout_s:g} s: {what}; {latest}")
-            with self._told:
-                self._told.wait(_TELL_S)
+            with self._progress:
+                self._progress.wait(_TELL_S)
         return latest
 
     def __enter__(self) -> Self:
@@ -222,9 +222,9 @@ class ReplayerProcess:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with self._told:
+            with self._progress:
                 self._latest = Replayed(**json.loads(line))
-                self._told.notify_all()
+                self._progress.notify_all()
 
 
 def step_back() -> None:

@@ -269,7 +269,7 @@ class Soak:
 
     def _sample(self) -> str:
         """Takes one sample of everything and returns a line about it."""
-        at_s, observed, traffic_seen = self._observed.now(), self._observed, self._traffic.seen
+        at_s, observed, outcome = self._observed.now(), self._observed, self._traffic.outcome
         resident = []
         for server in self._servers:
             if server.running:
@@ -283,8 +283,8 @@ class Soak:
             observed.objects.append(Sample(at_s, self._count_objects()))
         return (
             f"{at_s / 60:5.1f} min  {', '.join(resident)}  lag {lag} s  "
-            f"objects {observed.objects[-1].value:.0f}  produced {sum(traffic_seen.produced)}  "
-            f"tail {traffic_seen.tail_read}  passes {traffic_seen.passes}  faults {len(traffic_seen.faults)}"
+            f"objects {observed.objects[-1].value:.0f}  produced {sum(outcome.produced)}  "
+            f"tail {outcome.tail_read}  passes {outcome.passes}  faults {len(outcome.faults)}"
         )
 
     def _count_objects(self) -> int:
@@ -310,15 +310,15 @@ class Soak:
         return sum(server.metric("kafka_server_brokertopicmetrics_remotedeleterequests_total"))
 
     def _soaked(self, verify_clean: bool) -> Soaked:
-        observed, traffic_seen = self._observed, self._traffic.seen
+        observed, outcome = self._observed, self._traffic.outcome
         counts = {
-            ("records produced", ""): sum(traffic_seen.produced),
-            ("transactions aborted", ""): traffic_seen.aborted,
-            ("records read at the tail", ""): traffic_seen.tail_read,
-            ("delay of the reader at the tail, at most", "s"): traffic_seen.tail_delay_s_max,
-            ("passes over all that is retained", ""): traffic_seen.passes,
-            ("records read in them", ""): traffic_seen.archive_read,
-            ("times that retention overtook them", ""): traffic_seen.overtaken,
+            ("records produced", ""): sum(outcome.produced),
+            ("transactions aborted", ""): outcome.aborted,
+            ("records read at the tail", ""): outcome.tail_read,
+            ("delay of the reader at the tail, at most", "s"): outcome.tail_delay_s_max,
+            ("passes over all that is retained", ""): outcome.passes,
+            ("records read in them", ""): outcome.archive_read,
+            ("times that retention overtook them", ""): outcome.overtaken,
         }
         return Soaked(
             # A life that was cut short on purpose shows only its warm-up.
@@ -327,7 +327,7 @@ class Soak:
             objects=observed.objects,
             disturbances=observed.disturbances,
             verify_clean=verify_clean,
-            faults=[*traffic_seen.faults, *observed.faults],
+            faults=[*outcome.faults, *observed.faults],
             counts=counts,
         )
 

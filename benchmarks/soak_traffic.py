@@ -43,7 +43,7 @@ def value_of(number: int) -> bytes:
 
 
 @dataclass
-class Seen:
+class Outcome:
     """What the clients did and saw so far. One thread writes each field; all may read it."""
 
     produced: list[int] = field(default_factory=lambda: [0] * PARTITIONS)
@@ -63,28 +63,28 @@ class Seen:
 class Check:
     """The record that a reader of a partition must get next. `number` None: any record."""
 
-    def __init__(self, reader: str, partition: int, number: int | None, seen: Seen) -> None:
+    def __init__(self, reader: str, partition: int, number: int | None, outcome: Outcome) -> None:
         self.first: int | None = None
         self.number = number
         self.offset = -1  # the last offset read; -1 if nothing was read
         self._name = f"{reader}, partition {partition}"
         self._numbers_are_offsets = partition != _TXN_PARTITION
-        self._seen = seen
+        self._outcome = outcome
 
     def take(self, offset: int, value: bytes) -> None:
         number = int.from_bytes(value[:8], "big")
         place = f"{self._name}, offset {offset}"
         if number == _ABORTED:
-            self._seen.fault(f"{place}: a record of an aborted transaction")
+            self._outcome.fault(f"{place}: a record of an aborted transaction")
             return
         if value != value_of(number):
-            self._seen.fault(f"{place}: other bytes than record {number} was written with")
+            self._outcome.fault(f"{place}: other bytes than record {number} was written with")
         if self.number is not None and number != self.number:
-            self._seen.fault(f"{place}: record {number} came instead of {self.number}")
+            self._outcome.fault(f"{place}: record {number} came instead of {self.number}")
         if offset <= self.offset:
-            self._seen.fault(f"{place}: after offset {self.offset}")
+            self._outcome.fault(f"{place}: after offset {self.offset}")
         if self._numbers_are_offsets and number != offset:
-            self._seen.fault(f"{place}: has record {number}")
+            self._outcome.fault(f"{place}: has record {number}")
         if self.first is None:
             self.first = number
         self.number, self.offset = number + 1, offset
@@ -95,7 +95,7 @@ class Traffic:
     retention keeps at least."""
 
     def __init__(self, bootstrap: str, retained_bytes_min: int) -> None:
-        self.seen = Seen()
+        self.outcome = Outcome()
         self._bootstrap = bootstrap
         self._retained_min = retained_bytes_min // RECORD_BYTES
         self._stop_producing, self._stop_reading = threading.Event(), threading.Event()
@@ -120,14 +120,16 @@ class Traffic:
 
     def finish_reading(self) -> None:
         """Call it after `stop_producing`. Reads the tail to its end and makes a last pass."""
-        passes, deadline = self.seen.passes, time.monotonic() + _STALLED_S
+        passes, deadline = self.outcome.passes, time.monotonic() + _STALLED_S
         # The pass that is running may have begun before the last records were written.
-        while self.seen.tail_read < sum(self.seen.produced) or self.seen.passes < passes + 2:
+        while (
+            self.outcome.tail_read < sum(self.outcome.produced) or self.outcome.passes < passes + 2
+        ):
             if not all(each.is_alive() for each in self._readers):
                 break  # a reader that ended has already reported a fault
             if time.monotonic() > deadline:
-                records_read, of = self.seen.tail_read, sum(self.seen.produced)
-                self.seen.fault(
+                records_read, of = self.outcome.tail_read, sum(self.outcome.produced)
+                self.outcome.fault(
                     f"readers not at the end in {_STALLED_S:.0f} s: tail {records_read} of {of}"
                 )
                 break
@@ -141,7 +143,7 @@ class Traffic:
             try:
                 work()
             except Exception as error:  # noqa: BLE001  # a client that is gone is a fault of its own
-                self.seen.fault(f"{work.__name__.strip('_')} ended: {error!r}")
+                self.outcome.fault(f"{work.__name__.strip('_')} ended: {error!r}")
 
         return threading.Thread(target=run, name=work.__name__, daemon=True)
 
@@ -152,7 +154,7 @@ class Traffic:
     def _send(self, producer: Producer, partition: int, value: bytes) -> None:
         def delivered(error: KafkaError | None, _message: Message) -> None:
             if error is not None:
-                self.seen.fault(f"producing to partition {partition}: {error}")
+                self.outcome.fault(f"producing to partition {partition}: {error}")
 
         producer.produce(TOPIC, value, partition=partition, on_delivery=delivered)
 
@@ -164,10 +166,10 @@ class Traffic:
             for number in numbers:
                 for partition in range(_TXN_PARTITION):
                     self._send(producer, partition, value_of(number))
-                    self.seen.produced[partition] += 1
+                    self.outcome.produced[partition] += 1
             producer.poll(0)
         if producer.flush(60.0):
-            self.seen.fault("records without an answer from the broker after 60 s")
+            self.outcome.fault("records without an answer from the broker after 60 s")
 
     def _transact(self) -> None:
         producer = self._producer(**{"transactional.id": "soak"})
@@ -180,11 +182,11 @@ class Traffic:
                     self._send(producer, _TXN_PARTITION, _ABORTED.to_bytes(8, "big") * 125)
                 producer.flush(60.0)
                 producer.abort_transaction(60.0)
-                self.seen.aborted += 1
+                self.outcome.aborted += 1
             else:
                 for _ in range(first, upto):
-                    self._send(producer, _TXN_PARTITION, value_of(self.seen.produced[-1]))
-                    self.seen.produced[-1] += 1
+                    self._send(producer, _TXN_PARTITION, value_of(self.outcome.produced[-1]))
+                    self.outcome.produced[-1] += 1
                 producer.commit_transaction(60.0)
             first = upto
 
@@ -210,7 +212,7 @@ class Traffic:
 
     def _read_tail(self) -> None:
         consumer = self._consumer()
-        checks = [Check("tail", partition, 0, self.seen) for partition in range(PARTITIONS)]
+        checks = [Check("tail", partition, 0, self.outcome) for partition in range(PARTITIONS)]
         try:
             consumer.assign(
                 [TopicPartition(TOPIC, partition, 0) for partition in range(PARTITIONS)]
@@ -220,11 +222,11 @@ class Traffic:
                     error = message.error()
                     if error is None:
                         checks[message.partition()].take(message.offset(), message.value())
-                        self.seen.tail_read += 1
+                        self.outcome.tail_read += 1
                         delay_s = time.time() - message.timestamp()[1] / 1000
-                        self.seen.tail_delay_s_max = max(self.seen.tail_delay_s_max, delay_s)
+                        self.outcome.tail_delay_s_max = max(self.outcome.tail_delay_s_max, delay_s)
                     elif _matters(error):
-                        self.seen.fault(f"tail, partition {message.partition()}: {error}")
+                        self.outcome.fault(f"tail, partition {message.partition()}: {error}")
         finally:
             consumer.close()
 
@@ -238,7 +240,7 @@ class Traffic:
                     return
                 for partition, check in enumerate(checks):
                     self._check_start(partition, check, starts)
-                self.seen.passes += 1
+                self.outcome.passes += 1
                 self._stop_reading.wait(_PASS_PAUSE_S)
         finally:
             consumer.close()
@@ -247,7 +249,7 @@ class Traffic:
         """Reads from the earliest offsets to the ends at its start. None: it was stopped."""
         began = time.monotonic()
         name = "reader of all that is retained"
-        checks = [Check(name, partition, None, self.seen) for partition in range(PARTITIONS)]
+        checks = [Check(name, partition, None, self.outcome) for partition in range(PARTITIONS)]
         everything = [TopicPartition(TOPIC, partition) for partition in range(PARTITIONS)]
         ends = [consumer.get_watermark_offsets(each, 60.0)[1] for each in everything]
         for each in everything:
@@ -260,7 +262,7 @@ class Traffic:
                 partition, error = message.partition(), message.error()
                 if error is None:
                     checks[partition].take(message.offset(), message.value())
-                    self.seen.archive_read += 1
+                    self.outcome.archive_read += 1
                     positions[partition] = message.offset() + 1
                     if positions[partition] >= ends[partition]:
                         open_.discard(partition)
@@ -272,9 +274,9 @@ class Traffic:
                     )
                     checks[partition].number = None
                 elif _matters(error):
-                    self.seen.fault(f"{name}, partition {partition}: {error}")
+                    self.outcome.fault(f"{name}, partition {partition}: {error}")
             if time.monotonic() - began > _STALLED_S:
-                self.seen.fault(f"{name}: a pass has taken {_STALLED_S:.0f} s, left {open_}")
+                self.outcome.fault(f"{name}: a pass has taken {_STALLED_S:.0f} s, left {open_}")
                 break
         finished = not self._stop_reading.is_set() or not open_
         consumer.unassign()
@@ -284,10 +286,10 @@ class Traffic:
         """Retention overtook this reader: it goes on at the log start, which must be higher."""
         start = int(consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), 60.0)[0])
         if start <= position:
-            self.seen.fault(
+            self.outcome.fault(
                 f"partition {partition}: offset {position} was refused, the log starts at {start}"
             )
-        self.seen.overtaken += 1
+        self.outcome.overtaken += 1
         # No seek: librdkafka refuses it if it has just stopped fetching the partition.
         consumer.incremental_unassign([TopicPartition(TOPIC, partition)])
         consumer.incremental_assign([TopicPartition(TOPIC, partition, start)])
@@ -298,14 +300,17 @@ class Traffic:
         if check.first is None or check.number is None:
             return
         if check.first < starts[partition]:
-            self.seen.fault(f"partition {partition}: record {check.first} came back after deletion")
+            self.outcome.fault(
+                f"partition {partition}: record {check.first} came back after deletion"
+            )
         starts[partition] = check.first
         # A fifth of the last partition's records are aborted, and readers never see them.
         least = self._retained_min * (3 if partition == _TXN_PARTITION else 4) // 4
         records_left = check.number - check.first
         if check.first > 0 and records_left < least:
-            self.seen.fault(
-                f"partition {partition}: {records_left} records are left, retention leaves at least {least}"
+            self.outcome.fault(
+                f"partition {partition}: {records_left} records are left, "
+                f"retention leaves at least {least}"
             )
 
 

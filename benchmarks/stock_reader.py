@@ -72,9 +72,9 @@ if __name__ == "__main__":
     options = {WHEN_TOLD, NEVER_PAUSES} & set(sys.argv)
     call, bootstrap, topic, *numbers = (each for each in sys.argv[1:] if each not in options)
     records, first, partitions = map(int, numbers)
-    told, eager = WHEN_TOLD in options, NEVER_PAUSES in options
+    paced, eager = WHEN_TOLD in options, NEVER_PAUSES in options
     rates = read(
-        call, bootstrap, topic, records, first, partitions, when_told=told, never_pauses=eager
+        call, bootstrap, topic, records, first, partitions, when_told=paced, never_pauses=eager
     )
     print(json.dumps(rates), flush=True)
     os._exit(0)  # the records in the queue are not needed, and freeing them takes seconds

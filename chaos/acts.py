@@ -181,7 +181,7 @@ class Stage:
         broker.start()
         old, log.written = log.written, {}
         log.history += 1
-        log.sent = 0
+        log.count_sent = 0
         self.begun_again.append(BegunAgain(log, writer, old, act.response))
         writer.go_on()
 

@@ -28,7 +28,7 @@ class Calm:
     groups: Mapping[str, Sequence[Follower]]
     checked_to: dict[str, int] = field(default_factory=dict)
     archived: dict[str, set[int]] = field(default_factory=dict)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     took_s: dict[str, float] = field(default_factory=dict)  # by check, in the last round
     rounds: int = 0
 
@@ -83,8 +83,8 @@ class Calm:
                     faults.append(f"{server.name} calls {offsets} of {name} lost, and they are not")
             if server.ended():
                 faults.append(f"{server.name} has ended by itself")
-        new = [fault for fault in faults if fault not in self.told]
-        self.told |= set(new)
+        new = [fault for fault in faults if fault not in self.reported]
+        self.reported |= set(new)
         return new
 
     # -- readers ----------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Calm:
                 courses = [member.courses[name] for member in members]
                 faults += self._followed(courses, self.checked_to.get(name, 0), ends[name])
                 for course in courses:
-                    course.seen.clear()
+                    course.offsets_read.clear()
             for member in members:
                 faults += member.faults
                 member.faults.clear()
@@ -155,11 +155,11 @@ class Calm:
         missing = course.missing(course.log.begins(end), end)
         if missing:
             faults.append(f"{course.reader}, {course.log.name}: no offsets {ranges(missing)[:5]}")
-        back = {offset for offset in course.seen if course.log.is_lost(offset)}
+        back = {offset for offset in course.offsets_read if course.log.is_lost(offset)}
         if back:
             faults.append(f"{course.reader}, {course.log.name}: lost {ranges(back)[:5]} came")
         if course.committed_only:
-            course.log.decide(course.seen, 0, end)
+            course.log.decide(course.offsets_read, 0, end)
         return faults
 
     # -- both tiers -------------------------------------------------------------------------------
@@ -204,4 +204,4 @@ class Calm:
 def _missing(courses: Sequence[Course], begin: int, end: int) -> set[int]:
     first = courses[0]
     expected = first.log.expected(begin, end, committed_only=first.committed_only)
-    return expected.difference(*(course.seen for course in courses))
+    return expected.difference(*(course.offsets_read for course in courses))

@@ -69,7 +69,7 @@ class Conductor:
 
     def _check(self, calm: Calm, progress: Progress) -> None:
         since = time.monotonic()
-        self.faults += progress.told
+        self.faults += progress.reports
         self.faults += calm.check()
         for fault in self.faults:
             self.say(f"  VIOLATION {fault}")

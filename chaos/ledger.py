@@ -20,7 +20,7 @@ def value_of(name: str, history: int, number: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadRecord:
     """A record as a reader got it."""
 
     offset: int
@@ -36,7 +36,7 @@ class Log:
     partition: int
     keeps: int | None = None  # the records that retention keeps at least; None: all
     history: int = 0
-    sent: int = 0
+    count_sent: int = 0
     written: dict[int, bytes] = field(default_factory=dict)  # offset: value
     aborted: set[int] = field(default_factory=set)
     undecided: set[int] = field(default_factory=set)  # of transactions with an unknown end
@@ -48,8 +48,8 @@ class Log:
         return f"{self.topic}-{self.partition}"
 
     def next_value(self) -> bytes:
-        value = value_of(self.name, self.history, self.sent)
-        self.sent += 1
+        value = value_of(self.name, self.history, self.count_sent)
+        self.count_sent += 1
         self.values.add(value)
         return value
 
@@ -69,15 +69,15 @@ class Log:
         """The offset from which a log that ends at `end` must be complete."""
         return 0 if self.keeps is None else max(0, end - self.keeps)
 
-    def wrong(self, read: Read, *, committed_only: bool) -> str | None:
+    def wrong(self, record: ReadRecord, *, committed_only: bool) -> str | None:
         """What is wrong with this record alone, or None."""
-        if read.value not in self.values:
-            return f"offset {read.offset}: {read.value[:40]!r} was never written"
-        if self.written.setdefault(read.offset, read.value) != read.value:
-            expected_value = self.written[read.offset][:40]
-            return f"offset {read.offset}: {read.value[:40]!r} is not {expected_value!r}"
-        if committed_only and (read.key == ABORTED or read.offset in self.aborted):
-            return f"offset {read.offset}: a record of an aborted transaction"
+        if record.value not in self.values:
+            return f"offset {record.offset}: {record.value[:40]!r} was never written"
+        if self.written.setdefault(record.offset, record.value) != record.value:
+            expected_value = self.written[record.offset][:40]
+            return f"offset {record.offset}: {record.value[:40]!r} is not {expected_value!r}"
+        if committed_only and (record.key == ABORTED or record.offset in self.aborted):
+            return f"offset {record.offset}: a record of an aborted transaction"
         return None
 
     def decide(self, offsets_read: Collection[int], begin: int, end: int) -> None:

@@ -153,9 +153,9 @@ class Server:
         losses = []
         for line in self.log.read_text(errors="replace").splitlines():
             if any(f'"{event}"' in line for event in _LOSSES):
-                told = json.loads(line)
-                offsets = range(told["first_lost_offset"], told["last_lost_offset"] + 1)
-                losses.append((f"{told['topic']}-{told['partition']}", offsets))
+                log_entry = json.loads(line)
+                offsets = range(log_entry["first_lost_offset"], log_entry["last_lost_offset"] + 1)
+                losses.append((f"{log_entry['topic']}-{log_entry['partition']}", offsets))
         return losses
 
     def _running(self) -> ServerProcess:

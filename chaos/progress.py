@@ -72,22 +72,22 @@ class _Place:
     followers: Sequence[Follower]
     at: int = -1
     stands_s: float = 0.0
-    told: bool = False
+    reports: bool = False
 
     def look(self, passed_s: float, faults: Sequence[Act]) -> str | None:
         at = max(each.courses[self.log.name].position for each in self.followers)
         behind = max(self.log.written, default=-1) + 1 - at
         if at != self.at or behind <= 0:
-            self.at, self.stands_s, self.told = at, 0.0, False
+            self.at, self.stands_s, self.reports = at, 0.0, False
             return None
         needs_archive = behind > AT_THE_TAIL_RECORDS or self.log.is_lost(at)
         proxies = [each.proxy for each in self.followers]
         if any(explains(act, proxies, needs_archive=needs_archive) for act in faults):
             return None
         self.stands_s += passed_s
-        if self.stands_s <= STANDS_S_MAX or self.told:
+        if self.stands_s <= STANDS_S_MAX or self.reports:
             return None
-        self.told = True
+        self.reports = True
         return (
             f"{self.name}, {self.log.name}: stands at {at}, {behind} behind, for "
             f"{self.stands_s:.0f} s that no fault explains"
@@ -100,7 +100,7 @@ class Progress:
 
     groups: Sequence[Sequence[Follower]]
     faults: Faults = field(default_factory=Faults)
-    told: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -125,6 +125,6 @@ class Progress:
             faults = self.faults.now()
             # If the whole machine stood still, that time says nothing about readers.
             passed_s, before = min(now - before, 2 * LOOK_INTERVAL_S), now
-            self.told += [
+            self.reports += [
                 complaint for place in places if (complaint := place.look(passed_s, faults))
             ]

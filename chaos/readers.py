@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from chaos.ledger import Log, Read
+from chaos.ledger import Log, ReadRecord
 
 # A reader hangs if it gets nothing for this long, with all parts up and more to read.
 HANG_S_MAX = 90.0
@@ -49,22 +49,22 @@ class Course:
     committed_only: bool
     faults: list[str]
     last: int = -1
-    seen: set[int] = field(default_factory=set)
+    offsets_read: set[int] = field(default_factory=set)
     position: int = 0  # the client's position, after transaction markers too
 
-    def take(self, read: Read) -> None:
-        if read.offset <= self.last:
-            self._fault(f"offset {read.offset} came after {self.last}")
-        wrong = self.log.wrong(read, committed_only=self.committed_only)
+    def take(self, record: ReadRecord) -> None:
+        if record.offset <= self.last:
+            self._fault(f"offset {record.offset} came after {self.last}")
+        wrong = self.log.wrong(record, committed_only=self.committed_only)
         if wrong is not None:
             self._fault(wrong)
-        self.last = read.offset
-        self.position = max(self.position, read.offset + 1)
-        self.seen.add(read.offset)
+        self.last = record.offset
+        self.position = max(self.position, record.offset + 1)
+        self.offsets_read.add(record.offset)
 
     def missing(self, begin: int, end: int) -> set[int]:
         expected = self.log.expected(begin, end, committed_only=self.committed_only)
-        return expected - self.seen
+        return expected - self.offsets_read
 
     def _fault(self, text: str) -> None:
         if len(self.faults) < _FAULTS_MAX:
@@ -171,7 +171,7 @@ class PythonFollower(Follower):
             while not self._stop.is_set():
                 for place, records in consumer.poll(timeout_ms=300, max_records=500).items():
                     for one in records:
-                        places[place].take(Read(one.offset, one.key or b"", one.value or b""))
+                        places[place].take(ReadRecord(one.offset, one.key or b"", one.value or b""))
                 for place, course in places.items():
                     # It includes markers. It needs no request: the consumer's start offset was set
                     # above.
@@ -180,8 +180,8 @@ class PythonFollower(Follower):
             consumer.close()
 
 
-def _read(message: Message) -> Read:
-    return Read(message.offset(), message.key() or b"", message.value() or b"")
+def _read(message: Message) -> ReadRecord:
+    return ReadRecord(message.offset(), message.key() or b"", message.value() or b"")
 
 
 def replay(

@@ -70,7 +70,7 @@ def _tell(upstream_kind: str, store_kind: str, folder: Path, tell: Narrator) -> 
             Story(upstream, store, folder, tell).play()
     except CheckFailed as failed:
         tell.bad(f"FAILED: {quote(failed.check)}")
-        tell.say(quote(failed.seen))
+        tell.say(quote(failed.detail))
         _show_log(folder / "fetchproxy.log", tell)
         return 1
     except KafkaException as error:

@@ -13,7 +13,7 @@ class CheckFailed(Exception):
     def __init__(self, check: str, detail: str) -> None:
         super().__init__(f"{check}: {detail}")
         self.check = check
-        self.seen = detail
+        self.detail = detail
 
 
 def require(holds: bool, check: str, detail: str) -> None:

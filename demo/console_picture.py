@@ -137,11 +137,11 @@ def cut(picture: Path, height: int) -> None:
     header = struct.pack(">II", width, height) + chunks[0][1][8:]
     body = zlib.compress(pixels[: len(pixels) // rows * height], 9)
     parts = [(b"IHDR", header), (b"IDAT", body), (b"IEND", b"")]
-    told = b"".join(
+    packed_chunks = b"".join(
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in parts
     )
-    picture.write_bytes(content[:8] + told)
+    picture.write_bytes(content[:8] + packed_chunks)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class LiveTail:
         )
         settings = {"fetch.wait.max.ms": fetch_wait_ms, "fetch.error.backoff.ms": 5}
         self._consumer, self._errors = confluent_consumer(bootstrap, **settings)
-        self._sent = 0
+        self._count_sent = 0
 
     def measure(self, between: Callable[[], None] = lambda: None) -> Latency:
         """Measures one record after the other, `between` after each. Raises CheckFailed."""
@@ -60,8 +60,8 @@ class LiveTail:
         self._round_trip()  # so that connections and metadata are not measured
 
     def _round_trip(self) -> float:
-        self._sent += 1
-        text = b"live %d" % self._sent
+        self._count_sent += 1
+        text = b"live %d" % self._count_sent
         begun_at = time.perf_counter()
         self._producer.produce(records.LIVE_TOPIC, text, partition=0)
         self._producer.poll(0)

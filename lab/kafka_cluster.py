@@ -243,7 +243,7 @@ class KafkaCluster(StartedServer):
     def _server(self, node_id: int) -> KafkaServer:
         folder = self._folder / str(node_id)
         voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in self._controller_ports.items())
-        own = {
+        node_settings = {
             "node.id": str(node_id),
             "broker.rack": f"rack-{node_id}",
             "controller.quorum.voters": voters,
@@ -251,10 +251,15 @@ class KafkaCluster(StartedServer):
         controller_port = self._controller_ports.get(node_id)
         listeners = "PLAINTEXT://127.0.0.1:{port}"
         if controller_port is None:
-            own |= {"process.roles": "broker", "listeners": listeners}
+            node_settings |= {"process.roles": "broker", "listeners": listeners}
         else:
-            own["listeners"] = f"{listeners},CONTROLLER://127.0.0.1:{controller_port}"
-        properties = {**_CLUSTER, **own, **self._properties, **self._of_node.get(node_id, {})}
+            node_settings["listeners"] = f"{listeners},CONTROLLER://127.0.0.1:{controller_port}"
+        properties = {
+            **_CLUSTER,
+            **node_settings,
+            **self._properties,
+            **self._of_node.get(node_id, {}),
+        }
         return KafkaServer(
             properties,
             data_dir=folder,

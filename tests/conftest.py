@@ -79,8 +79,8 @@ _parts_missing = pytest.StashKey[dict[str, str]]()
 
 CreateTopic = Callable[..., str]
 Server = TypeVar("Server", bound=KafkaServer | StoreServer | HdfsServer | Kdc)
-Found = TypeVar("Found")
-FindPart = Callable[[str, Callable[[], Found]], Found]
+PartT = TypeVar("Found")
+FindPart = Callable[[str, Callable[[], PartT]], PartT]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,16 +96,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"real part missing: {name}: {reason}")
 
 
-def find(config: pytest.Config, name: str, look: Callable[[], Found]) -> Found:
+def find(config: pytest.Config, name: str, look: Callable[[], PartT]) -> PartT:
     """What `look` returns; a missing part skips the test, or fails it when CI must have it."""
     missing: PartMissing
     try:
-        found = look()
+        prepared = look()
     except PartMissing as raised:
         missing = raised
     else:
         config.stash[_parts_used].add(name)
-        return found
+        return prepared
     config.stash[_parts_missing][name] = str(missing)
     required = os.environ.get("FETCHPROXY_REQUIRE_PARTS", "").split(",")
     if name in (part.strip() for part in required):
@@ -226,7 +226,7 @@ def s3_bucket(
 
 
 @pytest.fixture(scope="session")
-def find_part(pytestconfig: pytest.Config) -> FindPart[Found]:
+def find_part(pytestconfig: pytest.Config) -> FindPart[PartT]:
     """`find_part("clients", franz_reader)` → what the function returns; skips when missing."""
 
     return functools.partial(find, pytestconfig)

@@ -48,7 +48,7 @@ class FileWork:
 
     def __init__(self) -> None:
         self.thread: int | None = None
-        self.found: set[str] = set()
+        self.file_calls: set[str] = set()
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
         here = threading.get_ident()
@@ -57,7 +57,7 @@ class FileWork:
         self.thread = None  # what follows may look for files too
         try:
             if not str(args[0] if args else "").startswith(_OTHERS):
-                self.found |= {f"{event} in {place}" for place in _product(sys._getframe(1))}
+                self.file_calls |= {f"{event} in {place}" for place in _product(sys._getframe(1))}
         finally:
             self.thread = here
 
@@ -79,12 +79,12 @@ sys.addaudithook(_WORK.note)  # for as long as the interpreter runs
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def file_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """The file work on this thread, which is the event loop's."""
     for name in _LOOKS:
         monkeypatch.setattr(os, name, _noted(f"os.{name}", getattr(os, name)))
-    _WORK.found, _WORK.thread = set(), threading.get_ident()
-    yield _WORK.found
+    _WORK.file_calls, _WORK.thread = set(), threading.get_ident()
+    yield _WORK.file_calls
     _WORK.thread = None
 
 
@@ -169,26 +169,26 @@ async def serve_and_archive(
 
 
 async def test_a_process_that_serves_and_archives(
-    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: set[str]
+    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_calls: set[str]
 ) -> None:
     with not_watched():
         produce(mock_cluster)
     await serve_and_archive(mock_cluster, tmp_path, monkeypatch)
-    assert not found
+    assert not file_calls
 
 
 async def test_a_process_beside_a_brokers_log_directory(
-    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: set[str]
+    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_calls: set[str]
 ) -> None:
     with not_watched():
         produce(mock_cluster)
         logs = plant_log_dir(tmp_path / "logs")
     await serve_and_archive(mock_cluster, tmp_path, monkeypatch, archive_log_dirs=logs)
-    assert not found
+    assert not file_calls
 
 
 async def test_a_process_that_serves_the_archive_alone(
-    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: set[str]
+    mock_cluster: MockCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_calls: set[str]
 ) -> None:
     with not_watched():
         produce(mock_cluster)
@@ -208,7 +208,7 @@ async def test_a_process_that_serves_the_archive_alone(
         serving = tasks.create_task(run_archive_only(config))
         assert await asyncio.to_thread(consumed, port) > 0
         serving.cancel()
-    assert not found
+    assert not file_calls
 
 
 def consumed(port: int) -> int:

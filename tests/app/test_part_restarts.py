@@ -37,7 +37,7 @@ class Part:
         raise RuntimeError("defect")
 
 
-def kept(
+def restarting(
     part: Part, health: Health, on_failure: Callable[[], None] = lambda: None, name: str = "part"
 ) -> Coroutine[None, None, None]:
     rng = random.Random(1)
@@ -50,7 +50,7 @@ async def test_a_failing_part_begins_again_after_growing_pauses(
     monkeypatch.setattr(retrying, "RESTART_PAUSE_INITIAL_S", 0.02)
     part, failed = Part(failures=3), []
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(kept(part, Health(), on_failure=lambda: failed.append(1)))
+        task = tasks.create_task(restarting(part, Health(), on_failure=lambda: failed.append(1)))
         await part.runs_at_last.wait()
         task.cancel()
     assert len(failed) == 3
@@ -62,7 +62,7 @@ async def test_a_failing_part_begins_again_after_growing_pauses(
 async def test_cancelling_ends_it() -> None:
     part = Part(failures=0)
     async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(kept(part, Health()))
+        task = tasks.create_task(restarting(part, Health()))
         await part.runs_at_last.wait()
         task.cancel()
     assert len(part.begun_at) == 1
@@ -78,7 +78,9 @@ async def test_it_is_a_condition_until_the_part_has_run_for_a_while(
     failing, sound, health = Part(failures=2), Part(failures=0), Health()
     async with asyncio.TaskGroup() as tasks:
         parts = {"part": failing, "sound": sound}
-        begun = [tasks.create_task(kept(part, health, name=name)) for name, part in parts.items()]
+        begun = [
+            tasks.create_task(restarting(part, health, name=name)) for name, part in parts.items()
+        ]
         await failing.runs_at_last.wait()
         [condition] = health.conditions(0.0)
         assert (condition.kind, condition.subject) == ("part_failed", "part")

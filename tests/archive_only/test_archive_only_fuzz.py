@@ -64,7 +64,7 @@ async def test_hostile_frames_harm_nobody_else(caplog: pytest.LogCaptureFixture)
             async with asyncio.timeout(30):
                 while served.server.connections:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-    assert hostility.sent == FRAMES
+    assert hostility.frames_sent == FRAMES
     assert total(ARCHIVE_ONLY_REQUESTS) - responded > FRAMES / 10, "most must get past the start"
     assert total(WIRE_ERRORS) - malformed > FRAMES / 50, "and many be read in vain"
     assert not unhandled

@@ -183,13 +183,15 @@ async def test_a_node_says_that_it_reads_a_mirror_until_it_is_the_archive(
         asyncio.timeout(30),
     ):
         health = Health()
-        own = OwnArchive(config, storage, rlmm, cluster, uuid4, archives=False, health=health)
-        await own.at_start()
+        archive_of_node = OwnArchive(
+            config, storage, rlmm, cluster, uuid4, archives=False, health=health
+        )
+        await archive_of_node.at_start()
         assert rlmm.of_mirror
         condition = health.reported(Kind.MIRROR_READ)
         assert condition is not None
         assert tmp_path.as_uri() in condition.what
-        looking = asyncio.create_task(own.run())
+        looking = asyncio.create_task(archive_of_node.run())
         layout.write_bytes(encode_identity(ArchiveIdentity(manager="store")))
         while True:
             if health.reported(Kind.MIRROR_READ) is None:

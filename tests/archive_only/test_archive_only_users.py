@@ -279,13 +279,14 @@ async def test_a_user_reads_what_is_his(served: ServedArchive) -> None:
 async def test_offsets_epochs_and_settings_of_others_are_refused(served: ServedArchive) -> None:
     client = await logged_in(served, "alice")
     errors = []
+    names = ("again", "nowhere", "orders")
     request_topic = ListOffsetsRequest.ListOffsetsTopic
     partitions = [
         request_topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
     ]
     request = ListOffsetsRequest(
         replica_id=-1, isolation_level=0, timeout_ms=1000,
-        topics=[request_topic(name=name, partitions=partitions) for name in ("again", "nowhere", "orders")],
+        topics=[request_topic(name=n, partitions=partitions) for n in names],
     )  # fmt: skip
     response = await client.ask(request, ListOffsetsResponse, 7)
     errors.append([t.partitions[0].error_code for t in response.topics])

@@ -62,7 +62,7 @@ class Failing(MemoryObjectStore):
     def __init__(self) -> None:
         super().__init__()
         self.failing: dict[str, float] = {}
-        self.asked: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
         self._check(key)
@@ -77,7 +77,7 @@ class Failing(MemoryObjectStore):
         await super().put(key, content)
 
     def _check(self, key: str) -> None:
-        self.asked[key] += 1
+        self.requests[key] += 1
         for part, times in self.failing.items():
             if part in key and times:
                 self.failing[part] -= 1
@@ -165,12 +165,12 @@ def test_a_store_that_gives_out_nothing_ends_the_partition_at_once() -> None:
         store, archive = await planted()
 
         def fail(done: int, total: int) -> None:
-            store.asked.clear()
+            store.requests.clear()
             store.failing = {"": FOR_GOOD}
 
         with pytest.raises(StorageUnavailable, match="tried 4 times"):
             await archive.verify(on_progress=fail)
-        assert store.asked.total() <= REQUEST_TRIES_MAX + 1  # and the probe
+        assert store.requests.total() <= REQUEST_TRIES_MAX + 1  # and the probe
 
     run(main())
 
@@ -180,11 +180,11 @@ def test_so_many_segments_in_a_row_that_the_store_fails() -> None:
         store, archive = await planted()
         keys = [archive.key(one, SegmentFile.LOG) for one in archive.segments]
         store.failing = dict.fromkeys(keys[2:], FOR_GOOD)
-        store.asked.clear()
+        store.requests.clear()
         message = f"{FAILING_IN_A_ROW_MAX} segments in a row could not be read.*status 503"
         with pytest.raises(StorageUnavailable, match=message):
             await archive.verify()
-        assert not any(store.asked[key] for key in keys[2 + FAILING_IN_A_ROW_MAX :])
+        assert not any(store.requests[key] for key in keys[2 + FAILING_IN_A_ROW_MAX :])
         # One that can be read between them, and each is an object's own state.
         store.failing = dict.fromkeys(keys[:4] + keys[5:9], FOR_GOOD)
         assert len((await archive.verify()).unread) == 8
@@ -200,7 +200,7 @@ def test_an_outage_at_the_end_leaves_the_report() -> None:
         check = store._check
 
         def fails_at_the_second_time(key: str) -> None:
-            if key == bad and store.asked[bad] >= 2 * REQUEST_TRIES_MAX:
+            if key == bad and store.requests[bad] >= 2 * REQUEST_TRIES_MAX:
                 store.failing = {"": FOR_GOOD}
             check(key)
 
@@ -314,7 +314,7 @@ async def test_a_target_that_takes_nothing_ends_the_partition(tmp_path: Path) ->
     target.failing = {".log": FOR_GOOD}
     with pytest.raises(StorageUnavailable, match="status 503"):
         await mirrored(source, target, tmp_path)
-    tried = {key for key in target.asked if key.endswith(".log")}
+    tried = {key for key in target.requests if key.endswith(".log")}
     assert FAILING_IN_A_ROW_MAX <= len(tried) <= FAILING_IN_A_ROW_MAX + 1  # two at once
 
 
@@ -403,13 +403,13 @@ def test_a_backfill_leaves_out_its_partition_alone(
         await archive.add([batch(0), batch(10)], tp=OTHER)
         key = archive.key(archive.segments[0], SegmentFile.METADATA)
         store.failing = {key: FOR_GOOD}
-        store.asked.clear()
+        store.requests.clear()
         begun_at = asyncio.get_running_loop().time()
         views, (failure,) = await planned(store, monkeypatch, failOnDataLoss=lenient)
         assert [view.tp for view, _ in views] == [OTHER]
         assert (failure.name, failure.retriable) == (str(TP), True)
         assert f"{key}: status 503 from the test (tried 4 times)" in failure.error
-        assert store.asked[key] == 2 * REQUEST_TRIES_MAX
+        assert store.requests[key] == 2 * REQUEST_TRIES_MAX
         assert asyncio.get_running_loop().time() < begun_at + 60
 
     run(main())

@@ -314,9 +314,9 @@ async def test_a_later_segment_tells_where_an_older_leaders_log_was_cut() -> Non
     lost = archive.key(archive.segments[1], METADATA)
     await archive.store.put(lost, b"{}")
     faults = {fault.object_key: fault for fault in (await archive.verify()).faults}
-    found = faults.pop(archive.key(stale, METADATA))
-    assert found.first_offset == 20
-    assert "older than in the leader epochs of the segment from 30" in found.what
+    log_fault = faults.pop(archive.key(stale, METADATA))
+    assert log_fault.first_offset == 20
+    assert "older than in the leader epochs of the segment from 30" in log_fault.what
     assert set(faults) == {lost}
     async with StoreBackedRemoteLogMetadataManager(archive.storage, MetadataConfig()) as rlmm:
         await rlmm.put_log_history(TP, LogHistory(-1, kept_below=30, kept_epoch=0))

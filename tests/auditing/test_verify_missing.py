@@ -36,7 +36,7 @@ async def lose(archive: PlantedArchive, numbers: Iterable[int]) -> None:
             await archive.store.delete(archive.key(archive.segments[number], file))
 
 
-def told(report: VerifyReport) -> list[tuple[str, int | None, str]]:
+def fault_rows(report: VerifyReport) -> list[tuple[str, int | None, str]]:
     return [(fault.object_key, fault.first_offset, fault.what) for fault in report.faults]
 
 
@@ -54,7 +54,7 @@ async def test_segments_that_are_gone_are_a_fault(
     report = await archive.verify()
     folder = archive.storage.objects.folder(TP)
     what = f"offsets {first} to {last} were archived and are in no segment"
-    assert told(report) == [(folder, first, what)]
+    assert fault_rows(report) == [(folder, first, what)]
     assert gaps_of(report) == []
 
 
@@ -65,7 +65,7 @@ async def test_a_gap_is_one_only_where_it_is_on_record() -> None:
     await archive.record_gap(20, 49)
     report = await archive.verify()
     assert gaps_of(report) == [(20, 49)]
-    assert [offset for _, offset, _ in told(report)] == [70]
+    assert [offset for _, offset, _ in fault_rows(report)] == [70]
     await archive.record_gap(70, 89)
     assert (await archive.verify()).clean
 
@@ -81,7 +81,7 @@ async def test_what_was_deleted_is_not_missed() -> None:
     archive = await four_segments()
     await lose(archive, [0, 1])
     await archive.storage.objects.put_log_start_offset(TP, 45, b"{}")
-    assert [offset for _, offset, _ in told(await archive.verify())] == [45]
+    assert [offset for _, offset, _ in fault_rows(await archive.verify())] == [45]
     await archive.storage.objects.put_log_start_offset(TP, 60, b"{}")
     assert (await archive.verify()).clean
     await lose(archive, [2, 3])
@@ -101,7 +101,7 @@ async def test_of_an_archive_from_before_there_were_records_nothing_is_made_up()
     # An archiver that keeps records has gone on from 60.
     await archive.state(TP, recorded_from=60, end_offset=119)
     report = await archive.verify()
-    assert [offset for _, offset, _ in told(report)] == [60]
+    assert [offset for _, offset, _ in fault_rows(report)] == [60]
     assert [one.where_and_what for one in report.not_known] == [
         "orders-0: whether the archive began below offset 30"
     ]
@@ -111,9 +111,9 @@ async def test_a_segment_that_lost_its_metadata_alone_is_named_once() -> None:
     archive = await four_segments()
     key = archive.key(archive.segments[1], SegmentFile.METADATA)
     await archive.store.delete(key)
-    assert [row[0] for row in told(await archive.verify())] == [key]
+    assert [row[0] for row in fault_rows(await archive.verify())] == [key]
     await archive.store.put(key, b"damaged")
-    assert [row[0] for row in told(await archive.verify())] == [key]
+    assert [row[0] for row in fault_rows(await archive.verify())] == [key]
 
 
 async def test_a_copy_that_is_begun_again_is_not_there() -> None:
@@ -121,7 +121,7 @@ async def test_a_copy_that_is_begun_again_is_not_there() -> None:
     archive = await four_segments()
     state = RemoteLogSegmentState.COPY_SEGMENT_STARTED
     await archive.restate(replace(archive.segments[3], state=state))
-    assert [offset for _, offset, _ in told(await archive.verify())] == [90]
+    assert [offset for _, offset, _ in fault_rows(await archive.verify())] == [90]
 
 
 async def test_an_end_of_a_log_that_is_no_more_is_not_missed() -> None:
@@ -139,12 +139,12 @@ async def test_a_statement_that_cannot_be_read_is_a_fault() -> None:
     archive = await four_segments()
     key = archive.storage.objects.finished_offsets_key(TP)
     await archive.store.put(key, b"damaged")
-    [fault_row] = told(await archive.verify())
+    [fault_row] = fault_rows(await archive.verify())
     assert fault_row[0] == key
     assert "writes it again with its next segment" in fault_row[2]
     other = TP._replace(partition=1)
     await archive.store.put(key, encode_finished_offsets(FinishedOffsets(other, 0, 9)))
-    assert "it is of orders-1" in told(await archive.verify())[0][2]
+    assert "it is of orders-1" in fault_rows(await archive.verify())[0][2]
 
 
 async def test_a_partition_that_is_forgotten_leaves_no_record() -> None:

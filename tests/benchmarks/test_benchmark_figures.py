@@ -80,7 +80,7 @@ def test_without_an_s3_server_the_rest_is_told() -> None:
 
 # -- applications --------------------------------------------------------------------------------
 def test_a_crowds_last_reader_and_how_far_apart_they_are() -> None:
-    seconds_by_way: applications.Found = {}
+    seconds_by_way: applications.SecondsByWay = {}
     applications.note(seconds_by_way, applications.UNPACED, [10.0, 10.0, 12.0, 8.0])
     applications.note(seconds_by_way, FETCHPROXY, [5.0, 5.0, 5.5, 4.5])
     rows = by_name(applications.rows_of(seconds_by_way))
@@ -463,10 +463,10 @@ def test_latency_added_is_compared_within_each_round_and_in_both_forms() -> None
     rows = by_name(tail_latency.goals_met(latencies))
     assert within(rows[goals.TAIL_LATENCY_IN_TURN.words]) == (0.75, 0.5, 1.0, True)
     assert within(rows[goals.TAIL_LATENCY_ALONE.words]) == (0.5, 0.25, 1.0, True)
-    shown = by_name(tail_latency.latency_rows(latencies))
-    assert shown[f"latency p50 added, alone, {BARE_RELAY}"].value == 0.1
-    assert shown[f"latency p50, in turn, {DIRECT}"].value == 2.0
-    assert f"latency p50 added, alone, {DIRECT}" not in shown
+    shown_rows = by_name(tail_latency.latency_rows(latencies))
+    assert shown_rows[f"latency p50 added, alone, {BARE_RELAY}"].value == 0.1
+    assert shown_rows[f"latency p50, in turn, {DIRECT}"].value == 2.0
+    assert f"latency p50 added, alone, {DIRECT}" not in shown_rows
 
 
 # -- workers ---------------------------------------------------------------------------------------

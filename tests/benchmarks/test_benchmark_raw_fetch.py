@@ -52,11 +52,18 @@ def encoded_response(
 def test_a_request_is_kafkas() -> None:
     frame = request("topic", [(3, 70), (1, 2**40)], 9)
     assert len(frame) == 4 + struct.unpack(">i", frame[:4])[0]
-    asked = FetchRequest[VERSION].decode(frame[4:], header=True)
-    assert asked.header.correlation_id == 9
-    assert (asked.header.request_api_key, asked.header.request_api_version) == (1, VERSION)
-    assert (asked.session_id, asked.session_epoch, asked.min_bytes) == (0, -1, 1)
-    (topic,) = asked.topics
+    parsed_request = FetchRequest[VERSION].decode(frame[4:], header=True)
+    assert parsed_request.header.correlation_id == 9
+    assert (parsed_request.header.request_api_key, parsed_request.header.request_api_version) == (
+        1,
+        VERSION,
+    )
+    assert (parsed_request.session_id, parsed_request.session_epoch, parsed_request.min_bytes) == (
+        0,
+        -1,
+        1,
+    )
+    (topic,) = parsed_request.topics
     assert topic.topic == "topic"
     places = [(each.partition, each.fetch_offset) for each in topic.partitions]
     assert places == [(3, 70), (1, 2**40)]

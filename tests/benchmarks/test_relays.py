@@ -174,13 +174,13 @@ class Store(BaseHTTPRequestHandler):
     """Its objects are CONTENT, but `missing`."""
 
     protocol_version = "HTTP/1.1"
-    asked: list[str] = []  # noqa: RUF012  # a handler is made for each connection
+    ranges: list[str] = []  # noqa: RUF012  # a handler is made for each connection
 
     def do_GET(self) -> None:
         body, status = CONTENT, 200
         if range_header := self.headers["Range"]:
-            self.asked.append(range_header.removeprefix("bytes="))
-            first, last = (int(each) for each in self.asked[-1].split("-"))
+            self.ranges.append(range_header.removeprefix("bytes="))
+            first, last = (int(each) for each in self.ranges[-1].split("-"))
             body, status = CONTENT[first : last + 1], 206
         self.send_response(404 if "missing" in self.path else status)
         self.send_header("Content-Length", str(len(body)))
@@ -193,7 +193,7 @@ class Store(BaseHTTPRequestHandler):
 
 @contextmanager
 def store() -> Iterator[int]:
-    Store.asked = []
+    Store.ranges = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Store)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -262,7 +262,7 @@ def test_the_relay_delays_and_counts() -> None:
         assert read_all(parts, 1, 100_000) == len(CONTENT)
         passed = relay.take()
         assert relay.take() == []
-    assert len(passed) == len(Store.asked) == 3
+    assert len(passed) == len(Store.ranges) == 3
     assert all(each.ended - each.began >= 0.03 for each in passed)
     assert longest_chain(passed) == 3
     assert sum(each.size_bytes for each in passed) > len(CONTENT)
@@ -274,7 +274,7 @@ def test_requests_at_once_are_one_round_trip() -> None:
         parts = parts_of([(f"{relay.endpoint_url}/object", len(CONTENT))], 100_000)
         assert read_all(parts, 3, 100_000) == len(CONTENT)
         assert longest_chain(relay.take()) == 1
-    assert sorted(Store.asked) == ["0-99999", "100000-199999", "200000-255999"]
+    assert sorted(Store.ranges) == ["0-99999", "100000-199999", "200000-255999"]
 
 
 def test_a_store_that_refuses_is_an_error() -> None:

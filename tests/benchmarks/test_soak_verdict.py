@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.report import Row
 from benchmarks.soak import conclusion
-from benchmarks.soak_traffic import Check, Seen, value_of
+from benchmarks.soak_traffic import Check, Outcome, value_of
 from benchmarks.soak_verdict import (
     Disturbance,
     ProcessLife,
@@ -125,7 +125,7 @@ def test_one_fault_is_enough(change: dict[str, object]) -> None:
 
 def test_the_readers_check_sees_every_kind_of_fault() -> None:
     def faults(partition: int, *records: tuple[int, bytes]) -> int:
-        traffic_seen = Seen()
+        traffic_seen = Outcome()
         check = Check("reader", partition, None, traffic_seen)
         for offset, value in records:
             check.take(offset, value)

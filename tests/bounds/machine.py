@@ -96,7 +96,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Found:
+class Trial:
     case: Case
     what: str
     complaints: tuple[str, ...]
@@ -110,7 +110,7 @@ class Found:
 class Report:
     cases: int = 0
     suspects: list[Case] = field(default_factory=list)
-    found: list[Found] = field(default_factory=list)
+    failures: list[Trial] = field(default_factory=list)
     cpu_s: float = 0.0
 
 
@@ -144,7 +144,7 @@ def complaints(before: Figures, after: Figures) -> Iterator[str]:
         yield f"logged: {line[:600]}"
 
 
-async def tried(case: Case, victim: Victim) -> Found:
+async def tried(case: Case, victim: Victim) -> Trial:
     """One case against the victim, with an ordinary client beside it. Never raises for the victim's
     faults: they are complaints."""
     attack = case.attack(victim)
@@ -172,12 +172,12 @@ async def tried(case: Case, victim: Victim) -> Found:
         complaint_texts.append(f"the console does not answer: {error!r}")
     if not victim.running:
         complaint_texts.append(f"the process has ended: {victim.log_text()[-1500:]}")
-    return Found(case, attack.what, tuple(complaint_texts))
+    return Trial(case, attack.what, tuple(complaint_texts))
 
 
 async def still_asks(bystander: Bystander) -> bool:
-    asked_before, until = bystander.asked, time.monotonic() + BYSTANDER_S_MAX
-    while bystander.asked < asked_before + 3:
+    asked_before, until = bystander.requests, time.monotonic() + BYSTANDER_S_MAX
+    while bystander.requests < asked_before + 3:
         if time.monotonic() > until:
             return False
         await asyncio.sleep(0.02)
@@ -253,7 +253,7 @@ async def confirm(victims: Mapping[str, Victim], report: Report) -> None:
         await victim.restart()
         trial = await tried(case, victim)
         if trial.complaints:
-            report.found.append(trial)
+            report.failures.append(trial)
             print(f"FAILED {trial}", flush=True)
 
 

@@ -20,11 +20,11 @@ AN_HOUR_S = 3_600.0
 
 def judge(report: Report) -> None:
     print(
-        f"{report.cases} cases, {len(report.suspects)} suspects, {len(report.found)} failed; "
+        f"{report.cases} cases, {len(report.suspects)} suspects, {len(report.failures)} failed; "
         f"{report.cpu_s:.0f} s of CPU"
     )
     assert report.cases
-    assert not report.found, "\n".join(map(str, report.found))
+    assert not report.failures, "\n".join(map(str, report.failures))
 
 
 def test_a_case_is_the_same_again() -> None:

@@ -204,7 +204,7 @@ class Bystander:
 
     def __init__(self, victim: Victim) -> None:
         self._victim = victim
-        self.asked = 0
+        self.requests = 0
         self.fault = ""  # the last one
         shape = blown_messages.Shape(
             names="known", known=TOPIC, fixed={"FetchOffset": 10, "MaxWaitMs": 10, "Timestamp": -1}
@@ -232,7 +232,7 @@ class Bystander:
                     async with asyncio.timeout(BYSTANDER_S_MAX):
                         (size,) = struct.unpack(">i", await reader.readexactly(4))
                         await reader.readexactly(size)
-                    self.asked += 1
+                    self.requests += 1
                 await asyncio.sleep(0.05)
         finally:
             writer.transport.abort()

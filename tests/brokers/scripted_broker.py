@@ -36,14 +36,14 @@ class ScriptedBroker:
     peers: dict[int, int] = field(default_factory=dict)  # node id -> port
     hosts: dict[int, str] = field(default_factory=dict)  # node id -> host, if not 127.0.0.1
     override: ExpectedResponse | None = None
-    asked: list[int] = field(default_factory=list)  # api keys
+    requests: list[int] = field(default_factory=list)  # api keys
 
     def response_to(self, request: bytes) -> bytes | None:
         """Without its size prefix."""
         return self.response(*struct.unpack_from(">hhi", request))
 
     def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
-        self.asked.append(api_key)
+        self.requests.append(api_key)
         if self.override is not None:
             frame = self.override(api_key, version, correlation_id)
             if frame is not None:

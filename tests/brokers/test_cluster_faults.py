@@ -48,7 +48,7 @@ async def test_a_moved_leader_is_found(error_code: int) -> None:
         await cluster.topic_by_id(TOPIC_ID)  # it still says that node 1 leads
         old.leader = new.leader = 2
         assert (await fetch(cluster)).high_watermark == 102
-        assert old.asked.count(1) == 1
+        assert old.requests.count(1) == 1
 
 
 async def test_an_election_that_takes_a_while() -> None:
@@ -67,7 +67,7 @@ async def test_a_leader_that_never_comes() -> None:
         with pytest.raises(ClusterError) as raised:
             await fetch(cluster)
         assert raised.value.error_code == 6
-        assert broker.asked.count(1) > 1
+        assert broker.requests.count(1) > 1
 
 
 async def test_a_refusal_is_not_retried() -> None:
@@ -76,7 +76,7 @@ async def test_a_refusal_is_not_retried() -> None:
         with pytest.raises(ClusterError) as raised:
             await fetch(cluster)
         assert raised.value.error_code == 29
-        assert broker.asked.count(1) == 1
+        assert broker.requests.count(1) == 1
 
 
 FAULTS = {
@@ -133,9 +133,9 @@ async def test_many_callers_ask_once() -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(50):
                 group.create_task(cluster.log_offsets(TP))
-        assert broker.asked.count(3) == 1
-        assert broker.asked.count(2) == 3  # log start, last stable offset, high watermark
-        assert broker.asked.count(18) == 1  # one connection
+        assert broker.requests.count(3) == 1
+        assert broker.requests.count(2) == 3  # log start, last stable offset, high watermark
+        assert broker.requests.count(18) == 1  # one connection
 
 
 async def test_edges_that_were_asked_for_too_early_do_not_count() -> None:
@@ -145,7 +145,7 @@ async def test_edges_that_were_asked_for_too_early_do_not_count() -> None:
     async with serving(broker) as bootstrap, Cluster(config(bootstrap)) as cluster:
         async with asyncio.TaskGroup() as group:
             group.create_task(cluster.log_offsets(TP))
-            while not broker.asked.count(2):  # noqa: ASYNC110 - its requests are under way
+            while not broker.requests.count(2):  # noqa: ASYNC110 - its requests are under way
                 await asyncio.sleep(0)
             group.create_task(cluster.log_offsets(TP, not_older_than=loop.time()))
-        assert broker.asked.count(2) == 6
+        assert broker.requests.count(2) == 6

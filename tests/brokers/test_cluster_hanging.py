@@ -23,6 +23,6 @@ async def test_metadata_comes_from_another_broker() -> None:
             assert [topic.name for topic in await cluster.topics()] == [TOPIC]
             hang(hanging)  # on a connection that is open, and was good
             await cluster.topics(max_age_ms=0)
-            metadata_requests = hanging.asked.count(3)
+            metadata_requests = hanging.requests.count(3)
             await cluster.topics(max_age_ms=0)
-            assert hanging.asked.count(3) == metadata_requests, "it is asked first again"
+            assert hanging.requests.count(3) == metadata_requests, "it is asked first again"

@@ -35,12 +35,12 @@ class Coordinator:
     def __init__(self) -> None:
         self.broker = ScriptedBroker(override=self.response)
         self.errors: dict[int, list[int]] = {}
-        self.asked: Counter[int] = Counter()
+        self.requests: Counter[int] = Counter()
         self.silent = False
         self.member_id = "m"  # that a JoinGroup is given
 
     def response(self, api_key: int, version: int, correlation_id: int) -> bytes | None:
-        self.asked[api_key] += 1
+        self.requests[api_key] += 1
         if api_key == HEARTBEAT and self.silent:
             return b""
         waiting = self.errors.get(api_key)
@@ -63,7 +63,7 @@ class Coordinator:
         if api_key == JOIN:
             member = JoinGroupResponse.JoinGroupResponseMember
             return JoinGroupResponse(
-                generation_id=self.asked[JOIN],
+                generation_id=self.requests[JOIN],
                 protocol_type="consumer",
                 protocol_name="cooperative-sticky",
                 leader=self.member_id,
@@ -142,11 +142,11 @@ async def test_joins_with_the_id_that_it_is_given_and_leaves() -> None:
     coordinator, notes = Coordinator(), Notes()
     coordinator.errors[JOIN] = [79]  # MEMBER_ID_REQUIRED
     async with member_of(coordinator, notes) as member:
-        await until(lambda: coordinator.asked[HEARTBEAT] > 3)
+        await until(lambda: coordinator.requests[HEARTBEAT] > 3)
         assert (member.state, member.error, notes.parts) == ("stable", None, [b"part"])
-        assert coordinator.asked[JOIN] == 2
+        assert coordinator.requests[JOIN] == 2
         assert holds(member)
-    assert coordinator.asked[LEAVE] == 1
+    assert coordinator.requests[LEAVE] == 1
     assert not holds(member)
 
 
@@ -154,7 +154,7 @@ async def test_a_static_member_does_not_leave() -> None:
     coordinator = Coordinator()
     async with member_of(coordinator, Notes(), instance_id="me") as member:
         await until(lambda: holds(member))
-    assert coordinator.asked[LEAVE] == 0
+    assert coordinator.requests[LEAVE] == 0
 
 
 async def test_what_is_given_back_is_told_to_all_by_joining_again() -> None:
@@ -189,15 +189,15 @@ async def test_a_coordinator_that_moves_costs_nothing() -> None:
     coordinator, notes = Coordinator(), Notes()
     async with member_of(coordinator, notes) as member:
         await until(lambda: holds(member))
-        finds_before = coordinator.asked[FIND]
+        finds_before = coordinator.requests[FIND]
         coordinator.errors[HEARTBEAT] = [16]  # NOT_COORDINATOR
-        beats = coordinator.asked[HEARTBEAT]
-        await until(lambda: coordinator.asked[FIND] > finds_before)
+        beats = coordinator.requests[HEARTBEAT]
+        await until(lambda: coordinator.requests[FIND] > finds_before)
         assert holds(member)
-        await until(lambda: coordinator.asked[HEARTBEAT] > beats + 3)
+        await until(lambda: coordinator.requests[HEARTBEAT] > beats + 3)
         assert holds(member)
         assert (member.state, member.error) == ("stable", None)
-        assert coordinator.asked[JOIN] == 1
+        assert coordinator.requests[JOIN] == 1
     assert notes.losses == []
 
 
@@ -234,12 +234,12 @@ async def test_an_id_that_no_generation_was_whole_with_is_given_up_when_it_is_fe
         coordinator.member_id = "of the old coordinator"
         coordinator.errors[SYNC] = [16]  # NOT_COORDINATOR
         coordinator.errors[HEARTBEAT] = [25]  # UNKNOWN_MEMBER_ID
-        await until(lambda: coordinator.asked[SYNC] == 2)
+        await until(lambda: coordinator.requests[SYNC] == 2)
         coordinator.member_id = "of the new one"
         coordinator.errors[JOIN] = [82]  # FENCED_INSTANCE_ID
         await until(lambda: holds(member))
         assert notes.losses == ["expired"]
-        assert coordinator.asked[JOIN] == 4
+        assert coordinator.requests[JOIN] == 4
         coordinator.errors[HEARTBEAT] = [82]  # of an id that is known: another one came later
         await until(lambda: notes.losses == ["expired", "fenced"])
 
@@ -250,8 +250,8 @@ async def test_who_was_fenced_stays_out() -> None:
         await until(lambda: holds(member))
         coordinator.errors[HEARTBEAT] = [82]  # FENCED_INSTANCE_ID
         await until(lambda: notes.losses == ["fenced"])
-        joins = coordinator.asked[JOIN]
+        joins = coordinator.requests[JOIN]
         await asyncio.sleep(0.5)
-        assert coordinator.asked[JOIN] == joins
+        assert coordinator.requests[JOIN] == joins
         assert "another archiver has the instance id 'me'" in str(member.error)
         assert not holds(member)

@@ -50,7 +50,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.brokers = {node: _Broker(self, node) for node in NODES}
-        self.asked: Counter[ApiKey] = Counter()
+        self.requests: Counter[ApiKey] = Counter()
         self.names: list[set[str]] = []  # of each Metadata request
         self.moved = 0
         self.broken: tuple[str, int] | None = None  # a partition of which nothing can be said
@@ -162,16 +162,16 @@ class _Broker(ScriptedBroker):
 
     def response_to(self, request: bytes) -> bytes | None:
         head = peek_request_header(request)
-        self._fleet.asked[ApiKey(head.api_key)] += 1
+        self._fleet.requests[ApiKey(head.api_key)] += 1
         body = request[head.body_position :]
         if head.api_key == ApiKey.METADATA:
             message = self._fleet.metadata(MetadataRequest.decode(body, version=head.api_version))
         elif head.api_key == ApiKey.LIST_OFFSETS:
-            asked = ListOffsetsRequest.decode(body, version=head.api_version)
-            message = self._fleet.offsets(self.node_id, asked)
+            parsed_request = ListOffsetsRequest.decode(body, version=head.api_version)
+            message = self._fleet.offsets(self.node_id, parsed_request)
         elif head.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
-            asked = OffsetForLeaderEpochRequest.decode(body, version=head.api_version)
-            message = self._fleet.epoch_ends(self.node_id, asked)
+            parsed_request = OffsetForLeaderEpochRequest.decode(body, version=head.api_version)
+            message = self._fleet.epoch_ends(self.node_id, parsed_request)
         elif head.api_key == ApiKey.API_VERSIONS:
             message = self._offered()
         else:
@@ -278,7 +278,7 @@ async def test_edges_of_many_take_three_requests_a_broker() -> None:
         not_before = now()
         log_offsets = await cluster.fetch_log_offsets(tps, not_older_than=not_before)
         assert log_offsets == {tp: log_offsets_of(tp) for tp in tps}
-        assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
+        assert fleet.requests[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         assert len(fleet.names) == 1
         # Kept, for one and for many.
         assert await cluster.log_offsets(tps[5], not_older_than=not_before) == log_offsets_of(
@@ -286,9 +286,9 @@ async def test_edges_of_many_take_three_requests_a_broker() -> None:
         )
         assert cluster.cached_log_offsets(tps[7]) == log_offsets_of(tps[7])
         await cluster.fetch_log_offsets(tps, not_older_than=not_before)
-        assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
+        assert fleet.requests[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         await cluster.fetch_log_offsets(tps, not_older_than=now())
-        assert fleet.asked[ApiKey.LIST_OFFSETS] == 6 * len(NODES)
+        assert fleet.requests[ApiKey.LIST_OFFSETS] == 6 * len(NODES)
 
 
 async def test_who_asks_at_the_same_time_shares_the_requests() -> None:
@@ -298,12 +298,12 @@ async def test_who_asks_at_the_same_time_shares_the_requests() -> None:
         await cluster.topics_by_name(TOPICS)
         since = now()
         many = [group.create_task(cluster.fetch_log_offsets(tps, not_older_than=since))]
-        while not fleet.asked[ApiKey.LIST_OFFSETS]:  # noqa: ASYNC110 - a request under way
+        while not fleet.requests[ApiKey.LIST_OFFSETS]:  # noqa: ASYNC110 - a request under way
             await asyncio.sleep(0)
         many.append(group.create_task(cluster.fetch_log_offsets(tps[:9], not_older_than=since)))
         one = group.create_task(cluster.log_offsets(tps[3], not_older_than=since))
         await asyncio.wait([*many, one])
-        assert fleet.asked[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
+        assert fleet.requests[ApiKey.LIST_OFFSETS] == 3 * len(NODES)
         assert one.result() == log_offsets_of(tps[3])
 
 
@@ -376,9 +376,9 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
     by_id = version >= 12
     topics: list[str | UUID] = list(TOPICS.values()) if by_id else ["topic-0", "topic-1", "é"]
     request = b"".join(topic_metadata.write_request(version, topics))
-    asked = MetadataRequest.decode(request, version=version)
-    assert [t.topic_id if by_id else t.name for t in asked.topics] == topics
-    assert not asked.allow_auto_topic_creation
+    parsed_request = MetadataRequest.decode(request, version=version)
+    assert [t.topic_id if by_id else t.name for t in parsed_request.topics] == topics
+    assert not parsed_request.allow_auto_topic_creation
     everything = b"".join(topic_metadata.write_request(version, None))
     assert MetadataRequest.decode(everything, version=version).topics is None
 
@@ -398,23 +398,23 @@ async def test_metadata_is_read_and_written_as_kafka_does(version: int) -> None:
 async def test_an_answer_that_says_the_same_is_not_read_again() -> None:
     fleet, same = Fleet(), ClusterMetadataCache()
 
-    async def told(*names: str, version: int = 12) -> ClusterMetadata:
+    async def decode_told(*names: str, version: int = 12) -> ClusterMetadata:
         payload = memoryview(encode(fleet.metadata(metadata_request(*names)), version, 9))[4:]
         decoded = await same.decode(payload, version, names)
         assert decoded == await decode_metadata(payload, version)
         return decoded
 
-    first, other = await told("topic-1"), await told("topic-2")
-    assert await told("topic-1") is first
-    assert await told("topic-2") is not first
-    older = await told("topic-1", version=7)
+    first, other = await decode_told("topic-1"), await decode_told("topic-2")
+    assert await decode_told("topic-1") is first
+    assert await decode_told("topic-2") is not first
+    older = await decode_told("topic-1", version=7)
     assert older is not first
     fleet.moved += 1
-    moved = await told("topic-1")
+    moved = await decode_told("topic-1")
     assert moved.topics[0].leaders != first.topics[0].leaders
-    assert await told("topic-1") is moved
+    assert await decode_told("topic-1") is moved
     for name in [*TOPICS, SECRET] * 20:
-        await told(name)
+        await decode_told(name)
     assert len(same._responses) <= KEPT_RESPONSES_MAX
     assert other.topics[0].name == "topic-2"
 
@@ -476,7 +476,7 @@ async def test_epochs_of_many_take_one_request_a_broker() -> None:
         for tp, end in zip(tps, ends, strict=True):
             assert end.result() == (7, EpochEnd(3, 300 + tp.partition))
         assert other.result() == (7, EpochEnd(4, 401))
-        assert fleet.asked[ApiKey.OFFSET_FOR_LEADER_EPOCH] == len(NODES) + 1
+        assert fleet.requests[ApiKey.OFFSET_FOR_LEADER_EPOCH] == len(NODES) + 1
 
 
 async def test_epochs_are_told_while_another_partition_is_still_asked_about() -> None:

@@ -103,13 +103,13 @@ async def accumulating() -> AsyncIterator[Wait]:
 async def test_who_waited_for_a_failure_is_freed_without_a_collection_of_garbage(
     shared: Callable[[], AbstractAsyncContextManager[Wait]],
 ) -> None:
-    class Kept:
+    class TrackedObject:
         """What a waiting caller knows."""
 
-    alive: WeakSet[Kept] = WeakSet()
+    alive: WeakSet[TrackedObject] = WeakSet()
 
     async def caller(wait: Wait) -> None:
-        kept_object = Kept()
+        kept_object = TrackedObject()
         alive.add(kept_object)
         with contextlib.suppress(ClusterError):
             await wait()

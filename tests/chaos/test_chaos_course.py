@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chaos.ledger import ABORTED, COMMITTED, Log, Read
+from chaos.ledger import ABORTED, COMMITTED, Log, ReadRecord
 from chaos.readers import Course
 
 
@@ -15,9 +15,9 @@ def course_of(count: int, *, committed_only: bool = True) -> Course:
     return Course("reader", log, committed_only, [])
 
 
-def read(course: Course, offset: int, value: bytes | None = None) -> Read:
+def read(course: Course, offset: int, value: bytes | None = None) -> ReadRecord:
     key = ABORTED if offset in course.log.aborted else COMMITTED
-    return Read(offset, key, course.log.written[offset] if value is None else value)
+    return ReadRecord(offset, key, course.log.written[offset] if value is None else value)
 
 
 def test_each_record_once_and_in_order_is_right() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chaos.ledger import ABORTED, COMMITTED, Log, Read, ranges
+from chaos.ledger import ABORTED, COMMITTED, Log, ReadRecord, ranges
 
 
 def log_of(count: int) -> Log:
@@ -11,23 +11,23 @@ def log_of(count: int) -> Log:
     return log
 
 
-def wrong(log: Log, read: Read, *, committed_only: bool = True) -> str | None:
-    return log.wrong(read, committed_only=committed_only)
+def wrong(log: Log, record: ReadRecord, *, committed_only: bool = True) -> str | None:
+    return log.wrong(record, committed_only=committed_only)
 
 
 def test_a_record_is_right_as_it_was_written() -> None:
     log = log_of(3)
-    assert wrong(log, Read(1, COMMITTED, log.written[1])) is None
-    assert "is not" in str(wrong(log, Read(1, COMMITTED, log.written[2])))
-    assert "never written" in str(wrong(log, Read(1, COMMITTED, log.written[1] + b"?")))
+    assert wrong(log, ReadRecord(1, COMMITTED, log.written[1])) is None
+    assert "is not" in str(wrong(log, ReadRecord(1, COMMITTED, log.written[2])))
+    assert "never written" in str(wrong(log, ReadRecord(1, COMMITTED, log.written[1] + b"?")))
 
 
 def test_what_nobody_was_told_the_first_reader_tells() -> None:
     log = log_of(3)
     other = log.next_value()
-    assert wrong(log, Read(3, COMMITTED, other)) is None
+    assert wrong(log, ReadRecord(3, COMMITTED, other)) is None
     assert log.expected(0, 9, committed_only=True) == {0, 1, 2, 3}
-    assert wrong(log, Read(3, COMMITTED, log.written[0])) is not None
+    assert wrong(log, ReadRecord(3, COMMITTED, log.written[0])) is not None
 
 
 def test_aborted_records_are_for_readers_of_all() -> None:
@@ -35,8 +35,8 @@ def test_aborted_records_are_for_readers_of_all() -> None:
     log.aborted = {1}
     assert log.expected(0, 4, committed_only=True) == {0, 2, 3}
     assert log.expected(1, 4, committed_only=False) == {1, 2, 3}
-    assert wrong(log, Read(1, ABORTED, log.written[1]), committed_only=False) is None
-    assert "aborted" in str(wrong(log, Read(1, ABORTED, log.written[1])))
+    assert wrong(log, ReadRecord(1, ABORTED, log.written[1]), committed_only=False) is None
+    assert "aborted" in str(wrong(log, ReadRecord(1, ABORTED, log.written[1])))
 
 
 def test_a_transaction_in_doubt_is_decided_by_who_reads_all() -> None:

@@ -30,7 +30,7 @@ def log_of(records: int) -> Log:
     return log
 
 
-def told(log: Log, followers: list[Follower], acts: list[Act], seconds: float) -> list[str]:
+def reports_of(log: Log, followers: list[Follower], acts: list[Act], seconds: float) -> list[str]:
     place = _Place("one", log, followers)
     complaints = [place.look(1.0, acts) for _ in range(int(seconds) + 2)]
     return [each for each in complaints if each]
@@ -40,8 +40,8 @@ def test_who_stands_with_more_to_read_is_told_once() -> None:
     log = log_of(20)
     reader = follower(log)
     reader.courses[log.name].position = 5
-    assert not told(log, [reader], [], STANDS_S_MAX - 2)
-    [complaint] = told(log, [reader], [], 3 * STANDS_S_MAX)
+    assert not reports_of(log, [reader], [], STANDS_S_MAX - 2)
+    [complaint] = reports_of(log, [reader], [], 3 * STANDS_S_MAX)
     assert complaint.startswith("one, chaos-plain-0: stands at 5, 15 behind")
 
 
@@ -49,7 +49,7 @@ def test_who_has_read_all_or_gets_on_stands_nowhere() -> None:
     log = log_of(20)
     reader = follower(log)
     reader.courses[log.name].position = 20
-    assert not told(log, [reader], [], 2 * STANDS_S_MAX)
+    assert not reports_of(log, [reader], [], 2 * STANDS_S_MAX)
     place = _Place("one", log_of(1_000), [reader])
     for position in range(200):
         reader.courses[log.name].position = position
@@ -60,7 +60,7 @@ def test_of_a_group_the_one_that_is_furthest_counts() -> None:
     log = log_of(20)
     members = [follower(log, "one"), follower(log, "two", "proxy 2")]
     members[1].courses[log.name].position = 20
-    assert not told(log, members, [], 2 * STANDS_S_MAX)
+    assert not reports_of(log, members, [], 2 * STANDS_S_MAX)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_explains_it(kind: Kind, target: str, at_the_tail: bool, in_the_arc
     assert explains(act, ["proxy 1"], needs_archive=True) is in_the_archive
     for records, is_explained in ((20, at_the_tail), (AT_THE_TAIL_RECORDS + 2, in_the_archive)):
         log = log_of(records)
-        assert bool(told(log, [follower(log)], [act], 2 * STANDS_S_MAX)) is not is_explained
+        assert bool(reports_of(log, [follower(log)], [act], 2 * STANDS_S_MAX)) is not is_explained
 
 
 def test_a_fault_explains_for_a_while_after_its_end() -> None:
@@ -103,6 +103,6 @@ def test_it_is_looked_at_while_acts_are_played(monkeypatch: pytest.MonkeyPatch) 
     log = log_of(20)
     progress = Progress([[follower(log)]])
     with progress.watched():
-        while not progress.told:
+        while not progress.reports:
             time.sleep(0.05)
-    assert "stands at 0, 20 behind" in progress.told[0]
+    assert "stands at 0, 20 behind" in progress.reports[0]

@@ -89,19 +89,19 @@ def console() -> Iterator[ServedConsole]:
         yield console
 
 
-def said(*arguments: str, code: int = 0) -> str:
+def output_of(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == code, result.output
     return result.stdout if code == 0 else result.output
 
 
 def test_top_shows_who_reads(console: ServedConsole) -> None:
-    output = said("top", "--once", "--console", console.url)
+    output = output_of("top", "--once", "--console", console.url)
     assert "fetchproxy" in output
     assert "billing" in output
     for harm in ("\x1b", "\u202e", "\r"):
         assert harm not in output
-    rows = json.loads(said("top", "--json", "--rows", "2", "--console", console.url))
+    rows = json.loads(output_of("top", "--json", "--rows", "2", "--console", console.url))
     assert [(row["store_bytes"], row["gets"]) for row in rows] == [(2_000_000, 7)] * 2
     assert rows[0]["served_bytes_per_s"] is None  # nothing to compare with yet
 
@@ -117,27 +117,27 @@ def test_rates_are_since_the_look_before() -> None:
 
 def test_topics_lag_and_groups_of_a_process(console: ServedConsole) -> None:
     options = ("--console", console.url)
-    assert "orders" in said("topics", *options)
-    rows = json.loads(said("topics", "--json", *options))
+    assert "orders" in output_of("topics", *options)
+    rows = json.loads(output_of("topics", "--json", *options))
     assert [(row["topic"], row["partitions"]) for row in rows] == [("orders", 2)]
-    rows = json.loads(said("lag", "--topic", "orders", "--json", *options))
+    rows = json.loads(output_of("lag", "--topic", "orders", "--json", *options))
     assert [row["archive_end"] for row in rows] == [100, 101]
-    assert rows == json.loads(said("lag", "--json", *options))
-    assert "archive end" in said("lag", *options)
-    assert "/api/topics/none/partitions" in said("lag", "--topic", "none", *options, code=2)
-    rows = json.loads(said("groups", "list", "--json", *options))
+    assert rows == json.loads(output_of("lag", "--json", *options))
+    assert "archive end" in output_of("lag", *options)
+    assert "/api/topics/none/partitions" in output_of("lag", "--topic", "none", *options, code=2)
+    rows = json.loads(output_of("groups", "list", "--json", *options))
     assert [(row["group"], row["gets"]) for row in rows] == [("billing", 7)]
-    assert "billing" in said("groups", "list", *options)
+    assert "billing" in output_of("groups", "list", *options)
 
 
 def test_without_a_console_there_is_one_line_that_says_so() -> None:
     where = f"http://127.0.0.1:{free_port()}"
     for command in (("top",), ("topics",), ("lag",), ("groups", "list"), ("bundle",)):
-        assert "does not respond" in said(*command, "--console", where, code=2)
-    assert "use --console" in said("top", code=2)
-    assert "use --console" in said("bundle", code=2)
+        assert "does not respond" in output_of(*command, "--console", where, code=2)
+    assert "use --console" in output_of("top", code=2)
+    assert "use --console" in output_of("bundle", code=2)
     for wrong in ("ftp://h", "http://", "http://user:pw@h:1", "h:port"):
-        output = said("topics", "--console", wrong, code=2)
+        output = output_of("topics", "--console", wrong, code=2)
         assert "--console" in output
         assert "pw" not in output
 
@@ -146,13 +146,13 @@ def test_a_token_opens_the_console(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
     with ServedConsole(file) as console:
-        asked = ("--console", console.url)
-        refused = said("topics", *asked, code=2)
+        console_options = ("--console", console.url)
+        refused = output_of("topics", *console_options, code=2)
         assert "--token-file" in refused
-        assert "orders" in said("topics", *asked, "--token-file", str(file))
+        assert "orders" in output_of("topics", *console_options, "--token-file", str(file))
         out = tmp_path / "bundle.zip"
         options = ("--token-file", str(file), "--interval", "0", "--out", str(out))
-        said("bundle", *asked, *options)
+        output_of("bundle", *console_options, *options)
         with zipfile.ZipFile(out) as zipped:
             assert not any(TOKEN in zipped.read(name).decode() for name in zipped.namelist())
 
@@ -161,7 +161,7 @@ def test_a_bundle_says_first_what_it_holds(console: ServedConsole, tmp_path: Pat
     out = tmp_path / "bundle.zip"
     options = ("--interval", "0", "--out", str(out), "--partition", "orders:1")
     options += ("--partition", "none:0")
-    output = said("bundle", "--console", console.url, *options)
+    output = output_of("bundle", "--console", console.url, *options)
     assert "It holds no records" in output
     assert stat.S_IMODE(os.stat(out).st_mode) == 0o600
     with zipfile.ZipFile(out) as zipped:
@@ -176,9 +176,9 @@ def test_a_bundle_says_first_what_it_holds(console: ServedConsole, tmp_path: Pat
     assert expected <= set(names)
     assert json.loads(parts["log.jsonl"])["event"] == "begun"
     assert "hunter2" not in "".join(parts.values())  # the collector's store has it in its URL
-    assert "exists" in said("bundle", "--console", console.url, *options, code=2)
+    assert "exists" in output_of("bundle", "--console", console.url, *options, code=2)
     for wrong in ("orders", "orders:x", ":0"):
-        refused = said("bundle", "--console", console.url, "--partition", wrong, code=2)
+        refused = output_of("bundle", "--console", console.url, "--partition", wrong, code=2)
         assert "TOPIC:NUMBER" in refused
 
 

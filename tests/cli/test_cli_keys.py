@@ -134,23 +134,23 @@ def test_a_run_that_ends_at_any_write_is_gone_on_with(operator: Operator) -> Non
     """Also one whose object was put and whose answer was lost."""
 
     class Ending(FilesystemObjectStore):
-        left = 0
+        writes_left = 0
         after = False
 
         async def put(self, key: str, content: bytes) -> None:
-            if not self.left and not self.after:
+            if not self.writes_left and not self.after:
                 raise StorageUnavailable("killed here")
             await super().put(key, content)
-            if not self.left:
+            if not self.writes_left:
                 raise StorageUnavailable("killed here")
-            Ending.left -= 1
+            Ending.writes_left -= 1
 
     operator.types("generate", str(operator.ring))
     operator.archives(0, 1, 2)
     for after in (False, True):
         for writes_left in range(3):
             operator.types("rotate", str(operator.ring))
-            Ending.left, Ending.after = writes_left, after
+            Ending.writes_left, Ending.after = writes_left, after
 
             async def ended() -> None:
                 store = Ending(operator.store)

@@ -89,14 +89,16 @@ GAP = offsets_in_words(ORDERS_1, NotHeld(gaps=((420_001, 500_000),)))[0]
 NOW = 1_000.0
 
 
-def shown(*conditions: Condition) -> tuple[dict[str, str | int | float | bool | None], ...]:
+def condition_rows(
+    *conditions: Condition,
+) -> tuple[dict[str, str | int | float | bool | None], ...]:
     return tuple(one.as_json_at(NOW) for one in worst_first(conditions))
 
 
 STATUS = Status(
     archiver=ArchiverStatus("group", "stable", leads=3, follows=1, members=2),
     headlines=headlines([STEP, FAILING, GAP]),
-    conditions=shown(STEP, FAILING, GAP),
+    conditions=condition_rows(STEP, FAILING, GAP),
     condition_counts=dict(counts([STEP, FAILING, GAP])),
     version="0.1.0",
     mode="serve",
@@ -167,7 +169,7 @@ OUTAGE = (
 STATUS_IN_OUTAGE = replace(
     STATUS,
     store=StoreStatus("s3://archive/kafka", False, 192.3, REFUSED),
-    conditions=shown(*OUTAGE),
+    conditions=condition_rows(*OUTAGE),
     condition_counts=dict(counts(OUTAGE)),
     headlines=headlines(worst_first(OUTAGE)),
     missing=missing(OUTAGE),

@@ -371,7 +371,7 @@ async def test_events_and_counts_are_the_processs_own(process: Process) -> None:
 
 
 async def test_gauges_go_with_their_partition_and_those_of_its_name_stay(process: Process) -> None:
-    def shown() -> list[tuple[str, ...]]:
+    def partitions_with_gauges() -> list[tuple[str, ...]]:
         return [key for key in metrics.ARCHIVE_END_OFFSET._metrics if key[0] == TP.topic]
 
     process.collector.limits = ConsoleLimits(archive_refresh_interval_ms=0)
@@ -382,7 +382,7 @@ async def test_gauges_go_with_their_partition_and_those_of_its_name_stay(process
         await process.archive(finished)
     await process.collector.look()
     for finished in (old, new):
-        assert shown() == [(TP.topic, str(TP.partition))]
+        assert partitions_with_gauges() == [(TP.topic, str(TP.partition))]
         await process.storage.rsm.delete_log_segment_data(finished)
         await process.collector.look()
-    assert shown() == []
+    assert partitions_with_gauges() == []

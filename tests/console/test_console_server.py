@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from sample_status import STATUS, STATUS_IN_OUTAGE, shown
+from sample_status import STATUS, STATUS_IN_OUTAGE, condition_rows
 
 from fetchproxy.config.schema import ConsoleConfig
 from fetchproxy.console.server import ITEMS_A_STEP, METRICS_A_STEP, SECURITY_HEADERS, ConsoleServer
@@ -80,7 +80,7 @@ async def test_refused_credentials_are_shown_and_do_not_make_it_unready(
     http: aiohttp.ClientSession, source: Source
 ) -> None:
     refused = Condition(Kind.CLUSTER_AUTHENTICATION_REFUSED, "user 'p': refused")
-    source.status = replace(STATUS_IN_OUTAGE, missing=(), conditions=shown(refused))
+    source.status = replace(STATUS_IN_OUTAGE, missing=(), conditions=condition_rows(refused))
     async with http.get("/readyz") as response:
         assert response.status == 200
         assert (await response.json())["cluster_refusal"] == "user 'p': refused"
@@ -185,9 +185,9 @@ async def test_every_element_the_script_asks_for_is_on_the_page(
     async with http.get("/") as response:
         ids = set(re.findall(r'id="([\w-]+)"', await response.text()))
     script = await scripts(http)
-    asked = set(re.findall(r'\$\("([\w-]+)"\)', script))
-    assert asked
-    assert asked <= ids
+    ids_in_script = set(re.findall(r'\$\("([\w-]+)"\)', script))
+    assert ids_in_script
+    assert ids_in_script <= ids
 
 
 async def test_the_script_reads_only_fields_that_the_status_has(

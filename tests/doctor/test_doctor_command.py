@@ -300,15 +300,15 @@ def test_what_a_process_tells_is_what_is_in_force(changes: set[str]) -> None:
 
 
 def test_a_limit_of_open_files_is_no_other_setting() -> None:
-    def told(in_force: int, files: str) -> int:
+    def limit_named(in_force: int, files: str) -> int:
         config = load(None, {}, [Setting("gateway.connections_max", in_force, "")]).config
         row = {"settings": list(masked_values(config)), "limits": {"ulimit open files": files}}
         return settings_in_force([row], load(None, {})).config.gateway.connections_max
 
     room = clients_that_fit(1_024, 20_000)
-    assert told(room, "1024, at most 1024") == 20_000
-    assert told(room, "65536, at most 65536") == room
-    assert told(300, "1024, at most 1024") == 300
+    assert limit_named(room, "1024, at most 1024") == 20_000
+    assert limit_named(room, "65536, at most 65536") == room
+    assert limit_named(300, "1024, at most 1024") == 300
 
 
 def test_each_check_has_its_look() -> None:

@@ -49,7 +49,7 @@ class HeldReader:
         ]
         self._bootstrap, self._topic, self._ends, self._more = bootstrap, topic, ends, more
         self._hold_at = hold_at
-        self._held, self._go_on, self._stop = (threading.Event() for _ in range(3))
+        self._paused, self._go_on, self._stop = (threading.Event() for _ in range(3))
         self._thread = threading.Thread(target=self._run, name=f"reader {client}")
 
     def __enter__(self) -> Self:
@@ -75,7 +75,7 @@ class HeldReader:
         return not self._thread.is_alive()
 
     def wait_until_held(self) -> None:
-        wait_for("the reader in the middle", lambda: self._held.is_set() or self.finished)
+        wait_for("the reader in the middle", lambda: self._paused.is_set() or self.finished)
         assert not self.finished, self.errors
 
     def go_on(self) -> None:
@@ -97,7 +97,7 @@ class HeldReader:
                     self.arrived_at[partition, offset] = time.monotonic()
                 if self._hold_at is not None and self.count >= self._hold_at:
                     self._hold_at = None
-                    self._held.set()
+                    self._paused.set()
                     self._go_on.wait()
         except Exception as error:  # noqa: BLE001 - shown to the test, which asserts on it
             self.errors.append(error)

@@ -138,15 +138,15 @@ def test_a_command_that_is_killed_leaves_no_fault_behind(scene: Scene) -> None:
 
 def test_what_is_refused(scene: Scene, tmp_path: Path) -> None:
     base = f"http://127.0.0.1:{scene.proxy.console_port}/api/drill"
-    assert asked(f"{base}?fault=store-down&for_s=3601")[0] == 409
-    assert asked(f"{base}?fault=store-down&for_s=nan")[0] == 409
-    assert asked(f"{base}?fault=none&for_s=1")[0] == 400
-    assert asked(f"{base}?fault=store-down&for_s=x")[0] == 400
-    status, text = asked(f"{base}?fault=store-down&for_s=1", Origin="http://elsewhere")
+    assert post_drill(f"{base}?fault=store-down&for_s=3601")[0] == 409
+    assert post_drill(f"{base}?fault=store-down&for_s=nan")[0] == 409
+    assert post_drill(f"{base}?fault=none&for_s=1")[0] == 400
+    assert post_drill(f"{base}?fault=store-down&for_s=x")[0] == 400
+    status, text = post_drill(f"{base}?fault=store-down&for_s=1", Origin="http://elsewhere")
     assert (status, "own pages" in text) == (403, True)
-    assert asked(f"{base}?fault=store-slow&for_s=60")[0] == 200
-    assert "store-slow is running" in asked(f"{base}?fault=store-down&for_s=1")[1]
-    assert asked(base, "DELETE")[0] == 200
+    assert post_drill(f"{base}?fault=store-slow&for_s=60")[0] == 200
+    assert "store-slow is running" in post_drill(f"{base}?fault=store-down&for_s=1")[1]
+    assert post_drill(base, "DELETE")[0] == 200
     with ProxyProcess(scene.kafka.bootstrap, scene.store, tmp_path) as other:
         done = fetchproxy("drill", "store-down", "--console", f"127.0.0.1:{other.console_port}")
         assert done.returncode == 2
@@ -161,7 +161,7 @@ def test_what_is_refused(scene: Scene, tmp_path: Path) -> None:
         assert (done.returncode, why in done.stderr) == (2, True), done.stderr
 
 
-def asked(url: str, method: str = "POST", **headers: str) -> tuple[int, str]:
+def post_drill(url: str, method: str = "POST", **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(url, method=method, headers=headers)
     try:
         with urllib.request.urlopen(request) as response:

@@ -24,7 +24,7 @@ from lab.kafka import KafkaServer
 pytestmark = pytest.mark.kafka
 
 PROTOCOLS = ("classic", "consumer")
-Seen = dict[tuple[int, int], int]  # (partition, offset) -> count
+Deliveries = dict[tuple[int, int], int]  # (partition, offset) -> count
 READ_S = 60.0
 
 
@@ -32,9 +32,9 @@ class Member:
     """A confluent group consumer that commits its records before it gives up partitions."""
 
     def __init__(
-        self, bootstrap: str, group: str, topic: str, protocol: str, offsets_by_position: Seen
+        self, bootstrap: str, group: str, topic: str, protocol: str, offsets_by_position: Deliveries
     ) -> None:
-        self.seen = offsets_by_position
+        self.deliveries = offsets_by_position
         self.assigned: set[int] = set()
         self._consumer = confluent_kafka.Consumer(
             {
@@ -65,7 +65,7 @@ class Member:
         for message in self._consumer.consume(count, timeout=0.1):
             assert message.error() is None, message.error()
             where = message.partition(), message.offset()
-            self.seen[where] = self.seen.get(where, 0) + 1
+            self.deliveries[where] = self.deliveries.get(where, 0) + 1
 
     def commit(self) -> None:
         try:
@@ -87,7 +87,7 @@ def member(*args: object) -> Iterator[Member]:
         joined.close()
 
 
-def everything(data: TopicData) -> Seen:
+def everything(data: TopicData) -> Deliveries:
     return {(p, offset): 1 for p, records in data.written.items() for offset, _, _ in records}
 
 
@@ -96,7 +96,7 @@ def test_two_members_share_and_a_third_goes_on(
     replayed: MakeReplayed, proxy: ProxyProcess, kafka_server: KafkaServer, protocol: str
 ) -> None:
     data = replayed("lz4", 4)
-    group, offsets_by_position = f"e2e-group-{protocol}", Seen()
+    group, offsets_by_position = f"e2e-group-{protocol}", Deliveries()
     args = proxy.bootstrap, group, data.topic, protocol, offsets_by_position
     deadline = time.monotonic() + READ_S
     with member(*args) as first:

@@ -65,8 +65,8 @@ def test_the_first_answer_carries_the_records(
 ) -> None:
     proxy, data = with_gap
     for offset, first in ((0, 0), (299, None), (300, 450), (449, 450), (450, 450), (590, None)):
-        found = first_offset(fetch_once(proxy, version, data, offset))
-        assert found <= offset if first is None else found == first, (offset, found)
+        first_read = first_offset(fetch_once(proxy, version, data, offset))
+        assert first_read <= offset if first is None else first_read == first, (offset, first_read)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

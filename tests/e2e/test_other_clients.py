@@ -27,7 +27,7 @@ FindPart = Callable[[str, Callable[[], Path]], Path]
 ISOLATIONS = ("read_uncommitted", "read_committed")
 CODECS = ("none", "lz4", "zstd")
 Line = tuple[int, int, str, str]  # partition, offset, key, value (or their checksums)
-Read = Callable[[str, str, dict[int, int], str], list[Line]]
+LineReader = Callable[[str, str, dict[int, int], str], list[Line]]
 
 
 def run(command: list[str]) -> list[str]:

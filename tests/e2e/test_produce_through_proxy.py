@@ -22,7 +22,7 @@ COUNT = 400
 ACKS = ("0", "1", "all", "idempotent")
 
 
-def sent(number: int) -> tuple[bytes, bytes]:
+def record_of(number: int) -> tuple[bytes, bytes]:
     return b"key-%d" % number, b"value-%d" % number * 20
 
 
@@ -33,7 +33,7 @@ def send_confluent(bootstrap: str, topic: str, acks: str) -> None:
     failed: list[object] = []
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **settings})
     for number in range(COUNT):
-        key, value = sent(number)
+        key, value = record_of(number)
         producer.produce(
             topic, value, key, 0, on_delivery=lambda error, _: error and failed.append(error)
         )
@@ -53,7 +53,7 @@ def send_kafka_python(bootstrap: str, topic: str, acks: str) -> None:
     producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, **settings)
     futures = []
     for number in range(COUNT):
-        key, value = sent(number)
+        key, value = record_of(number)
         futures.append(producer.send(topic, value, key, partition=0))
     producer.flush(30)
     for future in futures:
@@ -69,7 +69,7 @@ def send_aiokafka(bootstrap: str, topic: str, acks: str) -> None:
         async with aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, **settings) as producer:
             futures = []
             for number in range(COUNT):
-                key, value = sent(number)
+                key, value = record_of(number)
                 futures.append(await producer.send(topic, value, key, partition=0))
             for future in futures:
                 await future
@@ -103,7 +103,7 @@ def test_every_kind_of_acknowledgement(
     # acks=0 promises nothing: the last requests may still be in flight
     wait_for("all records", lambda: log_end(kafka_server.bootstrap, topic) == COUNT)
     records = read_confluent(kafka_server.bootstrap, topic, {0: COUNT})
-    assert [(key, value) for _, key, value in records[0]] == [sent(n) for n in range(COUNT)]
+    assert [(key, value) for _, key, value in records[0]] == [record_of(n) for n in range(COUNT)]
 
 
 def test_consume_transform_produce_in_transactions(

@@ -51,7 +51,7 @@ class Writer:
     ) -> None:
         self._interval_s = interval_s
         self.failures: list[object] = []
-        self.shown: list[KafkaError] = []
+        self.errors: list[KafkaError] = []
         self._data = data
         self._finish, self._give_up = threading.Event(), threading.Event()
         self._producer = Producer(
@@ -61,7 +61,7 @@ class Writer:
                 "linger.ms": 5,
                 "enable.idempotence": idempotent,
                 "max.in.flight": 1,  # so that retries keep the order
-                "error_cb": self.shown.append,
+                "error_cb": self.errors.append,
             }
         )
         self._thread = threading.Thread(target=self._run, name="writer")
@@ -255,5 +255,5 @@ def under_load(
     if not kills:
         # librdkafka tells its application so much of each lost connection to its only broker. kcat
         # ends then, so it is not among the clients here.
-        codes = {error.code() for error in [*errors, *writer.shown]}
+        codes = {error.code() for error in [*errors, *writer.errors]}
         assert codes <= {KafkaError._ALL_BROKERS_DOWN}

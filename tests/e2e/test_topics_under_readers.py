@@ -122,7 +122,7 @@ def java(bootstrap: str, topic: str, folder: Path) -> Iterator[Rows]:
         ]
 
 
-Read = Callable[[str, str, Path], AbstractContextManager[Rows]]
+FollowingReader = Callable[[str, str, Path], AbstractContextManager[Rows]]
 READERS = [librdkafka, kafka_python, pytest.param(java, marks=pytest.mark.slow)]
 
 
@@ -137,7 +137,7 @@ def made_again(kafka_server: KafkaServer, name: str) -> TopicData:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_topic_is_made_again_under_its_reader(
-    reader: Read,
+    reader: FollowingReader,
     kafka_server: KafkaServer,
     proxy: ProxyProcess,
     e2e_store: str,
@@ -172,7 +172,7 @@ def _archived_up_to(store: str, topic: str, end: int) -> bool:
 # Not kafka-python: beside a broker itself, it sometimes does not rebalance for new partitions.
 @pytest.mark.parametrize("reader", [librdkafka, pytest.param(java, marks=pytest.mark.slow)])
 def test_a_topic_gets_partitions_under_its_reader(
-    reader: Read,
+    reader: FollowingReader,
     kafka_server: KafkaServer,
     proxy: ProxyProcess,
     e2e_store: str,

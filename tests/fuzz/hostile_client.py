@@ -28,7 +28,7 @@ class Hostility:
         self._port = port
         self._frames = frames
         self._rng = rng
-        self.sent = self.connections = self.responded = 0
+        self.frames_sent = self.connections = self.responded = 0
 
     async def attack(self) -> None:
         """Until the frames are used up."""
@@ -49,7 +49,7 @@ class Hostility:
                 if frame is None:
                     break
                 sending, frame = frame, next(self._frames, None)
-                self.sent += 1
+                self.frames_sent += 1
                 await self._send(writer, sending)
                 if self._rng.random() < 0.7:  # else pipelined
                     if not await _heard(reader):
@@ -94,7 +94,7 @@ async def main(bootstrap: str, topic_id: str, seed: str, count: str) -> None:
     async with asyncio.TaskGroup() as tasks:
         for _ in range(CONNECTIONS):
             tasks.create_task(hostility.attack())
-    figures = {"sent": hostility.sent, "connections": hostility.connections}
+    figures = {"sent": hostility.frames_sent, "connections": hostility.connections}
     print(json.dumps({**figures, "answered": hostility.responded}))
 
 

@@ -502,8 +502,8 @@ def test_a_day_that_no_calendar_has() -> None:
 def test_what_goes_over_the_pipe_comes_back(archive: WrittenArchive, tmp_path: Path) -> None:
     to = target(archive, tmp_path / "out")
     tasks = plan_backfill(to, 1_500).tasks
-    sent, task = pickle.loads(pickle.dumps((to, tasks[0])))
-    manifest = backfill_range(sent, task)
+    unpickled, task = pickle.loads(pickle.dumps((to, tasks[0])))
+    manifest = backfill_range(unpickled, task)
     assert Manifest.decode(manifest.encode(), "") == manifest
     assert to.folder.manifest(task.range.name) == manifest
 

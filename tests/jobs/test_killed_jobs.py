@@ -188,7 +188,7 @@ def test_an_archive_that_is_killed_ends_as_a_clean_one(
     assert 10 < finished("killed") < finished("clean")
     done = ON_SPARK(*archived("killed"))
     assert done.returncode == 0, done.stderr
-    assert seen(tmp_path / "killed") == seen(tmp_path / "clean")
+    assert rows_of_archive(tmp_path / "killed") == rows_of_archive(tmp_path / "clean")
     assert archived_ends((tmp_path / "killed").as_uri(), data.topic) == data.ends(
         kafka_server.bootstrap
     )
@@ -198,7 +198,7 @@ def test_an_archive_that_is_killed_ends_as_a_clean_one(
     assert ON_SPARK("verify", "--store", (tmp_path / "killed").as_uri()).returncode == 0
 
 
-def seen(folder: Path) -> list[tuple[int, int, int, bytes]]:
+def rows_of_archive(folder: Path) -> list[tuple[int, int, int, bytes]]:
     """(partition, first and last offset, log) of every segment that readers see."""
     config = config_at(folder.as_uri())
     tps, _ = in_loop(stored_partitions(config, None))

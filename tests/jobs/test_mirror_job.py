@@ -641,19 +641,19 @@ class TwoPhases(FilesystemObjectStore):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self._held: list[tuple[str, bytes]] = []
+        self._delayed: list[tuple[str, bytes]] = []
 
     async def put(self, key: str, content: bytes) -> None:
         if key.endswith(SEGMENT_SUFFIXES[:-1]):
-            self._held.append((key, content))
+            self._delayed.append((key, content))
             return
-        if key.endswith(".metadata") and self._held:
+        if key.endswith(".metadata") and self._delayed:
             metadata = replace(
                 decode_segment(content, key), state=RemoteLogSegmentState.COPY_SEGMENT_STARTED
             )
             await super().put(key, encode_segment(metadata))
-            while self._held:
-                await super().put(*self._held.pop())
+            while self._delayed:
+                await super().put(*self._delayed.pop())
         await super().put(key, content)
 
 

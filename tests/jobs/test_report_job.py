@@ -52,7 +52,7 @@ from fetchproxy.writing.deletion.retention import Retention
 NOW_MS = 20_000 * DAY_MS
 
 
-def held(*days_ago: float, size: int = 280) -> list[SegmentFigures]:
+def segments_of_days(*days_ago: float, size: int = 280) -> list[SegmentFigures]:
     return [SegmentFigures(round(NOW_MS - ago * DAY_MS), size, 10) for ago in days_ago]
 
 
@@ -92,7 +92,7 @@ def test_a_batch_that_is_too_large_to_unpack_is_left_out_of_the_sample_and_count
     sampled, too_large = sample_codecs(legal_logs.sealed(one).content + small)
     assert [(f.codec, f.batches) for f in sampled] == [("none", 1)]
     assert too_large == 1
-    topic_figures = replace(figures("orders", 0, held(1)), samples_too_large=too_large)
+    topic_figures = replace(figures("orders", 0, segments_of_days(1)), samples_too_large=too_large)
     assert "1 sampled batches unpack to more than 33.6 MB" in page([topic_figures], NOW_MS)
 
 
@@ -104,59 +104,59 @@ def test_a_batch_without_records_may_name_any_codec() -> None:
 
 def test_growth_is_the_mean_of_four_weeks() -> None:
     rates = [
-        forecast(held(*days_ago), Retention(), NOW_MS).bytes_per_day
+        forecast(segments_of_days(*days_ago), Retention(), NOW_MS).bytes_per_day
         for days_ago in ((40, 35, 20, 10, 1), (40, 35))
     ]
     assert rates == [280 * 3 / 28, 0]
 
 
 def test_a_young_archive_grows_as_it_has_grown_so_far() -> None:
-    assert forecast(held(4, 2, 0), Retention(), NOW_MS).bytes_per_day == 280 * 3 / 4
+    assert forecast(segments_of_days(4, 2, 0), Retention(), NOW_MS).bytes_per_day == 280 * 3 / 4
 
 
 @pytest.mark.parametrize("days_ago", [(0.1, 0.0), (1.9, 1.0, 0.0), (0.0,), ()])
 def test_hours_of_history_give_no_forecast(days_ago: tuple[float, ...]) -> None:
-    ahead = forecast(held(*days_ago), Retention(remote_ms=DAY_MS), NOW_MS)
+    ahead = forecast(segments_of_days(*days_ago), Retention(remote_ms=DAY_MS), NOW_MS)
     assert ahead.history_days == pytest.approx(max(days_ago, default=0.0))
     assert (ahead.bytes_per_day, ahead.size_bytes) == (None, None)
 
 
 def test_a_forecast_says_what_it_stands_on() -> None:
-    assert forecast(held(40, 0), Retention(), NOW_MS).history_days == 28
-    assert forecast(held(3, 0), Retention(), NOW_MS).history_days == 3
+    assert forecast(segments_of_days(40, 0), Retention(), NOW_MS).history_days == 28
+    assert forecast(segments_of_days(3, 0), Retention(), NOW_MS).history_days == 3
     for days, reason in (
         ([3, 3], "the growth in the last 3 days"),
         ([3, 40], "the growth in the last 3 to 28 days"),
         ([0.5, 0.25], "No forecast: the archive has 12 hours of history"),
         ([0.5, 3], "Partitions with less history, counted with their present size: 1."),
     ):
-        every = [figures("t", i, held(ago, 0)) for i, ago in enumerate(days)]
+        every = [figures("t", i, segments_of_days(ago, 0)) for i, ago in enumerate(days)]
         text = page(every, NOW_MS)
         assert reason in text
         assert ("+30 days" in text) == ("No forecast" not in reason)
 
 
 def test_without_retention_it_only_grows() -> None:
-    ahead = forecast(held(28, 14, 0), Retention(), NOW_MS)
+    ahead = forecast(segments_of_days(28, 14, 0), Retention(), NOW_MS)
     assert ahead.bytes_per_day == 30
     assert ahead.size_bytes == (840 + 900, 840 + 2_700, 840 + 10_950)
     assert ahead.next_deletion_ms is None
 
 
 def test_retention_by_time_takes_what_is_old_and_holds_what_comes() -> None:
-    ahead = forecast(held(28, 14, 0), Retention(remote_ms=35 * DAY_MS), NOW_MS)
+    ahead = forecast(segments_of_days(28, 14, 0), Retention(remote_ms=35 * DAY_MS), NOW_MS)
     # In 30 days nothing older than five days of today is left, later nothing of today.
     assert ahead.size_bytes == (280 + 900, 30 * 35, 30 * 35)
     assert ahead.next_deletion_ms == NOW_MS + 7 * DAY_MS
 
 
 def test_retention_by_bytes_is_a_lid() -> None:
-    ahead = forecast(held(28, 14, 0), Retention(remote_bytes=2_000), NOW_MS)
+    ahead = forecast(segments_of_days(28, 14, 0), Retention(remote_bytes=2_000), NOW_MS)
     assert ahead.size_bytes == (1_740, 2_000, 2_000)
 
 
 def test_the_newest_segment_is_never_due() -> None:
-    assert forecast(held(5), Retention(remote_ms=1), NOW_MS).next_deletion_ms is None
+    assert forecast(segments_of_days(5), Retention(remote_ms=1), NOW_MS).next_deletion_ms is None
 
 
 # --- the job's parts ---
@@ -204,12 +204,12 @@ class Links(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in ("script", "link", "img", "iframe"):
-            self.found.append(tag)
-        self.found += [value or "" for name, value in attrs if name in ("href", "src")]
+            self.links.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
 
 
 def figures(topic: str, partition: int, segments: list[SegmentFigures]) -> PartitionFigures:
@@ -228,12 +228,12 @@ def figures(topic: str, partition: int, segments: list[SegmentFigures]) -> Parti
 
 
 def test_the_page_is_whole_and_needs_nothing_else() -> None:
-    long, short = held(*range(100, 0, -1)), held(3, 2, 1)
+    long, short = segments_of_days(*range(100, 0, -1)), segments_of_days(3, 2, 1)
     every = [figures("a<b>", 0, long), figures("a<b>", 1, short), figures("none", 0, [])]
     text = page(every, NOW_MS)
     links = Links()
     links.feed(text)
-    assert links.found == []
+    assert links.links == []
     assert "a&lt;b&gt;" in text
     assert "a<b>" not in text
     assert "14 offsets were lost" in text

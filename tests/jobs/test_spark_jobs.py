@@ -35,7 +35,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
 def bounds(archive: WrittenArchive) -> list[tuple[int, int, int]]:
     """(partition, first, last offset) of every segment that readers see."""
 
-    async def seen() -> list[tuple[int, int, int]]:
+    async def bounds_read() -> list[tuple[int, int, int]]:
         async with stored_archive(config) as opened:
             views = [await opened.rlmm.refresh(tp, 0.0) for tp in tps]
             return sorted(
@@ -46,7 +46,7 @@ def bounds(archive: WrittenArchive) -> list[tuple[int, int, int]]:
 
     config = config_at(archive.url)
     tps, _ = in_loop(stored_partitions(config, None))
-    return in_loop(seen())
+    return in_loop(bounds_read())
 
 
 def records(out: Path) -> Records:

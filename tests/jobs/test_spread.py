@@ -145,12 +145,12 @@ def test_a_part_of_an_item_is_progress() -> None:
         if progress.begun:
             is_seen.set()
 
-    async def told(by: int, number: int, tell: Report) -> int:
+    async def work_in_parts(by: int, number: int, tell: Report) -> int:
         tell(25, 100)
         await asyncio.to_thread(is_seen.wait)
         return number
 
-    Here(look).each([7], StoreWork("tell", opened, told, size=lambda n: 100))
+    Here(look).each([7], StoreWork("tell", opened, work_in_parts, size=lambda n: 100))
     assert Progress(items_done=0, items=1, size_done=25, begun=0.25) in progress_steps
     assert progress_steps[-1] == Progress(items_done=1, items=1, size_done=100)
 

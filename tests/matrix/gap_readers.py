@@ -85,7 +85,7 @@ class Lines:
         self.lines.append((partition, offset, key.decode(), value.decode()))
 
     @property
-    def wanted(self) -> bool:
+    def wants_more(self) -> bool:
         now = time.monotonic()
         if self._done is None and len(self.lines) >= self._count:
             self._done = now + self._linger_s
@@ -105,7 +105,7 @@ def read_confluent(ask: Ask, lines: Lines | None = None) -> list[Line]:
     start = confluent_kafka.OFFSET_BEGINNING if ask.from_start else 0
     consumer.assign([confluent_kafka.TopicPartition(ask.topic, 0, start)])
     try:
-        while lines.wanted:
+        while lines.wants_more:
             for message in consumer.consume(500, timeout=0.2):
                 assert message.error() is None, message.error()
                 lines.add(message.partition(), message.offset(), message.key(), message.value())
@@ -126,7 +126,7 @@ def read_kafka_python(ask: Ask, lines: Lines | None = None) -> list[Line]:
     else:
         consumer.seek(tp, 0)
     try:
-        while lines.wanted:
+        while lines.wants_more:
             for record in consumer.poll(timeout_ms=200, max_records=5000).get(tp, []):
                 lines.add(record.partition, record.offset, record.key, record.value)
     finally:
@@ -147,7 +147,7 @@ def read_aiokafka(ask: Ask, lines: Lines | None = None) -> list[Line]:
                 await consumer.seek_to_beginning(tp)
             else:
                 consumer.seek(tp, 0)
-            while lines.wanted:
+            while lines.wants_more:
                 for record in (await consumer.getmany(timeout_ms=200)).get(tp, []):
                     lines.add(record.partition, record.offset, record.key, record.value)
         return lines.lines

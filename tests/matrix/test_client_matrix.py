@@ -57,12 +57,12 @@ def group(client: MatrixClient, stack: MatrixStack) -> None:
     total = sum(stack.counts(UNCOMMITTED).values())
     at_once = client.commits_ahead or client.reads_on
     shares = [total] if at_once else [total // 2, total - total // 2]
-    read: list[Line] = []
+    lines_read: list[Line] = []
     for share in shares:
         lines = client.group(stack.proxy.bootstrap, TOPIC, name, share, UNCOMMITTED)
         assert len(lines) == share
-        read += lines
-    assert by_partition(read) == as_client(client, stack.expected[UNCOMMITTED])
+        lines_read += lines
+    assert by_partition(lines_read) == as_client(client, stack.expected[UNCOMMITTED])
     assert stack.committed(name) == stack.ends
 
 

@@ -78,7 +78,9 @@ class Archive:
             await until(lambda: self.store.count("put", KEY) > 0)
             await until(lambda: not manager._collecting._puts)  # type: ignore[union-attr]
 
-    async def shown(self, collects: bool = True) -> dict[int, list[RemoteLogSegmentMetadata]]:
+    async def segments_by_partition(
+        self, collects: bool = True
+    ) -> dict[int, list[RemoteLogSegmentMetadata]]:
         async with self.process(collects) as manager:
             views = await manager.refresh_topic(TOPIC_ID, now())
             return {partition: list(view.segments) for partition, view in views.items()}
@@ -97,9 +99,9 @@ async def archive() -> AsyncIterator[Archive]:
 async def test_a_process_that_begins_reads_one_object_in_place_of_each(archive: Archive) -> None:
     await archive.collected()
     assert archive.reads == PARTITIONS
-    expected = await archive.shown(collects=False)
+    expected = await archive.segments_by_partition(collects=False)
     assert archive.reads == PARTITIONS
-    assert await archive.shown() == expected
+    assert await archive.segments_by_partition() == expected
     assert archive.reads == 0
     assert archive.store.count("get", KEY) == 1
     assert archive.store.count("put") == 0  # it is up to date
@@ -136,7 +138,7 @@ async def test_what_has_changed_since_is_read_from_where_it_stands(archive: Arch
 async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_nothing(
     archive: Archive,
 ) -> None:
-    expected = await archive.shown(collects=False)
+    expected = await archive.segments_by_partition(collects=False)
     await archive.collected()
     async with archive.process(collects=False) as writer:
         await writer.refresh_topic(TOPIC_ID, now())
@@ -163,7 +165,7 @@ async def test_who_plans_reads_it_once_for_all_partitions_of_a_topic_and_leaves_
 async def test_who_plans_reads_each_by_itself_where_nothing_was_collected(
     archive: Archive,
 ) -> None:
-    expected = await archive.shown(collects=False)
+    expected = await archive.segments_by_partition(collects=False)
     async with archive.planner() as planner:
         views = [await planner.refresh(tp_of(n), now()) for n in range(PARTITIONS)]
         assert [list(view.segments) for view in views] == [expected[n] for n in range(PARTITIONS)]
@@ -194,10 +196,10 @@ async def test_only_where_enough_is_read_alone_is_anything_left(archive: Archive
 
 
 async def test_verify_and_its_like_neither_read_nor_leave_it(archive: Archive) -> None:
-    await archive.shown(collects=False)
+    await archive.segments_by_partition(collects=False)
     assert archive.store.count("put") == archive.store.count("get", KEY) == 0
     await archive.collected()
-    await archive.shown(collects=False)
+    await archive.segments_by_partition(collects=False)
     assert archive.store.count("put") == archive.store.count("get", KEY) == 0
 
 
@@ -220,13 +222,13 @@ async def test_a_damaged_one_is_not_believed(
     archive: Archive, damage: Callable[[bytes], bytes]
 ) -> None:
     await archive.collected()
-    expected = await archive.shown(collects=False)
+    expected = await archive.segments_by_partition(collects=False)
     raw = await archive.store.inner.get(KEY)
     damaged = damage(raw)
     await archive.store.inner.put(KEY, damaged)
     with pytest.raises(CorruptSegment):
         await decode_collected(damaged)
-    assert await archive.shown() == expected
+    assert await archive.segments_by_partition() == expected
     assert archive.reads == PARTITIONS
     async with archive.process() as manager:
         await manager.refresh_topic(TOPIC_ID, now())
@@ -234,7 +236,7 @@ async def test_a_damaged_one_is_not_believed(
 
 
 async def test_an_entry_counts_for_its_own_version_and_segment_alone(archive: Archive) -> None:
-    expected = await archive.shown(collects=False)
+    expected = await archive.segments_by_partition(collects=False)
     stored = {
         one.key: one.version
         async for one in archive.store.inner.list("archive/orders")
@@ -254,7 +256,7 @@ async def test_an_entry_counts_for_its_own_version_and_segment_alone(archive: Ar
         ]
     )
     await archive.store.inner.put(KEY, content)
-    assert await archive.shown() == expected
+    assert await archive.segments_by_partition() == expected
     assert archive.reads == PARTITIONS - 1
 
 
@@ -331,8 +333,8 @@ async def test_no_more_than_so_many_are_collected(
 ) -> None:
     monkeypatch.setattr(collecting, "COLLECTED_MAX", 10)
     await archive.collected()
-    expected = await archive.shown(collects=False)
-    assert await archive.shown() == expected
+    expected = await archive.segments_by_partition(collects=False)
+    assert await archive.segments_by_partition() == expected
     assert archive.reads == PARTITIONS - 10
 
 
@@ -343,10 +345,10 @@ async def test_on_files(tmp_path: Path) -> None:
         for number in range(PARTITIONS):
             await copied(writer, segment(number + 1, 5, 9, tp=tp_of(number)))
     await archive.collected()
-    expected = await archive.shown(collects=False)
-    assert await archive.shown() == expected
+    expected = await archive.segments_by_partition(collects=False)
+    assert await archive.segments_by_partition() == expected
     assert archive.reads == 0
     changed = expected[0][0].with_state(State.DELETE_SEGMENT_STARTED, 5)
     await archive.storage.objects.put_segment_metadata(changed, encode_segment(changed))
-    assert (await archive.shown())[0] == []
+    assert (await archive.segments_by_partition())[0] == []
     assert archive.reads == 1

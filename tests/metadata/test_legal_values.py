@@ -89,9 +89,9 @@ def test_no_object_of_a_name_that_no_topic_has(topic: str) -> None:
     document = json.loads(encode_segment(segment(1, 0, 9))) | {"topic": topic}
     with pytest.raises(CorruptSegment, match=r"key: field topic: .* is not a topic name"):
         decode_segment(json.dumps(document).encode(), "key")
-    said = {"version": 1, "topic": topic, "topic_id": uuid_text(UUID(int=1)), "partition": 0}
+    fields = {"version": 1, "topic": topic, "topic_id": uuid_text(UUID(int=1)), "partition": 0}
     with pytest.raises(CorruptSegment, match=r"key: field topic: .* is not a topic name"):
-        decode_partition_deletion(json.dumps(said).encode(), "key")
+        decode_partition_deletion(json.dumps(fields).encode(), "key")
 
 
 def test_the_longest_name_is_one() -> None:

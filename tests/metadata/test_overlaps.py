@@ -28,36 +28,36 @@ def segment(
     return segment_of(TP, number, first, last, **of)
 
 
-def shown(view: PartitionView) -> list[tuple[int, int, int]]:
+def ranges_of(view: PartitionView) -> list[tuple[int, int, int]]:
     return [(s.segment_id.id.int, s.start_offset, s.end_offset) for s in view.segments]
 
 
-def seen(*segments: RemoteLogSegmentMetadata) -> list[tuple[int, int, int]]:
-    return shown(build_view(TP, segments, 0.0))
+def ranges_shown(*segments: RemoteLogSegmentMetadata) -> list[tuple[int, int, int]]:
+    return ranges_of(build_view(TP, segments, 0.0))
 
 
 def test_a_late_copy_of_the_dead_log_hides_nothing_of_the_one_that_lives() -> None:
     dead = segment(1, 400, 999, (1, 400))
     alive = segment(2, 500, 599, (2, 500))
-    assert seen(dead, alive) == [(1, 400, 499), (2, 500, 599)]
-    assert seen(segment(1, 500, 999, (1, 500)), alive) == [(2, 500, 599)]
+    assert ranges_shown(dead, alive) == [(1, 400, 499), (2, 500, 599)]
+    assert ranges_shown(segment(1, 500, 999, (1, 500)), alive) == [(2, 500, 599)]
 
 
 def test_what_shares_the_beginning_is_cut_where_it_parts() -> None:
     dead = segment(1, 0, 999, (1, 0))
     alive = segment(2, 300, 599, (1, 300), (2, 500))
-    assert seen(dead, alive) == [(1, 0, 499), (2, 300, 599)]
-    assert seen(segment(1, 0, 999, (1, 0), (3, 500)), alive) == [(1, 0, 999)]
+    assert ranges_shown(dead, alive) == [(1, 0, 499), (2, 300, 599)]
+    assert ranges_shown(segment(1, 0, 999, (1, 0), (3, 500)), alive) == [(1, 0, 999)]
 
 
 def test_several_dead_copies_go_together() -> None:
     dead = [segment(1, 0, 999, (1, 0)), segment(2, 600, 1200, (1, 600))]
     alive = segment(3, 700, 1100, (2, 700))
-    assert seen(*dead, alive) == [(1, 0, 699), (3, 700, 1100)]
+    assert ranges_shown(*dead, alive) == [(1, 0, 699), (3, 700, 1100)]
 
 
 def test_copies_without_epochs_are_taken_for_the_same_log() -> None:
-    assert seen(segment(1, 0, 9), segment(2, 5, 20, (4, 5))) == [(1, 0, 9), (2, 5, 20)]
+    assert ranges_shown(segment(1, 0, 9), segment(2, 5, 20, (4, 5))) == [(1, 0, 9), (2, 5, 20)]
 
 
 def log_epochs(cuts: list[int]) -> list[int]:

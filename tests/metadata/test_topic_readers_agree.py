@@ -78,7 +78,7 @@ def replayed(events_sent: list[MetadataEvent]) -> dict[TopicIdPartition, object]
     }
 
 
-async def seen(manager: Manager) -> dict[TopicIdPartition, object]:
+async def states_of(manager: Manager) -> dict[TopicIdPartition, object]:
     states: dict[TopicIdPartition, object] = {}
     for tp in TPS:
         view = await manager.refresh(tp, now())
@@ -138,8 +138,8 @@ async def test_all_readers_agree(
                 for _ in range(rng.randrange(3)):
                     await write_some()
                     expected = replayed(events_sent)
-                    assert await seen(restarted) == expected
-                    assert await seen(steady) == expected
+                    assert await states_of(restarted) == expected
+                    assert await states_of(steady) == expected
                     if rng.random() < 0.4:
                         async with restarted._follower._kept._disk:  # no write is in progress
                             shutil.rmtree(snapshot)
@@ -147,5 +147,5 @@ async def test_all_readers_agree(
             if rng.random() < 0.5:
                 crash(rng, cache, snapshot)
         async with manager(cache) as last, manager() as fresh:
-            assert await seen(last) == await seen(steady) == await seen(fresh)
-            assert await seen(fresh) == replayed(events_sent)
+            assert await states_of(last) == await states_of(steady) == await states_of(fresh)
+            assert await states_of(fresh) == replayed(events_sent)

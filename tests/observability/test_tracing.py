@@ -61,8 +61,8 @@ async def test_a_fetch_is_the_parent_of_all_that_is_read_for_it() -> None:
     first, second = (each.attributes or {} for each in named(finished_spans, "archived fetch"))
     assert (first["partitions"], first["reason"], first["bytes"]) == (1, "data", 3_000)
     assert second["bytes"] == 3_000
-    (read,) = named(finished_spans, "remote read")
-    assert (read.attributes or {})["offset"] == 15
+    (read_span,) = named(finished_spans, "remote read")
+    assert (read_span.attributes or {})["offset"] == 15
     keys = {
         str((each.attributes or {})["key"])[-4:] for each in named(finished_spans, "store read")
     }
@@ -87,10 +87,10 @@ async def test_a_copy_is_the_parent_of_its_uploads(tmp_path: Path) -> None:
     async with tracing(True, spans), open_archive(store) as archive:
         copied = await copier(archive).copy(accumulated(tmp_path / "log"), (), confirmed)
         assert copied.state is FINISHED
-    found = spans.get_finished_spans()
-    (copy,) = named(found, "copy segment")
+    finished_spans = spans.get_finished_spans()
+    (copy,) = named(finished_spans, "copy segment")
     assert copy.status.status_code is StatusCode.UNSET
-    writes = [each for each in named(found, "store write") if each.parent == copy.context]
+    writes = [each for each in named(finished_spans, "store write") if each.parent == copy.context]
     assert any(str((each.attributes or {})["key"]).endswith(".log") for each in writes)
 
 
@@ -158,9 +158,9 @@ async def collecting(token: str) -> AsyncIterator[Collector]:
 async def plant(folder: Path) -> None:
     planted = PlantedArchive()
     await planted.add([batch(10 * number) for number in range(10)], tp=ORDERS)
-    async for found in planted.store.list(""):
-        (folder / found.key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / found.key).write_bytes(await planted.store.get(found.key))
+    async for stored_object in planted.store.list(""):
+        (folder / stored_object.key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / stored_object.key).write_bytes(await planted.store.get(stored_object.key))
 
 
 def served_one_fetch(folder: Path) -> None:

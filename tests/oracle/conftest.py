@@ -85,12 +85,14 @@ def playing(world: World, tally: Tally) -> Iterator[Play]:
         scene = scenes[0]
         for step in steps:
             scene.run(step)
-            assert not scene.found.unexplained, f"{step} → {[*map(str, scene.found.unexplained)]}"
+            assert not scene.findings.unexplained, (
+                f"{step} → {[*map(str, scene.findings.unexplained)]}"
+            )
         return scene
 
     yield run
     for scene in scenes:
-        tally(scene.found)
+        tally(scene.findings)
         scene.clear()
 
 

@@ -101,14 +101,16 @@ class ListOffsetsAsk:
         deadline = time.monotonic() + world.settle_s
         while _code(responses[0]) in _NOT_YET and time.monotonic() < deadline:
             responses = world.ask("ListOffsets", self.version, fields)
-        shown = []
+        offsets_of_sides = []
         for i, response in enumerate(responses):
             p = response.topics[0].partitions[0]
             epoch = topic.names[i].epoch(p.leader_epoch) if self.version >= 4 else None
             time_shown = "marker" if 0 < p.timestamp < world.first_ms else p.timestamp
-            shown.append((p.error_code, p.offset, time_shown, epoch))
-        if shown[0] != shown[1]:
-            findings.add(_kind(topic, timestamp, shown), shown[0], shown[1])
+            offsets_of_sides.append((p.error_code, p.offset, time_shown, epoch))
+        if offsets_of_sides[0] != offsets_of_sides[1]:
+            findings.add(
+                _kind(topic, timestamp, offsets_of_sides), offsets_of_sides[0], offsets_of_sides[1]
+            )
 
 
 def _kind(topic: TwinTopic, timestamp: int, responses: list[tuple[Any, ...]]) -> str:

@@ -130,7 +130,7 @@ class _Session:
 
     def __init__(self, ask: DrainAsk, world: World, i: int, topics: dict[Key, TwinTopic]) -> None:
         self._ask, self._side, self._i, self._topics = ask, world.sides[i], i, topics
-        self._told: dict[Key, int] = {}
+        self._offsets_in_session: dict[Key, int] = {}
         self.id, self.epoch = 0, 0
 
     @property
@@ -140,17 +140,19 @@ class _Session:
     def restart(self) -> None:
         """Close the session, open a new one by the next fetch."""
         self.epoch = 0
-        self._told = {}
+        self._offsets_in_session = {}
 
     def fetch(self, fetch_offsets: dict[Key, int]) -> dict[Key, Part]:
         if not self._by_session:
             return self._read(self._send(fetch_offsets, [], (0, -1)), set(fetch_offsets))
         full = self.epoch == 0
-        changed = {k: o for k, o in fetch_offsets.items() if full or self._told.get(k) != o}
-        gone = [] if full else [key for key in self._told if key not in fetch_offsets]
+        changed = {
+            k: o for k, o in fetch_offsets.items() if full or self._offsets_in_session.get(k) != o
+        }
+        gone = [] if full else [key for key in self._offsets_in_session if key not in fetch_offsets]
         response = self._send(changed, gone, (self.id, self.epoch))
         assert response.error_code == 0, (self._side.name, response)
-        self._told = dict(fetch_offsets)
+        self._offsets_in_session = dict(fetch_offsets)
         parts = self._read(response, set(fetch_offsets))
         if full:
             assert parts.keys() == fetch_offsets.keys(), f"a full fetch named {sorted(parts)}"

@@ -12,9 +12,9 @@ from oracle_asks import Place, epoch_number, relative_epoch
 from oracle_rules import (
     KAFKA,
     PROXY,
-    Asked,
     Findings,
     Part,
+    PartitionAsk,
     check_archived,
     compare_parts,
     is_archived,
@@ -58,7 +58,7 @@ class FetchAsk:
         self._check_total(findings, list(parts[1].values()))
         limit = min(self.partition_bytes, self.max_bytes)
         for key, topic in only.items():
-            ask = Asked(offsets[key], self.isolation, limit)
+            ask = PartitionAsk(offsets[key], self.isolation, limit)
             if len(only) == 1:
                 compare_parts(findings, topic, ask, parts[0][key], parts[1][key])
             else:
@@ -176,7 +176,7 @@ def fetch_fields(
 
 
 def _compare_shared(
-    findings: Findings, topic: TwinTopic, request: Asked, kafka: Part, proxy: Part
+    findings: Findings, topic: TwinTopic, request: PartitionAsk, kafka: Part, proxy: Part
 ) -> None:
     """Partitions of one fetch share its bytes, and which one gets them is left to the broker.
 

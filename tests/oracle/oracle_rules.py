@@ -102,7 +102,7 @@ def read_part(partition: Any, version: int, names: Names) -> Part:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartitionAsk:
     """What one partition was asked; `bytes_max` is the smaller of both limits."""
 
     offset: int
@@ -111,7 +111,7 @@ class Asked:
 
 
 def compare_parts(
-    findings: Findings, topic: TwinTopic, request: Asked, kafka: Part, proxy: Part
+    findings: Findings, topic: TwinTopic, request: PartitionAsk, kafka: Part, proxy: Part
 ) -> None:
     if kafka.error or proxy.error:
         findings.equal(f"fetch.error at {region(topic, request.offset)}", kafka.error, proxy.error)
@@ -159,7 +159,7 @@ def compare_log_start(findings: Findings, topic: TwinTopic, kafka: int, proxy: i
 
 
 def _compare_archived(
-    findings: Findings, topic: TwinTopic, request: Asked, kafka: Part, proxy: Part
+    findings: Findings, topic: TwinTopic, request: PartitionAsk, kafka: Part, proxy: Part
 ) -> None:
     for name, part in ((KAFKA, kafka), (PROXY, proxy)):
         check_archived(findings, name, topic, request, part)
@@ -203,7 +203,7 @@ def recent_marks(topic: TwinTopic, i: int) -> set[int]:
 
 
 def check_archived(
-    findings: Findings, name: str, topic: TwinTopic, request: Asked, part: Part
+    findings: Findings, name: str, topic: TwinTopic, request: PartitionAsk, part: Part
 ) -> None:
     """One side's data from the remote tier against the log as it was written."""
     expected = topic.log.from_offset(request.offset)[: len(part.batches)]
@@ -229,7 +229,7 @@ def check_archived(
 
 
 def _check_aborted(
-    findings: Findings, name: str, topic: TwinTopic, request: Asked, part: Part
+    findings: Findings, name: str, topic: TwinTopic, request: PartitionAsk, part: Part
 ) -> None:
     aborted = part.aborted or []
     kept_ranges = filter_aborted(part.batches, aborted)

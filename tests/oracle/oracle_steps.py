@@ -39,7 +39,7 @@ class Scene:
     """The partitions (`topics`) and producers of one sequence; they come and go with it."""
 
     world: World
-    found: Findings
+    findings: Findings
     topics: list[TwinTopic] = field(default_factory=list)
     producers: dict[int, Producer] = field(default_factory=dict)
     ran: Counter[str] = field(default_factory=Counter)
@@ -49,7 +49,7 @@ class Scene:
         if hasattr(step, "apply"):
             step.apply(self)
         else:
-            step.run(self.world, self.topics, self.found)
+            step.run(self.world, self.topics, self.findings)
 
     def clear(self) -> None:
         for producer in self.producers.values():
@@ -148,7 +148,7 @@ class DeleteRecords:
             scene.topics[self.topic],
             self.place.offset(scene.topics[self.topic]),
             self.version,
-            scene.found,
+            scene.findings,
         )
 
 

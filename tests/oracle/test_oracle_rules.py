@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from oracle_log import Names, ReferenceLog, build_batch, filter_aborted, normal_form, with_place
-from oracle_rules import Asked, Findings, Part, compare_parts, explained
+from oracle_rules import Findings, Part, PartitionAsk, compare_parts, explained
 from oracle_world import TwinTopic
 
 A, B = "p1", "p2"
@@ -48,19 +48,19 @@ def right(topic: TwinTopic, offset: int, count: int, isolation: int = 0) -> Part
     return Part(0, marks, aborted if isolation else None, batches, 0, 100 * count, ())
 
 
-def differences(topic: TwinTopic, request: Asked, kafka: Part, proxy: Part) -> list[str]:
+def differences(topic: TwinTopic, request: PartitionAsk, kafka: Part, proxy: Part) -> list[str]:
     findings = Findings(reasons={})
     compare_parts(findings, topic, request, kafka, proxy)
     return [mismatch.id for mismatch in findings.unexplained]
 
 
-ARCHIVED = Asked(0, 1, 1 << 20)
+ARCHIVED = PartitionAsk(0, 1, 1 << 20)
 
 
 def test_equal_answers_are_equal(topic: TwinTopic) -> None:
     for offset, isolation in ((0, 0), (4, 1), (10, 0)):
         part = right(topic, offset, 1, isolation)
-        assert not differences(topic, Asked(offset, isolation, 1 << 20), part, part)
+        assert not differences(topic, PartitionAsk(offset, isolation, 1 << 20), part, part)
 
 
 def test_an_archived_answer_may_be_shorter(topic: TwinTopic) -> None:
@@ -85,7 +85,7 @@ def test_another_byte_or_epoch_is_found(topic: TwinTopic) -> None:
         batches, _ = normal_form(raw, topic.names[1])
         assert batches != topic.log.from_offset(0)[:1]
         wrong = dataclasses.replace(right(topic, 0, 1), batches=batches)
-        assert differences(topic, Asked(0, 0, 1 << 20), right(topic, 0, 1), wrong)
+        assert differences(topic, PartitionAsk(0, 0, 1 << 20), right(topic, 0, 1), wrong)
 
 
 @pytest.mark.parametrize("aborted", [[], [(B, 3)], [(A, 3), (A, 3)], [(A, 3), (B, 4)]])
@@ -112,16 +112,18 @@ def test_data_above_the_lso_is_found(topic: TwinTopic) -> None:
 
 def test_too_many_bytes_are_found(topic: TwinTopic) -> None:
     part = right(topic, 0, 3, 1)
-    difference_kinds = differences(topic, Asked(0, 1, 299), part, part)
+    difference_kinds = differences(topic, PartitionAsk(0, 1, 299), part, part)
     assert "fetch.archived.too large from fetchproxy" in difference_kinds
-    assert not differences(topic, Asked(0, 1, 1), right(topic, 0, 1, 1), right(topic, 0, 1, 1))
+    assert not differences(
+        topic, PartitionAsk(0, 1, 1), right(topic, 0, 1, 1), right(topic, 0, 1, 1)
+    )
 
 
 def test_marks_that_never_were_are_found(topic: TwinTopic) -> None:
     part = right(topic, 0, 1)
     stale, wrong = (12, 13, 0), (14, 13, 0)
     topic.marks.insert(0, (topic.marks[0][0], (*stale, 0)))
-    request = Asked(0, 0, 1 << 20)
+    request = PartitionAsk(0, 0, 1 << 20)
     old = dataclasses.replace(part, marks=stale)
     assert differences(topic, request, part, old) == ["fetch-archived-stale-marks"]
     never = dataclasses.replace(part, marks=wrong)
@@ -129,7 +131,7 @@ def test_marks_that_never_were_are_found(topic: TwinTopic) -> None:
 
 
 def test_a_log_start_of_the_tail_is_the_archives_or_the_brokers_own(topic: TwinTopic) -> None:
-    part, request = right(topic, 10, 1), Asked(10, 0, 1 << 20)
+    part, request = right(topic, 10, 1), PartitionAsk(10, 0, 1 << 20)
     never = (13, 13, 4)
     for late in ((13, 13, 10), (13, 13, -1)):
         difference_kinds = differences(topic, request, part, dataclasses.replace(part, marks=late))
@@ -145,7 +147,7 @@ def test_local_answers_must_be_equal_in_every_field(topic: TwinTopic, field: str
     wrong = {"error": 6, "marks": (13, 13, 1), "aborted": [], "batches": [], "partial_bytes": 9}
     part = right(topic, 10, 1)
     other = dataclasses.replace(part, **{field: {**wrong, "others": (1,)}[field]})
-    assert differences(topic, Asked(10, 0, 1 << 20), part, other)
+    assert differences(topic, PartitionAsk(10, 0, 1 << 20), part, other)
 
 
 def test_numbers_that_differ_between_brokers_are_one_name(topic: TwinTopic) -> None:

@@ -87,16 +87,16 @@ def test_the_tails_answers_show_where_the_archive_begins(play: Play) -> None:
     scene = play(*segments(2), Trim(0))
     late = "fetch-tail-log-start-late"
 
-    def shown(version: int) -> bool:
-        before = scene.found.counted[late]
+    def is_shown(version: int) -> bool:
+        before = scene.findings.counted[late]
         play(FetchAsk(version, ((0, Place("end", -1)),)))
-        return scene.found.counted[late] == before
+        return scene.findings.counted[late] == before
 
     for versions in (range(5, 13), range(13, 19)):
-        until(f"log start in v{versions[0]}", lambda versions=versions: shown(versions[0]))
-        assert all(shown(version) for version in versions)
+        until(f"log start in v{versions[0]}", lambda versions=versions: is_shown(versions[0]))
+        assert all(is_shown(version) for version in versions)
         play(*segments(1), Trim(0))
-        assert all(shown(version) for version in versions)
+        assert all(is_shown(version) for version in versions)
 
 
 def test_min_bytes_and_max_wait_at_the_end_and_in_the_archive(play: Play) -> None:

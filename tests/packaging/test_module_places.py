@@ -21,7 +21,7 @@ KIP_MODULES = re.findall(
 )
 
 
-def found(place: str) -> Path | None:
+def module_of(place: str) -> Path | None:
     """In the repository or in the package, as a file or as a folder."""
     places = [root / place for root in (ROOT, ROOT / "fetchproxy")]
     files = [*places, *(path.with_name(path.name + ".py") for path in places)]
@@ -31,7 +31,7 @@ def found(place: str) -> Path | None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_python_file_that_a_page_names_is_there(path: Path) -> None:
     for place in FILE.findall(path.read_text(encoding="utf-8")):
-        assert found(place), place
+        assert module_of(place), place
 
 
 def test_the_checklist_names_places_that_are_there() -> None:
@@ -40,7 +40,7 @@ def test_the_checklist_names_places_that_are_there() -> None:
     ]
     assert len(named) > 30
     for place, name in named:
-        module = found(place)
+        module = module_of(place)
         assert module, place
         assert not name or re.search(rf"(def|class) {name}\b", module.read_text("utf-8")), name
 

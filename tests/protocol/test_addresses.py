@@ -85,10 +85,10 @@ def test_only_addresses_change(key: ApiKey, version: int) -> None:
         payload = encode_response(name, version, value)
         expected = [(h[node_id], h["Host"], h["Port"]) for h in holders(key, version, value)]
         assert find(payload, key, version) == expected
-        wanted = encode_response(name, version, relocated(key, version, value))
-        assert splice(payload, key, version, lookup) == wanted
+        relocated_response = encode_response(name, version, relocated(key, version, value))
+        assert splice(payload, key, version, lookup) == relocated_response
         view = memoryview(bytearray(payload))
-        assert splice(view, key, version, lookup) == wanted
+        assert splice(view, key, version, lookup) == relocated_response
 
     check()
 

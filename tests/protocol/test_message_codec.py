@@ -54,12 +54,12 @@ def cases(kind: str) -> list[tuple[str, int]]:
     return cases_found
 
 
-def ours(kind: MessageFieldKind, fields: Any, value: Any, version: int) -> Any:
+def decoded_by_table(kind: MessageFieldKind, fields: Any, value: Any, version: int) -> Any:
     """A value of the schema under the names of our table, field by field in order."""
     if value is None:
         return None
     if isinstance(kind, Array):
-        return [ours(kind._kind, fields, element, version) for element in value]
+        return [decoded_by_table(kind._kind, fields, element, version) for element in value]
     if not isinstance(kind, Structure):
         return UUID(bytes=value) if isinstance(value, bytes) and fields == "uuid" else value
     named = {}
@@ -75,7 +75,7 @@ def ours(kind: MessageFieldKind, fields: Any, value: Any, version: int) -> Any:
     )
     for our, their in zip(own_fields, schema_fields, strict=True):
         inner = their.get("fields", their["type"].removeprefix("[]"))
-        named[our.name] = ours(our.kind, inner, value[their["name"]], version)
+        named[our.name] = decoded_by_table(our.kind, inner, value[their["name"]], version)
     return named
 
 
@@ -114,7 +114,7 @@ def test_requests_are_read(table: str, version: int, data: st.DataObject) -> Non
     body = encode_body(name, version, value)
     if not body:
         return  # a request without fields
-    expected = ours(TABLES[table], schema(name)["fields"], value, version)
+    expected = decoded_by_table(TABLES[table], schema(name)["fields"], value, version)
     try:
         fields_read = at_once(read_request(TABLES[table], b"head" + body, 4, key, version))
     except WireError:
@@ -141,7 +141,7 @@ def test_responses_are_written(table: str, version: int, data: st.DataObject) ->
     key, name = api_of(table)
     fields = schema(name)["fields"]
     value = without_tags(fields, data.draw(values(name, version)), version)
-    values_of = ours(TABLES[table], fields, value, version)
+    values_of = decoded_by_table(TABLES[table], fields, value, version)
     written = at_once(write_response(TABLES[table], values_of, key, version, 7))
     expected = encode_response(name, version, value, 7)
     assert written == struct.pack(">i", len(expected)) + expected

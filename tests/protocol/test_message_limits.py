@@ -73,8 +73,8 @@ def test_a_large_fetch_is_read_in_steps(topics: int, each: int) -> None:
     while True:
         try:
             next(steps)
-        except StopIteration as read:
-            request = read.value
+        except StopIteration as finished:
+            request = finished.value
             break
         count += 1
     assert request == parse_fetch_request(payload, len(HEADER))

@@ -38,8 +38,8 @@ class PartitionApi:
     versions: range
     topic: str  # the schema's names of fields
     partition: str
-    asked: str
-    found: dict[str, str]  # the schema's field: this project's
+    request_field: str
+    result_fields: dict[str, str]  # the schema's field: this project's
     patched: dict[str, int]  # by the schema's names
     partitions_in: Callable[[bytes, int, int], Any]
     results_in: Callable[[bytes | bytearray, int], list[Any]]
@@ -110,7 +110,7 @@ def test_request(api: PartitionApi, version: int) -> None:
     def check(value: Value, lead: bytes) -> None:
         body = lead + encode_body(f"{api.name}Request", version, value)
         assert list(api.partitions_in(body + b"next", len(lead), version)) == [
-            ((name, p[api.partition]), p[api.asked]) for name, p in api.partitions(value)
+            ((name, p[api.partition]), p[api.request_field]) for name, p in api.partitions(value)
         ]
         if api is EPOCHS:
             replica_id = offset_for_leader_epoch.replica_id(body, len(lead), version)
@@ -132,14 +132,16 @@ def test_response_and_patch(api: PartitionApi, version: int) -> None:
     def check(value: Value, data: st.DataObject) -> None:
         payload = bytearray(encode_response(response, version, value))
         results = api.results_in(payload, version)
-        assert [tuple(result[: 2 + len(api.found)]) for result in results] == [
-            (name, p[api.partition], *(p.get(field, -1) for field in api.found))
+        assert [tuple(result[: 2 + len(api.result_fields)]) for result in results] == [
+            (name, p[api.partition], *(p.get(field, -1) for field in api.result_fields))
             for name, p in api.partitions(value)
         ]
         changed = copy.deepcopy(value)
         for result, (_, p) in zip(results, api.partitions(changed), strict=True):
             if data.draw(st.booleans()):
-                own_fields = {api.found[field]: number for field, number in api.patched.items()}
+                own_fields = {
+                    api.result_fields[field]: number for field, number in api.patched.items()
+                }
                 api.patch(payload, version, result._replace(**own_fields))
                 p |= {field: number for field, number in api.patched.items() if field in p}
         assert bytes(payload) == encode_response(response, version, changed)
@@ -182,12 +184,12 @@ def test_one_timestamp_for_all(version: int) -> None:
             if timestamp is not None:
                 partition["Timestamp"] = timestamp
         body = encode_body("ListOffsetsRequest", version, value)
-        found = list_offsets.timestamp_of_all(b"lead" + body, 4, version)
+        common_timestamp = list_offsets.timestamp_of_all(b"lead" + body, 4, version)
         timestamps = {timestamp for _, timestamp in list_offsets.partitions_in(body, 0, version)}
-        assert found is None or {found} == timestamps
+        assert common_timestamp is None or {common_timestamp} == timestamps
         plain = version >= 4 and value["Topics"] and all(t["Partitions"] for t in value["Topics"])
         if timestamp is not None and plain and not has_tags(value):
-            assert found == timestamp
+            assert common_timestamp == timestamp
 
     check()
 
@@ -215,8 +217,8 @@ def test_delete_records_of_kafka_python(version: int) -> None:
     topic = message.DeleteRecordsTopicResult
     result = topic.DeleteRecordsPartitionResult(partition_index=3, low_watermark=9, error_code=0)
     payload = responded(message(topics=[topic(name="orders", partitions=[result])]))
-    [found] = DELETE_RECORDS.results_in(payload, version)
-    delete_records.patch(payload, found._replace(low_watermark=-1, error_code=56))
+    [partition_result] = DELETE_RECORDS.results_in(payload, version)
+    delete_records.patch(payload, partition_result._replace(low_watermark=-1, error_code=56))
     [decoded] = message.decode(bytes(payload), header=True).topics[0].partitions
     assert (decoded.partition_index, decoded.low_watermark, decoded.error_code) == (3, -1, 56)
 

@@ -317,7 +317,7 @@ def test_a_search_pauses_between_pieces_of_records(codec: int) -> None:
 @given(
     base=st.integers(-(2**63), 2**63 - 1),
     stamps=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=8),
-    wanted=st.integers(-(2**63), 2**63 - 1),
+    timestamp=st.integers(-(2**63), 2**63 - 1),
 )
 def test_any_timestamp_is_found_although_its_delta_overflows(
     base: int, stamps: list[int], timestamp: int

@@ -34,7 +34,7 @@ class KilledDrivers:
         connector = kafka_connector(version) if kafka else []
         class_path = ":".join(map(str, [killing_file_system(), *connector]))
         java_options = quick_java_options(version, class_path)
-        self._asked = {
+        self._task = {
             "folder": str(folder), "class_path": class_path, "java_options": java_options
         }  # fmt: skip
         self._environment = {**os.environ, **spark_environment(version)}
@@ -45,7 +45,7 @@ class KilledDrivers:
         """Each of `queries`, by name with its options, to its end; killed before each of its steps
         (`only`: of those that the expression finds)."""
         options = {query: dict(query_options) for query, query_options in queries.items()}
-        task = {**self._asked, "mode": mode, "queries": options, "only": only}
+        task = {**self._task, "mode": mode, "queries": options, "only": only}
         for _ in range(_RUNS_MAX):
             before = {query: len(self.steps(query)) for query in queries}
             done = subprocess.run(

@@ -104,7 +104,7 @@ class Verbs:
         builder = SparkSession.builder.master("local[2,2]").appName("pipeline")
         self.spark = builder.config(map=settings).getOrCreate()
         self._streams = 0
-        self._kept: dict[str, Any] = {}
+        self._frames: dict[str, Any] = {}
         self._folder = folder
 
     def rows(self, source: str, options: dict[str, str], schema: str | None) -> list[Any]:
@@ -146,10 +146,10 @@ class Verbs:
 
     def keep(self, name: str, options: dict[str, str]) -> None:
         """A DataFrame that later requests ask by its name."""
-        self._kept[name] = self.spark.read.format("remotelog").options(**options).load()
+        self._frames[name] = self.spark.read.format("remotelog").options(**options).load()
 
     def kept_rows(self, name: str, condition: str | None = None) -> list[Any]:
-        frame = self._kept[name]
+        frame = self._frames[name]
         return _rows(frame.where(condition) if condition else frame)
 
     def task_count(self, source: str, options: dict[str, str]) -> int:
@@ -229,7 +229,7 @@ class Verbs:
     def statements(self, statements: list[str]) -> list[Any]:
         """The rows of the last one."""
         frame = [self.spark.sql(each) for each in statements][-1]
-        return [[_told(field) for field in row] for row in frame.collect()]
+        return [[_as_json_value(field) for field in row] for row in frame.collect()]
 
     def rows_with_a_killed_worker(self, options: dict[str, str], signal_number: int) -> Any:
         """As `rows`, but the worker that has read the first task's rows is killed then, once."""
@@ -339,7 +339,7 @@ def _hex(field: Any) -> Any:
     return field.hex() if isinstance(field, bytes | bytearray) else field
 
 
-def _told(field: Any) -> Any:
+def _as_json_value(field: Any) -> Any:
     return field.isoformat() if isinstance(field, datetime) else _hex(field)
 
 

@@ -53,7 +53,7 @@ def views_of(options: SourceOptions) -> Views:
     return {view.tp: view for view, _ in plan_input(options)}
 
 
-def said(views: Views) -> dict[TopicIdPartition, tuple[object, ...]]:
+def described(views: Views) -> dict[TopicIdPartition, tuple[object, ...]]:
     return {tp: (list(v.segments), v.unreadable, v.log_end_offset) for tp, v in views.items()}
 
 
@@ -64,9 +64,9 @@ def test_what_other_processes_find_is_what_one_finds(
     assert len(views) == PARTITIONS_EACH + 1
     monkeypatch.setattr(archive_reading, "ALONE_S", 0.0)
     views_read = asyncio.run(read_elsewhere(options_of(archive), list(views)))
-    assert said(views_read) == said(views)
+    assert described(views_read) == described(views)
     again = views_of(options_of(archive))
-    assert said(again) == said(views)
+    assert described(again) == described(views)
 
 
 def test_an_error_of_theirs_is_raised_here(
@@ -88,4 +88,4 @@ def test_processes_that_do_not_start_cost_time_alone(
     monkeypatch.setattr(archive_reading, "ALONE_S", 0.0)
     monkeypatch.setattr(planning_processes.sys, "executable", "/bin/false")
     again = views_of(options_of(archive))
-    assert said(again) == said(views)
+    assert described(again) == described(views)

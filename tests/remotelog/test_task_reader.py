@@ -437,13 +437,13 @@ def withheld(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     """Reads of one object fail as those of a store that does not give it out."""
     begin = task_reader._TaskReading._begin
 
-    def asked(reading: Any, what: str, read_object: Any) -> Any:
+    def begin_or_refuse(reading: Any, what: str, read_object: Any) -> Any:
         async def refused() -> bytes:
             raise ObjectNotReadable("GLACIER: restore it")
 
         return begin(reading, what, refused if key in what else read_object)
 
-    monkeypatch.setattr(task_reader._TaskReading, "_begin", asked)
+    monkeypatch.setattr(task_reader._TaskReading, "_begin", begin_or_refuse)
 
 
 def test_what_skip_leaves_out_is_what_verify_calls_damaged(tmp_path: Path) -> None:
@@ -540,11 +540,11 @@ def test_a_range_of_a_large_batch_is_alone_and_free_before_its_rows_are_used(
     contents: list[weakref.ref[Any]] = []
     fetch = RemoteStorageManager.fetch_log_segment
 
-    class Kept(bytearray):
+    class TrackedBytes(bytearray):
         """Bytes have no weak references."""
 
     async def watched(*arguments: Any) -> bytearray:
-        content = Kept(await fetch(*arguments))
+        content = TrackedBytes(await fetch(*arguments))
         contents.append(weakref.ref(content))
         return content
 
@@ -575,7 +575,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
 ) -> None:
     failing = FailingReads(monkeypatch, failures=3)
     assert offsets_read(archive) == list(range(300))
-    assert failing.left == 0
+    assert failing.failures_left == 0
 
 
 def test_a_store_that_goes_on_failing_ends_the_task_by_name(
@@ -590,13 +590,13 @@ def test_a_store_that_goes_on_failing_ends_the_task_by_name(
 
 class FailingReads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
-        self.left = failures
+        self.failures_left = failures
         read_object = task_reader._TaskReading._begin
 
         def begin(reading: Any, what: str, ask: Any) -> Any:
             async def failing() -> bytes:
-                if self.left:
-                    self.left -= 1
+                if self.failures_left:
+                    self.failures_left -= 1
                     raise StorageUnavailable("out of order")
                 content: bytes = await ask()
                 return content

@@ -28,7 +28,7 @@ S3_SECRET = "pl4nted-s3-secret-key"
 
 
 @pytest.fixture
-def told(
+def proxy(
     secured: SecuredKafka,
     secured_store: str,
     authority: Authority,
@@ -61,7 +61,7 @@ def ask(proxy: ProxyProcess, tmp_path: Path, *command: str) -> Any:
 
 
 def test_users_and_groups_of_real_clients_and_a_bundle_without_secrets(
-    told: ProxyProcess, open_topic: TopicData, tmp_path: Path
+    proxy: ProxyProcess, open_topic: TopicData, tmp_path: Path
 ) -> None:
     ends = {0: len(open_topic.written[0])}
     client_config = {
@@ -70,7 +70,7 @@ def test_users_and_groups_of_real_clients_and_a_bundle_without_secrets(
         "auto.offset.reset": "earliest",
     }
     consumer = Consumer(
-        {"bootstrap.servers": told.bootstrap, **confluent_login("alice", "PLAIN"), **client_config}
+        {"bootstrap.servers": proxy.bootstrap, **confluent_login("alice", "PLAIN"), **client_config}
     )
     consumer.subscribe([open_topic.topic])
     values = []
@@ -81,11 +81,11 @@ def test_users_and_groups_of_real_clients_and_a_bundle_without_secrets(
     consumer.commit(asynchronous=False)
     run_tool(
         "org.apache.kafka.tools.consumer.ConsoleConsumer",
-        *("--bootstrap-server", told.bootstrap, "--topic", open_topic.topic, "--group", "audit"),
+        *("--bootstrap-server", proxy.bootstrap, "--topic", open_topic.topic, "--group", "audit"),
         *("--from-beginning", "--max-messages", str(ends[0]), "--timeout-ms", "60000"),
         *java_login("alice", "SCRAM-SHA-512"),
     )
-    readers = ask(told, tmp_path, "top")
+    readers = ask(proxy, tmp_path, "top")
     of_group = {row["group"]: row for row in readers if row["user"] == "alice"}
     billing, audit = of_group["billing"], of_group["audit"]
     assert billing["client_id"] == "billing-app"
@@ -95,9 +95,9 @@ def test_users_and_groups_of_real_clients_and_a_bundle_without_secrets(
     assert billing["served_bytes"] > 0
     assert audit["served_bytes"] > 0
     assert audit["store_bytes"] == 0  # the first that asked has paid
-    listed = ask(told, tmp_path, "groups", "list")
+    listed = ask(proxy, tmp_path, "groups", "list")
     assert "billing" in [row["group"] for row in listed]
-    bundled(told, open_topic, tmp_path, {value for value in values if len(value) > 8})
+    bundled(proxy, open_topic, tmp_path, {value for value in values if len(value) > 8})
     consumer.close()
 
 

@@ -210,7 +210,7 @@ async def test_a_token_endpoint_is_asked_once_per_token(secured: SecuredKafka, s
             for _ in range(3):
                 assert TOPIC in await names(cluster)
                 cluster._connections.retain(())  # the next request opens a connection anew
-        assert server.asked == 1
+        assert server.requests == 1
         assert server.scopes == ["kafka"]
 
 
@@ -231,10 +231,10 @@ async def test_an_expiring_token_is_fetched_again_and_an_outage_only_hurts_at_it
 
             await names_after(0)
             await names_after(2800)
-            assert server.asked == 1
+            assert server.requests == 1
             server.status = 503
             assert TOPIC in await names_after(3000)  # after 0.8 of the token's life it is asked
-            assert server.asked == 2
+            assert server.requests == 2
             with pytest.raises(ClusterUnavailable, match="status 503"):
                 await names_after(3700)
             server.status = 200

@@ -229,7 +229,7 @@ async def test_a_token_endpoint_that_refuses(
                 *("--topics", "sec-never", "--set", "log.level=debug", *sets),
             ],
         )
-    assert server.asked > 0
+    assert server.requests > 0
     assert status == 2
     assert "status 401 (invalid_client) for client 'proxy'" in output
     assert_clean(output, PLANTED, f"proxy:{PLANTED}")

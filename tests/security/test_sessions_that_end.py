@@ -124,7 +124,7 @@ def test_java_reads_archive_and_tail_over_several_sessions(
     assert "WARN" not in done.stderr.replace("deprecated", ""), done.stderr
 
 
-def asked(topic: str, topic_id: object, offsets: dict[int, int], wait_ms: int, session):
+def session_fetch(topic: str, topic_id: object, offsets: dict[int, int], wait_ms: int, session):
     request = FetchRequest[13]()
     request.replica_id, request.max_wait_ms, request.min_bytes = -1, wait_ms, 1
     request.max_bytes, request.isolation_level = 1 << 20, 0
@@ -158,15 +158,15 @@ def test_a_renewal_among_parked_polls_disturbs_no_fetch_session(
     data, quiet = two_tiers
     with SaslConnection(short_proxy.bootstrap, "alice") as alice:
         ids = {name: alice.topic_id(name) for name in (data.topic, quiet)}
-        full = asked(data.topic, ids[data.topic], {0: 0}, 500, (0, 0))
-        full.topics += asked(quiet, ids[quiet], {0: 0}, 500, (0, 0)).topics
+        full = session_fetch(data.topic, ids[data.topic], {0: 0}, 500, (0, 0))
+        full.topics += session_fetch(quiet, ids[quiet], {0: 0}, 500, (0, 0)).topics
         session = alice.ask(full, FetchResponse, 13).session_id
         assert session
         offset, epoch, logins, begun = 0, 1, 0, time.monotonic()
         renewed_at = begun
         served_after_login = 0
         while time.monotonic() - begun < READ_S:
-            more = asked(data.topic, ids[data.topic], {0: offset}, 500, (session, epoch))
+            more = session_fetch(data.topic, ids[data.topic], {0: offset}, 500, (session, epoch))
             response = alice.ask(more, FetchResponse, 13)
             assert response.error_code == 0
             assert response.session_id == session

@@ -57,7 +57,7 @@ def test_who_this_process_is() -> None:
     assert own_principal(named) == "User:archiver"
 
 
-async def told(bootstrap: str, name: str, more: Mapping[str, object]) -> list[Any]:
+async def events_logged(bootstrap: str, name: str, more: Mapping[str, object]) -> list[Any]:
     """What is logged while the topic is opened, by the manager that a process has."""
     values = {
         "cluster.bootstrap": bootstrap,
@@ -92,14 +92,14 @@ async def test_others_who_may_write_are_named_once(secured: SecuredKafka) -> Non
     who = as_user("archiver", "SCRAM-SHA-256")
     secured.allow("archiver", name, "READ", "WRITE", "DESCRIBE_CONFIGS")
     secured.allow("proxy", name, "READ", "DESCRIBE_CONFIGS")
-    (unknown,) = await told(secured.sasl, name, who)
+    (unknown,) = await events_logged(secured.sasl, name, who)
     assert unknown["event"] == "metadata_topic_writers_not_known"
     assert unknown["log_level"] == "info"
     secured.allow("archiver", "kafka-cluster", "DESCRIBE", resource="BROKER")
     try:
-        assert await told(secured.sasl, name, who) == []
+        assert await events_logged(secured.sasl, name, who) == []
         secured.allow("mallory", name, "WRITE")
-        (warning,) = await told(secured.sasl, name, who)
+        (warning,) = await events_logged(secured.sasl, name, who)
         assert warning["event"] == "metadata_topic_open_to_others"
         assert warning["writers"] == ["User:mallory"]
         assert warning["log_level"] == "warning"
@@ -116,5 +116,5 @@ async def test_without_an_authorizer_anybody_may(
     kafka_server: KafkaServer, listen: str, level: str
 ) -> None:
     name = new_topic(kafka_server)
-    (line,) = await told(kafka_server.bootstrap, name, {"gateway.listen": listen})
+    (line,) = await events_logged(kafka_server.bootstrap, name, {"gateway.listen": listen})
     assert (line["event"], line["log_level"]) == ("metadata_topic_open_to_anybody", level)

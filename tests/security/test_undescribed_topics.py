@@ -89,8 +89,8 @@ def test_a_fetch_shows_the_brokers_log_start(
     ):
         topic_id = direct.topic_id(undescribed.topic) if version >= 13 else None
 
-        def shown(by: SaslConnection) -> int:
+        def log_start_shown(by: SaslConnection) -> int:
             return by.fetch(version, undescribed.topic, topic_id, LOG_START).log_start_offset
 
-        assert shown(direct) == LOG_START
-        wait_for("it to be looked up", lambda: shown(alice) == LOG_START)
+        assert log_start_shown(direct) == LOG_START
+        wait_for("it to be looked up", lambda: log_start_shown(alice) == LOG_START)

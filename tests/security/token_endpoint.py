@@ -19,7 +19,7 @@ class TokenEndpointServer:
         self._client = (client_id, secret)
         self.lifetime_s = 60.0
         self.status = 200
-        self.asked = 0
+        self.requests = 0
         self.elsewhere = 0
         self.scopes: list[str] = []
         self.url = ""
@@ -48,7 +48,7 @@ class TokenEndpointServer:
         return web.Response()
 
     async def _token(self, request: web.Request) -> web.Response:
-        self.asked += 1
+        self.requests += 1
         form = await request.post()
         kind, _, encoded = request.headers["Authorization"].partition(" ")
         pair = base64.b64decode(encoded).decode().split(":")

@@ -21,7 +21,7 @@ WARNING = "listens_on_all_addresses"
 ONE, OTHER = "127.0.0.1", "127.0.0.2"
 
 
-def told(bootstrap: str) -> dict[int, tuple[str, int]]:
+def addresses_told(bootstrap: str) -> dict[int, tuple[str, int]]:
     """The brokers as told over one connection; a real client would go on at the told address."""
     query = MetadataRequest[5]()
     query.topics, query.allow_auto_topic_creation = None, False
@@ -52,7 +52,7 @@ def test_each_client_is_told_the_address_that_it_has_reached(
     with OnAllAddresses(upstream, store, tmp_path, "0.0.0.0") as proxy:
         port = proxy.port if upstream is None else proxy.port + 2
         for host in (ONE, OTHER, ONE):
-            assert told(f"{host}:{proxy.port}") == {node: (host, port)}
+            assert addresses_told(f"{host}:{proxy.port}") == {node: (host, port)}
         (warning,) = proxy.logged(WARNING)
         assert warning["level"] == "warning"
         assert warning["host"] == "0.0.0.0"
@@ -66,7 +66,7 @@ def test_each_client_is_told_the_address_that_it_has_reached(
 
 def test_over_ipv6_too(upstream: str | None, store: str, tmp_path: Path) -> None:
     with OnAllAddresses(upstream, store, tmp_path, "[::]") as proxy:
-        ((host, _),) = told(f"::1:{proxy.port}").values()
+        ((host, _),) = addresses_told(f"::1:{proxy.port}").values()
         assert host == "::1"
         assert len(proxy.logged(WARNING)) == 1
 
@@ -77,7 +77,7 @@ def test_a_host_that_was_set_is_told_to_all_and_nothing_is_warned_of(
     settings = {"gateway.advertise_host": "[::1]"}
     with OnAllAddresses(upstream, store, tmp_path, "0.0.0.0", settings) as proxy:
         for host in (ONE, OTHER):
-            ((host_told, _),) = told(f"{host}:{proxy.port}").values()
+            ((host_told, _),) = addresses_told(f"{host}:{proxy.port}").values()
             assert host_told == "::1"
         assert not proxy.logged(WARNING)
 
@@ -87,7 +87,7 @@ def test_a_listener_on_one_address_warns_of_nothing(store: str, tmp_path: Path) 
         MockCluster() as cluster,
         ProxyProcess(cluster.bootstrap, store, tmp_path) as proxy,
     ):
-        (broker,) = told(proxy.bootstrap).items()
+        (broker,) = addresses_told(proxy.bootstrap).items()
         # This is next to the proxy's own port, unless another process has that port.
         (opened,) = proxy.logged("node_listener_opened")
         assert broker == (1, (ONE, opened["port"]))
@@ -101,7 +101,7 @@ def test_a_host_of_the_node_map_is_told_to_all(store: str, tmp_path: Path) -> No
             cluster.bootstrap, store, tmp_path, "0.0.0.0",
             {"gateway.node_map": f"1={node_port}/localhost:{node_port}"},
         ) as proxy:  # fmt: skip
-            assert told(f"{OTHER}:{proxy.port}") == {
+            assert addresses_told(f"{OTHER}:{proxy.port}") == {
                 1: ("localhost", node_port),
                 2: (OTHER, proxy.port + 3),
             }

@@ -36,14 +36,14 @@ def test_what_counts_is_the_chunk_behind_the_records_and_it_counts_once() -> Non
 def test_the_metrics_say_what_is_taken_now() -> None:
     budget = ResponseBudget(RESPONSE_MAX, TOTAL_MAX)
 
-    def shown() -> set[float | None]:
+    def bytes_shown() -> set[float | None]:
         part = {"part": "gateway.remote_answers_bytes_max"}
         memory = REGISTRY.get_sample_value("fetchproxy_memory_used_bytes", part)
         return {memory, REGISTRY.get_sample_value("fetchproxy_remote_answer_bytes")}
 
     with budget.taking([chunk()]):
-        assert shown() == {CHUNK}
-    assert shown() == {0}
+        assert bytes_shown() == {CHUNK}
+    assert bytes_shown() == {0}
 
 
 def test_answers_are_cut_to_what_is_left_and_single_batches_have_a_reserve() -> None:

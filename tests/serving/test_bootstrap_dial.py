@@ -38,7 +38,7 @@ class _Answering(asyncio.Protocol):
     """Answers everything with a few bytes and records what it was sent."""
 
     def __init__(self, requests: list[bytes], open_now: set[asyncio.Transport]) -> None:
-        self._asked, self._open = requests, open_now
+        self._requests, self._open = requests, open_now
         self._number = len(requests)
         requests.append(b"")
 
@@ -48,7 +48,7 @@ class _Answering(asyncio.Protocol):
         self._open.add(transport)
 
     def data_received(self, data: bytes) -> None:
-        self._asked[self._number] += data
+        self._requests[self._number] += data
         self._transport.write(b"\x00\x00\x00\x04answ")
 
     def connection_lost(self, exc: Exception | None) -> None:

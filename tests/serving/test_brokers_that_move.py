@@ -110,7 +110,7 @@ async def test_a_nodes_port_leads_to_its_broker_wherever_that_is(tmp_path: Path)
         now = after
         async with serving(after):
             await until(lambda: responded(port + 2))
-            assert 18 in after.asked
+            assert 18 in after.requests
 
 
 async def test_a_client_leaves_a_broker_that_took_another_ones_address(tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ async def test_a_client_leaves_a_broker_that_took_another_ones_address(tmp_path:
             async with asyncio.timeout(WAIT_MAX_S):
                 await reader.read(-1)
             writer.close()
-            second.asked.clear()
+            second.requests.clear()
             await until(lambda: responded(port + 2))
-            assert 18 in second.asked
+            assert 18 in second.requests
 
 
 async def test_new_clients_get_in_when_the_bootstrap_address_is_gone(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ def request(partitions: Mapping[PartitionKey, int], epoch: int = -1) -> FetchReq
 def fetch(partitions: Mapping[PartitionKey, int], epoch: int = -1, replica_id: int = -1) -> bytes:
     plain_request = request(partitions, epoch)._replace(replica_id=replica_id, rack=b"\x00\x00")
     return encode_fetch_request(
-        plain_request, partitions=plain_request.partitions, forgotten=(), session_id=0, session_epoch=epoch,
-        max_wait_ms=500, min_bytes=1, bytes_max=1_000,
+        plain_request, partitions=plain_request.partitions, forgotten=(),
+        session_id=0, session_epoch=epoch, max_wait_ms=500, min_bytes=1, bytes_max=1_000,
     )  # fmt: skip
 
 

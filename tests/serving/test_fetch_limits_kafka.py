@@ -188,7 +188,7 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
     slow = [SlowReader(proxy) for _ in range(3)]
     bytes_seen: list[float] = []
 
-    def held() -> float:
+    def bytes_held() -> float:
         bytes_seen.append(proxy.metric("fetchproxy_remote_answer_bytes"))
         return bytes_seen[-1]
 
@@ -197,11 +197,11 @@ def test_slow_readers_hold_bounded_bytes_and_are_closed(proxy: ProxyProcess) -> 
             fetch_all(reader)  # this fetch is caught
             fetch_all(reader)
             fetch_all(reader)
-        wait_for("slow clients", lambda: held() > RESPONSE_MAX - MiB)
+        wait_for("slow clients", lambda: bytes_held() > RESPONSE_MAX - MiB)
         with RawConnection(proxy.bootstrap) as well:  # others are served, if with less
             while not fetched_bytes(well):
-                held()
-        wait_for("their end", lambda: held() == 0)
+                bytes_held()
+        wait_for("their end", lambda: bytes_held() == 0)
         assert max(bytes_seen) <= TOTAL_MAX + 4 * MiB, "one batch each beyond the limit"
     finally:
         for reader in slow:

@@ -82,21 +82,21 @@ class ClientModel:
     def __init__(self) -> None:
         self.session_id, self.epoch = 0, 0
         self.partitions: dict[PartitionKey, int] = {}
-        self.sent: dict[PartitionKey, int] = {}
+        self.parts_sent: dict[PartitionKey, int] = {}
 
     def request(self, mode: str) -> FetchRequest:
         if mode == "sessionless":
             close, self.session_id, self.epoch = self.session_id, 0, 0
-            self.sent = {}
+            self.parts_sent = {}
             return asks(close, -1, self.partitions)
         if mode == "restart":  # as clients do after an error
             self.epoch = 0
         if self.epoch == 0:
-            self.sent = dict(self.partitions)
+            self.parts_sent = dict(self.partitions)
             return asks(self.session_id, 0, self.partitions)
-        changed = {k: o for k, o in self.partitions.items() if self.sent.get(k) != o}
-        gone = tuple(k for k in self.sent if k not in self.partitions)
-        self.sent = dict(self.partitions)
+        changed = {k: o for k, o in self.partitions.items() if self.parts_sent.get(k) != o}
+        gone = tuple(k for k in self.parts_sent if k not in self.partitions)
+        self.parts_sent = dict(self.partitions)
         return asks(self.session_id, self.epoch, changed, gone)
 
     def response(self, sessionless: bool, error: int, session_id: int) -> None:

@@ -38,18 +38,18 @@ class HalfClosed(RawConnection):
 
     def __init__(self, bootstrap: str, receive_bytes_max: int | None = None) -> None:
         super().__init__(bootstrap, receive_bytes_max)
-        self.sent: list[int] = []
+        self.correlation_ids: list[int] = []
 
     def ask(self, query: object, response: object, version: int) -> None:
         self._correlation += 1
         query.with_header(correlation_id=self._correlation, client_id="half")  # type: ignore[attr-defined]
         self.send(query.encode(header=True, framed=True))  # type: ignore[attr-defined]
-        self.sent.append(self._correlation)
+        self.correlation_ids.append(self._correlation)
 
     def api_versions(self) -> None:
         self._correlation += 1
         self.send(request(18, 0, correlation=self._correlation))
-        self.sent.append(self._correlation)
+        self.correlation_ids.append(self._correlation)
 
     def metadata(self) -> None:
         query = MetadataRequest[5]()
@@ -124,7 +124,7 @@ def test_every_request_is_answered_in_order_and_then_the_connection_ends(bootstr
             client.fetch_of(LIVE, 0)
         client.end()
         responses = client.responses()
-    assert correlations(responses) == client.sent
+    assert correlations(responses) == client.correlation_ids
     assert records_of(responses[2])
 
 
@@ -147,7 +147,7 @@ def test_an_archived_fetch_is_answered_and_one_behind_it(proxy: ProxyProcess) ->
         client.metadata()
         client.end()
         responses = client.responses()
-    assert correlations(responses) == client.sent
+    assert correlations(responses) == client.correlation_ids
     assert records_of(responses[-2]) == expected
 
 
@@ -158,7 +158,7 @@ def test_what_is_left_of_large_answers_waits_for_a_slow_client(proxy: ProxyProce
         client.end()
         time.sleep(1.25)
         responses = client.responses()
-    assert correlations(responses) == client.sent
+    assert correlations(responses) == client.correlation_ids
     assert all(len(records_of(response)) > 500_000 for response in responses)
 
 
@@ -176,7 +176,7 @@ def test_a_request_that_was_cut_off_is_not_waited_for(bootstrap: str) -> None:
             client.send(request_bytes)
             client.end()
             began = time.monotonic()
-            assert correlations(client.responses()) == client.sent, name
+            assert correlations(client.responses()) == client.correlation_ids, name
             assert time.monotonic() - began < 20, name
 
 

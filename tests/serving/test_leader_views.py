@@ -41,14 +41,14 @@ def view(*segments: tuple[int, int, int]) -> PartitionView:
 
 
 class Archive(PartitionViews):
-    def __init__(self, shown: PartitionView) -> None:
-        self.shown = shown
+    def __init__(self, current_view: PartitionView) -> None:
+        self.current_view = current_view
 
     def view(self, tp: TopicIdPartition) -> PartitionView | None:
-        return self.shown
+        return self.current_view
 
     async def refresh(self, tp: TopicIdPartition, not_older_than: float) -> PartitionView:
-        return self.shown
+        return self.current_view
 
 
 class Leader(LeaderLog):
@@ -59,13 +59,13 @@ class Leader(LeaderLog):
         self.ends = ends
         self.failure: ClusterError | None = None
         self.log_start_epoch = 0
-        self.asked: list[int] = []
+        self.questions: list[int] = []
 
     def known_epoch(self, tp: TopicIdPartition) -> int:
         return self.known
 
     async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
-        self.asked.append(epoch)
+        self.questions.append(epoch)
         if self.failure is not None:
             raise self.failure
         end = self.ends[epoch]
@@ -103,12 +103,12 @@ async def test_while_the_leader_stays_it_is_asked_once_however_the_archive_grows
     assert end(views) == 100, "as the archive says, until somebody asks"
     assert await check(views)
     for grown in (view((0, 99, 1), (100, 149, 1)), view((0, 149, 1), (150, 199, 2))):
-        archive.shown = grown
+        archive.current_view = grown
         assert not views.wants_check(TP)
         assert await check(views)
         assert views.view(TP) is grown
         assert await views.refresh(TP, 0.0) is grown
-    assert leader.asked == [1]
+    assert leader.questions == [1]
 
 
 async def test_a_dead_lineage_is_hidden_until_the_archive_has_been_truncated() -> None:
@@ -126,11 +126,11 @@ async def test_a_dead_lineage_is_hidden_until_the_archive_has_been_truncated() -
     assert shown_view is not None
     assert shown_view.segments[-1].copied_end_offset == 199
     # First a copy of the dead log that finishes only now, then the archive after its truncation.
-    archive.shown = view((0, 99, 1), (100, 199, 1), (200, 299, 1))
+    archive.current_view = view((0, 99, 1), (100, 199, 1), (200, 299, 1))
     assert end(views) == 150
-    archive.shown = view((0, 99, 1), (100, 149, 1), (150, 180, 2))
+    archive.current_view = view((0, 99, 1), (100, 149, 1), (150, 180, 2))
     assert end(views) == 181
-    assert leader.asked == [1, 1, 1], "it is asked again when its log start is known"
+    assert leader.questions == [1, 1, 1], "it is asked again when its log start is known"
 
 
 async def test_a_new_leader_that_does_not_answer_is_waited_for() -> None:
@@ -165,7 +165,9 @@ async def test_an_epoch_that_the_archive_has_before_the_proxy_knows_it_is_asked_
     leader = Leader(2, {1: EpochEnd(1, 100)})
     views = over(archive, leader)
     assert await check(views)
-    archive.shown = view((0, 99, 1), (100, 120, 5))  # by an archiver that knew the epoch first
+    archive.current_view = view(
+        (0, 99, 1), (100, 120, 5)
+    )  # by an archiver that knew the epoch first
     assert end(views) == 100
     assert views.wants_check(TP)
     leader.epoch = leader.known = 5
@@ -186,14 +188,14 @@ async def test_where_nobody_can_tell_the_segment_with_the_place_is_hidden() -> N
 async def test_brokers_that_tell_no_epochs_are_believed() -> None:
     class Silent(Leader):
         async def epoch_end(self, tp: TopicIdPartition, epoch: int) -> tuple[int, EpochEnd] | None:
-            self.asked.append(epoch)
+            self.questions.append(epoch)
             return None
 
     leader = Silent(1, {})
     views = over(Archive(view((0, 99, 1))), leader)
     assert await check(views)
     assert await check(views)
-    assert (end(views), leader.asked) == (100, [1])
+    assert (end(views), leader.questions) == (100, [1])
 
 
 async def test_of_a_log_that_begins_again_the_whole_archive_is_shown() -> None:
@@ -203,7 +205,7 @@ async def test_of_a_log_that_begins_again_the_whole_archive_is_shown() -> None:
     views = over(archive, leader)
     assert await check(views)
     assert views.begins_again(TP)
-    assert views.view(TP) is archive.shown
+    assert views.view(TP) is archive.current_view
     leader.log_start_epoch = 1
     leader.known = leader.epoch = 5  # the old broker is back
     leader.ends = {2: EpochEnd(2, 150)}
@@ -230,4 +232,4 @@ async def test_a_partition_that_is_named_often_is_compared_once() -> None:
     leader = Leader(2, {1: EpochEnd(1, 150)})
     views = over(Archive(view((0, 99, 1))), leader)
     assert not await views.check([TP] * 1_000, asyncio.get_running_loop().time() + 5.0)
-    assert leader.asked == [1]
+    assert leader.questions == [1]

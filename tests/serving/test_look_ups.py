@@ -69,7 +69,7 @@ class FakeCluster:
     """
 
     def __init__(self) -> None:
-        self.asked: list[set[str]] = []
+        self.requests: list[set[str]] = []
         self.log_offsets_requests: list[int] = []
         self.log_offsets = LogOffsets(BROKER_START, 100, 100, 0)
         self.failure: ClusterError | None = None
@@ -91,7 +91,7 @@ class FakeCluster:
     async def topics_by_name(
         self, names: Collection[str], max_age_ms: int
     ) -> dict[str, TopicInfo | ClusterError]:
-        self.asked.append(set(names))
+        self.requests.append(set(names))
         if self.failure is not None:
             raise self.failure
         errors = {HIDDEN: 29, LOST: 3}
@@ -103,7 +103,7 @@ class FakeCluster:
         }
 
     def cached_topic_by_name(self, name: str) -> TopicInfo | None:
-        known = name in IDS and self.asked[1:]
+        known = name in IDS and self.requests[1:]
         return TopicInfo(IDS[name], name, False, self.leaders) if known else None
 
     def cached_log_offsets(self, tp: TopicIdPartition) -> LogOffsets | None:
@@ -376,7 +376,7 @@ async def test_the_store_hears_nothing_of_what_was_never_archived(timestamp: int
         partitions = {NEVER: range(600)}
         expected = every(NEVER, 600, 0, BROKER_START)
         assert await gate.list_offsets(partitions, timestamp) == expected
-        assert gate.cluster.asked == [{NEVER}]
+        assert gate.cluster.requests == [{NEVER}]
         gate.store.error = StorageUnavailable("the store is away")
         for gate.later_s in (60, 3_600):
             assert await gate.list_offsets(partitions, timestamp) == expected
@@ -414,7 +414,7 @@ async def test_what_begins_at_0_is_not_looked_at() -> None:
         for timestamp in (EARLIEST, 0, 5):
             offsets = await gate.list_offsets({ARCHIVED: range(3)}, timestamp, broker=0)
             assert offsets == every(ARCHIVED, 3, 0, 0)
-        assert gate.cluster.asked == []
+        assert gate.cluster.requests == []
         assert gate.store.calls == []
 
 
@@ -442,22 +442,28 @@ async def test_a_hidden_topic_passes_with_one_warning_and_an_unknown_one_does_no
 @pytest.mark.parametrize("partitions", [1, 8, 300])
 async def test_an_archived_topic_is_listed_once_for_all_who_ask(partitions: int) -> None:
     async with gateway(archived=partitions) as gate:
-        asked = {ARCHIVED: range(partitions)}
+        all_partitions = {ARCHIVED: range(partitions)}
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(gate.list_offsets(asked, EARLIEST)) for _ in range(3)]
+            asking = [
+                group.create_task(gate.list_offsets(all_partitions, EARLIEST)) for _ in range(3)
+            ]
         for task in asking:
             assert task.result() == every(ARCHIVED, partitions, 0, 0)
         # A few partitions are each listed separately, at the same time.
         assert gate.store.count("list") == (1 if partitions > 8 else partitions)
         gate.store.calls.clear()
-        assert await gate.list_offsets(asked, EARLIEST) == every(ARCHIVED, partitions, 0, 0)
-        assert await gate.list_offsets(asked, 5) == every(ARCHIVED, partitions, 0, 5)
-        tiered = await gate.list_offsets(asked, LATEST_TIERED, broker=-1)
+        assert await gate.list_offsets(all_partitions, EARLIEST) == every(
+            ARCHIVED, partitions, 0, 0
+        )
+        assert await gate.list_offsets(all_partitions, 5) == every(ARCHIVED, partitions, 0, 5)
+        tiered = await gate.list_offsets(all_partitions, LATEST_TIERED, broker=-1)
         assert tiered == every(ARCHIVED, partitions, 0, 69)
         assert gate.store.calls == []
         # The archive reaches the brokers' responses by time, so no log offsets are needed.
         assert gate.cluster.log_offsets_requests.count(partitions) == 1
-        ahead = await gate.list_offsets(asked, LATEST_TIERED, broker=70)  # a tier of the broker's
+        ahead = await gate.list_offsets(
+            all_partitions, LATEST_TIERED, broker=70
+        )  # a tier of the broker's
         assert ahead == every(ARCHIVED, partitions, 0, 70)
 
 
@@ -493,7 +499,7 @@ async def test_topics_are_told_apart_in_one_answer() -> None:
             **every(NEVER, 10, 0, BROKER_START),
             (HIDDEN, 3): (0, BROKER_START),
         }
-        assert gate.cluster.asked == [{ARCHIVED, NEVER, HIDDEN}]
+        assert gate.cluster.requests == [{ARCHIVED, NEVER, HIDDEN}]
         # The second listing is for partitions without archived data, which must be checked now.
         assert gate.store.count("list") <= 2
 
@@ -651,7 +657,7 @@ async def test_epochs_of_many_take_one_listing_and_no_error_comes_of_an_outage()
         end_offsets = await gate.end_of_epoch(partitions, 0)
         assert end_offsets == {**every(ARCHIVED, 50, 0, 40), **every(NEVER, 5, 0, 70)}
         assert gate.store.count("list") == 1
-        assert gate.cluster.asked == [{ARCHIVED, NEVER}]
+        assert gate.cluster.requests == [{ARCHIVED, NEVER}]
         gate.store.error = StorageUnavailable("the store is away")
         assert await gate.end_of_epoch(partitions, 0) == end_offsets
         gate.cluster.failure = ClusterUnavailable("no broker is known")

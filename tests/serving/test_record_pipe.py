@@ -75,10 +75,10 @@ def test_every_byte_once_whether_the_client_takes_it_or_not(
     rng = Random(1)
     content = rng.randbytes(16 << 20)  # the client refuses about every 0.7 MiB
     source, target = TransportSocket(broker[1]), TransportSocket(client[0])
-    sent = taken = refused = 0
-    waiting, seen = b"", b""
-    while len(seen) < len(content):
-        sent += send(broker[0], content[sent : sent + 300_000])
+    bytes_sent = taken = refused = 0
+    waiting, bytes_received = b"", b""
+    while len(bytes_received) < len(content):
+        bytes_sent += send(broker[0], content[bytes_sent : bytes_sent + 300_000])
         if waiting:
             waiting = waiting[send(client[0], waiting) :]
         else:
@@ -87,8 +87,8 @@ def test_every_byte_once_whether_the_client_takes_it_or_not(
             refused += bool(moved.not_sent)
             waiting = bytes(moved.not_sent)
         if rng.random() < 0.7:
-            seen += received(client[1])
-    assert seen == content
+            bytes_received += received(client[1])
+    assert bytes_received == content
     assert refused > 10, "the client has taken everything at once"
 
 

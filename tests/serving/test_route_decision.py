@@ -164,7 +164,7 @@ def tps_of(plan: FetchPlan) -> dict[PartitionKey, TopicIdPartition]:
     return {key: view.tp for key, view in plan.remote.items()}
 
 
-def asked(offset: int) -> dict[PartitionKey, FetchEntry]:
+def entries_at(offset: int) -> dict[PartitionKey, FetchEntry]:
     return {KEY: entry(0, offset)}
 
 
@@ -181,35 +181,35 @@ def test_a_partition_is_withheld_while_it_is_judged_and_only_at_that_offset() ->
     table = RouteTable(permit_ttl_s=60)
     table.catch(KEY, 7, 0.0)
     known = Known(None, None).knowledge()
-    assert at_once(table.plan_in_steps(asked(7), 1.0, known)).undecided == {KEY}
-    assert not at_once(table.plan_in_steps(asked(8), 1.0, known)).kept_from_broker
+    assert at_once(table.plan_in_steps(entries_at(7), 1.0, known)).undecided == {KEY}
+    assert not at_once(table.plan_in_steps(entries_at(8), 1.0, known)).kept_from_broker
 
 
 def test_a_reader_of_the_archive_crosses_to_the_broker_at_its_log_start() -> None:
     table = caught(7, Route.REMOTE)
     known = Known(view((0, 600)), LOG_OFFSETS).knowledge()
-    assert tps_of(at_once(table.plan_in_steps(asked(499), 1.0, known))) == {KEY: TP}
-    assert not at_once(table.plan_in_steps(asked(500), 1.0, known)).kept_from_broker
+    assert tps_of(at_once(table.plan_in_steps(entries_at(499), 1.0, known))) == {KEY: TP}
+    assert not at_once(table.plan_in_steps(entries_at(500), 1.0, known)).kept_from_broker
 
 
 def test_a_permit_runs_out_and_the_next_catch_renews_it_without_a_judgement() -> None:
     table = caught(7, Route.REMOTE)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
-    assert at_once(table.plan_in_steps(asked(20), 59.0, known)).remote
-    assert not at_once(table.plan_in_steps(asked(30), 61.0, known)).kept_from_broker, (
+    assert at_once(table.plan_in_steps(entries_at(20), 59.0, known)).remote
+    assert not at_once(table.plan_in_steps(entries_at(30), 61.0, known)).kept_from_broker, (
         "one fetch must pass for a new permit"
     )
     route = table.catch(KEY, 30, 61.0)
     assert route is not None
     assert route.decision is not None
-    assert tps_of(at_once(table.plan_in_steps(asked(30), 62.0, known))) == {KEY: TP}
+    assert tps_of(at_once(table.plan_in_steps(entries_at(30), 62.0, known))) == {KEY: TP}
 
 
 def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
     table = caught(7, Route.REMOTE)
     known = Known(view((0, 499)), LOG_OFFSETS).knowledge()
     other = (b"t", 5)
-    both = {**asked(7), other: entry(5, 3)}
+    both = {**entries_at(7), other: entry(5, 3)}
     assert set(at_once(table.plan_in_steps(both, 1.0, known)).remote) == {KEY, other}
     assert set(at_once(table.plan_in_steps(both, 61.0, known)).remote) == set()
 
@@ -217,7 +217,7 @@ def test_other_partitions_of_a_permitted_topic_need_no_catch() -> None:
 def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
     table = caught(7, Route.RELAY_ERROR)
     known = Known(view(), LOG_OFFSETS).knowledge()
-    assert not at_once(table.plan_in_steps(asked(7), 0.1, known)).kept_from_broker
+    assert not at_once(table.plan_in_steps(entries_at(7), 0.1, known)).kept_from_broker
     assert table.catch(KEY, 7, 0.2) is None
     assert table.catch(KEY, 7, 0.3) is not None, "the next one is judged anew"
 
@@ -226,9 +226,9 @@ def test_an_error_that_was_judged_true_is_passed_on_once() -> None:
 def test_what_the_broker_cannot_answer_is_not_asked_of_it(outcome: Route) -> None:
     table = caught(7, outcome)
     known = Known(view(), None).knowledge()
-    assert at_once(table.plan_in_steps(asked(7), 0.4, known)).undecided == {KEY}
-    assert at_once(table.plan_in_steps(asked(7), 59.0, known)).undecided == {KEY}
-    assert not at_once(table.plan_in_steps(asked(8), 0.4, known)).kept_from_broker, (
+    assert at_once(table.plan_in_steps(entries_at(7), 0.4, known)).undecided == {KEY}
+    assert at_once(table.plan_in_steps(entries_at(7), 59.0, known)).undecided == {KEY}
+    assert not at_once(table.plan_in_steps(entries_at(8), 0.4, known)).kept_from_broker, (
         "the client has gone elsewhere"
     )
 
@@ -239,10 +239,10 @@ def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> 
     assert route is not None
     route.decision = RouteDecision(Route.LOST, TP, forward_to=500)
     known = Known(view((0, 399)), LOG_OFFSETS).knowledge()
-    plan = at_once(table.plan_in_steps(asked(450), 0.1, known))
+    plan = at_once(table.plan_in_steps(entries_at(450), 0.1, known))
     assert (plan.broker_offsets, plan.kept_from_broker) == ({KEY: 500}, frozenset())
     assert not table.skipped_ranges, "it has nothing yet"
-    assert not at_once(table.plan_in_steps(asked(520), 0.2, known)).broker_offsets
+    assert not at_once(table.plan_in_steps(entries_at(520), 0.2, known)).broker_offsets
     assert table.skipped_ranges == [(TP, 450, 499)]
     assert not table.routes
 
@@ -250,7 +250,7 @@ def test_behind_lost_offsets_the_broker_is_asked_and_the_skip_is_told_once() -> 
 def test_what_the_broker_has_again_is_its_to_answer_at_once() -> None:
     table = caught(7, Route.LOCAL)
     known = Known(view(), None).knowledge()
-    assert not at_once(table.plan_in_steps(asked(7), 0.1, known)).kept_from_broker
+    assert not at_once(table.plan_in_steps(entries_at(7), 0.1, known)).kept_from_broker
 
 
 def test_what_the_client_was_told_is_judged_anew_when_it_asks_again() -> None:

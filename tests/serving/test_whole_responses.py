@@ -94,7 +94,7 @@ class Fetches:
     """The conversation, as far as a response knows it; `asked` lists the calls to it."""
 
     def __init__(self, requests: list[str], clients_session: int = CLIENTS_SESSION) -> None:
-        self.asked = requests
+        self.requests = requests
         self.clients_session = clients_session
         self.throttle_time_ms = 0
         self.mirror = self
@@ -102,27 +102,27 @@ class Fetches:
 
     def on_ok_response(self, session_id: int) -> int:
         assert session_id == BROKERS_SESSION
-        self.asked.append("plain")
+        self.requests.append("plain")
         return self.clients_session
 
     def on_head(self, request: fr.FetchRequest, head: fr.FetchResponseHead) -> fr.HeadPatch:
-        self.asked.append("head")
+        self.requests.append("head")
         return fr.HeadPatch(head.correlation_id, CLIENTS_SESSION)
 
     def on_partition_error(
         self, topic: TopicRef, partition: int, code: int
     ) -> fr.PartitionPatch | None:
-        self.asked.append(f"error {code}")
+        self.requests.append(f"error {code}")
         return fr.PartitionPatch(5, 5, 5)
 
     def serve_instead(self, fetch: RelayedFetch) -> bool:
         return False
 
     def passed(self, fetch: RelayedFetch) -> None:
-        self.asked.append("done")
+        self.requests.append("done")
 
     def poll_arrived(self) -> None:
-        self.asked.append("arrived")
+        self.requests.append("arrived")
 
 
 class Conversation:

@@ -123,8 +123,8 @@ def produce_transactions(bootstrap: str, data: TopicData, transactions: int, rec
 def trim(bootstrap: str, topic: str, offsets: Mapping[int, int]) -> None:
     """DeleteRecords at the broker itself: it deletes everything below `offsets`."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    wanted = [TopicPartition(topic, p, offset) for p, offset in offsets.items()]
-    for done in admin.delete_records(wanted, request_timeout=30).values():
+    targets = [TopicPartition(topic, p, offset) for p, offset in offsets.items()]
+    for done in admin.delete_records(targets, request_timeout=30).values():
         done.result()
 
 

@@ -55,7 +55,7 @@ class World:
 
     logs: list[SimulatedLog]
     cluster: SimulatedCluster
-    own: Cluster
+    client_cluster: Cluster
     store: ObjectStore
     storage: RemoteStorage
     rlmm: StoreBackedRemoteLogMetadataManager
@@ -93,8 +93,8 @@ class World:
                                              **changes}
         )  # fmt: skip
         return {
-            "config": config, "limits": limits, "cluster": self.own, "storage": self.storage,
-            "rlmm": self.rlmm, "wall_clock_ms": wall_clock_ms,
+            "config": config, "limits": limits, "cluster": self.client_cluster,
+            "storage": self.storage, "rlmm": self.rlmm, "wall_clock_ms": wall_clock_ms,
             "uuid_factory": lambda: random_uuid(self.ids),
         }  # fmt: skip
 
@@ -102,7 +102,7 @@ class World:
         now = asyncio.get_running_loop().time()
         return (await self.rlmm.refresh(self.logs[partition].tp, now)).log_end_offset
 
-    async def found(self, partition: int) -> list[Condition]:
+    async def conditions_of(self, partition: int) -> list[Condition]:
         """What every process finds in the archive itself."""
         await asyncio.sleep(1)  # a look at this very moment would not be repeated
         return await partition_health(self.storage.objects, self.rlmm, self.logs[partition].tp)

@@ -69,7 +69,9 @@ Key = tuple[str | UUID, int]
 class FetchSession:
     epoch: int  # the next request must carry this one
     partitions: dict[Key, Partition]
-    shown: dict[Key, tuple[int, int]] = field(default_factory=dict)  # high watermark, log start
+    log_ends_sent: dict[Key, tuple[int, int]] = field(
+        default_factory=dict
+    )  # high watermark, log start
 
 
 class SimulatedCluster:
@@ -325,11 +327,11 @@ class BrokerNode:
 
     # -- fetch -----------------------------------------------------------------------------------
     async def _fetch(self, request: Any, version: int) -> Any:
-        asked = _keyed(request.topics, version)
-        error, session_id, session, incremental = self._context(request, asked, version)
+        partitions_asked = _keyed(request.topics, version)
+        error, session_id, session, incremental = self._context(request, partitions_asked, version)
         if error:
             return FetchResponse(throttle_time_ms=0, error_code=error, session_id=0, responses=[])
-        partitions = session.partitions if session is not None else asked
+        partitions = session.partitions if session is not None else partitions_asked
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.max_wait_ms / 1000
         while True:
@@ -376,7 +378,7 @@ class BrokerNode:
             name = topic.topic_id if version >= 13 else topic.topic
             for partition in topic.partitions:
                 known.partitions.pop((name, partition), None)
-                known.shown.pop((name, partition), None)
+                known.log_ends_sent.pop((name, partition), None)
         if not known.partitions:
             del self.sessions[session_id]
             return 0, 0, FetchSession(0, {}), False
@@ -415,9 +417,9 @@ class BrokerNode:
             if log is not None and not log_read.error_code:
                 edges = (log.high_watermark, log.start_offset)
             news = log_read.records or log_read.error_code or not incremental
-            if news or session.shown.get(key) != edges:
+            if news or session.log_ends_sent.get(key) != edges:
                 reads_kept[key] = log_read
-            session.shown[key] = edges
+            session.log_ends_sent[key] = edges
             if log_read.records:
                 session.partitions[key] = session.partitions.pop(key)
         return reads_kept

@@ -14,7 +14,7 @@ from client_connection import (
     FETCH_RESPONSE,
     ClientConnection,
     ClientFetchSession,
-    Wanted,
+    FetchEntry,
     metadata_request,
 )
 from faulty_store import NO_FAULTS, Faults, FaultyObjectStore
@@ -189,7 +189,7 @@ class PlainReader:
         while now() < until and not self._done(ends):
             turn += 1
             order = [*self.tps[turn % len(self.tps) :], *self.tps[: turn % len(self.tps)]]
-            entries = {tp: Wanted(self.positions[tp], self.partition_bytes) for tp in order}
+            entries = {tp: FetchEntry(self.positions[tp], self.partition_bytes) for tp in order}
             limits = {
                 "max_wait_ms": self.wait_ms,
                 "min_bytes": 1,

@@ -28,7 +28,7 @@ class Responded:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _OpenRequest:
     correlation_id: int
     kind: Any
     version: int
@@ -39,7 +39,7 @@ class _Asked:
 class ClientConnection(asyncio.Protocol):
     def __init__(self, name: str) -> None:
         self.name = name
-        self._asked: deque[_Asked] = deque()
+        self._unanswered: deque[_OpenRequest] = deque()
         self._received = bytearray()
         self._correlation_id = 0
         self._transport: asyncio.Transport | None = None
@@ -66,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._lost.set()
-        for request in self._asked:
+        for request in self._unanswered:
             if not request.response.done():
                 request.response.set_exception(ConnectionResetError(f"{self.name}: {exc}"))
                 request.response.exception()  # mark as retrieved: some askers have left
@@ -78,7 +78,7 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def unanswered(self) -> int:
-        return len(self._asked)
+        return len(self._unanswered)
 
     def ask(self, request: Any, kind: Any, version: int) -> asyncio.Future[Responded]:
         """Raise ConnectionResetError if the connection is lost."""
@@ -89,7 +89,9 @@ class ClientConnection(asyncio.Protocol):
         request.with_header(correlation_id=self._correlation_id, client_id=self.name)
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Responded] = loop.create_future()
-        self._asked.append(_Asked(self._correlation_id, kind, version, loop.time(), response))
+        self._unanswered.append(
+            _OpenRequest(self._correlation_id, kind, version, loop.time(), response)
+        )
         self._transport.write(request.encode(header=True, framed=True))
         return response
 
@@ -114,8 +116,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _take(self, frame: bytes) -> None:
-        assert self._asked, f"{self.name}: an answer to no request"
-        request = self._asked.popleft()
+        assert self._unanswered, f"{self.name}: an answer to no request"
+        request = self._unanswered.popleft()
         message = request.kind.decode(frame, version=request.version, header=True)
         assert message.header.correlation_id == request.correlation_id, (
             f"{self.name}: answer {message.header.correlation_id} where "
@@ -130,7 +132,7 @@ class ClientConnection(asyncio.Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FetchEntry:
     offset: int
     bytes_max: int
 
@@ -141,20 +143,20 @@ class ClientFetchSession:
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
         self._id, self._epoch = 0, 0 if enabled else -1
-        self._told: dict[TopicIdPartition, Wanted] = {}
+        self._entries_in_session: dict[TopicIdPartition, FetchEntry] = {}
         self.lost_by_error = 0
 
     def request(
-        self, entries: dict[TopicIdPartition, Wanted], version: int, limits: dict[str, int]
+        self, entries: dict[TopicIdPartition, FetchEntry], version: int, limits: dict[str, int]
     ) -> tuple[Any, bool]:
         """(the request, whether it is incremental)."""
         incremental = self._epoch > 0
         if incremental:
-            changed = {tp: w for tp, w in entries.items() if self._told.get(tp) != w}
-            forgotten = [tp for tp in self._told if tp not in entries]
+            changed = {tp: w for tp, w in entries.items() if self._entries_in_session.get(tp) != w}
+            forgotten = [tp for tp in self._entries_in_session if tp not in entries]
         else:
             changed, forgotten = entries, []
-        self._told = dict(entries)
+        self._entries_in_session = dict(entries)
         request = FetchRequest(
             replica_id=-1,
             session_id=self._id,
@@ -186,17 +188,17 @@ class ClientFetchSession:
             self._epoch = 0
 
 
-def _topics(entries: dict[TopicIdPartition, Wanted], version: int) -> list[Any]:
+def _topics(entries: dict[TopicIdPartition, FetchEntry], version: int) -> list[Any]:
     of_topic = FetchRequest.FetchTopic
     topics: list[Any] = []
-    for tp, asked in entries.items():
+    for tp, fetch_entry in entries.items():
         entry = of_topic.FetchPartition(
             partition=tp.partition,
             current_leader_epoch=-1,
-            fetch_offset=asked.offset,
+            fetch_offset=fetch_entry.offset,
             last_fetched_epoch=-1,
             log_start_offset=-1,
-            partition_max_bytes=asked.bytes_max,
+            partition_max_bytes=fetch_entry.bytes_max,
         )
         if not topics or topics[-1].topic_id != tp.topic_id:
             topics.append(of_topic(topic=tp.topic, topic_id=tp.topic_id, partitions=[]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from client_connection import ClientFetchSession, Responded, Wanted
+from client_connection import ClientFetchSession, FetchEntry, Responded
 from fetchproxy_protocol.record_batch import check_crc, walk
 
 from fetchproxy.model import TopicIdPartition
@@ -29,7 +29,7 @@ PASSED_OVER_MAX = 10
 @dataclass(slots=True)
 class FetchCheck:
     consumer: SimulatedConsumer
-    wanted: dict[TopicIdPartition, Wanted]
+    entries: dict[TopicIdPartition, FetchEntry]
     tail: set[TopicIdPartition]  # at the time of the request
     responded: Responded
     incremental: bool
@@ -51,7 +51,7 @@ class FetchCheck:
         summary = []
         for tp, part in parts.items():
             size = len(part.records or b"")
-            summary.append((tp.topic, tp.partition, self.wanted[tp].offset, size))
+            summary.append((tp.topic, tp.partition, self.entries[tp].offset, size))
             self.empty = self.empty and not part.error_code and not size
             if tp in consumer.above:
                 self._check_above_the_end(tp, part)
@@ -63,14 +63,14 @@ class FetchCheck:
         self._check_size(parts)
         self._check_not_in_a_loop(self.incremental and bool(parts))
         self._check_fair(parts)
-        for tp in self.wanted:
+        for tp in self.entries:
             part = parts.get(tp)
             self._check_tail(tp, part is not None and bool(part.records))
 
     def _named(self, response: Any) -> dict[TopicIdPartition, Any]:
         """Each partition once; all requested partitions, unless the response is incremental."""
         by_id = self.consumer.habits.version >= 13
-        known = {(t.topic_id if by_id else t.topic, t.partition): t for t in self.wanted}
+        known = {(t.topic_id if by_id else t.topic, t.partition): t for t in self.entries}
         parts: dict[TopicIdPartition, Any] = {}
         for topic in response.responses:
             for part in topic.partitions:
@@ -81,7 +81,7 @@ class FetchCheck:
         if not self.incremental:
             listed = [topic.topic_id if by_id else topic.topic for topic in response.responses]
             assert len(listed) == len(set(listed)), "a topic has two entries"
-            missing = [str(tp) for tp in self.wanted if tp not in parts]
+            missing = [str(tp) for tp in self.entries if tp not in parts]
             assert not missing, f"not answered: {missing}"
         return parts
 
@@ -115,7 +115,7 @@ class FetchCheck:
         served = [tp for tp, part in parts.items() if part.records]
         archived = {
             tp
-            for tp, entry in self.wanted.items()
+            for tp, entry in self.entries.items()
             if entry.offset < min(world.archived_end[tp], world.log_of(tp).start_offset)
         }
         # A partition that is not judged yet may still wait for a metadata read that hung earlier.
@@ -126,7 +126,7 @@ class FetchCheck:
         skipped_records.update(archived.difference(served))
         for tp in {*served, *(tp for tp in skipped_records if tp not in archived)}:
             skipped_records.pop(tp, None)
-        turns_max = PASSED_OVER_MAX * len(self.wanted)
+        turns_max = PASSED_OVER_MAX * len(self.entries)
         for tp, turns in skipped_records.items():
             assert turns <= turns_max, f"{consumer.name}: {tp} was passed over {turns} times"
 
@@ -141,7 +141,7 @@ class FetchCheck:
     def _check_tail(self, tp: TopicIdPartition, has_data: bool) -> None:
         consumer, responded = self.consumer, self.responded
         log = consumer.world.log_of(tp)
-        offset = self.wanted[tp].offset
+        offset = self.entries[tp].offset
         if tp not in self.tail or log.start_offset > offset:
             consumer.starving_since.pop(tp, None)
             return
@@ -174,7 +174,7 @@ class FetchCheck:
 
     def _check_error(self, tp: TopicIdPartition, part: Any) -> None:
         consumer, now = self.consumer, self.responded.at
-        world, offset = consumer.world, self.wanted[tp].offset
+        world, offset = consumer.world, self.entries[tp].offset
         where = f"{consumer.name}: {tp} at {offset}: error {part.error_code}"
         assert part.error_code == KAFKA_STORAGE_ERROR, where
         world.storage_errors += 1
@@ -192,7 +192,7 @@ class FetchCheck:
         consumer = self.consumer
         log = consumer.world.log_of(tp)
         records = part.records or b""
-        offset_asked = self.wanted[tp].offset
+        offset_asked = self.entries[tp].offset
         index = log.index_of(offset_asked)
         first = index
         for header in walk(records):
@@ -237,7 +237,7 @@ class FetchCheck:
         needed &= {
             (a.producer_id, a.first_offset)
             for a in log.aborted
-            if a.marker_offset >= self.wanted[tp].offset
+            if a.marker_offset >= self.entries[tp].offset
         }
         assert needed <= listed, f"{tp}: aborted transactions {needed - listed} are not listed"
         known = {(a.producer_id, a.first_offset) for a in log.aborted}
@@ -248,7 +248,7 @@ class FetchCheck:
         habits = self.consumer.habits
         largest = max(
             len(batch.content)
-            for tp in self.wanted
+            for tp in self.entries
             for batch in self.consumer.world.log_of(tp).batches
         )
         total = sum(len(part.records or b"") for part in parts.values())

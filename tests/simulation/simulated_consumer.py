@@ -15,7 +15,7 @@ from client_connection import (
     FETCH_RESPONSE,
     ClientConnection,
     ClientFetchSession,
-    Wanted,
+    FetchEntry,
     metadata_request,
 )
 from fetch_check import FetchCheck
@@ -153,7 +153,7 @@ class SimulatedConsumer:
             self.turns += 1  # as clients without a session do, to be fair to all partitions
             at = self.turns % len(order)
             order = order[at:] + order[:at]
-        entries = {tp: Wanted(self.positions[tp], habits.partition_bytes) for tp in order}
+        entries = {tp: FetchEntry(self.positions[tp], habits.partition_bytes) for tp in order}
         limits = {
             "max_wait_ms": habits.max_wait_ms,
             "min_bytes": 1,
@@ -186,7 +186,9 @@ class SimulatedConsumer:
         limits = {"max_wait_ms": 100, "min_bytes": 1, "max_bytes": 1_000, "isolation_level": 0}
         session = ClientFetchSession(False)
         while True:
-            request, _ = session.request({tp: Wanted(offset, 1_000)}, self.habits.version, limits)
+            request, _ = session.request(
+                {tp: FetchEntry(offset, 1_000)}, self.habits.version, limits
+            )
             responded = await connection.ask(request, FETCH_RESPONSE, self.habits.version)
             part = responded.message.responses[0].partitions[0]
             assert not part.records, f"{self.name}: records above the end of {tp}"
@@ -215,7 +217,7 @@ class SimulatedConsumer:
         if self.world.faults_over:
             self._paused.clear()
 
-    def _tail_at(self, entries: dict[TopicIdPartition, Wanted]) -> set[TopicIdPartition]:
+    def _tail_at(self, entries: dict[TopicIdPartition, FetchEntry]) -> set[TopicIdPartition]:
         """The partitions whose asked offset the broker has (or will write next)."""
         return {
             tp

@@ -19,11 +19,11 @@ class Refusing(MemoryObjectStore):
         super().__init__()
         self.refusals = refusals
         self.error = error
-        self.asked: list[int] = []
+        self.requests: list[int] = []
 
     async def put_file(self, key: str, *args: object, **more: object) -> None:
         partition = int(key.split("/")[-2])
-        self.asked.append(partition)
+        self.requests.append(partition)
         if self.refusals.get(partition, 0) > 0:
             self.refusals[partition] -= 1
             raise self.error
@@ -46,7 +46,7 @@ def test_a_failed_partition_ends_no_other_and_is_tried_again() -> None:
             "it, then run this again"
         )
         assert (failure.failed, failure.may_succeed_again) == (True, True)
-        assert store.asked.count(2) == PARTITION_TRIES_MAX
+        assert store.requests.count(2) == PARTITION_TRIES_MAX
         assert await world.once() == []
         assert await world.archive_end(2) == 20
         store.refusals[2] = PARTITION_TRIES_MAX
@@ -64,7 +64,7 @@ def test_what_no_second_try_mends_is_tried_once() -> None:
         world.write(0, 1)
         world.write(1, 1)
         [failure] = await world.once()
-        assert (failure.tp.partition, failure.may_succeed_again, store.asked.count(0)) == (
+        assert (failure.tp.partition, failure.may_succeed_again, store.requests.count(0)) == (
             0,
             False,
             1,
@@ -99,7 +99,7 @@ def test_a_store_that_is_away_is_not_asked_for_each_partition() -> None:
         failures = await world.once(workers_max=1)
         assert [one.tp.partition for one in failures] == list(range(count))
         assert all(one.failed for one in failures)
-        assert len(store.asked) == PARTITION_TRIES_MAX * PARTITIONS_FAILED_IN_A_ROW_MAX
+        assert len(store.requests) == PARTITION_TRIES_MAX * PARTITIONS_FAILED_IN_A_ROW_MAX
         assert "not tried, because others failed before: away" in str(failures[-1])
 
     run_world(main, partitions=count, store=store)
@@ -115,7 +115,7 @@ def test_records_that_retention_took_first_are_named_once_and_stay_on_record() -
         assert (failure.offsets, failure.cause, failure.failed) == ((40, 59), GONE, True)
         assert await world.archive_end(0) == 100
         assert await world.once() == []
-        assert [str(one) for one in await world.found(0)] == [
+        assert [str(one) for one in await world.conditions_of(0)] == [
             "archive_gap: orders-0: offsets 40 to 59 were lost before they could be copied "
             "(recorded gap)"
         ]
@@ -131,13 +131,15 @@ def test_a_loss_at_the_end_of_the_log_is_on_record_too() -> None:
         world.trim(0, 100)
         [failure] = await world.once()
         assert failure.offsets == (40, 99)
-        assert [(one.first_offset, one.last_offset) for one in await world.found(0)] == [(40, 99)]
+        assert [(one.first_offset, one.last_offset) for one in await world.conditions_of(0)] == [
+            (40, 99)
+        ]
         assert await world.once() == []
         world.write(0, 3)
         world.trim(0, 110)  # the gap grows
         [failure] = await world.once()
         assert failure.offsets == (100, 109)
-        gaps = await world.found(0)
+        gaps = await world.conditions_of(0)
         assert [(one.first_offset, one.last_offset) for one in gaps] == [(40, 109)]
         assert await world.archive_end(0) == 130
 
@@ -152,7 +154,7 @@ def test_records_lost_before_anything_was_archived_are_named_too() -> None:
         world.trim(0, 30)
         _, [failure] = await archive_pass.run()
         assert (failure.offsets, failure.cause) == ((0, 29), GONE)
-        assert await world.found(0) == []  # the archive begins behind them
+        assert await world.conditions_of(0) == []  # the archive begins behind them
         assert await world.archive_end(0) == 100
 
     run_world(main)

@@ -13,8 +13,8 @@ from client_connection import (
     FETCH_RESPONSE,
     ClientConnection,
     ClientFetchSession,
+    FetchEntry,
     Responded,
-    Wanted,
     metadata_request,
 )
 from kafka.protocol.metadata.metadata import MetadataResponse
@@ -66,7 +66,7 @@ def ask_for_metadata(client: Client, version: int) -> asyncio.Future[Responded]:
 def ask_for_records(
     client: Client, offsets: dict[TopicIdPartition, int], wait_ms: int, session: Any = None
 ) -> asyncio.Future[Responded]:
-    entries = {tp: Wanted(offset, 1 << 20) for tp, offset in offsets.items()}
+    entries = {tp: FetchEntry(offset, 1 << 20) for tp, offset in offsets.items()}
     limits = {"max_wait_ms": wait_ms, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0}
     session = session or ClientFetchSession(enabled=False)
     request, _ = session.request(entries, VERSION, limits)

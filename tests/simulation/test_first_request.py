@@ -92,7 +92,7 @@ def test_a_client_that_leaves_early_leaves_no_session_behind() -> None:
 def test_a_client_that_ends_its_sending_before_there_is_a_broker() -> None:
     """A whole request is still answered; the rest of a partial request cannot come any more."""
 
-    class Held(asyncio.Transport):
+    class StubTransport(asyncio.Transport):
         closed = False
 
         def get_extra_info(self, name: str, default: object = None) -> object:
@@ -120,7 +120,7 @@ def test_a_client_that_ends_its_sending_before_there_is_a_broker() -> None:
         for data, stays_open in ((b"", False), (API_VERSIONS[:9], False), (API_VERSIONS, True)):
             session = factory()
             assert isinstance(session, GatewaySession)
-            session.connection_made(Held())
+            session.connection_made(StubTransport())
             session.get_buffer(-1)[: len(data)] = data
             session.buffer_updated(len(data))
             assert bool(session.eof_received()) is stays_open, data

@@ -81,7 +81,7 @@ def test_the_alarm_comes_before_the_loss_names_the_cause_and_clears(retention_mi
             await when(lambda: not list(manager.published_conditions.health.all(0.0)))
             [status] = manager.status()
             assert (status.lag_offsets, status.deleted_in_ms) == (0, None)
-        gaps = [(one.first_offset, one.last_offset) for one in await world.found(0)]
+        gaps = [(one.first_offset, one.last_offset) for one in await world.conditions_of(0)]
         assert gaps == [(40, 69)]
 
     run_world(main, timestamp_ms=now_written)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from calm_replay import BATCH_OFFSETS, PlainReader, Replay, now, run_replay
-from client_connection import FETCH_RESPONSE, ClientFetchSession, Wanted
+from client_connection import FETCH_RESPONSE, ClientFetchSession, FetchEntry
 
 from fetchproxy.config.schema import RemoteFetchConfig
 
@@ -38,8 +38,8 @@ def test_fetches_of_two_kinds(even: tuple[int, int], odd: tuple[int, int]) -> No
                 tail.replicate(now())
                 await asyncio.sleep(0.05)  # the parked poll is answered
             entries = {
-                archived.tp: Wanted(number * BATCH_OFFSETS, 1),
-                tail.tp: Wanted(end, 1 << 20),
+                archived.tp: FetchEntry(number * BATCH_OFFSETS, 1),
+                tail.tp: FetchEntry(end, 1 << 20),
             }
             limits = LIMITS | {"max_bytes": 1 << 20, "isolation_level": isolation}
             request, _ = ClientFetchSession(enabled=False).request(entries, version, limits)

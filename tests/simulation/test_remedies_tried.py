@@ -17,7 +17,7 @@ from fetchproxy.writing.remote_log_manager import RemoteLogManager
 
 async def kinds(world: World) -> list[str]:
     """What every process finds in the archive itself, without the gaps on record."""
-    return [one.kind for one in await world.found(0)]
+    return [one.kind for one in await world.conditions_of(0)]
 
 
 async def middle_segment(world: World) -> list[str]:
@@ -37,7 +37,7 @@ def test_objects_that_come_back_end_it() -> None:
         assert len(lost) >= 4
         for key in lost:
             await world.store.delete(key)
-        [condition] = await world.found(0)
+        [condition] = await world.conditions_of(0)
         assert (condition.kind, condition.first_offset) == (Kind.ARCHIVED_OFFSETS_MISSING, 20)
         for key, content in lost.items():
             await world.store.put(key, content)

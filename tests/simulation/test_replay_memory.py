@@ -73,7 +73,7 @@ class CountingStore(MemoryObjectStore):
 
 
 @dataclass(slots=True)
-class Told:
+class ReplayCounters:
     """Totals over all clients."""
 
     responses: int = 0
@@ -83,7 +83,7 @@ class Told:
 
 
 def test_chunks_of_a_thousand_slow_readers_stay_within_the_budgets() -> None:
-    counters = Told()
+    counters = ReplayCounters()
     Counted.live = Counted.most = 0
 
     async def main() -> None:
@@ -122,7 +122,7 @@ class Client:
     number: int
     purgatory: RemoteFetchPurgatory
     budget: ResponseBudget
-    told: Told
+    counters: ReplayCounters
 
     async def run(self, tp: TopicIdPartition, rng: Random) -> None:
         """Get five answers with records, from random offsets; most clients are slow."""
@@ -135,13 +135,13 @@ class Client:
             pieces = await self._read(tp, rng.randrange(BATCHES), deadline)
             size = sum(map(len, pieces))
             with self.budget.taking(pieces) as pieces:
-                self.told.over = max(self.told.over, self.budget.bytes_in_use)
+                self.counters.over = max(self.counters.over, self.budget.bytes_in_use)
                 await asyncio.sleep(rng.uniform(0, slow_s))
             if size < BATCH_BYTES:
-                self.told.empty += 1
+                self.counters.empty += 1
                 continue
-            self.told.responses += 1
-            self.told.size += size
+            self.counters.responses += 1
+            self.counters.size += size
             done += 1
 
     async def _read(self, tp: TopicIdPartition, offset: int, deadline: float) -> Sequence[Buffer]:

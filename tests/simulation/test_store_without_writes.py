@@ -64,7 +64,7 @@ class Outage:
     def status(self) -> PartitionArchiveStatus:
         return self.manager.status()[0]
 
-    def held(self, kind: Kind) -> list[str]:
+    def conditions_of(self, kind: Kind) -> list[str]:
         conditions = self.manager.published_conditions.health.conditions(0.0)
         return [one.what for one in conditions if one.kind == kind]
 
@@ -142,7 +142,7 @@ def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> 
         assert here.manager.published_conditions.health.conditions(0.0) == ()
         here.store.full = True
         began = now()
-        while not here.held(Kind.ARCHIVE_MARGIN_SMALL):
+        while not here.conditions_of(Kind.ARCHIVE_MARGIN_SMALL):
             await asyncio.sleep(1)
             assert now() < began + RETENTION_S
         warned = now() - began
@@ -157,7 +157,7 @@ def test_the_alarm_comes_before_the_loss_and_then_it_is_said(tmp_path: Path) -> 
         status = here.status()
         assert status.lost is not None
         assert status.lost[1] + 1 == pytest.approx(here.logs[0].start_offset, abs=100)
-        assert len(here.held(Kind.UNARCHIVED_RECORDS_DELETED)) == PARTITIONS
+        assert len(here.conditions_of(Kind.UNARCHIVED_RECORDS_DELETED)) == PARTITIONS
         assert len(here.logged("unarchived_records_deleted")) == PARTITIONS
         here.store.full = False
         await asyncio.sleep(2 * RETENTION_S)

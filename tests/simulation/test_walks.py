@@ -16,7 +16,7 @@ from types import FrameType
 
 import pytest
 from calm_replay import BATCH_OFFSETS, VERSION, PlainReader, Replay, now, run_replay
-from client_connection import FETCH_RESPONSE, ClientFetchSession, Wanted
+from client_connection import FETCH_RESPONSE, ClientFetchSession, FetchEntry
 
 from fetchproxy.config.schema import KiB, RemoteFetchConfig
 from fetchproxy.reading.limits import ReadingLimits
@@ -37,7 +37,7 @@ class Walk:
     def both_ways(self) -> list[tuple[str, str]]:
         return sorted((a, b) for a, b in self.calls if a < b and (b, a) in self.calls)
 
-    def told(self) -> str:
+    def description(self) -> str:
         return "\n".join(
             [
                 f"{len(self.modules)} modules, {self.calls.total()} calls; "
@@ -79,7 +79,7 @@ async def walk_of_a_fetch(replay: Replay, partition: int, first: int) -> Walk:
         if log.high_watermark == position:
             log.write(1)
             log.replicate(now())
-        entries = {log.tp: Wanted(position, PARTITION_BYTES)}
+        entries = {log.tp: FetchEntry(position, PARTITION_BYTES)}
         request, _ = session.request(entries, VERSION, LIMITS)
         if number == 4:
             with walking(walk):
@@ -119,8 +119,8 @@ def walk_of(partition: int, first: int) -> Walk:
 )
 def test_a_walk_is_short(partition: int, first: int, modules_max: int, calls_max: int) -> None:
     walk = walk_of(partition, first)
-    assert len(walk.modules) <= modules_max, walk.told()
-    assert walk.calls.total() <= calls_max, walk.told()
+    assert len(walk.modules) <= modules_max, walk.description()
+    assert walk.calls.total() <= calls_max, walk.description()
     # The view of an archived partition is looked up once.
     assert sum(n for (_, called), n in walk.calls.items() if called == VIEWS) == (partition == 0)
     # GatewaySession subclasses the client session, and each calls methods of the other.

@@ -31,7 +31,7 @@ from client_connection import (
     FETCH_RESPONSE,
     ClientConnection,
     ClientFetchSession,
-    Wanted,
+    FetchEntry,
     metadata_request,
 )
 from generated_archive import make_batch, random_uuid
@@ -163,11 +163,11 @@ class TopicsWorld:
         )
         assert isinstance(connection, ClientConnection)
         await connection.ask(*metadata_request([log.tp.topic]))
-        found = await connection.ask(*earliest_request(log.tp))
-        assert found.message.topics[0].partitions[0].offset == 0
+        earliest = await connection.ask(*earliest_request(log.tp))
+        assert earliest.message.topics[0].partitions[0].offset == 0
         session, offset = ClientFetchSession(False), 0
         while offset < END:
-            entries = {log.tp: Wanted(offset, 1 << 20)}
+            entries = {log.tp: FetchEntry(offset, 1 << 20)}
             limits = {
                 "max_wait_ms": 500, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 0,
             }  # fmt: skip

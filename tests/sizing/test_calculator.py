@@ -121,13 +121,13 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
             page.open(f"http://127.0.0.1:{server.server_port}/page.html")
             while not page.evaluate("document.querySelectorAll('#sizing-calculator tr').length"):
                 time.sleep(0.1)
-            assert shown(page) == rows(estimate(EXAMPLE, EXAMPLE_PRICES))
+            assert rows_on_page(page) == rows(estimate(EXAMPLE, EXAMPLE_PRICES))
             page.evaluate(
                 "(() => { const f = document.querySelector('[name=manager]'); f.value = 'topic';"
                 "f.dispatchEvent(new Event('input', {bubbles: true})); })()"
             )
             by_topic = Workload(**{**asdict(EXAMPLE), "manager": "topic"})
-            assert shown(page) == rows(estimate(by_topic, EXAMPLE_PRICES))
+            assert rows_on_page(page) == rows(estimate(by_topic, EXAMPLE_PRICES))
             page.evaluate(
                 "(() => { const f = document.querySelector('[name=partitions]'); f.value = '0';"
                 "f.dispatchEvent(new Event('input', {bubbles: true})); })()"
@@ -138,7 +138,7 @@ def test_the_browser_shows_the_commands_table_and_follows_a_field(
         server.server_close()
 
 
-def shown(page: Browser) -> list[tuple[str, ...]]:
+def rows_on_page(page: Browser) -> list[tuple[str, ...]]:
     cells = page.evaluate(
         "[...document.querySelectorAll('#sizing-calculator tr')]"
         ".map(row => [...row.cells].map(cell => cell.textContent))"

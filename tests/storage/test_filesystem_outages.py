@@ -226,12 +226,12 @@ async def test_a_hanging_disk_does_not_stop_the_loop(
     """A read of one of its files hangs, as with a dead NFS server."""
     alive = Event()
 
-    def held(fd: int, start: int, end: int) -> bytes:
+    def hang(fd: int, start: int, end: int) -> bytes:
         if end == len(b"hang"):
             alive.wait()
         return read_exactly(fd, start, end)
 
-    monkeypatch.setattr(file_tree, "read_exactly", held)
+    monkeypatch.setattr(file_tree, "read_exactly", hang)
     async with FilesystemObjectStore(root, create=True, threads_max=2) as store:
         await store.put("k", b"x")
         await store.put("hang", b"hang")

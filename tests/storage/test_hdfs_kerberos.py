@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from test_hdfs_wrong_answers import FOLDER, said, server
+from test_hdfs_wrong_answers import FOLDER, exception_response, server
 
 from fetchproxy.config.schema import StoreConfig
 from fetchproxy.errors import RemoteStorageError, StorageDenied, StorageUnavailable
@@ -27,13 +27,13 @@ class Judge:
     def __init__(self) -> None:
         self.issued = 0
         self.users: list[str] = []
-        self.asked: list[str] = []
+        self.operations: list[str] = []
         self.headers: list[str] = []  # Authorization headers sent to the DataNode
         self.proof: str | None = None  # sent instead of the right one; "": none
 
     def response(self, request: web.Request) -> web.Response:
         op = request.query["op"]
-        self.asked.append(op)
+        self.operations.append(op)
         assert "Cookie" not in request.headers
         if request.path == "/datanode":
             self.headers.append(request.headers.get("Authorization", ""))
@@ -44,7 +44,9 @@ class Judge:
         if token is None:
             return self._challenge()
         if token != f"token-{self.issued}":
-            return said("SecurityException", message="…SecretManager$InvalidToken: has expired")
+            return exception_response(
+                "SecurityException", message="…SecretManager$InvalidToken: has expired"
+            )
         if op == "OPEN":
             place = f"http://{request.host}/datanode?op=OPEN&delegation={token}"
             return web.Response(status=307, headers={"Location": place})
@@ -126,7 +128,7 @@ async def test_a_token_that_ends_on_its_way_to_a_datanode(kdc: Kdc) -> None:
     class Late(Judge):
         def response(self, request: web.Request) -> web.Response:
             if request.path == "/datanode" and self.issued == 1:
-                return said("InvalidToken")
+                return exception_response("InvalidToken")
             return super().response(request)
 
     judge = Late()
@@ -145,7 +147,7 @@ async def test_a_server_that_proves_nothing_is_refused(kdc: Kdc, proof: str) -> 
         error = await refusal(store)
         assert isinstance(error, StorageDenied)
         assert "localhost" in str(error)
-        assert judge.asked == ["OPEN", "GETDELEGATIONTOKEN"]  # its token was never used
+        assert judge.operations == ["OPEN", "GETDELEGATIONTOKEN"]  # its token was never used
 
 
 async def test_an_unknown_service_is_refused_and_not_tried_again(kdc: Kdc) -> None:
@@ -155,7 +157,7 @@ async def test_an_unknown_service_is_refused_and_not_tried_again(kdc: Kdc) -> No
     assert isinstance(error, StorageDenied)
     assert "HTTP/127.0.0.1" in str(error)
     assert "not found in Kerberos database" in str(error)
-    assert judge.asked == ["OPEN"]
+    assert judge.operations == ["OPEN"]
 
 
 async def test_a_client_that_the_kdc_does_not_know(
@@ -244,4 +246,4 @@ async def test_a_namenode_that_refuses_the_ticket(kdc: Kdc) -> None:
     async with judged_store(judge) as store:
         error = await refusal(store)
     assert isinstance(error, StorageDenied)
-    assert judge.asked == ["OPEN", "GETDELEGATIONTOKEN"]
+    assert judge.operations == ["OPEN", "GETDELEGATIONTOKEN"]

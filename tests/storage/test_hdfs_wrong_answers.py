@@ -36,7 +36,9 @@ ExpectedResponse = Callable[[web.Request], web.Response]
 FOLDER = {"FileStatus": {"pathSuffix": "", "type": "DIRECTORY", "length": 0, "modificationTime": 0}}
 
 
-def said(exception: str, status: int = 403, message: str = "m\n\tat a.b.c(D.java)") -> web.Response:
+def exception_response(
+    exception: str, status: int = 403, message: str = "m\n\tat a.b.c(D.java)"
+) -> web.Response:
     fault = {"exception": exception, "javaClassName": "x", "message": message}
     return web.json_response({"RemoteException": fault}, status=status)
 
@@ -122,7 +124,7 @@ async def answering(response: ExpectedResponse, **keys: object) -> AsyncIterator
 async def test_javas_exceptions_in_our_words(
     exception: str, status: int, expected: type[RemoteStorageError], retriable: bool
 ) -> None:
-    async with answering(namenode(OPEN=lambda _: said(exception, status))) as store:
+    async with answering(namenode(OPEN=lambda _: exception_response(exception, status))) as store:
         with pytest.raises(RemoteStorageError, match=exception) as caught:
             await store.get("k")
     assert type(caught.value) is expected
@@ -158,7 +160,9 @@ async def test_a_broken_range_is_not_taken_for_the_end() -> None:
     def stat(request: web.Request) -> web.Response:
         return web.json_response(status if request.path.endswith("/k") else FOLDER)
 
-    async with answering(namenode(GETFILESTATUS=stat, OPEN=lambda _: said("IOException"))) as store:
+    async with answering(
+        namenode(GETFILESTATUS=stat, OPEN=lambda _: exception_response("IOException"))
+    ) as store:
         with pytest.raises(StorageUnavailable):
             await store.get_range("k", ByteRange(99, 101))
         with pytest.raises(RangeNotSatisfiable):
@@ -232,7 +236,7 @@ async def test_a_standby_is_passed_over_for_good() -> None:
 
     def standby(request: web.Request) -> web.Response:
         requests.append("standby")
-        return said("StandbyException")
+        return exception_response("StandbyException")
 
     def active(request: web.Request) -> web.Response:
         requests.append("active")
@@ -256,7 +260,9 @@ async def test_a_refused_token_is_read_again(tmp_path: Path, exception: str) -> 
     def check(request: web.Request) -> web.Response:
         assert "user.name" not in request.query
         return (
-            web.json_response(FOLDER) if request.query["delegation"] == "new" else said(exception)
+            web.json_response(FOLDER)
+            if request.query["delegation"] == "new"
+            else exception_response(exception)
         )
 
     async with answering(check, hdfs_token_file=token) as store:
@@ -363,12 +369,12 @@ async def test_a_redirect_that_cannot_be_used_shows_no_token(location: str, tmp_
     token = tmp_path / "token"
     token.write_text(SECRET)
     token.chmod(0o600)
-    told = location.format(host="127.0.0.1", token=SECRET)
+    redirect_url = location.format(host="127.0.0.1", token=SECRET)
 
     def redirect(request: web.Request) -> web.Response:
         if request.query["op"] == "GETFILESTATUS":
             return web.json_response(FOLDER)
-        return web.Response(status=307, headers={"Location": told})
+        return web.Response(status=307, headers={"Location": redirect_url})
 
     async with answering(redirect, hdfs_token_file=token) as store:
         for call in (store.get("k"), store.get_range("k", ByteRange(0, 1)), store.put("k", b"x")):
@@ -453,7 +459,7 @@ async def test_a_file_whose_blocks_are_on_no_datanode() -> None:
 
     def opened(request: web.Request) -> web.Response:
         if request.path.rpartition("/")[2] in without:
-            return said("IOException", message="No active nodes contain this block")
+            return exception_response("IOException", message="No active nodes contain this block")
         return moved(request)
 
     def content(request: web.Request) -> web.Response:

@@ -201,11 +201,11 @@ class Silent:
     """A service that accepts requests and answers none, until it hangs up."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requests = 0
         self.hangs_up = asyncio.Event()
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.asked += 1
+        self.requests += 1
         await self.hangs_up.wait()
         writer.close()
 
@@ -223,13 +223,13 @@ async def test_a_silent_service_is_asked_by_one_and_fails_the_others_at_once(
         silent.hangs_up.set()
         with pytest.raises(KeyServiceUnavailable):
             await ring.wrap(DATA_KEY, CONTEXT)
-        assert silent.asked == 1
+        assert silent.requests == 1
         [condition] = ring.health.all(0.0)
         assert condition.kind == Kind.KEY_SERVICE_FAILING
         for _ in range(20):
             with pytest.raises(KeyServiceUnavailable, match="a moment ago"):
                 await ring.wrap(DATA_KEY, CONTEXT)
-        assert silent.asked == 1
+        assert silent.requests == 1
     await ring.close()
     ring._place = place_of(endpoint, key)  # the service answers again
     running = asyncio.create_task(ring.run())

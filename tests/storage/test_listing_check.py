@@ -50,10 +50,10 @@ async def test_a_whole_listing_is_taken_and_the_check_leaves_nothing() -> None:
 
 
 async def test_an_archiver_needs_no_right_to_delete() -> None:
-    class Kept(MemoryObjectStore):
+    class NeverDeleting(MemoryObjectStore):
         async def delete(self, key: str) -> None:
             raise StorageDenied(f"delete {key}")
 
-    storage = RemoteStorage(Kept(), "p")
+    storage = RemoteStorage(NeverDeleting(), "p")
     assert await storage.identity.create(IDENTITY) == IDENTITY
     assert await storage.objects.list_topics() == []

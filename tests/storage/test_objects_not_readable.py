@@ -90,7 +90,7 @@ class Guarded(MemoryObjectStore):
     def __init__(self) -> None:
         super().__init__()
         self.denied: set[str] = set()
-        self.asked: list[str] = []
+        self.keys_read: list[str] = []
 
     async def get(self, key: str, bytes_max: int = 1 << 26) -> bytes:
         self._check(key)
@@ -101,7 +101,7 @@ class Guarded(MemoryObjectStore):
         return await super().get_range(key, byte_range)
 
     def _check(self, key: str) -> None:
-        self.asked.append(key)
+        self.keys_read.append(key)
         if any(part in key for part in self.denied):
             raise StorageDenied(f"get {key}: status 403 AccessDenied")
 
@@ -125,11 +125,11 @@ def test_denied_for_one_object_or_for_all(tmp_path: Path) -> None:
         storage = await archive_of(store, tmp_path)
         health = storage.health
         store.denied = {storage.rsm.object_key(first, SegmentFile.LOG)}
-        store.asked.clear()
+        store.keys_read.clear()
         for _ in range(2):
             with pytest.raises(ObjectNotReadable, match=r"AccessDenied.*gives out other objects"):
                 await storage.rsm.fetch_log_segment(first, ByteRange(0, 5))
-        assert len([key for key in store.asked if key.endswith("remote-log-layout")]) == 1
+        assert len([key for key in store.keys_read if key.endswith("remote-log-layout")]) == 1
         assert await storage.rsm.fetch_log_segment(second, ByteRange(0, 5)) == b"01234"
         assert health[StoreOperation.READ].status(loop.time()).up
         (condition,) = health.conditions(loop.time())

@@ -472,8 +472,12 @@ async def test_what_lies_beside_a_log_can_be_made_anew(
 async def test_all_of_it_is_deleted(storage: RemoteStorage, store: MemoryObjectStore) -> None:
     await storage.objects.put_segment_metadata(packed_segment(), b"metadata")
     assert len(await all_keys(store)) == len(ALL_FILES) + 1
-    listed = [(key.file, stored_object) async for key, stored_object in storage.objects.list_segment_objects(
-        packed_segment().topic_id_partition)]  # fmt: skip
+    listed = [
+        (key.file, stored_object)
+        async for key, stored_object in storage.objects.list_segment_objects(
+            packed_segment().topic_id_partition
+        )
+    ]
     raw, log_bytes = await storage.rsm.get_listed_index(dict(listed))
     assert (raw, log_bytes) == (b"the index", len(LOG))
     assert await storage.packed.is_packed(packed_segment())
@@ -587,13 +591,13 @@ async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
         running = asyncio.create_task(storage.health.run())
         unusable(ring, how)
 
-        def said() -> list[Condition]:
+        def ring_conditions() -> list[Condition]:
             return [
                 one for one in storage.health.conditions(0.0) if one.kind == "key_ring_unusable"
             ]
 
-        await until(lambda: bool(said()))  # no key is used meanwhile
-        assert str(ring) in said()[0].what
+        await until(lambda: bool(ring_conditions()))  # no key is used meanwhile
+        assert str(ring) in ring_conditions()[0].what
         with pytest.raises(ConfigError):
             FileKeyRing(ring)
         async with manager(store, None) as without:
@@ -604,7 +608,7 @@ async def test_a_ring_that_becomes_unusable_keeps_its_keys_and_says_so(
         ring.unlink(missing_ok=True)
         ring.touch(0o600)
         ring.write_bytes(ring_bytes)
-        await until(lambda: not said())
+        await until(lambda: not ring_conditions())
         running.cancel()
 
 
@@ -679,14 +683,14 @@ class HangingKeys(FileKeyRing):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.hangs = self.is_service = True
-        self.asked: list[str] = []
+        self.segments_asked: list[str] = []
         self.responses = asyncio.Semaphore(0)
 
     def asks_service(self, key_id: str) -> bool:
         return self.is_service
 
     async def unwrap(self, wrapped: WrappedKey, context: KeyContext) -> bytes:
-        self.asked.append(context["segment_id"])
+        self.segments_asked.append(context["segment_id"])
         if self.hangs:
             await self.responses.acquire()
         return await super().unwrap(wrapped, context)
@@ -715,13 +719,13 @@ class Opener:
     async def response(self, count: int) -> None:
         """Let the key service answer so many requests, and be asked again."""
         for _ in range(count):
-            count_before = len(self.keys.asked)
+            count_before = len(self.keys.segments_asked)
             self.keys.responses.release()
-            while len(self.keys.asked) == count_before:  # noqa: ASYNC110
+            while len(self.keys.segments_asked) == count_before:  # noqa: ASYNC110
                 await asyncio.sleep(0)
 
     def asked_at(self, number: int) -> int:
-        return self.keys.asked.index(uuid_text(small_segment(number).segment_id.id))
+        return self.keys.segments_asked.index(uuid_text(small_segment(number).segment_id.id))
 
     def end(self) -> None:
         for task in self.tasks.values():
@@ -752,7 +756,7 @@ async def test_a_key_service_that_hangs_keeps_only_encrypted_segments_waiting(
     opener: Opener,
 ) -> None:
     await opener.begin("many", *range(1, 41))
-    assert len(opener.keys.asked) == KEYS_AT_ONCE
+    assert len(opener.keys.segments_asked) == KEYS_AT_ONCE
     await opener.begin("other", 50)
     await opener.tasks[50]
     assert opener.openings[50].is_open
@@ -786,9 +790,9 @@ async def test_who_no_longer_waits_for_a_key_is_not_asked_for(opener: Opener) ->
     await opener.begin("many", *range(1, 40))
     opener.end()
     await asyncio.wait(opener.tasks.values())
-    count_before = len(opener.keys.asked)
+    count_before = len(opener.keys.segments_asked)
     await opener.begin("one", 40)
-    assert len(opener.keys.asked) == count_before + 1 == KEYS_AT_ONCE + 1
+    assert len(opener.keys.segments_asked) == count_before + 1 == KEYS_AT_ONCE + 1
     opener.keys.responses.release()
     await opener.tasks[40]
     assert not list(opener.packed.conditions(asyncio.get_running_loop().time() + WAIT_SHOWN_S))

@@ -35,7 +35,7 @@ class Served:
     def __init__(self, number: int, stream: Stream) -> None:
         self.number = number
         self.reader, self.writer = stream
-        self.asked = ByteRange(0, 1)
+        self.range_asked = ByteRange(0, 1)
 
     async def request(self) -> bool:
         """Wait for a request; False: the client has gone."""
@@ -45,18 +45,18 @@ class Served:
             return False
         match = re.search(r"\r\nRange: bytes=(\d+)-(\d+)\r\n", head)
         assert match is not None
-        self.asked = ByteRange(int(match[1]), int(match[2]) + 1)
+        self.range_asked = ByteRange(int(match[1]), int(match[2]) + 1)
         return True
 
     def head(self, *more: str) -> bytes:
-        start, end = self.asked.start, self.asked.end
+        start, end = self.range_asked.start, self.range_asked.end
         lines = [f"Content-Range: bytes {start}-{end - 1}/{len(CONTENT)}", *more]
         lines.append(f"Content-Length: {end - start}")
         return "\r\n".join(["HTTP/1.1 206 Partial Content", *lines, "", ""]).encode()
 
     @property
     def body(self) -> bytes:
-        return CONTENT[self.asked.start : self.asked.end]
+        return CONTENT[self.range_asked.start : self.range_asked.end]
 
 
 @asynccontextmanager

@@ -100,20 +100,20 @@ class BusyStore(MemoryObjectStore):
 
     def __init__(self, per_s: int) -> None:
         super().__init__()
-        self.per_s = self.left = float(per_s)
+        self.per_s = self.requests_left = float(per_s)
         self.at = 0.0
         self.taken: list[float] = []
         self.refused: list[float] = []
 
     async def get(self, key: str, bytes_max: int = 1 << 30) -> bytes:
         now = asyncio.get_running_loop().time()
-        self.left = min(self.left + (now - self.at) * self.per_s, self.per_s)
+        self.requests_left = min(self.requests_left + (now - self.at) * self.per_s, self.per_s)
         self.at = now
         await asyncio.sleep(0.02)
-        if self.left < 1:
+        if self.requests_left < 1:
             self.refused.append(now)
             raise StorageThrottled("503 SlowDown")
-        self.left -= 1
+        self.requests_left -= 1
         self.taken.append(now)
         return await super().get(key, bytes_max)
 

@@ -155,7 +155,7 @@ class Faulty(MemoryObjectStore):
         super().__init__()
         self.random, self.share, self.requests, self.faults = Random(seed), share, 0, 0
 
-    async def _asked(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0.01)
         self.requests += 1
         if self.random.random() >= self.share:
@@ -166,19 +166,19 @@ class Faulty(MemoryObjectStore):
         raise self.random.choice(ERRORS)()
 
     async def put(self, key: str, content: bytes) -> None:
-        await self._asked(lambda: super(Faulty, self).put(key, content))
+        await self._call(lambda: super(Faulty, self).put(key, content))
 
     async def put_new(self, key: str, content: bytes) -> bool:
-        return await self._asked(lambda: super(Faulty, self).put_new(key, content))
+        return await self._call(lambda: super(Faulty, self).put_new(key, content))
 
     async def get(self, key: str, bytes_max: int = OBJECT_BYTES_MAX) -> bytes:
-        return await self._asked(lambda: super(Faulty, self).get(key, bytes_max))
+        return await self._call(lambda: super(Faulty, self).get(key, bytes_max))
 
     async def get_range(self, key: str, byte_range: ByteRange) -> Content:
-        return await self._asked(lambda: super(Faulty, self).get_range(key, byte_range))
+        return await self._call(lambda: super(Faulty, self).get_range(key, byte_range))
 
     async def delete(self, key: str) -> None:
-        await self._asked(lambda: super(Faulty, self).delete(key))
+        await self._call(lambda: super(Faulty, self).delete(key))
 
 
 async def work(store: WatchedObjectStore, numbers: range) -> None:

@@ -22,7 +22,7 @@ Key = tuple[str, int]
 
 
 @dataclass
-class Read:
+class PartitionRead:
     """Of one partition from an offset on: its whole batches, or the error that ended it."""
 
     records: bytes = b""
@@ -44,9 +44,9 @@ def read(
     isolation: int,
     starts: Mapping[Key, int],
     ends: Mapping[Key, int],
-) -> dict[Key, Read]:
+) -> dict[Key, PartitionRead]:
     """Reads each partition from its start until `ends` (exclusive) or an error."""
-    reads = {key_of(p): Read(next_offset=starts[key_of(p)]) for p in planted}
+    reads = {key_of(p): PartitionRead(next_offset=starts[key_of(p)]) for p in planted}
     by_id = {p.topic_id: p.topic for p in planted}
     ids = {p.topic: p.topic_id for p in planted}
     deadline = time.monotonic() + SETTLES_S
@@ -69,7 +69,7 @@ def read_topic(wire: WireConnection, topic: str, partition: int) -> bytes:
     """All batches of another topic's partition, whatever is in them."""
     key = (topic, partition)
     end = list_offsets(wire, [(key, -1)])[key, -1][1]
-    topic_read = Read()
+    topic_read = PartitionRead()
     topic_id = wire.ask("Metadata", 12, {"topics": [{"name": topic, "topic_id": UUID(int=0)}]})
     ids = {topic: topic_id.topics[0].topic_id}
     while topic_read.next_offset < end:
@@ -83,7 +83,7 @@ def read_topic(wire: WireConnection, topic: str, partition: int) -> bytes:
 
 
 def _fetch(
-    reads: Mapping[Key, Read], keys: Iterable[Key], ids: Mapping[str, Any], isolation: int
+    reads: Mapping[Key, PartitionRead], keys: Iterable[Key], ids: Mapping[str, Any], isolation: int
 ) -> dict[str, Any]:
     grouped: dict[str, list[dict[str, Any]]] = {}
     for name, number in sorted(keys):
@@ -107,7 +107,7 @@ def _fetch(
     }
 
 
-def _take(partition_read: Read, part: Any) -> bool:
+def _take(partition_read: PartitionRead, part: Any) -> bool:
     if part.error_code in _NOT_AVAILABLE:
         return False
     partition_read.error = part.error_code

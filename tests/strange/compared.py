@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import asked
-from asked import READ_COMMITTED, READ_UNCOMMITTED, Key, Read, key_of
+from asked import READ_COMMITTED, READ_UNCOMMITTED, Key, PartitionRead, key_of
 from legal_logs import LegalLog
 from oracle import (
     EARLIEST_LOCAL,
@@ -101,18 +101,20 @@ def console_differences(status: str, oracle: Oracle) -> Iterator[str]:
             yield f"console {key}: {row}, not {start} to {end - 1}"
 
 
-def _read_differences(oracle: Oracle, isolation: int, reads: Mapping[Key, Read]) -> Iterator[str]:
+def _read_differences(
+    oracle: Oracle, isolation: int, reads: Mapping[Key, PartitionRead]
+) -> Iterator[str]:
     for planted in oracle.planted:
         key = key_of(planted)
-        partition_read, expected = reads[key], oracle.reads[isolation][key]
+        part, expected = reads[key], oracle.reads[isolation][key]
         where = f"Fetch {_NAMES[isolation]} of {key}"
-        if partition_read.error:
-            yield f"{where}: error {partition_read.error} at offset {partition_read.next_offset}"
-        if partition_read.records != expected.records:
-            yield f"{where}: {offsets_of(partition_read.records)}, not {offsets_of(expected.records)}"
-        if partition_read.aborted != expected.aborted:
-            yield f"{where}: aborted {partition_read.aborted}, not {expected.aborted}"
-        marks = partition_read.high_watermark, partition_read.last_stable, partition_read.log_start
+        if part.error:
+            yield f"{where}: error {part.error} at offset {part.next_offset}"
+        if part.records != expected.records:
+            yield f"{where}: {offsets_of(part.records)}, not {offsets_of(expected.records)}"
+        if part.aborted != expected.aborted:
+            yield f"{where}: aborted {part.aborted}, not {expected.aborted}"
+        marks = part.high_watermark, part.last_stable, part.log_start
         right = expected.high_watermark, expected.last_stable, expected.log_start
         # -1: just after the proxy's start, it does not know how far back the archive goes.
         if marks != right and marks != (*right[:2], -1):
@@ -142,18 +144,18 @@ def archive_differences(wire: WireConnection, oracle: Oracle) -> Iterator[str]:
         for planted in archived:
             key, log = key_of(planted), planted.log
             where = f"Fetch {_NAMES[isolation]} of {key}"
-            partition_read = reads[key]
+            part = reads[key]
             expected = expected_records(log, log.log_start, READ_COMMITTED)
-            if partition_read.error or partition_read.records != expected:
-                offsets_read, right = offsets_of(partition_read.records), offsets_of(expected)
-                yield f"{where}: error {partition_read.error}, {offsets_read}, not {right}"
+            if part.error or part.records != expected:
+                offsets_read, right = offsets_of(part.records), offsets_of(expected)
+                yield f"{where}: error {part.error}, {offsets_read}, not {right}"
             aborted = expected_aborted(log) if isolation == READ_COMMITTED else set()
-            if partition_read.aborted != aborted:
-                yield f"{where}: aborted {partition_read.aborted}, not {aborted}"
+            if part.aborted != aborted:
+                yield f"{where}: aborted {part.aborted}, not {aborted}"
             marks = (
-                partition_read.high_watermark,
-                partition_read.last_stable,
-                partition_read.log_start,
+                part.high_watermark,
+                part.last_stable,
+                part.log_start,
             )
             if marks != (ends[key], ends[key], log.log_start):
                 yield f"{where}: marks {marks}, not {(ends[key], ends[key], log.log_start)}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 import asked
-from asked import READ_COMMITTED, READ_UNCOMMITTED, Key, Read, key_of
+from asked import READ_COMMITTED, READ_UNCOMMITTED, Key, PartitionRead, key_of
 from fetchproxy_protocol.record_batch import walk
 from legal_logs import INT64_MAX, INT64_MIN, LegalLog
 from oracle_wire import WireConnection
@@ -26,7 +26,7 @@ _TIMES_MAX = 12
 @dataclass(frozen=True)
 class Oracle:
     planted: Sequence[PlantedPartition]
-    reads: dict[int, dict[Key, Read]]  # by isolation, of the whole log
+    reads: dict[int, dict[Key, PartitionRead]]  # by isolation, of the whole log
     offsets: dict[int, dict[tuple[Key, int], tuple[int, int, int, int]]]  # by isolation
     epochs: dict[tuple[Key, int], tuple[int, int, int]]
 
@@ -103,7 +103,7 @@ def _has_timeless_segment(log: LegalLog) -> bool:
     return min(newest.values()) < 0
 
 
-def _check_described(planted: PlantedPartition, reads: dict[int, dict[Key, Read]]) -> None:
+def _check_described(planted: PlantedPartition, reads: dict[int, dict[Key, PartitionRead]]) -> None:
     log = planted.log
     for isolation in (READ_UNCOMMITTED, READ_COMMITTED):
         partition_read = reads[isolation][key_of(planted)]

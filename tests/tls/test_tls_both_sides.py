@@ -103,13 +103,13 @@ def test_a_client_without_a_certificate_is_told_so(
         }
     )
 
-    def told() -> bool:
+    def is_alerted() -> bool:
         client.poll(0.5)
         return any("certificate required" in error.str() for error in errors)
 
     with pytest.raises(confluent_kafka.KafkaException):
         client.list_topics(timeout=3)
-    wait_for("the alert", told)
+    wait_for("the alert", is_alerted)
     refused = tls_proxy.logged("tls_handshake_failed")
     assert "no_certificate" in {entry["reason"] for entry in refused}
     assert tls_proxy.metric("fetchproxy_tls_handshakes_failed_total", 'no_certificate"') >= 1
@@ -149,11 +149,11 @@ def test_a_reader_that_does_not_read_pauses_the_broker(
     data = TopicData(topic)
     produce(secured.server.bootstrap, data, 4_000, size=8_000, batch_records=100)
     before = rss_bytes(tls_proxy.pid)
-    with RawTls(tls_proxy, authority, own=client_certificate) as reader:
+    with RawTls(tls_proxy, authority, certificate=client_certificate) as reader:
         response = fetch_without_reading(reader, topic, bytes_max=28 << 20)
         time.sleep(2)  # time enough for 28 MiB on loopback, were nobody to pause
         grown = rss_bytes(tls_proxy.pid) - before
-        with RawTls(tls_proxy, authority, own=client_certificate) as other:
+        with RawTls(tls_proxy, authority, certificate=client_certificate) as other:
             assert other.list_offset(5, topic, -1)[2] == 4_000
         assert len(response()) > 20 << 20, "and then it arrives whole"
     assert grown < 12 << 20, f"{grown} bytes for one slow reader"

@@ -118,8 +118,8 @@ def test_strangers_do_not_get_the_principal_of_the_proxys_certificate(more: list
         [*OWN_CERTIFICATE, PUBLIC, *CLIENTS, "gateway.tls_client_auth=required"],
         [OWN_CERTIFICATE[0], PUBLIC],
         # Each client says who it is, and the certificate is none of it.
-        ["cluster.security_protocol=SASL_SSL", OWN_CERTIFICATE[1], PUBLIC, "cluster.sasl_mechanism=PLAIN",
-         "cluster.sasl_username=u", "cluster.sasl_password=p"],
+        ["cluster.security_protocol=SASL_SSL", OWN_CERTIFICATE[1], PUBLIC,
+         "cluster.sasl_mechanism=PLAIN", "cluster.sasl_username=u", "cluster.sasl_password=p"],
     ],
 )  # fmt: skip
 def test_who_may_use_the_proxys_certificate(assignments: list[str]) -> None:

@@ -26,7 +26,7 @@ def test_what_waits_is_answered_first(
     }
     store = (tmp_path / "store").as_uri()
     with ProxyProcess(secured.bootstrap, store, tmp_path, settings=settings) as proxy:
-        clients = [RawTls(proxy, authority, own=client_certificate) for _ in range(2)]
+        clients = [RawTls(proxy, authority, certificate=client_certificate) for _ in range(2)]
         waits, idle = clients
         with waits, idle, long_poll(waits, topic, 0) as responses:
             wait_for("the connections", lambda: proxy.metric("fetchproxy_connections") >= 2)

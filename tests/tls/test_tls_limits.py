@@ -71,8 +71,8 @@ def test_a_client_that_never_shakes_hands_is_closed(
         assert is_closed(begun)
     assert failures(proxy, "timeout") == before + 2
     assert proxy.metric("fetchproxy_limits_reached_total", 'tls_handshake_max_ms"') >= 2
-    said = proxy.logged("tls_handshake_failed")
-    assert any(entry["reason"] == "timeout" for entry in said)
+    handshake_failures = proxy.logged("tls_handshake_failed")
+    assert any(entry["reason"] == "timeout" for entry in handshake_failures)
 
 
 def test_connections_in_the_handshake_count(proxy: ProxyProcess, authority: Authority) -> None:

@@ -120,7 +120,7 @@ class World:
         )
         return expirer, rlmm
 
-    def told(self) -> list[str]:
+    def headlines(self) -> list[str]:
         """The conditions that the last process reports."""
         return [str(condition) for condition in self.published_conditions.health.conditions(0.0)]
 

@@ -290,7 +290,7 @@ def folder_of(store: MemoryObjectStore, folder: Path) -> Config:
     return Config(store=StoreConfig(url=(folder / prefix).as_uri()))
 
 
-async def shown(config: Config) -> Status:
+async def status_of(config: Config) -> Status:
     """The status page of a proxy that archives nothing."""
     nothing = StatusSources("serve", Health())
     assert config.store.url is not None
@@ -345,7 +345,7 @@ def test_all_places_say_the_same(
     assert json.loads(json.dumps(report_json(report)))["concerns"] == [
         condition.as_json() for condition in listed
     ]
-    _page_and_metrics_say(condition, listed, asyncio.run(shown(config)))
+    _page_and_metrics_say(condition, listed, asyncio.run(status_of(config)))
 
 
 def _page_and_metrics_say(
@@ -385,7 +385,7 @@ def test_newest_segments_that_are_gone_are_told_by_the_page_too(
     report = verify(Here(), config).report
     assert tuple(report.published_conditions) == listed
     assert not report.clean
-    _page_and_metrics_say(condition, listed, asyncio.run(shown(config)))
+    _page_and_metrics_say(condition, listed, asyncio.run(status_of(config)))
 
 
 async def test_the_page_notices_newest_segments_that_go_while_it_runs() -> None:
@@ -441,7 +441,7 @@ def test_where_all_is_well_nothing_is_said(tmp_path: Path) -> None:
     config = folder_of(asyncio.run(sound()), tmp_path)
     assert verify(Here(), config).report.published_conditions == []
     assert asyncio.run(read_archive(config, None))[1] == ()
-    status = asyncio.run(shown(config))
+    status = asyncio.run(status_of(config))
     assert (status.conditions, status.headlines, status.missing) == ((), (), ())
     assert [gauge(kind) for kind in Kind] == [0] * len(Kind)
 

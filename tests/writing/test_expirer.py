@@ -267,14 +267,14 @@ def test_unreadable_metadata_holds_retention_up() -> None:
 class RefusesSome(FailingStore):
     """Deletions of objects whose name contains one of `kept` are denied."""
 
-    kept: tuple[str, ...] = ()
+    parts_kept: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
         self.denied: list[str] = []
 
     async def delete(self, key: str) -> None:
-        if any(part in key for part in self.kept):
+        if any(part in key for part in self.parts_kept):
             self.denied.append(key)
             raise StorageDenied(f"delete {key}: it is locked")
         await super().delete(key)
@@ -293,7 +293,7 @@ def test_a_segment_that_cannot_be_deleted_keeps_no_other(manager: str) -> None:
         await world.plant(9)
         changes = {"retention_deletes_per_turn_max": 3, "retention_grace_ms": 0}
         expirer, _ = await world.start(opened, remote_log_retention_ms=1, **changes)
-        store.kept = f"/{0:020}", f"/{20:020}"
+        store.parts_kept = f"/{0:020}", f"/{20:020}"
         errors: list[str] = []
         for _ in range(20):
             try:
@@ -304,7 +304,7 @@ def test_a_segment_that_cannot_be_deleted_keeps_no_other(manager: str) -> None:
         assert len(errors) > 10  # in each turn, as the archive keeps more than it may
         assert all("it is locked" in text for text in errors)
         assert world.bases() == [0, 20, 80]
-        store.kept = ()
+        store.parts_kept = ()
         await turns(expirer, 20)
         assert world.bases() == [80]
 
@@ -315,7 +315,7 @@ def test_a_store_that_deletes_nothing_is_not_asked_for_each_segment() -> None:
     async def life(world: World, opened: AsyncExitStack) -> None:
         store = refusing(world)
         await world.plant(3 * FAILING_IN_A_ROW_MAX)
-        store.kept = ("",)
+        store.parts_kept = ("",)
         expirer, _ = await world.start(opened, remote_log_retention_ms=1)
         with pytest.raises(StorageDenied):
             await turns(expirer, 200)

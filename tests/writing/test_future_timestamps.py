@@ -72,19 +72,19 @@ def test_the_hour_is_the_limit() -> None:
 
 
 def test_only_a_record_that_holds_others_up_is_named() -> None:
-    def held(*newest_ms: int, age_max_ms: int = DAY_MS) -> int | None:
+    def held_up_offset(*newest_ms: int, age_max_ms: int = DAY_MS) -> int | None:
         stopped = stopped_by(view(0, *newest_ms).segments, age_max_ms, NOW_MS)
         return None if stopped is None else stopped.start_offset
 
     old = NOW_MS - 2 * DAY_MS
-    assert held(YEAR_2100_MS, old) == 0
-    assert held(INT64_MAX, NOW_MS, old) == 0
-    assert held(YEAR_2100_MS, NOW_MS) is None  # nothing behind it would go
-    assert held(NOW_MS, YEAR_2100_MS, old) is None  # another one stays before it
-    assert held(NOW_MS + FUTURE_MIN_MS, old) is None
-    assert held(NOW_MS + FUTURE_MIN_MS + 1, old) == 0
-    assert held(YEAR_2100_MS, old, age_max_ms=-1) is None
-    assert held() is None
+    assert held_up_offset(YEAR_2100_MS, old) == 0
+    assert held_up_offset(INT64_MAX, NOW_MS, old) == 0
+    assert held_up_offset(YEAR_2100_MS, NOW_MS) is None  # nothing behind it would go
+    assert held_up_offset(NOW_MS, YEAR_2100_MS, old) is None  # another one stays before it
+    assert held_up_offset(NOW_MS + FUTURE_MIN_MS, old) is None
+    assert held_up_offset(NOW_MS + FUTURE_MIN_MS + 1, old) == 0
+    assert held_up_offset(YEAR_2100_MS, old, age_max_ms=-1) is None
+    assert held_up_offset() is None
 
 
 @pytest.mark.remedy("retention_held_up")
@@ -96,11 +96,11 @@ def test_it_is_said_what_stops_retention_and_the_remedy_works() -> None:
         for number in range(11, 15):
             await world.add(10 * number, timestamp=world.wall_clock_ms() - 30 * DAY_MS)
         await turns(expirer, 20)
-        assert world.told() == []  # nothing is due yet
+        assert world.headlines() == []  # nothing is due yet
         world.skew_ms = 20 * DAY_MS
         await turns(expirer, 20)
         assert world.log_starts() == [100]
-        assert world.told() == [
+        assert world.headlines() == [
             "retention_held_up: orders-0: time-based retention has stopped at offsets 100 to 109: "
             "a record there has the timestamp 2100-01-01 00:00 UTC, and nothing after it is "
             "deleted by time before 2100-02-10 00:00 UTC; DeleteRecords below offset 110 through "
@@ -108,7 +108,7 @@ def test_it_is_said_what_stops_retention_and_the_remedy_works() -> None:
         ]
         await rlmm.raise_log_start_offset(TP, 110)  # as DeleteRecords through the proxy does
         await turns(expirer, 20)
-        assert world.told() == []
+        assert world.headlines() == []
         assert world.log_starts()[-1] == 140  # the newest segment stays
 
     virtually(life)
@@ -124,7 +124,7 @@ def test_retention_by_bytes_passes_it_over() -> None:
         )
         await turns(expirer, 20)
         assert world.log_starts()[-1] == 90
-        assert world.told() == []
+        assert world.headlines() == []
 
     virtually(life)
 

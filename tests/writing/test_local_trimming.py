@@ -71,8 +71,8 @@ class TrimmedBroker(ScriptedBroker):
 
     def _edges(self) -> Any:
         """The three requests come in this order: the log start, the LSO, the high watermark."""
-        self.asked.append(LIST_OFFSETS)
-        first = self.asked.count(LIST_OFFSETS) % 3 == 1
+        self.requests.append(LIST_OFFSETS)
+        first = self.requests.count(LIST_OFFSETS) % 3 == 1
         topic = ListOffsetsResponse.ListOffsetsTopicResponse
         place = topic.ListOffsetsPartitionResponse(
             partition_index=0,
@@ -220,7 +220,7 @@ async def test_settings_that_change() -> None:
 async def test_without_local_retention_nobody_is_asked() -> None:
     async with trimming(local_retention_ms=-1) as world:
         await world.local.trim(TP)
-        assert world.broker.asked == []
+        assert world.broker.requests == []
 
 
 @pytest.mark.parametrize("number", [0, 2])

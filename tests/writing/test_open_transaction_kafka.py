@@ -49,12 +49,12 @@ async def test_it_ends_what_it_names_and_archiving_goes_on(
         [tp] = await tps(cluster, TOPIC)
         health = manager.published_conditions.health
 
-        def told() -> Condition | None:
+        def open_transaction() -> Condition | None:
             condition = health.reported(Kind.OPEN_TRANSACTION, tp)
             return condition if condition is not None and "of producer" in condition.what else None
 
-        await until_true(lambda: told() is not None)
-        condition = told()
+        await until_true(lambda: open_transaction() is not None)
+        condition = open_transaction()
         assert condition is not None
         assert "open since offset 20," in condition.what
         assert manager.status()[0].archive_end == 20

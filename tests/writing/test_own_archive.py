@@ -45,7 +45,7 @@ def configured(kafka: KafkaServer, folder: Path, topics: str | None, **more: str
 
 
 class Process(NamedTuple):
-    own: OwnArchive
+    own_archive: OwnArchive
     storage: RemoteStorage
     rlmm: RemoteLogMetadataManager
     cluster: Cluster
@@ -88,14 +88,14 @@ async def test_the_first_archiver_makes_the_archive_and_says_whose_it_is(
     written_topic(kafka_server, "own-first")
     config = configured(kafka_server, tmp_path, "own-first")
     async with process(config) as one:
-        await one.own.confirm()
-        assert one.own.confirmed.is_set()
+        await one.own_archive.confirm()
+        assert one.own_archive.confirmed.is_set()
         identity = await one.storage.identity.look()
         assert identity is not None
         assert identity.cluster_id == await one.cluster.cluster_id() != ""
         assert identity.manager == "store"
     async with process(config) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
         assert await one.storage.identity.look() == identity, "who comes later changes nothing"
 
 
@@ -104,8 +104,8 @@ async def test_what_brokers_have_deleted_by_themselves_is_in_no_archive(
 ) -> None:
     written_topic(kafka_server, "own-expired", forgotten=4)
     async with process(configured(kafka_server, tmp_path, "own-expired")) as one:
-        await one.own.at_start()
-        assert one.own.confirmed.is_set()
+        await one.own_archive.at_start()
+        assert one.own_archive.confirmed.is_set()
 
 
 async def test_a_place_that_lost_its_archive_begins_none_unless_a_person_says_so(
@@ -114,16 +114,16 @@ async def test_a_place_that_lost_its_archive_begins_none_unless_a_person_says_so
     written_topic(kafka_server, "own-seen")
     config = configured(kafka_server, tmp_path, "own-seen")
     async with process(config) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
     (tmp_path / "store").rename(tmp_path / "unmounted")
     for make in (lambda: None, (tmp_path / "store").mkdir):
         make()
         async with process(config) as one:
             with pytest.raises(ConfigError, match=r"no archive at .* any more.*--create"):
-                await one.own.at_start()
-            assert not one.own.confirmed.is_set()
+                await one.own_archive.at_start()
+            assert not one.own_archive.confirmed.is_set()
     async with process(config, create=True) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
 
 
 @pytest.mark.parametrize("follows", ["false", "true"])
@@ -136,11 +136,11 @@ async def test_where_archivers_have_trimmed_the_brokers_a_person_says_that_there
     config = configured(kafka_server, tmp_path, topic, **local)
     async with process(config) as one:
         with pytest.raises(ConfigError, match=rf"{topic}-0.* below offset 4.*--create"):
-            await one.own.at_start()
-        assert not one.own.confirmed.is_set()
+            await one.own_archive.at_start()
+        assert not one.own_archive.confirmed.is_set()
     assert not (tmp_path / "store").exists(), "a mount point stays as it is"
     async with process(config, create=True) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
         assert await one.storage.objects.list_partitions() == []
 
 
@@ -151,19 +151,19 @@ async def test_another_archive_of_the_same_cluster_is_not_taken_for_the_one_with
     written_topic(kafka_server, "own-trimmed", forgotten=4)
     written_topic(kafka_server, "own-elsewhere")
     async with process(configured(kafka_server, tmp_path, "own-elsewhere")) as other:
-        await other.own.confirm()
+        await other.own_archive.confirm()
     trimming = {"archive_local_retention_ms": "3600000", "archive_spool_dir": str(tmp_path / "new")}
     config = configured(kafka_server, tmp_path, "own-trimmed", **trimming)
     for response in (False, True):
         async with process(config, create=response) as one:
             if response:
-                await one.own.confirm()
+                await one.own_archive.confirm()
             else:
                 with pytest.raises(ConfigError, match=r"has none of the topics .*--create"):
-                    await one.own.at_start()
-            assert one.own.confirmed.is_set() == response
+                    await one.own_archive.at_start()
+            assert one.own_archive.confirmed.is_set() == response
     async with process(config) as one:
-        await one.own.confirm()  # this machine knows it now
+        await one.own_archive.confirm()  # this machine knows it now
 
 
 async def test_an_archiver_that_moves_to_another_machine_finds_what_was_trimmed(
@@ -173,33 +173,33 @@ async def test_an_archiver_that_moves_to_another_machine_finds_what_was_trimmed(
     trimming = {"archive_local_retention_ms": "3600000"}
     first = configured(kafka_server, tmp_path, "own-moved", **trimming)
     async with process(first, create=True) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
         [topic] = [t for t in await one.cluster.topics(0) if t.name == "own-moved"]
         tp = TopicIdPartition(topic.topic_id, topic.name, 0)
         await one.rlmm.raise_log_start_offset(tp, 1)
     spool = {"archive_spool_dir": str(tmp_path / "new")}
     async with process(configured(kafka_server, tmp_path, "own-moved", **trimming, **spool)) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
 
 
 async def test_a_reader_waits_for_the_archive(kafka_server: KafkaServer, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()  # an empty mount point
     reading = configured(kafka_server, tmp_path, None)
     async with process(reading) as one, asyncio.TaskGroup() as tasks:
-        await one.own.at_start()
-        assert not one.own.confirmed.is_set()
+        await one.own_archive.at_start()
+        assert not one.own_archive.confirmed.is_set()
         with pytest.raises(ArchiveMissing):
             await one.storage.objects.list_partitions()
-        running = tasks.create_task(one.own.run())
+        running = tasks.create_task(one.own_archive.run())
         async with asyncio.timeout(60):
             while not one.headlines():  # noqa: ASYNC110 - it knows no events
                 await asyncio.sleep(0.02)
         assert "there is no archive" in one.headlines()[0]
         written_topic(kafka_server, "own-awaited")
         async with process(configured(kafka_server, tmp_path, "own-awaited")) as writing:
-            await writing.own.confirm()
+            await writing.own_archive.confirm()
         async with asyncio.timeout(60):
-            await one.own.confirmed.wait()
+            await one.own_archive.confirmed.wait()
         assert one.headlines() == ()
         running.cancel()
 
@@ -210,13 +210,13 @@ async def test_who_is_set_otherwise_does_not_start(
     written_topic(kafka_server, "own-otherwise")
     config = configured(kafka_server, tmp_path, "own-otherwise")
     async with process(config) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
     async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as storage:
         await state_metadata_topic(storage.identity, "elsewhere")
     for topics in ("own-otherwise", None):
         async with process(configured(kafka_server, tmp_path, topics)) as one:
             with pytest.raises(ArchiveMismatch, match=r"metadata\.manager.*topic elsewhere"):
-                await one.own.at_start()
+                await one.own_archive.at_start()
     other = configured(
         kafka_server,
         tmp_path,
@@ -227,7 +227,7 @@ async def test_who_is_set_otherwise_does_not_start(
     )
     async with process(other) as one:
         with pytest.raises(ArchiveMismatch, match=r"topic elsewhere.*topic mine"):
-            await one.own.at_start()
+            await one.own_archive.at_start()
 
 
 async def named(one: Process) -> None:
@@ -243,8 +243,8 @@ async def test_an_archive_whose_metadata_move_is_named_until_a_restart_with_the_
     written_topic(kafka_server, "own-moves")
     config = configured(kafka_server, tmp_path, "own-moves")
     async with process(config) as one, asyncio.timeout(60):
-        running = asyncio.create_task(one.own.run())
-        await one.own.confirmed.wait()
+        running = asyncio.create_task(one.own_archive.run())
+        await one.own_archive.confirmed.wait()
         assert one.headlines() == ()
         async with open_store((tmp_path / "store").as_uri(), StoreConfig()) as storage:
             await state_metadata_topic(storage.identity, "moved-here")
@@ -265,7 +265,7 @@ async def test_an_archive_whose_metadata_move_is_named_until_a_restart_with_the_
         metadata_topic_partitions="1",
     )
     async with process(corrected) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
         await one.storage.identity.check()
         assert one.headlines() == ()
 
@@ -278,7 +278,7 @@ async def test_an_archive_of_another_cluster_is_left_alone(
     async with process(config) as one:
         await one.storage.identity.state(ArchiveIdentity(UUID(int=1), "another", "store"))
         with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap.* cluster another"):
-            await one.own.at_start()
+            await one.own_archive.at_start()
 
 
 async def test_an_archive_that_another_cluster_makes_at_the_same_moment_is_left_alone(
@@ -295,7 +295,7 @@ async def test_an_archive_that_another_cluster_makes_at_the_same_moment_is_left_
 
         monkeypatch.setattr(FilesystemObjectStore, "put_new", put_late)
         with pytest.raises(ArchiveMismatch, match=r"cluster\.bootstrap: .* the cluster another"):
-            await one.own.at_start()
+            await one.own_archive.at_start()
         assert await one.storage.identity.look() == foreign_identity
 
 
@@ -305,7 +305,7 @@ async def test_an_archive_of_before_is_claimed(kafka_server: KafkaServer, tmp_pa
     written_topic(kafka_server, "own-claimed", forgotten=4)
     config = configured(kafka_server, tmp_path, "own-claimed")
     async with process(config) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
         identity = await one.storage.identity.look()
         assert identity is not None
         assert (identity.cluster_id, identity.manager) == (await one.cluster.cluster_id(), "store")
@@ -326,7 +326,7 @@ async def test_a_metadata_topic_that_knows_an_archive_makes_no_second_one(
         metadata_topic_partitions="2",
     )
     async with process(config) as one:
-        await one.own.confirm()
+        await one.own_archive.confirm()
         topic = await one.cluster.topic_by_name("own-topic")
         tp = TopicIdPartition(topic.topic_id, topic.name, 0)
         await one.rlmm.raise_log_start_offset(tp, 3)
@@ -335,7 +335,7 @@ async def test_a_metadata_topic_that_knows_an_archive_makes_no_second_one(
             path.unlink()
     async with process(config, create=True) as one:
         with pytest.raises(ConfigError, match=r"own-topic-metadata has segments"):
-            await one.own.at_start()
+            await one.own_archive.at_start()
 
 
 async def test_a_spool_whose_disk_hangs_does_not_hold_up_the_start(
@@ -357,8 +357,8 @@ async def test_a_spool_whose_disk_hangs_does_not_hold_up_the_start(
     monkeypatch.setattr(own_archive, "AT_START_MAX_S", 1.0)
     async with process(config) as one:
         while not hangs.is_set():
-            await one.own.at_start()
-        assert not one.own.confirmed.is_set(), "`run` goes on with it"
+            await one.own_archive.at_start()
+        assert not one.own_archive.confirmed.is_set(), "`run` goes on with it"
         mended.set()
-        await one.own.confirm()
-        assert one.own.confirmed.is_set()
+        await one.own_archive.confirm()
+        assert one.own_archive.confirmed.is_set()

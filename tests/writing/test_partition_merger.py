@@ -76,7 +76,7 @@ async def _meanwhile(world: MergingWorld, act: Callable[[], Awaitable[None]]) ->
     """Run `act` while another merge uploads its first log; its result is in `world.done`."""
     reached, go_on = asyncio.Event(), asyncio.Event()
 
-    class Held(LabelledStore):
+    class PausingStore(LabelledStore):
         async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
             if not reached.is_set():
                 reached.set()
@@ -84,7 +84,7 @@ async def _meanwhile(world: MergingWorld, act: Callable[[], Awaitable[None]]) ->
             await super().put_file(key, path, settled=settled)
 
     async with AsyncExitStack() as opened, asyncio.TaskGroup() as tasks:
-        store = Held(world.store, lambda _: None)
+        store = PausingStore(world.store, lambda _: None)
         _, rlmm = await world.start(opened, store)
         spool = await opened.enter_async_context(Spool(world.spool))
         merging = tasks.create_task(world.merger(store, rlmm, spool).merge(TP))

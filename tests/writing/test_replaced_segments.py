@@ -50,7 +50,7 @@ async def test_sources_of_a_merge_stay_where_the_merged_one_is_damaged(
         await world.store.put(key, content[:-1])
     await world.tidy_until_settled()
     assert sources <= world.store.objects()
-    [condition_text] = world.told()
+    [condition_text] = world.headlines()
     assert condition_text.startswith("replaced_segment_kept: orders-0: ")
     await world.store.put(key, content)
     await world.tidy_until_settled()
@@ -101,7 +101,7 @@ async def test_not_even_where_nothing_is_left_of_the_merged_one(world: MergingWo
         await world.store.delete(object_key)
     await world.tidy_until_settled()
     assert logs <= world.store.objects()
-    [condition_text] = world.told()
+    [condition_text] = world.headlines()
     assert condition_text.startswith("replaced_segment_kept: orders-0: ")
 
 
@@ -147,11 +147,11 @@ def test_a_second_copy_stays_where_the_first_is_damaged(manager: str) -> None:
         before = world.store.objects()
         await turns(expirer, 400)
         assert world.store.objects() == before
-        [headline] = world.told()
+        [headline] = world.headlines()
         assert f"{key} is missing" in headline
         await world.store.put(key, content)
         await turns(expirer, 200)
-        assert world.told() == []
+        assert world.headlines() == []
         assert len(world.store.objects()) == len(before) + 1 - 4
         expirer.forget(TP)
 
@@ -181,7 +181,7 @@ def test_of_what_is_a_word_alone_the_whole_one_takes_the_place(
         key = world.planted.key(first, SegmentFile.METADATA)
         assert (key in world.store.objects()) != gone
         assert world.planted.key(copy, SegmentFile.LOG) in world.store.objects()
-        assert len(world.told()) == (not gone)
+        assert len(world.headlines()) == (not gone)
         expirer.forget(TP)
 
     virtually(life, manager)
@@ -196,7 +196,7 @@ def test_a_word_alone_stays_where_others_have_not_all_of_it() -> None:
         expirer, _ = await world.start(opened)
         await turns(expirer, 400)
         assert world.planted.key(long, SegmentFile.METADATA) in world.store.objects()
-        [headline] = world.told()
+        [headline] = world.headlines()
         assert "is missing" in headline
         expirer.forget(TP)
 
@@ -219,7 +219,7 @@ def test_an_attempt_stays_while_it_is_the_last_that_is_whole(manager: str, begun
         expirer, _ = await world.start(opened)
         await turns(expirer, 400)
         assert (key in world.store.objects()) == begun
-        assert len(world.told()) == begun
+        assert len(world.headlines()) == begun
 
     virtually(life, manager)
 
@@ -251,11 +251,11 @@ def test_a_log_without_metadata_stays_where_the_other_one_is_damaged(
         expirer, _ = await world.start(opened, **settings)
         await turns(expirer, 200)
         assert keys_left <= world.store.objects()
-        assert key in world.told()[0]
+        assert key in world.headlines()[0]
         await world.store.put(key, before)
         await turns(expirer, 200)
         assert not keys_left & world.store.objects()
-        assert world.told() == []
+        assert world.headlines() == []
 
     virtually(life)
 

@@ -39,10 +39,10 @@ async def hides_after_its_grace(world: World, expirer: Expirer, offset: int) -> 
     """The step below `offset` is announced, and happens after the grace."""
     await turns(expirer, GRACE_S - 50, step_s=10)
     assert world.log_starts() == []
-    assert len(world.told()) == 1
+    assert len(world.headlines()) == 1
     await turns(expirer, 100, step_s=10)
     assert world.log_starts() == [offset]
-    assert world.told() == []
+    assert world.headlines() == []
 
 
 async def planted(world: World, opened: AsyncExitStack, **settings: Any) -> Expirer:
@@ -66,13 +66,13 @@ def test_an_old_archive_gets_a_retention(manager: str) -> None:
             expirer = await started(world, opened, remote_log_retention_ms=3 * HOUR_MS)
             await turns(expirer, 100, step_s=10)
             assert world.log_starts() == []
-            assert "below offset 70" in world.told()[0]
-            assert "70 %" in world.told()[0]
-            assert world.told()[0].startswith("retention_step_announced: orders-0: ")
+            assert "below offset 70" in world.headlines()[0]
+            assert "70 %" in world.headlines()[0]
+            assert world.headlines()[0].startswith("retention_step_announced: orders-0: ")
         assert (await world.planted.verify()).clean
         await turns(expirer, 110, step_s=10)
         assert world.log_starts() == [70]
-        assert world.told() == []
+        assert world.headlines() == []
         assert steps(world) == []
         await turns(expirer, 100)
         assert world.bases() == [70, 80, 90]
@@ -96,9 +96,9 @@ def test_a_mistyped_retention_is_taken_back(manager: str) -> None:
         wrong = await started(world, opened, remote_log_retention_bytes=1)
         await turns(wrong, GRACE_S - 100, step_s=10)
         assert world.log_starts() == []
-        assert len(world.told()) == 1
+        assert len(world.headlines()) == 1
         wrong.forget(TP)
-        assert world.told() == []
+        assert world.headlines() == []
 
     virtually(life, manager)
 
@@ -179,11 +179,11 @@ def test_a_clock_forty_days_ahead_hides_nothing_while_records_are_written() -> N
         await turns(expirer, 10 * GRACE_S, step_s=10)
         assert world.log_starts() == []
         assert steps(world) == []
-        [headline] = world.told()
+        [headline] = world.headlines()
         assert "clock is 9" in headline  # hours: 40 days plus the test's time
         world.skew_ms = 0
         await turns(expirer, 100, step_s=10)
-        assert world.told() == []
+        assert world.headlines() == []
         assert world.log_starts() == []
 
     virtually(life)
@@ -205,7 +205,7 @@ def test_bytes_do_not_ask_what_time_it_is() -> None:
         expirer = await started(world, opened, remote_log_retention_bytes=7 * len(batch(0)))
         await turns(expirer, 20)
         assert world.log_starts() == [30]
-        assert world.told() == []
+        assert world.headlines() == []
 
     virtually(life)
 
@@ -222,11 +222,11 @@ def test_a_store_that_tells_the_time_is_believed() -> None:
         expirer = await started(world, opened, remote_log_retention_ms=27 * DAY_MS)
         await turns(expirer, 2 * GRACE_S, step_s=10)
         assert world.log_starts() == []
-        assert "2 hours ahead of the store's clock" in world.told()[0]
+        assert "2 hours ahead of the store's clock" in world.headlines()[0]
         world.skew_ms = 0
         await turns(expirer, 20)
         assert world.log_starts() == [30]  # at once: nothing is in doubt
-        assert world.told() == []
+        assert world.headlines() == []
 
     virtually(life)
 

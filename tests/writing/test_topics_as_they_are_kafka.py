@@ -97,11 +97,11 @@ def old_messages() -> Iterator[bytes]:
 
 
 def rows(records: bytes) -> list[tuple[int, int | None, bytes | None]]:
-    found = []
+    found_records = []
     batches: Any = MemoryRecords(records)
     while (batch := batches.next_batch()) is not None:
-        found += [(record.offset, record.timestamp, record.value) for record in batch]
-    return found
+        found_records += [(record.offset, record.timestamp, record.value) for record in batch]
+    return found_records
 
 
 @pytest.mark.parametrize("log_dirs", [False, True], ids=["broker", "log-dirs, then broker"])

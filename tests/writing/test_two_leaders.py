@@ -139,11 +139,11 @@ class SlowStore(MemoryObjectStore):
     def __init__(self, shared: MemoryObjectStore) -> None:
         super().__init__()
         self._objects = shared._objects
-        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.write_begun, self.go_on = asyncio.Event(), asyncio.Event()
 
     async def put_file(self, key: str, path: Path, *, settled: bool = False) -> None:
         if key.endswith(".log"):
-            self.asked.set()
+            self.write_begun.set()
             await self.go_on.wait()
         await super().put_file(key, path, settled=settled)
 
@@ -156,7 +156,7 @@ async def test_a_copy_that_was_overtaken_does_not_count(mock_cluster: MockCluste
     with capture_logs() as logs:
         async with open_archive(slow) as slow_archive, open_archive(quick) as archive:
             async with running_archiver(bootstrap, slow_archive, TOPIC, **SMALL) as (overtaken, _):
-                await slow.asked.wait()
+                await slow.write_begun.wait()
                 async with running_archiver(bootstrap, archive, TOPIC, **SMALL) as (manager, _):
                     await until(manager, ends)
                 slow.go_on.set()

@@ -64,7 +64,6 @@ class UncleanCluster(LeaderLog):
         self.leads = 0
         self.epoch = 0
         self._known = 0  # the epoch that the asking side knows
-        self._told = 0  # the epoch of the last record or election
         self.questions = 0
         self.before_question = lambda: None
 

@@ -114,6 +114,6 @@ class JavaReader:
         assert {partition for partition, *_ in records} == {"0"}
         return [(int(offset), key.encode(), value.encode()) for _, offset, key, value in records]
 
-    def sent(self, api: str) -> int:
+    def count_sent(self, api: str) -> int:
         """The number of requests of this API, such as FETCH, that it has sent."""
         return self.log().count(f"Sending {api} request")

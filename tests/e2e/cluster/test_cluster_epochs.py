@@ -126,13 +126,15 @@ def test_java_goes_on_inside_the_archive_at_an_epoch_that_brokers_forgot(
         cluster_proxy.bootstrap, TOPIC, tmp_path, group="epochs-java", metadata_max_age_ms=500
     ) as java:
         java.records(producer.counts[0] - offset)
-        assert java.sent("OFFSET_FOR_LEADER_EPOCH") > 0, "it has not looked at its epoch"
+        assert java.count_sent("OFFSET_FOR_LEADER_EPOCH") > 0, "it has not looked at its epoch"
         for leader in (3, 1):
-            sent_before = java.sent("OFFSET_FOR_LEADER_EPOCH")
+            sent_before = java.count_sent("OFFSET_FOR_LEADER_EPOCH")
             three_brokers.move_leaders(TOPIC, {0: leader})
             wait_for(
                 "a check of the position with the new leader",
-                lambda sent_before=sent_before: java.sent("OFFSET_FOR_LEADER_EPOCH") > sent_before,
+                lambda sent_before=sent_before: (
+                    java.count_sent("OFFSET_FOR_LEADER_EPOCH") > sent_before
+                ),
             )
             producer.produce(30)
             records = java.records(producer.counts[0] - offset)

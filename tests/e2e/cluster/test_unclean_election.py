@@ -45,8 +45,10 @@ class Election:
     store: str
     bootstrap: str
     alive: TopicData
-    held: dict[str, HeldReader]
-    seen: dict[tuple[str, str], list[tuple[int, bytes, bytes]]] = field(default_factory=dict)
+    held_readers: dict[str, HeldReader]
+    records_by_reader: dict[tuple[str, str], list[tuple[int, bytes, bytes]]] = field(
+        default_factory=dict
+    )
     watermarks: tuple[int, int] = (-1, -1)
     archive_log: str = ""
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
@@ -159,7 +161,7 @@ def election(
         if alone:
             archiver.stop()
         elect_lagging(cluster, topic)
-        scene.seen = read_everywhere(proxy, topic, SHARED)
+        scene.records_by_reader = read_everywhere(proxy, topic, SHARED)
         scene.watermarks = watermarks(proxy.bootstrap, topic)
         for reader in held_readers.values():
             reader.go_on()
@@ -181,14 +183,14 @@ def restore(cluster: KafkaCluster) -> None:
 
 
 def test_before_the_archive_is_truncated_nobody_reads_a_dead_record(election: Election) -> None:
-    for reader, records in election.seen.items():
+    for reader, records in election.records_by_reader.items():
         assert records == election.alive.written[0][:SHARED], reader
     assert election.watermarks == (0, SHARED)
 
 
 def test_a_reader_on_dead_offsets_is_told_so(election: Election) -> None:
     """It has read the log of that time, gets the new end, and gets no more records."""
-    for name, reader in election.held.items():
+    for name, reader in election.held_readers.items():
         assert HELD_AT <= reader.count <= HELD_AT + BUFFERED_MAX, name
         (error,) = map(repr, reader.errors)
         told_where = "LogTruncationError" in error and f"offset={SHARED}," in error  # by KIP-320
